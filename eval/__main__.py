@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print every score with its interval, or why it is missing; return 1 if a metric failed or the input is bad."""
+    """Print all scores with intervals, or why they are missing; return 1 if a metric failed or the input is bad."""
     options = _parser().parse_args(arguments)
     metrics: dict[str, Settings] = {}
     try:
@@ -45,15 +45,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("metrics", help="one or more of those below, with commas")
     parser.add_argument("folder", type=Path, help="images, or a run folder")
-    parser.add_argument(
-        "reference", type=Path, nargs="?", help="what paired metrics compare with, by file name"
-    )
+    parser.add_argument("reference", type=Path, nargs="?", help="references of paired metrics, by file name")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a setting out of conf/eval, such as batch=4 or kid.subsets=50",
+        help="a setting of conf/eval, such as batch=4 or kid.subsets=50",
     )
     parser.add_argument(
         "--prompts", type=Path, help="texts of the images in natural order of their names (.txt, .jsonl)"
@@ -64,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _score(metrics: dict[str, Settings], options: argparse.Namespace) -> "list[Result]":
-    import torch  # takes seconds, for which --help and a misspelt metric do not wait
+    import torch  # takes seconds; not needed for --help and errors
 
     from kvbench.eval.files.image_folder import open_pair
     from kvbench.eval.protocol.base import evaluate

@@ -1,4 +1,4 @@
-"""Registry of metrics: the files of conf/eval and of plugins, read without Hydra."""
+"""Registry of metrics: files of conf/eval and of plugins, read without Hydra."""
 
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -12,28 +12,28 @@ from kvbench.core.files import resolve_path
 
 FOLDER = Path(__file__).resolve().parents[1] / "conf" / "eval"
 PLUGINS = "kvbench.plugins"
-"""Entry point group in which a package names its folder of configuration files."""
-LOOKUPS = ("hydra.utils.get_class", "hydra.utils.get_method", "hydra.utils.get_object")
-"""Targets that import the object that `path` names and do not call it."""
+"""Entry point group with a package's folder of configuration files."""
+LOOKUP_TARGETS = ("hydra.utils.get_class", "hydra.utils.get_method", "hydra.utils.get_object")
+"""Targets that import the object named by `path` without calling it."""
 
 Settings = dict[str, Any]
 
 
 def describe_metrics() -> dict[str, str]:
-    """Return the comment that opens a file, by the name of its metric or group of metrics."""
+    """Return the first comment of each file, by name of the metric or group."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in _list_files()}
     opening = {name: text.partition("\n")[0] for name, text in sorted(texts.items()) if yaml.safe_load(text)}
     return {name: line.removeprefix("# ") if line.startswith("# ") else "" for name, line in opening.items()}
 
 
 def read_metrics(name: str) -> dict[str, Settings]:
-    """Return the settings of a metric, or of every metric of a group, by name of the metric.
+    """Return the settings of a metric, or of all metrics of a group, by name of the metric.
 
     Args:
-        name: of a file in conf/eval or in a plugin's `eval`, or the path of any other .yaml file of that form.
+        name: file name in conf/eval or a plugin's `eval`, or path of another .yaml file.
 
     Raises:
-        ValueError: there is no such file, or it does not hold metrics.
+        ValueError: the file is missing, or does not hold metrics.
     """
     known = {path.stem: path for path in _list_files()}
     path = known.get(name, Path(name))
@@ -49,28 +49,28 @@ def read_metrics(name: str) -> dict[str, Settings]:
         raise ValueError(f"{path}: holds no metrics by name") from None
     if wrong:
         raise ValueError(f"{path}: {wrong[0]} names no class in _target_")
-    found: dict[str, Settings] = {}
+    metrics: dict[str, Settings] = {}
     for member in members:
-        beside = path.with_name(f"{member}.yaml")
-        found |= read_metrics(str(beside) if beside.is_file() else str(member))
-    return found | own
+        sibling = path.with_name(f"{member}.yaml")
+        metrics |= read_metrics(str(sibling) if sibling.is_file() else str(member))
+    return metrics | own
 
 
 def change_settings(metrics: dict[str, Settings], change: str) -> None:
-    """Apply a change such as `batch=4` to every metric with that setting, or `kid.batch=4` to `kid` alone.
+    """Change a setting in place: `batch=4` in all metrics with that setting, `kid.batch=4` only in `kid`.
 
     Args:
-        metrics: settings by name of the metric, changed in place.
-        change: setting and new value; `space.batch=4` reaches into the setting `space`.
+        metrics: settings by name of the metric.
+        change: setting and new value; `space.batch=4` changes `batch` of the setting `space`.
 
     Raises:
-        ValueError: it has no value, no metric has the setting, or the value is of another kind.
+        ValueError: the value is missing or of another type, or no metric has the setting.
     """
-    wanted, equals, text = change.partition("=")
+    setting, equals, text = change.partition("=")
     if not equals:
         raise ValueError(f"--set {change}: NAME=VALUE is needed, such as batch=4")
     leaves = list(_leaves(metrics))
-    places = [(owner, key) for name, owner, key in leaves if wanted in (name, name.partition(".")[2])]
+    places = [(owner, key) for name, owner, key in leaves if setting in (name, name.partition(".")[2])]
     if not places:
         known = ", ".join(name for name, _, _ in leaves) or "none"
         raise ValueError(f"--set {change}: no such setting; there are {known}")
@@ -83,25 +83,25 @@ def change_settings(metrics: dict[str, Settings], change: str) -> None:
 
 
 def build_metrics(metrics: dict[str, Settings]) -> list[Any]:
-    """Return the evaluators that settings describe.
+    """Return the evaluators for settings.
 
     Raises:
-        ValueError: a setting is left to run.py, or a class cannot be imported or refuses its settings.
+        ValueError: a setting is set by run.py, or a class cannot be imported or rejects its settings.
     """
     for name, owner, key in _leaves(metrics):
         if "${" in str(owner[key]):
-            raise ValueError(f"{name}: {owner[key]} is known to run.py alone; give it with --set {name}=...")
+            raise ValueError(f"{name}: {owner[key]} is set by run.py; give it with --set {name}=...")
     return [_build(settings, name) for name, settings in metrics.items()]
 
 
 def _list_files() -> list[Path]:
-    """Return the files of metrics and groups, kvbench's own last, so that they win over others of their name."""
+    """Return the files of metrics and groups; kvbench's files are last and override others of the same name."""
     folders = [resolve_path(f"pkg://{entry.value}/eval") for entry in entry_points(group=PLUGINS)]
     return [path for folder in (*folders, FOLDER) for path in folder.glob("*.yaml")]
 
 
 def _leaves(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Settings, str]]:
-    """Give every setting by its full name, with the mapping it stands in and its key there."""
+    """Yield the full name of each setting, its mapping, and its key in the mapping."""
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{key}.")
@@ -110,7 +110,7 @@ def _leaves(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Setting
 
 
 def _read(text: str, before: object) -> object:
-    """Return the value that a text stands for where `before` stood."""
+    """Convert a text to the type of the previous value."""
     if isinstance(before, bool):
         return {"true": True, "false": False}[text.lower()]
     if isinstance(before, int | float):
@@ -119,7 +119,7 @@ def _read(text: str, before: object) -> object:
 
 
 def _build(settings: Any, key: str) -> Any:
-    """Return a metric's settings with an object in place of every mapping that has a `_target_`; `key` names it."""
+    """Replace each mapping with a `_target_` by its object; `key` is the metric's name for errors."""
     if isinstance(settings, list):
         return [_build(item, key) for item in settings]
     if not isinstance(settings, dict):
@@ -127,7 +127,7 @@ def _build(settings: Any, key: str) -> Any:
     own = {name: _build(value, key) for name, value in settings.items() if name != "_target_"}
     if "_target_" not in settings:
         return own
-    if settings["_target_"] in LOOKUPS:
+    if settings["_target_"] in LOOKUP_TARGETS:
         return import_target(own["path"], key)
     target: Any = import_target(settings["_target_"], key)
     try:

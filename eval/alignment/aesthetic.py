@@ -1,4 +1,4 @@
-"""LAION's aesthetic predictor, version 2: linear layers on CLIP's image vectors, fitted to people's ratings."""
+"""LAION's aesthetic predictor, version 2: linear layers on CLIP's image vectors, fitted to human ratings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,33 +12,33 @@ from torch.nn import functional as F
 from kvbench.eval.alignment.clip import OPENAI_VIT_L_14, PACKAGES, Clip, read_state
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
+from kvbench.eval.networks import full_float32, stack_pictures
 from kvbench.eval.protocol.base import Evaluator, Result, make_result
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
-from kvbench.eval.spaces.networks import full_float32, stack_pictures
 
 METRIC = "iqa[laion-aesthetic-v2]"
 HEAD = Weight.at(
     "https://github.com/christophschuhmann/improved-aesthetic-predictor/raw/main/sac+logos+ava1-l14-linearMSE.pth"
 )
 LAYERS = (0, 2, 4, 6, 7)
-"""Numbers of the linear layers; between them the authors drop values in training and apply nothing else."""
+"""Numbers of the linear layers; there is only dropout between them."""
 
 
 @dataclass(frozen=True)
 class Aesthetic(Evaluator):
-    """`iqa[laion-aesthetic-v2]`: predicted rating of the picture, about 1 to 10; no prompt and no reference is used.
+    """`iqa[laion-aesthetic-v2]`: predicted rating of the image, about 1 to 10, without prompt and reference.
 
-    OpenAI's ViT-L-14 with its own transform (shorter side to 224 pixels, PIL, bicubic, the middle square), unit length,
-    then the predictor's linear layers. Float32.
+    OpenAI's ViT-L-14 with its own transform (shorter side to 224 pixels, PIL, bicubic, centre crop), unit length, then
+    the predictor's linear layers. Float32.
 
     Attributes:
-        path: the predictor's file, if not in $KVBENCH_WEIGHTS.
-        clip_path: CLIP's file, if neither in $KVBENCH_WEIGHTS nor in CLIP's cache.
-        batch: images at a time.
+        path: path of the predictor's file, if it is not in $KVBENCH_WEIGHTS.
+        clip_path: path of CLIP's file, if it is neither in $KVBENCH_WEIGHTS nor in CLIP's cache.
+        batch: number of images in a batch.
         model: architecture in open_clip.
         head: the predictor's file.
-        network: CLIP's file; its hash is checked before it is read.
+        network: CLIP's file.
     """
 
     path: str | None = None
@@ -54,7 +54,7 @@ class Aesthetic(Evaluator):
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """The predictor's file and CLIP's."""
+        """Files of the predictor and of CLIP."""
         return replace(self.head, path=self.path), replace(self.network, path=self.clip_path)
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
@@ -75,14 +75,10 @@ class Aesthetic(Evaluator):
 
 
 def read_layers(file: Path, device: str) -> list[tuple[Tensor, Tensor]]:
-    """Return weight and bias of each linear layer.
-
-    Raises:
-        ValueError: the file does not hold the predictor.
-    """
+    """Return weight and bias of each linear layer; a ValueError if the file is not the predictor."""
     state = read_state(file)
     names = [f"layers.{number}.{part}" for number in LAYERS for part in ("weight", "bias")]
-    if absent := [name for name in names if name not in state]:
-        raise ValueError(f"{file} does not hold LAION's aesthetic predictor: it has no {absent[0]}")
-    found = [state[name].to(device, torch.float32) for name in names]
-    return list(zip(found[::2], found[1::2], strict=True))
+    if missing := [name for name in names if name not in state]:
+        raise ValueError(f"{file} does not hold LAION's aesthetic predictor: it has no {missing[0]}")
+    tensors = [state[name].to(device, torch.float32) for name in names]
+    return list(zip(tensors[::2], tensors[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""CLIP networks through open_clip, and CLIP score on them."""
+"""CLIP networks of open_clip, and CLIP score."""
 
 import contextlib
 import zipfile
@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Weight
+from kvbench.eval.networks import full_float32, stack_pictures
 from kvbench.eval.protocol.scores import MetricSpec
-from kvbench.eval.spaces.networks import full_float32, stack_pictures
 
 PACKAGES = ("open_clip", "torchvision")
 OPENAI_VIT_L_14 = Weight.at(
@@ -27,22 +27,22 @@ OPENAI_VIT_L_14 = Weight.at(
     places=("~/.cache/clip",),
 )
 SHAPE_BUFFERS = ("input_resolution", "context_length", "vocab_size")
-"""Numbers that OpenAI's archives keep among the tensors."""
+"""Numbers that OpenAI's archives store as tensors."""
 
 
 class Clip:
-    """A CLIP network in float32 with its tokenizer and its own image transform.
+    """A CLIP network in float32 with its tokenizer and image transform.
 
     Args:
-        model: name of the architecture in open_clip.
-        file: its weights; the caller has checked the hash.
-        device: where it runs.
-        quick_gelu: activations are x sigmoid(1.702 x), as in OpenAI's networks. open_clip takes the other kind
-            by default, which raises no error and changes numbers, so the built network is checked.
+        model: architecture in open_clip.
+        file: weights, whose hash the caller has checked.
+        device: torch device.
+        quick_gelu: use activations x sigmoid(1.702 x), as in OpenAI's networks. open_clip uses GELU by default,
+            which changes the numbers without an error, so the network is checked.
         scripted: see `read_state`.
 
     Raises:
-        ValueError: the weights are not of this architecture, or the activations not of this kind.
+        ValueError: weights or activations do not match.
     """
 
     def __init__(
@@ -52,16 +52,15 @@ class Clip:
 
         state = read_state(file, scripted=scripted)
         network = open_clip.create_model(model, load_weights=False, force_quick_gelu=quick_gelu)
-        wanted = "QuickGELU" if quick_gelu else "GELU"
+        expected = "QuickGELU" if quick_gelu else "GELU"
         kinds = {type(part).__name__ for name, part in network.named_modules() if name.endswith("mlp.gelu")}
-        if kinds != {wanted}:
-            raise ValueError(f"open_clip built {model} with {', '.join(sorted(kinds))}, not {wanted}")
+        if kinds != {expected}:
+            raise ValueError(f"open_clip built {model} with {', '.join(sorted(kinds))}, not {expected}")
         try:
             network.load_state_dict(state)
         except RuntimeError as error:
-            raise ValueError(
-                f"{file} does not hold a {model}: {str(error).splitlines()[-1].strip()}"
-            ) from None
+            why = str(error).splitlines()[-1].strip()
+            raise ValueError(f"{file} does not hold a {model}: {why}") from None
         self._network = network.float().eval().to(device)
         self._tokenize = open_clip.get_tokenizer(model)
         self._device = device
@@ -71,38 +70,36 @@ class Clip:
 
     @torch.inference_mode()
     def images(self, pixels: Tensor) -> Tensor:
-        """Transformed images float32 [N, 3, side, side] to unit vectors [N, D]."""
+        """Return unit vectors [N, D] of transformed images float32 [N, 3, side, side]."""
         with full_float32():
             return F.normalize(self._network.encode_image(pixels.to(self._device)), dim=-1)
 
     @torch.inference_mode()
     def texts(self, texts: Sequence[str]) -> Tensor:
-        """Unit vectors [N, D] of texts, cut to the tokens that the network reads."""
+        """Return unit vectors [N, D] of texts, which are cut to the network's length."""
         with full_float32():
-            return F.normalize(
-                self._network.encode_text(self._tokenize(list(texts)).to(self._device)), dim=-1
-            )
+            tokens = self._tokenize(list(texts)).to(self._device)
+            return F.normalize(self._network.encode_text(tokens), dim=-1)
 
 
 def cosines(clip: Clip, pictures: Tensor, prompts: Sequence[str]) -> Tensor:
-    """Return the cosine between each transformed image, float32 [N, 3, side, side], and its prompt: [N]."""
+    """Return the cosine [N] between each transformed image, float32 [N, 3, side, side], and its prompt."""
     return (clip.images(pictures) * clip.texts(prompts)).sum(-1)
 
 
 def read_state(file: Path, *, scripted: bool = False) -> Mapping[str, Tensor]:
-    """Return tensors by name out of safetensors, a plain torch file or OpenAI's TorchScript archives.
+    """Return the tensors in safetensors, a plain torch file or OpenAI's TorchScript archive, by name.
 
     Args:
-        file: what to read.
-        scripted: read TorchScript archives too. Code in them runs while they are read, so this is for files whose hash
-            was compared with a known one.
+        file: file to read.
+        scripted: read TorchScript archives too. Reading runs their code, so the hash must be checked before.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the file has none of these formats.
     """
     if _is_torchscript(file) and not scripted:
         raise ValueError(
-            f"{file} is a TorchScript archive, whose code runs when it is read: its SHA-256 must be known beforehand"
+            f"{file} is a TorchScript archive, whose code runs when it is read: its SHA-256 must be known"
         )
     try:
         if file.suffix == ".safetensors":
@@ -110,10 +107,10 @@ def read_state(file: Path, *, scripted: bool = False) -> Mapping[str, Tensor]:
         if _is_torchscript(file):
             state = torch.jit.load(file, map_location="cpu").state_dict()
             return {name: value for name, value in state.items() if name not in SHAPE_BUFFERS}
-        held = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # each format has its own kinds
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # each format raises other classes
         raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
-    state = held.get("state_dict", held) if isinstance(held, Mapping) else held
+    state = content.get("state_dict", content) if isinstance(content, Mapping) else content
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{file} holds no tensors by name")
     return {name.removeprefix("module."): value for name, value in state.items()}
@@ -130,12 +127,12 @@ def _is_torchscript(file: Path) -> bool:
 class ClipScore(PromptScore):
     """`clip_score[<model>]`: 100 x cosine between image and prompt, not below 0 (Hessel et al., arXiv:2104.08718).
 
-    The network's own transform: the shorter side to its resolution (PIL, bicubic), centre crop. Float32.
+    The network's own transform: resize of the shorter side (PIL, bicubic) and centre crop. Float32.
 
     Attributes:
-        model: architecture in open_clip; names the metric.
-        quick_gelu: whether its activation is QuickGELU, as in OpenAI's networks.
-        network: the file; its hash is checked before it is read.
+        model: architecture in open_clip, part of the metric's name.
+        quick_gelu: use QuickGELU, as in OpenAI's networks.
+        network: the network's file.
     """
 
     model: str = "ViT-L-14"
@@ -146,16 +143,16 @@ class ClipScore(PromptScore):
 
     @property
     def protocol(self) -> str:
-        """The model's name."""
+        """Name of the model."""
         return self.model
 
     @property
     def metrics(self) -> dict[str, MetricSpec]:
-        """The mean score."""
+        """Specification of the mean score."""
         return {f"clip_score[{self.model}]": MetricSpec("higher", digits=2)}
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
-        """Read the network."""
+        """Load the network."""
         file, sha256 = replace(self.network, path=self.path).require()
         clip = Clip(self.model, file, device, quick_gelu=self.quick_gelu, scripted=self.network.pinned)
 

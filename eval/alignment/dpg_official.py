@@ -1,27 +1,28 @@
-"""DPG-Bench judged by its authors' own program (mPLUG): images out in its layout, its scores in."""
+"""DPG-Bench by its authors' program (mPLUG): export of images, import of its scores."""
 
 import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from kvbench.eval.alignment.dpg import CATEGORIES, dpg_items
+from kvbench.eval.alignment.dpg import CATEGORIES, read_items
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.protocol.base import Evaluator, Result, make_result
-from kvbench.eval.protocol.official import require_results
+from kvbench.eval.protocol.official import group_images, require_results
 from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_parts
 
 METRIC = "dpg[official]"
 FOLDER = "dpg_official"
 MAX_IMAGES = 4
-"""Images of an item that the program looks at: it cuts one picture into quarters."""
+"""Number of images of an item that the program reads: it cuts one picture into quarters."""
 LINE = re.compile(r"(?P<path>.+\.png), (?P<scores>[0-9.e+-]+(?:, [0-9.e+-]+)+)")
-"""A line of the program's output: path of the item's picture, score of each image, their mean."""
+"""Line of the program's output: path of the item's picture, score of each image, mean of the scores."""
 TOTAL = re.compile(r"DPG-Bench score: (?P<value>[0-9.e+-]+)")
 CATEGORY = re.compile(r"\t(?P<name>[^\t:]+): (?P<value>[0-9.e+-]+)")
 
@@ -30,15 +31,15 @@ CATEGORY = re.compile(r"\t(?P<name>[^\t:]+): (?P<value>[0-9.e+-]+)")
 class DpgOfficial(Evaluator):
     """`dpg[official]`: scores of compute_dpg_bench.py (modelscope's mPLUG, a GPU, an environment of its own).
 
-    First the images are laid out in the run's folder as that program wants them, one picture an item, and the result
-    says which command to run; then, with `scores`, what it wrote there is read: the score of every image, and those
-    of the categories, which it finds from each item's last image. A run and its reference each have their own.
+    The first call exports the images to the run's folder, one picture for each item, and the result says which command
+    to run. With `scores` the output of the program is read: the score of each image, and the scores of the categories,
+    which it computes from each item's last image. A run and its reference have separate outputs.
 
-    The program never asks the first question of its table and drops the item whose other questions rest on it; one
-    item may be missing from what it wrote, therefore, and a caveat names it.
+    The program skips the first question of its table and drops the item with questions that depend on it. One item may
+    therefore be missing; a caveat names it.
 
     Attributes:
-        scores: read them.
+        scores: read the scores.
     """
 
     scores: bool = False
@@ -49,8 +50,8 @@ class DpgOfficial(Evaluator):
     )
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Export the images, or import their scores; reference and device are not used."""
-        items = group_items(images)
+        """Export the images or import their scores; reference and device are not used."""
+        items = group_images(images, read_items(images))
         folder = images.folder.resolve() / FOLDER
         path = folder / "results.txt"
         side, count = check_layout(images, items)
@@ -58,16 +59,11 @@ class DpgOfficial(Evaluator):
             f"in ELLA's environment run: python dpg_bench/compute_dpg_bench.py --image-root-path {folder / 'images'} "
             f"--resolution {side} --pic-num {count} --res-path {path}"
         )
-        require_results(
-            path,
-            command,
-            "eval.dpg_official.scores",
-            wanted=self.scores,
-            export=lambda: export(images, items, folder / "images"),
-        )
-        found, categories = read_results(path)
-        absent = check_results(path, found, items, count)
-        judged = {item: found[item] for item in items if item in found}
+        write = partial(export, images, items, folder / "images")
+        require_results(path, command, "eval.dpg_official.scores", self.scores, write)
+        results, categories = read_results(path)
+        missing = check_results(path, results, items, count)
+        judged = {item: results[item] for item in items if item in results}
         columns: dict[str, list[object]] = {
             "index": [index for item in judged for index in items[item]],
             "item_id": [item for item in judged for _ in items[item]],
@@ -78,23 +74,15 @@ class DpgOfficial(Evaluator):
         for category in CATEGORIES:
             if category in categories:
                 scores[f"{METRIC}/{category}"] = Score(categories[category], len(judged))
-        caveat = f"left out by the official program: {absent}" if absent else None
+        caveat = f"left out by the official program: {missing}" if missing else None
         return make_result(self, scores, columns, {path.name: file_sha256(path)}, caveat)
 
 
-def group_items(images: ImageSet) -> dict[str, list[int]]:
-    """Return the images of every item, by its name, in the order of their indices."""
-    items: dict[str, list[int]] = {}
-    for index, item in zip(images.indices, dpg_items(images), strict=True):
-        items.setdefault(item, []).append(index)
-    return items
-
-
 def check_layout(images: ImageSet, items: Mapping[str, list[int]]) -> tuple[int, int]:
-    """Return the side of the images and their number per item.
+    """Return the side of the images and the number of images per item.
 
     Raises:
-        ValueError: they are not squares of one size, or not equally many of every item, up to four.
+        ValueError: images are not squares of one size, or items have different numbers of them, or more than four.
     """
     sizes = {images.samples[index].size for index in images.indices}
     if len(sizes) > 1 or min(sizes)[0] != min(sizes)[1]:
@@ -109,8 +97,8 @@ def check_layout(images: ImageSet, items: Mapping[str, list[int]]) -> tuple[int,
 
 
 def export(images: ImageSet, items: Mapping[str, list[int]], folder: Path) -> None:
-    """Lay the images out: a picture for each item, named after it, with its images in rows of two."""
-    shutil.rmtree(folder, ignore_errors=True)  # the program looks at whatever lies there
+    """Write one picture for each item, named after it, with its images in rows of two."""
+    shutil.rmtree(folder, ignore_errors=True)  # the program reads every file in it
     folder.mkdir(parents=True)
     for item, indices in items.items():
         target = folder / f"{item}.png"
@@ -121,10 +109,10 @@ def export(images: ImageSet, items: Mapping[str, list[int]], folder: Path) -> No
 
 
 def read_results(path: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Return the score of every image (0 to 1) by item, and those of the categories (0 to 100) by name.
+    """Return the scores of images (0 to 1) by item, and of categories (0 to 100) by name.
 
     Raises:
-        ValueError: the file is not one of that program's, unfinished, or its total is not that of its lines.
+        ValueError: the file is malformed or unfinished, or its total is not the mean of its lines.
     """
     text = path.read_text(encoding="utf-8")
     scores: dict[str, list[float]] = {}
@@ -140,8 +128,7 @@ def read_results(path: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
     total = TOTAL.search(text)
     if not scores or total is None:
         raise ValueError(
-            f"{path}: not what compute_dpg_bench.py writes once it is done: a line for every picture and, last, "
-            "`DPG-Bench score: ...`"
+            f"{path}: not the output of a finished compute_dpg_bench.py: lines of pictures, then `DPG-Bench score: ...`"
         )
     if abs(float(total["value"]) - 100 * np.mean([np.mean(each) for each in scores.values()])) > 1e-4:
         raise ValueError(f"{path}: its DPG-Bench score {total['value']} is not the mean of its lines")
@@ -150,22 +137,22 @@ def read_results(path: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
 
 
 def check_results(
-    path: Path, found: Mapping[str, list[float]], items: Mapping[str, list[int]], count: int
+    path: Path, results: Mapping[str, list[float]], items: Mapping[str, list[int]], count: int
 ) -> str | None:
-    """Return the one item that may be missing, None if none is.
+    """Return the missing item, or None.
 
     Raises:
-        ValueError: the scores are of other items, of another number of images, or more than one item is missing.
+        ValueError: an item is not from this run, has another number of images, or several items are missing.
     """
-    if unknown := [item for item in found if item not in items]:
+    if unknown := [item for item in results if item not in items]:
         raise ValueError(f"{path}: {unknown[0]} is not an item of this run ({len(unknown)} are not)")
-    if wrong := [item for item, scores in found.items() if len(scores) != count]:
+    if wrong := [item for item, scores in results.items() if len(scores) != count]:
         raise ValueError(
-            f"{path}: {len(found[wrong[0]])} scores of {wrong[0]}, which has {count} images (--pic-num {count})"
+            f"{path}: {len(results[wrong[0]])} scores of {wrong[0]}, which has {count} images (--pic-num {count})"
         )
-    absent = [item for item in items if item not in found]
-    if len(absent) > 1:
+    missing = [item for item in items if item not in results]
+    if len(missing) > 1:
         raise ValueError(
-            f"{path}: no scores of {', '.join(absent[:5])} ({len(absent)} of {len(items)} items are missing)"
+            f"{path}: no scores of {', '.join(missing[:5])} ({len(missing)} of {len(items)} items are missing)"
         )
-    return absent[0] if absent else None
+    return missing[0] if missing else None

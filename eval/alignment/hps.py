@@ -14,9 +14,9 @@ from kvbench.eval.alignment.clip import PACKAGES, Clip, cosines
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
+from kvbench.eval.networks import normalise
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.scores import MetricSpec, mean_score, with_parts
-from kvbench.eval.spaces.networks import normalise
 
 MODEL = "ViT-H-14"
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -26,18 +26,15 @@ HPS_V2_1 = Weight.at("https://huggingface.co/xswu/HPSv2/resolve/main/HPS_v2.1_co
 
 
 def preprocess(image: NDArray[np.uint8], side: int, *, antialias: bool) -> Tensor:
-    """The official transform: longer side to `side` (bicubic, on float values), zero-padded to a square.
+    """Return an image as the official program transforms it, float32 [3, side, side].
 
-    Unlike open_clip's own: nothing is cropped, the padding is black before normalisation, and values that the
-    bicubic filter throws out of range stay.
+    The longer side is resized to `side` (bicubic, on float values) and the image is padded to a square. Unlike in
+    open_clip, nothing is cropped, the padding is black before normalisation, and out-of-range values stay.
 
     Args:
         image: uint8 [H, W, 3].
         side: pixels of the square.
         antialias: widen the filter when shrinking, as torchvision does from 0.17 on.
-
-    Returns:
-        float32 [3, side, side].
     """
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float() / 255
     scale = side / max(pixels.shape[-2:])
@@ -53,14 +50,14 @@ def preprocess(image: NDArray[np.uint8], side: int, *, antialias: bool) -> Tenso
 class Hps(PromptScore):
     """`hpsv2.1`: 100 x cosine between image and prompt, and the same for each style of the HPSv2 prompts.
 
-    Float32, where the official program rounds to steps of 0.02. Scores of different prompts do not compare: look at
+    Float32; the official program rounds to steps of 0.02. Scores of different prompts are not comparable: use the
     differences to the reference's scores.
 
     Attributes:
-        sha256: its hash, if it is to be checked; its authors name none, so by default it is only recorded.
-        antialias: of the resize; false is what the authors' program did before torchvision 0.17.
+        sha256: required hash of the file; the authors publish none, so by default the hash is only recorded.
+        antialias: antialias the resize; false as in the authors' program before torchvision 0.17.
         model: architecture in open_clip.
-        network: the file.
+        network: the network's file.
     """
 
     sha256: str | None = None
@@ -76,11 +73,11 @@ class Hps(PromptScore):
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """The network."""
+        """File of the network."""
         return (replace(self.network, path=self.path, sha256=self.sha256 or self.network.sha256),)
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
-        """Read the network."""
+        """Load the network."""
         [weight] = self.weights
         file, sha256 = weight.require()
         clip = Clip(self.model, file, device, quick_gelu=False, scripted=weight.pinned)
@@ -92,7 +89,7 @@ class Hps(PromptScore):
         return score, {weight.file: sha256}
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Score every image, and average over all images and over those of each style."""
+        """Score every image, and average over all images and over each style."""
         result = super().run(samples, reference, device)
         assert result.samples is not None
         values = result.samples["hpsv2.1"]

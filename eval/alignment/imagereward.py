@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from kvbench.eval.alignment.clip import PACKAGES, read_state
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Snapshot
+from kvbench.eval.networks import full_float32, stack_pictures
 from kvbench.eval.protocol.scores import MetricSpec
-from kvbench.eval.spaces.networks import full_float32, stack_pictures
 
 IMAGE_REWARD = Snapshot("THUDM/ImageReward", ("ImageReward.pt", "med_config.json"))
 BERT = Snapshot(
@@ -26,15 +26,15 @@ BERT = Snapshot(
     sha256=(("vocab.txt", "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),),
 )
 ADDED_TOKENS = ("[DEC]", "[ENC]")
-"""Tokens that BLIP adds to BERT's vocabulary; they matter only for prompts that contain them."""
-LONGEST = 35
-"""Tokens of a prompt, the first and the last one included; the rest is cut off."""
+"""Tokens that BLIP adds to BERT's vocabulary."""
+MAX_TOKENS = 35
+"""Maximum number of tokens of a prompt, including the first and the last one."""
 HEAD_CHANNELS = 64
-"""Channels of an attention head of every BLIP vision network."""
+"""Channels of an attention head in BLIP's vision networks."""
 LAYERS = (0, 2, 4, 6, 7)
-"""Numbers of the linear layers at the end; between them the authors drop values in training and apply nothing else."""
+"""Numbers of the linear layers at the end; there is only dropout between them."""
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
-"""Of the raw scores on the authors' validation set, by which a reward is standardised."""
+"""Mean and deviation of the raw scores on the authors' validation set."""
 VISION_NAMES = {
     "cls_token": "embeddings.class_embedding",
     "pos_embed": "embeddings.position_embedding",
@@ -51,15 +51,15 @@ VISION_NAMES = {
 
 @dataclass(frozen=True)
 class ImageReward(PromptScore):
-    """`imagereward`: the network's score of image and prompt, standardised on its authors' validation set.
+    """`imagereward`: score of image and prompt, standardised on the authors' validation set; it may be negative.
 
-    The shorter side is resized to 224 pixels (PIL, bicubic) and the middle cut out; prompts are cut to 35 tokens.
-    Float32. A reward may be negative.
+    The shorter side is resized to 224 pixels (PIL, bicubic) and the centre is cropped; prompts are cut to 35 tokens.
+    Float32.
 
     Attributes:
-        tokenizer_path: the folder of BERT's vocabulary, if in neither of these.
-        model: the folder's files.
-        tokenizer: the vocabulary's folder.
+        tokenizer_path: path of the folder with BERT's vocabulary, if it is in no cache either.
+        model: folder of the network.
+        tokenizer: folder of the vocabulary.
     """
 
     tokenizer_path: str | None = None
@@ -72,25 +72,20 @@ class ImageReward(PromptScore):
 
     @property
     def weights(self) -> tuple[Snapshot, ...]:
-        """The model's folder and the vocabulary's."""
+        """Folders of the model and of the vocabulary."""
         return replace(self.model, path=self.path), replace(self.tokenizer, path=self.tokenizer_path)
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
-        """Read both networks and the vocabulary."""
+        """Load both networks and the vocabulary."""
         (folder, hashes), (vocabulary, more) = (weight.require() for weight in self.weights)
         return load_scorer(folder, vocabulary / "vocab.txt", device), hashes | more
 
 
 def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:
-    """Read the network, from local files only.
-
-    Args:
-        folder: ImageReward.pt and med_config.json.
-        vocabulary: BERT's tokens, one a line.
-        device: where the network goes.
+    """Load ImageReward.pt and med_config.json of a folder, and the file of BERT's tokens.
 
     Raises:
-        ValueError: a file is not what its name says.
+        ValueError: a file has other content.
     """
     import open_clip
 
@@ -102,9 +97,8 @@ def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:
             for i in LAYERS
         ]
     except (KeyError, RuntimeError) as error:
-        raise ValueError(
-            f"{folder} does not hold ImageReward: {str(error).splitlines()[-1].strip()}"
-        ) from None
+        why = str(error).splitlines()[-1].strip()
+        raise ValueError(f"{folder} does not hold ImageReward: {why}") from None
     vision, text = vision.eval().to(device), text.eval().to(device)
     tokenize = load_tokenizer(vocabulary)
     transform = open_clip.image_transform(vision.config.image_size, is_train=False)
@@ -125,23 +119,23 @@ def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:
 
 
 def load_tokenizer(vocabulary: Path) -> Callable[[Sequence[str]], tuple[Tensor, Tensor]]:
-    """Return what turns N prompts into tokens and their mask, int64 [N, 35] each, padded to that length."""
+    """Return a function from N prompts to their tokens and mask, padded to int64 [N, 35]."""
     from transformers import BertTokenizer
 
     tokenizer = BertTokenizer(str(vocabulary))
     tokenizer.add_tokens(list(ADDED_TOKENS), special_tokens=True)
 
     def tokenize(prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        found = tokenizer(
-            list(prompts), padding="max_length", truncation=True, max_length=LONGEST, return_tensors="pt"
+        inputs = tokenizer(
+            list(prompts), padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
         )
-        return found["input_ids"], found["attention_mask"]
+        return inputs["input_ids"], inputs["attention_mask"]
 
     return tokenize
 
 
 def _build_vision(state: Mapping[str, Tensor]) -> Any:
-    """Build the vision network whose sizes the tensors show; KeyError or RuntimeError unless all of it is there."""
+    """Build the vision network with sizes from the tensors; a KeyError or RuntimeError if tensors are missing."""
     from transformers import BlipVisionConfig, BlipVisionModel
 
     own = _take(state, "blip.visual_encoder.")
@@ -154,7 +148,7 @@ def _build_vision(state: Mapping[str, Tensor]) -> Any:
         num_attention_heads=channels // HEAD_CHANNELS,
         image_size=side * patch,
         patch_size=patch,
-        layer_norm_eps=1e-6,  # the checkpoint's; transformers' own default is 1e-5
+        layer_norm_eps=1e-6,  # as in the checkpoint; the default of transformers is 1e-5
     )
     network = BlipVisionModel(config)
     network.load_state_dict({_rename(name): value.float() for name, value in own.items()})
@@ -162,7 +156,7 @@ def _build_vision(state: Mapping[str, Tensor]) -> Any:
 
 
 def _build_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Any:
-    """Build the text network, which looks at the image; KeyError or RuntimeError unless all of it is there."""
+    """Build the text network, which attends to the image; a KeyError or RuntimeError if tensors are missing."""
     from transformers import BlipTextConfig, BlipTextModel
 
     own = _take(state, "blip.text_encoder.")

@@ -1,4 +1,4 @@
-"""Vision-language model as a judge: probabilities of the first token of its answer about an image."""
+"""Vision-language model as a judge: probabilities of the first token of an answer about an image."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from kvbench.eval.files.weights import Snapshot, WeightError, file_sha256
+from kvbench.eval.networks import full_float32, load_pretrained
 from kvbench.eval.protocol.component import Component
-from kvbench.eval.spaces.networks import full_float32, load_pretrained
 
 QWEN3_VL = Snapshot(
     "Qwen/Qwen3-VL-8B-Instruct",
@@ -21,18 +21,18 @@ QWEN3_VL = Snapshot(
     how="Get it with: hf download Qwen/Qwen3-VL-8B-Instruct --local-dir ~/.cache/kvbench/weights/Qwen3-VL-8B-Instruct; "
     "or name another judge's folder with judge.path and change judge.name",
 )
-READ = (".json", ".jinja", ".safetensors", ".txt")
-"""Endings of files that transformers reads from a model's folder."""
+FILE_SUFFIXES = (".json", ".jinja", ".safetensors", ".txt")
+"""Suffixes of files that transformers reads from a model's folder."""
 
 
 @dataclass(frozen=True)
 class JudgeModel:
-    """A judge with its weights read.
+    """A judge with loaded weights.
 
     Attributes:
-        predict: probabilities float32 [texts, vocabulary] of the first answer token, of an image uint8 [H, W, 3] with
-            each of several texts.
-        first_token: number of the first token of a text.
+        predict: function from an image uint8 [H, W, 3] and texts to probabilities float32 [texts, vocabulary] of the
+            first answer token.
+        first_token: function from a text to the id of its first token.
         weights: hashes of the files used.
     """
 
@@ -45,18 +45,18 @@ class JudgeModel:
 class VlmJudge(Component):
     """A vision-language model of transformers, by default Qwen3-VL-8B-Instruct.
 
-    One user turn, image first, in the model's own chat template and with its own preprocessing. Probabilities are the
-    softmax in float32 over the whole vocabulary at the first position of the answer, from a plain forward pass: no
-    setting of text generation acts. Each text is a pass of its own.
+    The model's chat template and preprocessing are applied to one user turn, image first. Probabilities are the softmax
+    in float32 over the whole vocabulary at the first position of the answer. Each text is a forward pass, without
+    settings of text generation.
 
     Attributes:
-        name: goes into the names of metrics.
-        path: the model's folder, if neither in $KVBENCH_WEIGHTS nor in the Hub's cache.
-        dtype: type of its weights, `bfloat16` or `float32`.
-        model: files that the folder has beside the weights (safetensors). Every file that is read is hashed.
+        name: part of the metrics' names.
+        path: path of the model's folder, if it is neither in $KVBENCH_WEIGHTS nor in the Hub's cache.
+        dtype: dtype of the weights, `bfloat16` or `float32`.
+        model: files of the folder other than weights (safetensors). Every file that is read is hashed.
 
     Raises:
-        ValueError: the type is neither of these.
+        ValueError: the dtype is another one.
     """
 
     name: str = "qwen3-vl-8b"
@@ -71,25 +71,25 @@ class VlmJudge(Component):
             raise ValueError(f"dtype={self.dtype}: choose bfloat16 or float32")
 
     def load(self, device: str) -> JudgeModel:
-        """Read the model from local files.
+        """Load the model from local files.
 
         Raises:
-            WeightError: a file is missing or not the expected one.
-            ValueError: the folder lacks weights.
+            WeightError: a file is missing or has another hash.
+            ValueError: weights are missing in the folder.
         """
         from transformers import AutoModelForImageTextToText, AutoProcessor
 
         folder, _ = replace(self.model, path=self.path).require()
         if not list(folder.glob("*.safetensors")):
             raise WeightError(f"{folder} has no weights (*.safetensors). {self.model.how}")
-        read = [path for path in sorted(folder.iterdir()) if path.suffix in READ]
-        hashes = {f"{self.name}/{path.name}": file_sha256(path) for path in read}
+        files = [path for path in sorted(folder.iterdir()) if path.suffix in FILE_SUFFIXES]
+        hashes = {f"{self.name}/{path.name}": file_sha256(path) for path in files}
         processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
         network = load_pretrained(AutoModelForImageTextToText, folder, device, getattr(torch, self.dtype))
 
         @torch.inference_mode()
         def predict(pixels: NDArray[np.uint8], texts: Sequence[str]) -> Tensor:
-            image, found = Image.fromarray(pixels), []
+            image, rows = Image.fromarray(pixels), []
             for text in texts:
                 content = [{"type": "image", "image": image}, {"type": "text", "text": text}]
                 inputs = processor.apply_chat_template(
@@ -101,8 +101,8 @@ class VlmJudge(Component):
                 ).to(device)
                 with full_float32():
                     logits = network(**inputs, use_cache=False, logits_to_keep=1).logits
-                found.append(logits[0, -1].float().softmax(-1))
-            return torch.stack(found).cpu()
+                rows.append(logits[0, -1].float().softmax(-1))
+            return torch.stack(rows).cpu()
 
         @lru_cache
         def first_token(text: str) -> int:

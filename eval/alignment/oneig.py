@@ -1,12 +1,12 @@
-"""OneIG-Bench (arXiv:2506.07977) judged by its authors' own program: images out in its layout, its tables in."""
+"""OneIG-Bench (arXiv:2506.07977) by its authors' program: export of images, import of its tables."""
 
-import csv
 import json
 import math
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.protocol.base import Evaluator, Result, make_result, read_meta
-from kvbench.eval.protocol.official import require_results
+from kvbench.eval.protocol.official import group_images, read_table, require_results
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, mean_score, share_score
 
 FOLDER = "oneig"
 MODEL = "kvbench"
-"""Name of the images' folders, and of the program's column."""
+"""Name of the image folders and of the column in the program's tables."""
 CLASSES = ("anime", "human", "object", "text", "reasoning")
-TEXTS = "text_content.csv"
-FURTHEST = 100.0
-"""Edit distance from which the program counts no further, in English."""
-DROPPED = re.compile(r"[^\sa-zA-Z0-9àâäéèêëîïôöùûüçÀÂÄÉÈÊËÎÏÔÖÙÛÜÇ]")
-"""Characters that the program takes out of a text before it counts words."""
+TEXTS_FILE = "text_content.csv"
+MAX_DISTANCE = 100.0
+"""Edit distance at which the program clips, for English."""
+IGNORED_CHARACTERS = re.compile(r"[^\sa-zA-Z0-9àâäéèêëîïôöùûüçÀÂÄÉÈÊËÎÏÔÖÙÛÜÇ]")
+"""Characters that the program removes from a text before it counts words."""
 
 Key = tuple[str, str]
 """Class and number of a prompt."""
@@ -35,14 +35,14 @@ Average = Callable[[Sequence[float], Sequence[str]], Score]
 
 
 @dataclass(frozen=True)
-class Part:
-    """Scores that one of the program's scripts writes.
+class OneIgPart:
+    """Scores written by one script of the program.
 
     Attributes:
-        total: column of the whole score.
-        classes: classes of the prompts that it scores.
-        named: whether its table names a prompt `<class>_<number>`; otherwise by the number.
-        partial: whether it leaves out some prompts.
+        total: column of the overall score.
+        classes: scored classes of prompts.
+        named: whether the table names a prompt `<class>_<number>` instead of `<number>`.
+        partial: whether some prompts may have no score.
     """
 
     total: str
@@ -52,11 +52,11 @@ class Part:
 
 
 PARTS = {
-    "alignment": Part("alignment", CLASSES[:3], named=True),
-    "text": Part("text score", ("text",)),
-    "reasoning": Part("reasoning", ("reasoning",)),
-    "style": Part("style", ("anime",), partial=True),
-    "diversity": Part("total average", CLASSES, named=True),
+    "alignment": OneIgPart("alignment", CLASSES[:3], named=True),
+    "text": OneIgPart("text score", ("text",)),
+    "reasoning": OneIgPart("reasoning", ("reasoning",)),
+    "style": OneIgPart("style", ("anime",), partial=True),
+    "diversity": OneIgPart("total average", CLASSES, named=True),
 }
 
 
@@ -64,12 +64,12 @@ PARTS = {
 class OneIg(Evaluator):
     """`oneig_<part>[official]`: alignment, text, reasoning, style and diversity, from 0 to 1, by OneIG-Bench's program.
 
-    First the images are laid out in the run's folder, one picture a prompt with its images in rows of two, as lossless
-    WebP, and the result says which commands to run; then, with `scores`, the tables are read that the program wrote.
-    A part without tables is left out. The benchmark has no overall score.
+    The first call exports the images to the run's folder, one lossless WebP picture for each prompt with its images in
+    rows of two, and the result says which commands to run. With `scores` the tables of the program are read; parts
+    without tables are left out. The benchmark has no overall score.
 
-    The score of texts is no mean over prompts: the program adds the words of all images before it divides. Its interval
-    comes from leaving out prompts, for which the number of words of each is counted in the program's own file of texts.
+    The text score is not a mean over prompts: the program sums the words of all images before it divides. Its jackknife
+    interval needs the number of words of each prompt, which is counted in the program's file of texts.
 
     Attributes:
         scores: read the tables.
@@ -78,74 +78,64 @@ class OneIg(Evaluator):
     scores: bool = False
     name: ClassVar[str] = "oneig"
     protocol: ClassVar[str] = "official"
-    asks: ClassVar[str] = "oneig_id"
+    required_meta: ClassVar[str] = "oneig_id"
     metrics: ClassVar[Mapping[str, MetricSpec]] = {
         f"oneig_{part}[official]": MetricSpec("higher", digits=3) for part in PARTS
     }
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Export the images, or import their scores; reference and device are not used."""
+        """Export the images or import their scores; reference and device are not used."""
         prompts = group_prompts(samples)
         folder = samples.folder.resolve() / FOLDER
         path = folder / "results"
         command = (
             f'in run_overall.sh of OneIG-Benchmark set MODE=EN, IMAGE_DIR="{folder / "images"}", '
             f'MODEL_NAMES=("{MODEL}") and IMAGE_GRIDS=("{read_grid(prompts)}"), run it in its environment, copy '
-            f"the tables that it writes (results/*.csv) and scripts/text/{TEXTS} to {path}"
+            f"the tables that it writes (results/*.csv) and scripts/text/{TEXTS_FILE} to {path}"
         )
-        require_results(
-            path,
-            command,
-            "eval.oneig.scores",
-            wanted=self.scores,
-            export=lambda: export(samples, prompts, folder / "images"),
-        )
+        write = partial(export, samples, prompts, folder / "images")
+        require_results(path, command, "eval.oneig.scores", self.scores, write)
         columns: dict[str, Sequence[object]] = {"index": [indices[0] for indices in prompts.values()]}
         scores: dict[str, Score] = {}
         for name, part in PARTS.items():
-            if found := read_part(path, name, part, prompts):
-                score, more = score_part(name, found, path, samples, prompts)
+            if cells := read_part(path, name, part, prompts):
+                score, more = score_part(name, cells, path, samples, prompts)
                 scores[f"oneig_{name}[official]"] = score
                 columns |= {
                     column: [values.get(key, math.nan) for key in prompts] for column, values in more.items()
                 }
         if not scores:
             raise ValueError(f"{path}: no table of scores; {command}")
-        absent = [name for name in PARTS if f"oneig_{name}[official]" not in scores]
-        caveat = f"no scores of {', '.join(absent)}" if absent else None
-        return make_result(
-            self, scores, columns, {file.name: file_sha256(file) for file in path.glob("*.csv")}, caveat
-        )
+        missing = [name for name in PARTS if f"oneig_{name}[official]" not in scores]
+        caveat = f"no scores of {', '.join(missing)}" if missing else None
+        hashes = {file.name: file_sha256(file) for file in path.glob("*.csv")}
+        return make_result(self, scores, columns, hashes, caveat)
 
 
 def group_prompts(images: ImageSet) -> dict[Key, list[int]]:
-    """Return the images of each prompt, in the order of their indices.
+    """Return the indices of each prompt's images, in order.
 
     Raises:
-        SkipEvaluation: the prompts are not the benchmark's.
-        ValueError: there are not equally many images of every prompt.
+        SkipEvaluation: the prompts are not from the benchmark.
+        ValueError: prompts have different numbers of images.
     """
     what, where = "OneIG number", "(oneig_class, oneig_id): use prompts=oneig"
-    read = (read_meta(images, key, what, where) for key in ("oneig_class", "oneig_id"))
-    prompts: dict[Key, list[int]] = {}
-    for index, one, number in zip(images.indices, *read, strict=True):
-        prompts.setdefault((str(one), str(number)), []).append(index)
+    kinds, numbers = (read_meta(images, key, what, where) for key in ("oneig_class", "oneig_id"))
+    prompts = group_images(images, zip(map(str, kinds), map(str, numbers), strict=True))
     counts = sorted({len(indices) for indices in prompts.values()})
     if len(counts) > 1:
-        raise ValueError(
-            f"the official program wants equally many images of every prompt, not {counts} (prompts.per_prompt)"
-        )
+        raise ValueError(f"every prompt needs the same number of images, not {counts} (prompts.per_prompt)")
     return prompts
 
 
 def read_grid(prompts: Mapping[Key, Sequence[int]]) -> str:
-    """Return columns and rows of a prompt's picture, as the program wants them."""
+    """Return columns and rows of a prompt's picture in the program's notation."""
     count = len(next(iter(prompts.values())))
     return f"{min(count, 2)},{math.ceil(count / 2)}"
 
 
 def export(images: ImageSet, prompts: Mapping[Key, Sequence[int]], folder: Path) -> None:
-    """Lay the images out, `<class>/<model>/<number>.webp`; the program passes over the black cell of an odd number."""
+    """Write `<class>/<model>/<number>.webp`; the program ignores the black cell of an odd number of images."""
     shutil.rmtree(folder, ignore_errors=True)
     for (one, number), indices in prompts.items():
         target = folder / one / MODEL / f"{number}.webp"
@@ -154,37 +144,33 @@ def export(images: ImageSet, prompts: Mapping[Key, Sequence[int]], folder: Path)
 
 
 def read_part(
-    folder: Path, name: str, part: Part, prompts: Mapping[Key, Sequence[int]]
+    folder: Path, name: str, part: OneIgPart, prompts: Mapping[Key, Sequence[int]]
 ) -> tuple[dict[Key, str], float] | None:
-    """Return the cell of each scored prompt and the whole score; None if there is no table, or no score in it.
+    """Return the cell of each scored prompt and the overall score; None without a table or scores in it.
 
     Raises:
-        ValueError: a table is there twice or not the program's, or its prompts are not those of the run.
+        ValueError: a table exists twice, lacks a column, or has other prompts than the run.
     """
     path = find_table(folder, f"{name}_prompt_score_EN_*.csv")
     whole = find_table(folder, f"{name}_score_EN_*.csv")
     if path is None or whole is None:
         return None
-    wanted = {"_".join(key) if part.named else key[1]: key for key in prompts if key[0] in part.classes}
+    keys = {"_".join(key) if part.named else key[1]: key for key in prompts if key[0] in part.classes}
     cells = {row: cell for row, cell in read_column(path, MODEL).items() if cell}
-    if unknown := [row for row in cells if row not in wanted]:
+    if unknown := [row for row in cells if row not in keys]:
         raise ValueError(f"{path}: {unknown[0]} is not a prompt of this run ({len(unknown)} are not)")
-    absent = [row for row in wanted if row not in cells]
-    if absent and cells and not part.partial:
-        raise ValueError(f"{path}: no score of {absent[0]} ({len(absent)} of {len(wanted)} are missing)")
-    found = {wanted[row]: cell for row, cell in cells.items()}
+    missing = [row for row in keys if row not in cells]
+    if missing and cells and not part.partial:
+        raise ValueError(f"{path}: no score of {missing[0]} ({len(missing)} of {len(keys)} are missing)")
+    scored = {keys[row]: cell for row, cell in cells.items()}
     totals = read_column(whole, part.total)
     if MODEL not in totals:
         raise ValueError(f"{whole}: no row {MODEL}")
-    return (found, float(totals[MODEL])) if found else None
+    return (scored, float(totals[MODEL])) if scored else None
 
 
 def find_table(folder: Path, pattern: str) -> Path | None:
-    """Return the one file of a pattern, None if there is none.
-
-    Raises:
-        ValueError: there are several.
-    """
+    """Return the only file that matches a pattern, or None; raise a ValueError if several do."""
     files = sorted(folder.glob(pattern))
     if len(files) > 1:
         raise ValueError(f"{folder}: {' and '.join(file.name for file in files)}; leave one of them")
@@ -192,31 +178,23 @@ def find_table(folder: Path, pattern: str) -> Path | None:
 
 
 def read_column(path: Path, column: str, key: str = "") -> dict[str, str]:
-    """Return a column of a table by the entries of another, by default of the one without a name.
-
-    Raises:
-        ValueError: the table lacks a column.
-    """
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if absent := [name for name in (key, column) if name not in (reader.fieldnames or ())]:
-            raise ValueError(f"{path}: no column {absent[0]!r}, as OneIG-Bench's program writes it")
-        return {row[key]: row[column] for row in reader}
+    """Return a column of a table by the entries of column `key`, by default the column without a name."""
+    return {row[key]: row[column] for row in read_table(path, (key, column))}
 
 
 def score_part(
     name: str,
-    found: tuple[Mapping[Key, str], float],
+    table: tuple[Mapping[Key, str], float],
     folder: Path,
     images: ImageSet,
     prompts: Mapping[Key, Sequence[int]],
 ) -> tuple[Score, dict[str, dict[Key, float]]]:
-    """Return the score of a part and the values of its prompts by column.
+    """Return the score of a part, and the values of its prompts by column.
 
     Raises:
-        ValueError: a cell cannot be read, or the prompts do not make the whole score.
+        ValueError: a cell is malformed, or the prompts do not give the overall score.
     """
-    cells, whole = found
+    cells, whole = table
     clusters = [images.samples[prompts[key][0]].cluster for key in cells]
     if name == "text":
         score, columns = score_texts(cells, clusters, folder)
@@ -225,41 +203,40 @@ def score_part(
         average: Average = share_score if name == "alignment" else mean_score
         score, columns = average(list(values.values()), clusters), {f"oneig_{name}[official]": values}
     if score.value is None or not abs(score.value - whole) < 1e-6:
-        raise ValueError(
-            f"{folder}: the prompts' {name} gives {score.value}, and the program's total is {whole}"
-        )
+        raise ValueError(f"{folder}: the prompts' {name} gives {score.value}, the program's total is {whole}")
     return score, columns
 
 
 def score_texts(
     cells: Mapping[Key, str], clusters: Sequence[str], folder: Path
 ) -> tuple[Score, dict[str, dict[Key, float]]]:
-    """Return the score of texts, 1 - min(ED, 100) (1 - CR) (1 - WAC) / 100, and the three of each prompt.
+    """Return the text score 1 - min(ED, 100) (1 - CR) (1 - WAC) / 100, and the three values of each prompt.
 
     ED is the mean edit distance of images, CR the share without error, WAC the share of all words that were read.
 
     Args:
-        cells: the three as a list, mean over a prompt's images.
-        clusters: prompt of each.
-        folder: of the program's file of texts.
+        cells: JSON list of the three means over a prompt's images.
+        clusters: prompt of each cell.
+        folder: location of the program's file of texts.
 
     Raises:
-        FileNotFoundError: that file is not there.
-        ValueError: it lacks a text.
+        FileNotFoundError: the file is missing.
+        ValueError: a text is missing in it.
     """
-    path = folder / TEXTS
+    path = folder / TEXTS_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there: copy scripts/text/{TEXTS} of OneIG-Benchmark to it")
+        raise FileNotFoundError(f"{path} is missing: copy scripts/text/{TEXTS_FILE} of OneIG-Benchmark to it")
     texts = read_column(path, "text_content", key="id")
-    if absent := [number for _, number in cells if number not in texts]:
-        raise ValueError(f"{path}: no text of prompt {absent[0]}")
-    words = np.array([len(DROPPED.sub("", texts[number]).split()) for _, number in cells], np.float64)
+    if missing := [number for _, number in cells if number not in texts]:
+        raise ValueError(f"{path}: no text of prompt {missing[0]}")
+    plain = [IGNORED_CHARACTERS.sub("", texts[number]) for _, number in cells]
+    words = np.array([len(text.split()) for text in plain], np.float64)
     rows: NDArray[np.float64] = np.array([json.loads(cell) for cell in cells.values()], np.float64)
 
-    def score(kept: NDArray[np.int64]) -> float:
-        distance, complete = rows[kept, :2].mean(0)
-        share = (rows[kept, 2] * words[kept]).sum() / words[kept].sum()
-        return float(1 - min(distance, FURTHEST) * (1 - complete) * (1 - share) / FURTHEST)
+    def score(positions: NDArray[np.int64]) -> float:
+        distance, complete = rows[positions, :2].mean(0)
+        share = (rows[positions, 2] * words[positions]).sum() / words[positions].sum()
+        return float(1 - min(distance, MAX_DISTANCE) * (1 - complete) * (1 - share) / MAX_DISTANCE)
 
     names = ("edit_distance", "complete", "word_accuracy")
     columns = {

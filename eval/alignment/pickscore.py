@@ -13,23 +13,23 @@ from torch import Tensor
 from kvbench.eval.alignment.clip import PACKAGES
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Snapshot
+from kvbench.eval.networks import full_float32, load_pretrained, stack_pictures
 from kvbench.eval.protocol.scores import MetricSpec
-from kvbench.eval.spaces.networks import full_float32, load_pretrained, stack_pictures
 
 ARCHITECTURE = "ViT-H-14"
-"""The network that it was tuned from, whose tokenizer and transform are used."""
+"""Base network, whose tokenizer and transform are used."""
 PICKSCORE = Snapshot("yuvalkirstain/PickScore_v1", ("config.json", "model.safetensors"))
 
 
 @dataclass(frozen=True)
 class PickScore(PromptScore):
-    """`pickscore`: cosine between image and prompt times the network's own scale, about 100, as its authors score.
+    """`pickscore`: cosine between image and prompt times the network's scale, about 100, as its authors score.
 
-    The shorter side is resized to 224 pixels (PIL, bicubic) and the middle cut out. Float32. Scores of different
-    prompts do not compare: look at differences to the reference's scores.
+    The shorter side is resized to 224 pixels (PIL, bicubic) and the centre is cropped. Float32. Scores of different
+    prompts are not comparable: use the differences to the reference's scores.
 
     Attributes:
-        model: the folder's files.
+        model: files of the folder.
     """
 
     model: Snapshot = PICKSCORE
@@ -39,17 +39,13 @@ class PickScore(PromptScore):
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"pickscore": MetricSpec("higher", digits=2)}
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
-        """Read the network."""
+        """Load the network."""
         folder, hashes = replace(self.model, path=self.path).require()
         return load_scorer(folder, device), hashes
 
 
 def load_scorer(folder: Path, device: str) -> Scorer:
-    """Read the network, from local files only.
-
-    Raises:
-        ValueError: the folder lacks weights.
-    """
+    """Load the network from local files; a ValueError if weights are missing."""
     import open_clip
     from transformers import CLIPModel
 
@@ -61,8 +57,8 @@ def load_scorer(folder: Path, device: str) -> Scorer:
     def score(pixels: NDArray[np.uint8], texts: Sequence[str]) -> Tensor:
         pictures = stack_pictures(pixels, transform).to(device)
         with full_float32():
-            found = network(input_ids=tokenize(list(texts)).to(device), pixel_values=pictures)
-            cosines: Tensor = (found.image_embeds * found.text_embeds).sum(-1)
+            outputs = network(input_ids=tokenize(list(texts)).to(device), pixel_values=pictures)
+            cosines: Tensor = (outputs.image_embeds * outputs.text_embeds).sum(-1)
             return network.logit_scale.exp() * cosines
 
     return score

@@ -15,7 +15,7 @@ from kvbench.eval.protocol.intervals import are_classes
 from kvbench.eval.protocol.scores import mean_score
 
 Scorer = Callable[[NDArray[np.uint8], Sequence[str]], Tensor]
-"""Scores [N] of images uint8 [N, H, W, 3], one of each with its prompt."""
+"""Function that returns scores [N] of images uint8 [N, H, W, 3] with one prompt each."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class PromptScore(Evaluator):
     """Base class of mean scores of image and prompt; a subclass implements `load`.
 
     Attributes:
-        path: the network's file or folder, if neither in $KVBENCH_WEIGHTS nor in a library's cache.
-        batch: images at a time.
+        path: path of the network's file or folder, if it is neither in $KVBENCH_WEIGHTS nor in a library's cache.
+        batch: number of images in a batch.
     """
 
     path: str | None = None
@@ -32,7 +32,7 @@ class PromptScore(Evaluator):
 
     @abstractmethod
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
-        """Read the network; return what scores images, and the hashes of its files."""
+        """Load the network; return a scorer of images, and the hashes of the files."""
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Score every image; the reference is not used."""
@@ -48,15 +48,9 @@ class PromptScore(Evaluator):
 
 
 def check_texts(images: ImageSet) -> None:
-    """Check that prompts are sentences.
-
-    Raises:
-        SkipEvaluation: they are class numbers, some are unknown, or the model received other texts.
-    """
+    """Raise a SkipEvaluation if prompts are class numbers, unknown, or were rewritten for the model."""
     if images.rewritten:
-        raise SkipEvaluation(
-            "the prompts were rewritten for the model: a score of image and text would not tell which text it means"
-        )
+        raise SkipEvaluation("the prompts were rewritten for the model: it is ambiguous which text to score")
     if not all(sample.prompt for sample in images.samples.values()):
         raise SkipEvaluation("the images have no prompts, and texts are needed (--prompts)")
     if are_classes(images.clusters):

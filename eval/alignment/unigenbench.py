@@ -1,11 +1,11 @@
-"""UniGenBench++ (arXiv:2510.18701) judged by its authors' own program: images out in its layout, its answers in."""
+"""UniGenBench++ (arXiv:2510.18701) by its authors' program: export of images, import of its answers."""
 
 import ast
-import csv
 import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.protocol.base import PartedEvaluator, Result, make_result, read_meta
-from kvbench.eval.protocol.official import require_results
+from kvbench.eval.protocol.official import group_images, read_table, require_results
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, share_score
 
 FOLDER = "unigenbench"
@@ -27,40 +27,35 @@ DIMENSIONS = (
 COLUMNS = ("img_path", "testpoint", "result_json")
 
 Points = Sequence[tuple[str, bool]]
-"""Dimension of each test point of an image, and whether the image passes it."""
+"""Dimension and outcome of each test point of an image."""
 
 
 @dataclass(frozen=True)
 class UniGenBench(PartedEvaluator):
     """`unigenbench[<judge>]`: 100 x mean over dimensions of the share of test points that images pass.
 
-    First the images are laid out in the run's folder as the authors' program wants them, and the result says which
-    command to run; then, with `scores`, the table that it wrote is read. A run and its reference each have their own.
+    The first call exports the images to the run's folder, and the result says which command to run. With `scores` the
+    table of the program is read. A run and its reference have separate tables.
 
     Attributes:
-        judge: the program's model; names the metric.
+        judge: name of the program's model, part of the metric's name.
         scores: read the table.
     """
 
     judge: str = "qwen2.5-vl-72b"
     scores: bool = False
     name: ClassVar[str] = "unigenbench"
-    asks: ClassVar[str] = "unigenbench_index"
+    required_meta: ClassVar[str] = "unigenbench_index"
     spec: ClassVar[MetricSpec] = MetricSpec("higher", "points", digits=2)
     part_names: ClassVar[tuple[str, ...]] = DIMENSIONS
 
     @property
     def protocol(self) -> str:
-        """The judge's name."""
+        """Name of the judge."""
         return self.judge
 
-    @property
-    def metric(self) -> str:
-        """The overall score's name."""
-        return f"unigenbench[{self.judge}]"
-
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Export the images, or import the answers; reference and device are not used."""
+        """Export the images or import the answers; reference and device are not used."""
         names = layout(samples)
         folder = samples.folder.resolve() / FOLDER
         path = folder / "results.csv"
@@ -68,51 +63,40 @@ class UniGenBench(PartedEvaluator):
             f"in UniGenBench's environment run one of its eval/*_en_eval.py with --data_path {folder / 'images'}, and "
             f"copy the table that it writes (results/images_en.csv) to {path}"
         )
-        require_results(
-            path,
-            command,
-            "eval.unigenbench.scores",
-            wanted=self.scores,
-            export=lambda: export(samples, names, folder / "images"),
-        )
-        found, dropped = read_answers(path)
-        if absent := [name for name in names.values() if name not in found and name not in dropped]:
-            raise ValueError(f"{path}: no answer on {absent[0]}.png ({len(absent)} are missing)")
-        indices = [index for index, name in names.items() if name in found]
+        write = partial(export, samples, names, folder / "images")
+        require_results(path, command, "eval.unigenbench.scores", self.scores, write)
+        answers, dropped = read_answers(path)
+        if missing := [name for name in names.values() if name not in answers and name not in dropped]:
+            raise ValueError(f"{path}: no answer on {missing[0]}.png ({len(missing)} are missing)")
+        indices = [index for index, name in names.items() if name in answers]
         if not indices:
             raise ValueError(f"{path}: no answer on any image can be read")
-        judged = [found[names[index]] for index in indices]
+        judged = [answers[names[index]] for index in indices]
         clusters = [samples.samples[index].cluster for index in indices]
         columns: dict[str, Sequence[object]] = {
             "index": indices,
             "passed": [[passed for _, passed in points] for points in judged],
         }
         caveat = f"answers on {len(dropped)} images could not be read" if dropped else None
-        return make_result(
-            self, self.summarise(judged, clusters), columns, {path.name: file_sha256(path)}, caveat
-        )
+        scores = self.summarise(judged, clusters)
+        return make_result(self, scores, columns, {path.name: file_sha256(path)}, caveat)
 
     def summarise(self, judged: Sequence[Points], clusters: Sequence[str]) -> dict[str, Score]:
-        """Return the overall score and those of the dimensions.
-
-        Args:
-            judged: test points of each image.
-            clusters: prompt of each image.
-        """
-        right, asked = (np.zeros((len(judged), len(DIMENSIONS))) for _ in range(2))
+        """Return the overall score and the score of each dimension, from the test points and prompt of each image."""
+        right, total = (np.zeros((len(judged), len(DIMENSIONS))) for _ in range(2))
         parts: dict[str, tuple[list[float], list[str]]] = {}
         for row, (points, cluster) in enumerate(zip(judged, clusters, strict=True)):
             for dimension, passed in points:
                 column = DIMENSIONS.index(dimension)
                 right[row, column] += passed
-                asked[row, column] += 1
+                total[row, column] += 1
                 values, prompts = parts.setdefault(dimension, ([], []))
                 values.append(100.0 * passed)
                 prompts.append(cluster)
 
-        def mean_share(kept: NDArray[np.int64]) -> float:
-            passed, total = right[kept].sum(0), asked[kept].sum(0)
-            return float(100 * (passed[total > 0] / total[total > 0]).mean())
+        def mean_share(positions: NDArray[np.int64]) -> float:
+            passed, count = right[positions].sum(0), total[positions].sum(0)
+            return float(100 * (passed[count > 0] / count[count > 0]).mean())
 
         scores = {self.metric: jackknife_score(mean_share, clusters)}
         for dimension in DIMENSIONS:
@@ -122,30 +106,27 @@ class UniGenBench(PartedEvaluator):
 
 
 def layout(images: ImageSet) -> dict[int, str]:
-    """Return the name, `<prompt>_<copy>`, of every image's file without its ending.
+    """Return the file stem `<prompt>_<copy>` of each image.
 
     Raises:
-        SkipEvaluation: the prompts are not the benchmark's.
-        ValueError: there are not four images of every prompt.
+        SkipEvaluation: the prompts are not from the benchmark.
+        ValueError: a prompt does not have four images.
     """
     what, where = "UniGenBench number", "(unigenbench_index): use prompts=unigenbench"
-    prompts: dict[str, list[int]] = {}
-    for index, prompt in zip(
-        images.indices, read_meta(images, "unigenbench_index", what, where), strict=True
-    ):
-        prompts.setdefault(str(prompt), []).append(index)
-    if wrong := [prompt for prompt, indices in prompts.items() if len(indices) != PER_PROMPT]:
-        raise ValueError(
-            f"the official program wants {PER_PROMPT} images of every prompt, there are {len(prompts[wrong[0]])} of "
-            f"prompt {wrong[0]} (prompts.per_prompt)"
-        )
+    prompts = group_images(images, map(str, read_meta(images, "unigenbench_index", what, where)))
+    for prompt, indices in prompts.items():
+        if len(indices) != PER_PROMPT:
+            raise ValueError(
+                f"the official program wants {PER_PROMPT} images of every prompt, there are {len(indices)} of prompt "
+                f"{prompt} (prompts.per_prompt)"
+            )
     return {
         index: f"{prompt}_{copy}" for prompt, indices in prompts.items() for copy, index in enumerate(indices)
     }
 
 
 def export(images: ImageSet, names: Mapping[int, str], folder: Path) -> None:
-    """Put the images into one folder under their names."""
+    """Write the images into one folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for index, name in names.items():
@@ -153,38 +134,34 @@ def export(images: ImageSet, names: Mapping[int, str], folder: Path) -> None:
 
 
 def read_answers(path: Path) -> tuple[dict[str, Points], list[str]]:
-    """Return the test points of each image by its file's name, and the images whose answer cannot be read.
+    """Return the test points of each image by file stem, and the images whose answer cannot be read.
 
     Raises:
-        ValueError: a column is missing, an image comes twice, or a test point has an unknown dimension.
+        ValueError: a column is missing, an image appears twice, or a test point has an unknown dimension.
     """
-    found: dict[str, Points] = {}
+    points: dict[str, Points] = {}
     dropped: list[str] = []
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if absent := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
-            raise ValueError(f"{path}: no column {absent[0]}; needed: {', '.join(COLUMNS)}")
-        for line in reader:
-            name = Path(line["img_path"]).stem
-            if name in found or name in dropped:
-                raise ValueError(f"{path}: {name}.png appears twice")
-            try:
-                found[name] = parse_points(line["testpoint"], line["result_json"])
-            except (SyntaxError, KeyError, TypeError, json.JSONDecodeError):
-                dropped.append(name)
-    return found, dropped
+    for row in read_table(path, COLUMNS):
+        name = Path(row["img_path"]).stem
+        if name in points or name in dropped:
+            raise ValueError(f"{path}: {name}.png appears twice")
+        try:
+            points[name] = parse_points(row["testpoint"], row["result_json"])
+        except (SyntaxError, KeyError, TypeError, json.JSONDecodeError):
+            dropped.append(name)
+    return points, dropped
 
 
 def parse_points(testpoints: str, answer: str) -> Points:
     """Return dimension and outcome of each test point of a row.
 
     Args:
-        testpoints: a list of names, `<dimension> - <subdimension>` or `<dimension>`, as Python writes it.
+        testpoints: Python list of names, `<dimension> - <subdimension>` or `<dimension>`.
         answer: JSON object with `score`, a list of 0 and 1.
 
     Raises:
-        ValueError: a dimension is unknown, or there are not as many scores as test points.
-        SyntaxError, KeyError, TypeError: the row cannot be read.
+        ValueError: a dimension is unknown, or the numbers of scores and test points differ.
+        SyntaxError, KeyError, TypeError: the row is malformed.
     """
     points, scores = ast.literal_eval(testpoints), json.loads(answer)["score"]
     dimensions = [str(point).partition("-")[0].strip() for point in points]

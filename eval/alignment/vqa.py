@@ -10,24 +10,21 @@ import torch
 from numpy.typing import NDArray
 
 from kvbench.eval.files.weights import Snapshot
+from kvbench.eval.networks import full_float32, load_pretrained
 from kvbench.eval.protocol.component import Component
-from kvbench.eval.spaces.networks import full_float32, load_pretrained
 
 Answer = Callable[[NDArray[np.uint8], Sequence[str]], list[str]]
-"""Answers to questions about an image, uint8 [H, W, 3]."""
+"""Function from an image uint8 [H, W, 3] and questions to their answers."""
 
 BLIP = Snapshot(
     "Salesforce/blip-vqa-capfilt-large",
     (
-        "config.json",
-        "preprocessor_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
+        *("config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"),
         "model.safetensors",
     ),
 )
-LONGEST = 10
-"""Tokens of an answer."""
+MAX_ANSWER_TOKENS = 10
+"""Maximum number of tokens of an answer."""
 
 
 class Vqa(Component, ABC):
@@ -35,16 +32,16 @@ class Vqa(Component, ABC):
 
     @abstractmethod
     def load(self, device: str) -> tuple[Answer, Mapping[str, str]]:
-        """Read the weights; return what answers questions, and the hashes of the files."""
+        """Load the weights; return a function that answers questions, and the hashes of the files."""
 
 
 @dataclass(frozen=True)
 class BlipVqa(Vqa):
-    """BLIP tuned on VQAv2 (Li et al., arXiv:2201.12086) by transformers, greedy answers, float32.
+    """BLIP tuned on VQAv2 (Li et al., arXiv:2201.12086) in transformers, greedy answers, float32.
 
     Attributes:
-        path: the model's folder, if neither in $KVBENCH_WEIGHTS nor in the Hub's cache.
-        model: the folder's files.
+        path: path of the model's folder, if it is neither in $KVBENCH_WEIGHTS nor in the Hub's cache.
+        model: files of the folder.
     """
 
     path: str | None = None
@@ -52,11 +49,11 @@ class BlipVqa(Vqa):
     packages: ClassVar[tuple[str, ...]] = ("transformers", "torchvision")
 
     def load(self, device: str) -> tuple[Answer, Mapping[str, str]]:
-        """Read the model from local files.
+        """Load the model from local files.
 
         Raises:
-            WeightError: a file is missing or not the expected one.
-            ValueError: the folder lacks weights.
+            WeightError: a file is missing or has another hash.
+            ValueError: weights are missing in the folder.
         """
         from transformers import AutoTokenizer, BlipForQuestionAnswering, BlipImageProcessor
 
@@ -72,25 +69,24 @@ class BlipVqa(Vqa):
 
         @torch.inference_mode()
         def answer(pixels: NDArray[np.uint8], questions: Sequence[str]) -> list[str]:
-            # As model.generate does, but the image is looked at once for all questions. These are not padded to a
-            # batch: the decoder would read the padding.
+            # Like model.generate, but the image is encoded once for all questions. Questions are not padded to a
+            # batch because the decoder would read the padding.
             inputs = processor(pixels, return_tensors="pt", input_data_format="channels_last").to(device)
             answers = []
             with full_float32():
-                seen = model.vision_model(pixel_values=inputs["pixel_values"])[0]
+                vision = model.vision_model(pixel_values=inputs["pixel_values"])[0]
                 for question in questions:
-                    tokens = tokenizer(question, return_tensors="pt", truncation=True, max_length=512).to(
-                        device
-                    )
-                    asked = model.text_encoder(tokens["input_ids"], encoder_hidden_states=seen)[0]
-                    said = model.text_decoder.generate(
+                    tokens = tokenizer(question, return_tensors="pt", truncation=True, max_length=512)
+                    ids = tokens["input_ids"].to(device)
+                    encoded = model.text_encoder(ids, encoder_hidden_states=vision)[0]
+                    reply = model.text_decoder.generate(
                         input_ids=begin,
-                        encoder_hidden_states=asked,
-                        max_new_tokens=LONGEST,
+                        encoder_hidden_states=encoded,
+                        max_new_tokens=MAX_ANSWER_TOKENS,
                         do_sample=False,
                         **ends,
                     )
-                    answers.append(str(tokenizer.decode(said[0], skip_special_tokens=True)).strip())
+                    answers.append(str(tokenizer.decode(reply[0], skip_special_tokens=True)).strip())
             return answers
 
         return answer, hashes

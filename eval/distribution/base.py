@@ -6,36 +6,36 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.core.files import resolve_path
-from kvbench.eval.distribution.dataset import REFERENCE_BATCH, dataset_features, statistics_of
+from kvbench.eval.distribution.dataset import REFERENCE_BATCH, find_statistics, read_features
 from kvbench.eval.distribution.frechet import Features
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.scores import Score
-from kvbench.eval.spaces.base import SpaceEvaluator, finish, require_samples
+from kvbench.eval.spaces.evaluator import SpaceEvaluator, finish, require_samples
 
 
 @dataclass(frozen=True)
 class Comparison(SpaceEvaluator):
-    """Base class of distances between the features of a run and others; a subclass implements `compare`."""
+    """Base class of distances between two sets of features; a subclass implements `compare`."""
 
     @property
     def required(self) -> tuple[int, str]:
-        """Fewest samples, and what needs so many."""
+        """Smallest number of samples, and what requires it."""
         return 2, "a distance between distributions"
 
     @abstractmethod
     def compare(self, ours: Features, others: Any, clusters: list[str]) -> dict[str, Score]:
-        """Return the scores of features of a run.
+        """Return the scores of a run.
 
         Args:
-            ours: float32 [n, D].
+            ours: features float32 [n, D] of the run.
             others: features float32 [m, D] of the reference run or of the dataset.
             clusters: prompt of each sample of the run.
         """
 
     def caveat(self, ours: Features) -> str | None:
-        """Return what a reader of the scores should know of a run with these features."""
+        """Return a remark about scores of a run with these features, or None."""
         return None
 
 
@@ -57,19 +57,19 @@ class ToReference(Comparison):
 
 @dataclass(frozen=True)
 class ToDataset(Comparison):
-    """Base class of distances to a dataset of real images; the jackknife leaves out samples of the run.
+    """Base class of distances to real images; the jackknife leaves out samples of the run.
 
     Attributes:
-        statistics: a folder of images, a file written by `kvbench.eval.distribution.dataset`, or for the spaces of
-            ADM's evaluator its reference batch (.npz). Null looks for that batch, or for
-            statistics-<space>.safetensors, among the weights.
+        statistics: a folder of images, a file written by `kvbench.eval.distribution.dataset`, or the reference batch
+            (.npz) of ADM's evaluator for its spaces. By default the batch, or statistics-<space>.safetensors for other
+            spaces, is searched among the weights.
     """
 
     statistics: str | None = None
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """The network's file and that of the dataset, unless it is a folder."""
+        """File of the network, and of the dataset unless it is a folder."""
         if self.statistics is None:
             return (self.space.weight, self.default)
         if resolve_path(self.statistics).is_dir():
@@ -79,19 +79,19 @@ class ToDataset(Comparison):
 
     @property
     def default(self) -> Weight:
-        """The dataset's file if `statistics` is null."""
-        return REFERENCE_BATCH if self.space.reference_names else statistics_of(self.space.name)
+        """File of the dataset if `statistics` is null."""
+        return REFERENCE_BATCH if self.space.reference_names else find_statistics(self.space.name)
 
     def dataset(self) -> Path:
-        """Return the dataset's file or folder."""
+        """Return the file or folder of the dataset."""
         if len(self.weights) > 1:
             return self.weights[1].require()[0]
         assert self.statistics is not None
         return resolve_path(self.statistics)
 
     def read_dataset(self, device: str) -> tuple[Any, dict[str, object]]:
-        """Return the features of the dataset's images, float32 [m, D], and their origin."""
-        real, origin = dataset_features(self.dataset(), self.space, device)
+        """Return the features float32 [m, D] of the dataset, and their origin."""
+        real, origin = read_features(self.dataset(), self.space, device)
         return real.arrays["features"], origin
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:

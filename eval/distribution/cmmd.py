@@ -1,4 +1,4 @@
-"""CMMD: maximum mean discrepancy of CLIP's image vectors (Jayasumana et al., arXiv:2401.09603), in float64."""
+"""CMMD: maximum mean discrepancy of CLIP image vectors (Jayasumana et al., arXiv:2401.09603), in float64."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,20 +16,16 @@ from kvbench.eval.spaces.base import Space
 from kvbench.eval.spaces.clip import ClipImages
 
 SIGMA = 10.0
-"""Width of the Gaussian kernel: larger than any distance between unit vectors."""
-REPORTED = 1000
-"""Factor by which the paper multiplies the discrepancy."""
+"""Width of the Gaussian kernel."""
+REPORT_FACTOR = 1000
+"""Factor of reported values in the paper."""
 SPEC = MetricSpec("lower", "1e-3", digits=3)
 PICTURES = Weight("a folder of real images", how="Name it, or ADM's reference batch (.npz), with statistics=")
 
 
 @dataclass(frozen=True)
 class Discrepancy(Comparison):
-    """Base class of CMMD's evaluators.
-
-    As the authors' program: the biased estimate with a Gaussian kernel of width 10 on unit vectors of CLIP's ViT-L-14
-    at 336 pixels. Equal sets give zero.
-    """
+    """Base class of CMMD: biased estimate with a Gaussian kernel on unit vectors, as in the authors' program."""
 
     space: Space = field(default_factory=ClipImages)
 
@@ -49,32 +45,24 @@ class Cmmd(Discrepancy, ToReference):
 
 @dataclass(frozen=True)
 class CmmdReal(Discrepancy, ToDataset):
-    """`cmmd`: CMMD of the run to real images, times 1000.
-
-    Attributes:
-        statistics: a folder of images, or ADM's reference batch (.npz). It has to be named.
-    """
+    """`cmmd`: CMMD of the run to real images, times 1000; `statistics` is required and must hold images."""
 
     name: ClassVar[str] = "cmmd_real"
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"cmmd": SPEC}
 
     @property
     def default(self) -> Weight:
-        """Nothing: moments of a dataset do not give its discrepancy."""
+        """Missing file with the remedy: moments of a dataset do not suffice."""
         return PICTURES
 
 
 def discrepancy_score(first: Features, second: Features, clusters: Sequence[str], *, paired: bool) -> Score:
-    """Return 1000 x the biased MMD^2 of two sets of unit vectors with its jackknife interval.
+    """Return 1000 x the biased MMD^2 of unit vectors [n, D] and [m, D] with its jackknife interval.
 
-    Args:
-        first: [n, D].
-        second: [m, D].
-        clusters: the prompt of each row of `first`.
-        paired: row i of both sides is the same sample, which is left out on both.
+    `clusters` has the prompt of each row of `first`. With `paired` the jackknife leaves out rows on both sides.
     """
     distance = make_discrepancy(_gaussian, first, second, hollow=False, paired=paired)
-    return jackknife_score(lambda kept: REPORTED * distance(kept), clusters)
+    return jackknife_score(lambda positions: REPORT_FACTOR * distance(positions), clusters)
 
 
 def _gaussian(a: Tensor, b: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
-"""Datasets of real images: a folder, statistics made from one, or the reference batch of ADM's evaluator.
+"""Datasets of real images: a folder, its statistics, or the reference batch of ADM's evaluator.
 
-`python -m kvbench.eval.distribution.dataset FOLDER OUT.safetensors --space clean` makes statistics,
-which stand for the folder from then on.
+`python -m kvbench.eval.distribution.dataset FOLDER OUT.safetensors --space clean` writes the statistics of a folder.
 """
 
 import argparse
@@ -10,7 +9,7 @@ import pickle
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -28,21 +27,31 @@ from kvbench.eval.distribution.frechet import moments
 from kvbench.eval.files.image_folder import SUFFIXES
 from kvbench.eval.files.images import ImageSet, find_flaw
 from kvbench.eval.files.samples import Sample, map_in_threads
-from kvbench.eval.files.store import Held
+from kvbench.eval.files.store import StoredFeatures
 from kvbench.eval.files.weights import Weight, WeightError, file_sha256
-from kvbench.eval.spaces.base import Adm, AdmSpatial, Clean, Space, provenance
+from kvbench.eval.spaces.base import Space
 from kvbench.eval.spaces.dinov2 import Dinov2
+from kvbench.eval.spaces.evaluator import provenance
+from kvbench.eval.spaces.inception import Adm, AdmSpatial, Clean
 
 REFERENCE_BATCH = Weight.at(
     "https://openaipublic.blob.core.windows.net/diffusion/jul-2021/ref_batches/imagenet/256/"
     "VIRTUAL_imagenet256_labeled.npz",
 )
-BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
-"""Exceptions of numpy and zipfile on files that are damaged or contain objects."""
+DAMAGE_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    pickle.UnpicklingError,
+)
+"""Exceptions of numpy and zipfile for files that are damaged or contain objects."""
 
 
-def statistics_of(space: str) -> Weight:
-    """Return the file of statistics that is looked for in a space."""
+def find_statistics(space: str) -> Weight:
+    """Return the default file of statistics of a space."""
     file = f"statistics-{space}.safetensors"
     how = (
         f"Make it with: python -m kvbench.eval.distribution.dataset FOLDER $KVBENCH_WEIGHTS/{file} --space {space}; "
@@ -51,24 +60,21 @@ def statistics_of(space: str) -> Weight:
     return Weight(file, how=how)
 
 
-SPACES: dict[str, type[Space]] = {space.name: space for space in (Clean, Adm, AdmSpatial, Dinov2)}
-"""Spaces in which statistics are made."""
-STATISTICS = statistics_of(Clean.name)
-"""Entry of the catalogue of `kvbench.eval.files.fetch`, as is every `Weight` of a module."""
+SPACES: dict[str, Callable[..., Space]] = {space.name: space for space in (Clean, Adm, AdmSpatial, Dinov2)}
+"""Spaces with statistics, by name."""
+STATISTICS = find_statistics(Clean.name)
+"""Listed by `kvbench.eval.files.fetch`, like every `Weight` of a module."""
 
 
 class DatasetError(ValueError):
-    """Statistics, a reference batch or a folder of images cannot be used."""
+    """Statistics, a reference batch or a folder of images is not usable."""
 
 
 class Pictures(ImageSet):
-    """The images directly in a folder, by name; subfolders are left alone.
-
-    Args:
-        folder: images are turned into RGB where they are grey, have a palette or are meant for print.
+    """Images directly in a folder, sorted by name and converted to RGB.
 
     Raises:
-        DatasetError: there are none, or one is no image, has transparency or more than 8 bits per channel.
+        DatasetError: there are no images, or one is damaged, has transparency or more than 8 bits per channel.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -81,7 +87,7 @@ class Pictures(ImageSet):
         self.digest = hash_content("".join(f"{path.name} {file_sha256(path)}\n" for path in self.paths))
 
     def image(self, index: int) -> NDArray[np.uint8]:
-        """Pixels uint8 [H, W, 3]."""
+        """Return the pixels uint8 [H, W, 3] of an image."""
         with _open_picture(self.paths[index]) as image:
             return np.array(image.convert("RGB"))
 
@@ -94,11 +100,7 @@ class Pictures(ImageSet):
 
 
 class Packed(ImageSet):
-    """The images `arr_0` (uint8 [n, H, W, 3]) of an .npz file, streamed: they need not fit in memory.
-
-    Raises:
-        DatasetError: the file is damaged or holds something else.
-    """
+    """Images `arr_0`, uint8 [n, H, W, 3], of an .npz file, streamed; a DatasetError if the file has no such array."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,7 +109,7 @@ class Packed(ImageSet):
         self.digest = file_sha256(path)
 
     def stacks(self, size: int, title: str) -> Iterator[NDArray[np.uint8]]:
-        """Pixels uint8 [N, H, W, 3], at most `size` at a time."""
+        """Yield pixels uint8 [N, H, W, 3], at most `size` images at a time."""
         with _pixels_of(self.path) as (stream, (count, *shape)):
             for start in range(0, count, size):
                 rows = min(size, count - start)
@@ -115,54 +117,49 @@ class Packed(ImageSet):
                 yield np.frombuffer(data, np.uint8).reshape(rows, *shape)
 
 
-def dataset_moments(path: Path, space: Space, device: str) -> tuple[Tensor, Tensor, dict[str, object]]:
+def read_moments(path: Path, space: Space, device: str) -> tuple[Tensor, Tensor, dict[str, object]]:
     """Return mean [D] and covariance [D, D], float64, of a dataset's features, and their origin.
 
-    The origin is what is known of the images: digest, number, whether their features were reused.
+    The origin has the digest and number of the images, and whether their features were reused.
 
     Args:
         path: folder of images, statistics (.safetensors) or reference batch (.npz).
-        space: whose features.
-        device: where its network runs.
+        space: space of the features.
+        device: torch device.
 
     Raises:
-        DatasetError: the file is damaged, pickled, not statistics, or of another space or network.
+        DatasetError: the file is damaged, pickled, or from another space or network.
     """
     if path.is_dir():
-        features, origin = dataset_features(path, space, device)
+        features, origin = read_features(path, space, device)
         return *moments(features.arrays["features"]), origin
     read = _from_npz if path.suffix == ".npz" else _from_safetensors
     mean, covariance, origin = read(path, space)
     if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
-        raise DatasetError(
-            f"{path}: mean {tuple(mean.shape)} and covariance {tuple(covariance.shape)} do not fit together"
-        )
+        shapes = f"mean {tuple(mean.shape)} and covariance {tuple(covariance.shape)}"
+        raise DatasetError(f"{path}: {shapes} do not fit together")
     if not (mean.isfinite().all() and covariance.isfinite().all()):
         raise DatasetError(f"{path}: its mean or covariance is not finite")
-    if (
-        not torch.allclose(covariance, covariance.T, rtol=1e-4, atol=1e-6)
-        or (covariance.diagonal() < 0).any()
-    ):
+    symmetric = torch.allclose(covariance, covariance.T, rtol=1e-4, atol=1e-6)
+    if not symmetric or (covariance.diagonal() < 0).any():
         raise DatasetError(
             f"{path}: its covariance is not a covariance: not symmetric, or negative variances"
         )
     return mean.double(), (covariance.double() + covariance.double().T) / 2, origin
 
 
-def dataset_features(path: Path, space: Space, device: str) -> tuple[Held, dict[str, object]]:
-    """Features of a dataset's images themselves, and their origin as in `dataset_moments`.
+def read_features(path: Path, space: Space, device: str) -> tuple[StoredFeatures, dict[str, object]]:
+    """Return the features of a dataset's images, and their origin as in `read_moments`.
 
     Raises:
-        DatasetError: the file holds statistics only, or cannot be read.
+        DatasetError: the file is damaged or has no images.
     """
     if not path.is_dir() and path.suffix != ".npz":
-        raise DatasetError(
-            f"{path}: images are needed here, not their mean and covariance: a folder or an .npz"
-        )
+        raise DatasetError(f"{path}: images are needed here, not mean and covariance: a folder or an .npz")
     source: ImageSet = Pictures(path) if path.is_dir() else Packed(path)
-    found = space.features(source, device)
-    origin = {"digest": source.digest, "n": len(source.indices), **provenance({"features": found})}
-    return found, origin
+    features = space.features(source, device)
+    origin = {"digest": source.digest, "n": len(source.indices), **provenance({"features": features})}
+    return features, origin
 
 
 def save_statistics(source: ImageSet, space: Space, device: str, out: Path) -> None:
@@ -174,7 +171,7 @@ def save_statistics(source: ImageSet, space: Space, device: str, out: Path) -> N
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line: statistics of a folder of images."""
+    """Write the statistics of a folder of images."""
     parser = argparse.ArgumentParser(
         prog="python -m kvbench.eval.distribution.dataset", description=main.__doc__
     )
@@ -183,12 +180,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--space", choices=sorted(SPACES), default="clean")
     parser.add_argument("--path", help="the network's file, if not in $KVBENCH_WEIGHTS")
     parser.add_argument("--device", default="cpu")
-    given = parser.parse_args(arguments)
-    space = SPACES[given.space](path=given.path)
+    options = parser.parse_args(arguments)
+    space = SPACES[options.space](path=options.path)
     try:
-        if not given.folder.is_dir():
-            raise DatasetError(f"{given.folder} is not a folder")
-        save_statistics(Pictures(given.folder), space, given.device, given.out)
+        if not options.folder.is_dir():
+            raise DatasetError(f"{options.folder} is not a folder")
+        save_statistics(Pictures(options.folder), space, options.device, options.out)
     except (DatasetError, WeightError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -197,28 +194,28 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _from_npz(path: Path, space: Space) -> tuple[Tensor, Tensor, dict[str, object]]:
     if space.reference_names is None:
-        how = statistics_of(space.name).how
+        how = find_statistics(space.name).how
         raise DatasetError(
             f"{path}: a reference batch (.npz) belongs to the space adm, not {space.name}. {how}"
         )
     try:
         with np.load(path, allow_pickle=False) as archive:
             mean, covariance = (np.asarray(archive[name], np.float64) for name in space.reference_names)
-    except BROKEN as error:
+    except DAMAGE_ERRORS as error:
         names = " and ".join(space.reference_names)
         raise DatasetError(f"{path}: {names} cannot be read: {error}") from error
     return torch.from_numpy(mean), torch.from_numpy(covariance), {}
 
 
 def _from_safetensors(path: Path, space: Space) -> tuple[Tensor, Tensor, dict[str, object]]:
-    how = statistics_of(space.name).how
+    how = find_statistics(space.name).how
     try:
         tensors, metadata = checkpoint.load(path)
         mean, covariance = tensors["mean"], tensors["covariance"]
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise DatasetError(f"{path}: not statistics of a dataset: {error}. {how}") from error
     if metadata.get("space") != space.name:
-        raise DatasetError(f"{path}: statistics of the space {metadata.get('space')}, needed is {space.name}")
+        raise DatasetError(f"{path}: statistics of the space {metadata.get('space')}, not {space.name}")
     if metadata.get("weights") != space.weight.require()[1]:
         raise DatasetError(f"{path}: made with another network than {space.weight.file}. {how}")
     return mean, covariance, {"digest": metadata.get("images"), "n": metadata.get("count")}
@@ -235,17 +232,17 @@ def _open_picture(path: Path) -> Iterator[Image.Image]:
 
 @contextlib.contextmanager
 def _pixels_of(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
-    """The open `arr_0` of an .npz file, behind its header, and its shape."""
+    """Open `arr_0` of an .npz file; yield the stream after the header, and the shape."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open("arr_0.npy") as stream:
             read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
             shape, fortran, dtype = read[npy.read_magic(stream)](stream)
             if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or fortran:
-                raise DatasetError(f"{path}: arr_0 is {dtype} {shape}, needed is uint8 [n, H, W, 3]")
+                raise DatasetError(f"{path}: arr_0 is {dtype} {shape}, not uint8 [n, H, W, 3]")
             yield stream, shape
     except DatasetError:
         raise
-    except BROKEN as error:
+    except DAMAGE_ERRORS as error:
         raise DatasetError(f"{path}: no images can be read from arr_0: {error}") from error
 
 

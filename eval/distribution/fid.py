@@ -1,9 +1,8 @@
-"""Frechet distances: of a run to its reference run, and of a run to the statistics of a dataset.
+"""Frechet distances of a run to its reference run or to a dataset.
 
-The expected distance falls as samples are added, and the interval is about sets of equally many samples: it covers the
-value that this number of samples has on average, and not that of infinitely many. `bias` of the score estimates what
-lies between the two (Chong and Forsyth, arXiv:1911.07023, extrapolate it from subsets). Distances on unequal numbers
-of samples do not compare.
+The expected distance falls with the number of samples n. The interval covers the expected value for n samples, not for
+infinitely many; `bias` of the score estimates the difference (Chong and Forsyth, arXiv:1911.07023, extrapolate it from
+subsets). Distances with different n are not comparable.
 """
 
 from collections.abc import Mapping
@@ -13,24 +12,24 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvbench.eval.distribution.base import ToDataset, ToReference
-from kvbench.eval.distribution.dataset import DatasetError, dataset_moments
+from kvbench.eval.distribution.dataset import DatasetError, read_moments
 from kvbench.eval.distribution.frechet import Features, frechet_distance, frechet_to
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
-from kvbench.eval.spaces.base import few_samples
+from kvbench.eval.spaces.evaluator import describe_few_samples
 
 
 @dataclass(frozen=True)
 class Fid(ToReference):
     """`fid_paired_clean`, `fid_scenes`, `sfid_paired_adm`, `fd_paired_dinov2`: distance of run and reference.
 
-    The number is small because both sides share their seeds; it is not a FID against real images.
+    The distance is small because both sides have the same seeds; it is not a FID against real images.
     """
 
     name: ClassVar[str] = "fid"
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
-        """One distance, named after the space."""
+        """Specification of the distance, which is named after the space."""
         return {f"{self.space.distance}_{self.space.paired}": MetricSpec("lower")}
 
     def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
@@ -51,41 +50,36 @@ class FidReal(ToDataset):
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
-        """One distance, named after the space."""
+        """Specification of the distance, which is named after the space."""
         return {f"{self.space.distance}_{self.space.real}": MetricSpec("lower", digits=2)}
 
     def read_dataset(self, device: str) -> tuple[tuple[Tensor, Tensor], dict[str, object]]:
         """Return mean and covariance of the dataset, and their origin."""
-        mean, covariance, origin = dataset_moments(self.dataset(), self.space, device)
+        mean, covariance, origin = read_moments(self.dataset(), self.space, device)
         return (mean, covariance), origin
 
     def compare(self, ours: Features, others: tuple[Tensor, Tensor], clusters: list[str]) -> dict[str, Score]:
         """Return the distance between the run's features and the dataset's moments."""
         if ours.shape[1] != len(others[0]):
-            raise DatasetError(
-                f"{self.dataset()}: {len(others[0])} features, the network gives {ours.shape[1]}"
-            )
+            sizes = f"{len(others[0])} features, the network gives {ours.shape[1]}"
+            raise DatasetError(f"{self.dataset()}: {sizes}")
         distance = frechet_to(*others)
         [name] = self.metrics
-        return {name: jackknife_score(lambda kept: distance(ours[kept]), clusters)}
+        return {name: jackknife_score(lambda positions: distance(ours[positions]), clusters)}
 
     def caveat(self, ours: Features) -> str | None:
         """Return a warning if the covariance is singular or the samples are few."""
-        return _singular(ours) or (few_samples(len(ours)) if self.space.reference_names else None)
+        return _singular(ours) or (describe_few_samples(len(ours)) if self.space.reference_names else None)
 
 
 def distance_score(first: Features, second: Features, clusters: list[str]) -> Score:
-    """Return the Frechet distance of paired features [n, D] with interval and bias.
-
-    The jackknife behind both leaves out the same samples on both sides. The interval is about sets of n samples.
-    """
-    return jackknife_score(lambda kept: frechet_distance(first[kept], second[kept]), clusters)
+    """Return the Frechet distance of paired features [n, D]; the jackknife leaves out samples on both sides."""
+    return jackknife_score(lambda positions: frechet_distance(first[positions], second[positions]), clusters)
 
 
 def _singular(features: Features) -> str | None:
     count, dimensions = features.shape
-    if count > dimensions:
-        return None
-    return (
+    caveat = (
         f"{count} samples for {dimensions} features: the covariance is singular and the value biased upward"
     )
+    return None if count > dimensions else caveat

@@ -13,23 +13,15 @@ Features = NDArray[np.float32] | NDArray[np.float64]
 def frechet_distance(first: Features, second: Features) -> float:
     """Return |m1 - m2|^2 + tr S1 + tr S2 - 2 tr (S1 S2)^1/2 of two sets (Heusel et al., arXiv:1706.08500).
 
-    m and S are the means and unbiased covariances of the sets.
+    m and S are the means and unbiased covariances of the sets [n, D] and [m, D]. Equal sets give zero up to rounding.
 
-    With few samples the last trace is the sum of singular values of A B^T, A and B being the centred
-    features over sqrt(n - 1): their squares are the non-zero eigenvalues of S1 S2. It is exact for singular
-    covariances.
-
-    Args:
-        first: [n, D].
-        second: [m, D].
-
-    Returns:
-        The distance, not clipped: equal sets give zero up to rounding, of either sign.
+    With few samples the last trace is the sum of singular values of A B^T, where A and B are the centred features over
+    sqrt(n - 1): their squares are the non-zero eigenvalues of S1 S2. This is exact for singular covariances.
 
     Raises:
         ValueError: fewer than two samples, unequal dimensions, or features that are not finite.
     """
-    a, b = checked(first, second)
+    a, b = check_features(first, second)
     if min(len(a), len(b)) > a.shape[1]:
         return frechet_to(*moments(first))(second)
     shift = (a.mean(0) - b.mean(0)).square().sum()
@@ -39,23 +31,20 @@ def frechet_distance(first: Features, second: Features) -> float:
 
 
 def frechet_to(mean: Tensor, covariance: Tensor) -> Callable[[Features], float]:
-    """Return a function that gives the Frechet distance of features [n, D] to one Gaussian.
+    """Return a function from features [n, D] to their Frechet distance to a Gaussian; it raises as `frechet_distance`.
 
-    The square root R of the Gaussian's covariance is found once. The last trace is the sum of square roots of the
-    eigenvalues of R S R, S being the features' covariance. With few samples it is the sum of singular values of A R, in
-    the terms of `frechet_distance`, which loses no digits on their singular covariance.
+    The square root R of the Gaussian's covariance is computed once. The last trace is the sum of square roots of the
+    eigenvalues of R S R, where S is the covariance of the features. With few samples it is the sum of singular
+    values of A R (see `frechet_distance`), which is exact for a singular S.
 
     Args:
         mean: float64 [D].
         covariance: float64 [D, D].
-
-    Returns:
-        A function that raises what `frechet_distance` does.
     """
     root, variance = _square_root(covariance), covariance.trace()
 
     def distance(features: Features) -> float:
-        [data] = checked(features)
+        [data] = check_features(features)
         if data.shape[1] != len(mean):
             raise ValueError(f"features have {data.shape[1]} and {len(mean)} dimensions")
         centre, count = data.mean(0), len(data)
@@ -75,12 +64,12 @@ def moments(features: Features) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: fewer than two samples, or features that are not finite.
     """
-    [data] = checked(features)
+    [data] = check_features(features)
     centred = data - data.mean(0)
     return data.mean(0), centred.T @ centred / (len(data) - 1)
 
 
-def checked(*sets: Features, min_samples: int = 2) -> list[Tensor]:
+def check_features(*sets: Features, min_samples: int = 2) -> list[Tensor]:
     """Check sets of features [n, D] and return them as float64 tensors.
 
     Raises:
@@ -88,9 +77,7 @@ def checked(*sets: Features, min_samples: int = 2) -> list[Tensor]:
     """
     for features in sets:
         if features.ndim != 2 or len(features) < min_samples:
-            raise ValueError(
-                f"at least {min_samples} samples are needed, got features of shape {features.shape}"
-            )
+            raise ValueError(f"at least {min_samples} samples are needed, got features {features.shape}")
         if not np.isfinite(features).all():
             row = int(np.flatnonzero(~np.isfinite(features).all(1))[0])
             raise ValueError(f"features of sample {row} are not finite")

@@ -1,4 +1,4 @@
-"""Maximum mean discrepancy of two sets, from sums over kernel matrices: cheap without some of the samples."""
+"""Maximum mean discrepancy from sums over kernel matrices, which makes leaving out samples cheap."""
 
 from collections.abc import Callable
 
@@ -7,42 +7,41 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvbench.eval.distribution.frechet import Features, checked
+from kvbench.eval.distribution.frechet import Features, check_features
 
-ROWS = 1024  # of a kernel matrix at a time
+CHUNK_ROWS = 1024  # rows of a kernel matrix computed at once
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
-"""Values [n, m] of every pair of rows of [n, D] and [m, D]."""
+"""Function from [n, D] and [m, D] to the values [n, m] of all pairs of rows."""
 Positions = NDArray[np.int64]
 
 
 def make_discrepancy(
     kernel: Kernel, first: Features, second: Features, *, hollow: bool, paired: bool
 ) -> Callable[[Positions], float]:
-    """Return a function of the positions of kept samples that gives MMD^2 (Gretton et al., JMLR 13, 2012).
+    """Return a function from the positions of kept samples to MMD^2 (Gretton et al., JMLR 13, 2012).
 
-    The kernel matrices are summed once. What the other samples take away follows from the sums of their rows and
-    columns and the block between them.
+    The kernel matrices are summed once. The other samples are subtracted through the sums of their rows and columns and
+    the block between them.
 
     Args:
-        kernel: gives the matrices' entries.
-        first: [n, D], whose positions are kept.
+        kernel: kernel function.
+        first: [n, D]; the positions refer to its rows.
         second: [m, D].
-        hollow: a sample is not compared with itself, nor with its pair: the unbiased estimate.
+        hollow: exclude the comparison of a sample with itself and its pair, for the unbiased estimate.
         paired: row i of both sides is the same sample, which is left out on both.
 
     Raises:
-        ValueError: fewer than two samples, unequal dimensions, features that are not finite, or paired sets of unequal
-            size.
+        ValueError: fewer than two samples, unequal dimensions, non-finite features, or paired sets of unequal size.
     """
-    a, b = checked(first, second)
+    a, b = check_features(first, second)
     if paired and len(a) != len(b):
         raise ValueError(f"paired sets have {len(a)} and {len(b)} samples")
     within_a, within_b = (_sum_kernel(kernel, side, side, hollow=hollow) for side in (a, b))
     across = _sum_kernel(kernel, a, b, hollow=hollow and paired)
 
-    def find_discrepancy(kept: Positions) -> float:
-        out = np.setdiff1d(np.arange(len(a)), kept)
+    def find_discrepancy(positions: Positions) -> float:
+        out = np.setdiff1d(np.arange(len(a)), positions)
         other = out if paired else out[:0]
         return within_a(out, out) + within_b(other, other) - 2 * across(out, other)
 
@@ -52,13 +51,13 @@ def make_discrepancy(
 def _sum_kernel(
     kernel: Kernel, a: Tensor, b: Tensor, *, hollow: bool
 ) -> Callable[[Positions, Positions], float]:
-    """Return a function that gives the mean over the matrix of two sets without some rows and columns.
+    """Return a function from left-out rows and columns to the mean over the rest of the kernel matrix.
 
-    If it is `hollow`, its diagonal does not count, and rows and columns are the same positions.
+    With `hollow` the diagonal does not count, and the positions of rows and columns are equal.
     """
     parts, columns = [], torch.zeros(len(b), dtype=a.dtype)
-    for start in range(0, len(a), ROWS):
-        block = kernel(a[start : start + ROWS], b)
+    for start in range(0, len(a), CHUNK_ROWS):
+        block = kernel(a[start : start + CHUNK_ROWS], b)
         if hollow:
             block.diagonal(start).zero_()
         parts.append(block.sum(1))

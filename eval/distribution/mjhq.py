@@ -1,4 +1,4 @@
-"""FID on MJHQ-30K (Li et al., arXiv:2402.17245): a run's images against the benchmark's, whole and by category."""
+"""FID on MJHQ-30K (Li et al., arXiv:2402.17245), on all images and by category."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,22 +12,14 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
-from kvbench.eval.spaces.base import SpaceEvaluator, finish, require_samples
+from kvbench.eval.spaces.evaluator import SpaceEvaluator, finish, require_samples
 
 CATEGORIES = (
-    "animals",
-    "art",
-    "fashion",
-    "food",
-    "indoor",
-    "landscape",
-    "logo",
-    "people",
-    "plants",
-    "vehicles",
+    *("animals", "art", "fashion", "food", "indoor"),
+    *("landscape", "logo", "people", "plants", "vehicles"),
 )
 FOLDER = "mjhq30k_imgs"
-HOW = (
+REMEDY = (
     f"Get https://huggingface.co/datasets/playgroundai/MJHQ-30K/resolve/main/{FOLDER}.zip, unzip it, and put "
     f"{FOLDER} (a folder of images for each category) into $KVBENCH_WEIGHTS, or set eval.fid_mjhq.folder to it"
 )
@@ -35,46 +27,48 @@ HOW = (
 
 @dataclass(frozen=True)
 class FidMjhq(PartedEvaluator, SpaceEvaluator):
-    """`fid_mjhq_clean`: Frechet distance of the run to the real images of its categories; the same for each category.
+    """`fid_mjhq_clean`: Frechet distance of the run to the real images of its categories, and for each category.
 
-    Images of one category are compared with all real ones of it, so a run on part of the prompts has a smaller n than
-    published numbers have. Distances of categories have no interval.
+    All real images of a category are used, so a run on part of the prompts has a smaller n than published numbers.
+    Distances of categories have no interval.
 
     Attributes:
-        folder: a folder of real images for each category; null looks for `mjhq30k_imgs` where weights lie.
+        folder: a folder of real images for each category; by default `mjhq30k_imgs` is searched among the weights.
     """
 
     folder: str | None = None
     name: ClassVar[str] = "fid_mjhq"
-    asks: ClassVar[str] = "category"
+    required_meta: ClassVar[str] = "category"
     spec: ClassVar[MetricSpec] = MetricSpec("lower", digits=2)
     part_names: ClassVar[tuple[str, ...]] = CATEGORIES
 
     @property
     def metric(self) -> str:
-        """The whole distance's name."""
+        """Name of the overall distance."""
         return f"{self.space.distance}_mjhq_{self.space.name}"
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """The network's file and, unless it is there, the folder."""
-        real = Weight(FOLDER, how=HOW, path=self.folder)
+        """File of the network and, if it is missing, the folder."""
+        real = Weight(FOLDER, how=REMEDY, path=self.folder)
         return (self.space.weight,) if self._find() else (self.space.weight, real)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Features of the run and of the real images of its categories; the jackknife leaves out samples of the run."""
+        """Compare the run with the real images of its categories; the jackknife leaves out samples of the run."""
         require_samples(len(images), 2, "a distance between distributions")
-        found = [str(images.meta(index).get("category")) for index in images.indices]
-        if unknown := set(found) - set(CATEGORIES):
+        labels = [str(images.meta(index).get("category")) for index in images.indices]
+        if unknown := set(labels) - set(CATEGORIES):
             raise SkipEvaluation(f"no category of MJHQ-30K: {min(unknown)} (prompts=mjhq30k)")
         root = self._find()
         assert root is not None
-        kinds = [category for category in CATEGORIES if category in found]
+        kinds = [category for category in CATEGORIES if category in labels]
         real = {kind: self.space.features(_open(root / kind), device).arrays["features"] for kind in kinds}
         ours = self.space.features(images, device)
-        features, rows = ours.arrays["features"], np.array(found)
+        features, rows = ours.arrays["features"], np.array(labels)
         distance = frechet_to(*moments(np.concatenate([*real.values()])))
-        scores = {self.metric: jackknife_score(lambda kept: distance(features[kept]), images.clusters)}
+        scores = {
+            self.metric: jackknife_score(lambda positions: distance(features[positions]), images.clusters)
+        }
         for kind in kinds:
             own = features[rows == kind]
             if len(own) > 1:
@@ -90,5 +84,5 @@ class FidMjhq(PartedEvaluator, SpaceEvaluator):
 
 def _open(folder: Path) -> Pictures:
     if not folder.is_dir():
-        raise DatasetError(f"{folder} is not there. {HOW}")
+        raise DatasetError(f"{folder} is not there. {REMEDY}")
     return Pictures(folder)

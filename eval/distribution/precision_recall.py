@@ -10,95 +10,90 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
-from kvbench.eval.distribution.frechet import Features, checked
+from kvbench.eval.distribution.frechet import Features, check_features
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import Replicates, are_classes, assign_groups
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
 from kvbench.eval.protocol.shares import wilson_interval
-from kvbench.eval.spaces.base import few_samples
+from kvbench.eval.spaces.evaluator import describe_few_samples
 
 NEIGHBOUR = 3
-SHARE = MetricSpec("higher", digits=3)
-ROWS = 512  # of a distance matrix at a time
-ROUNDING = 1e-12  # of a squared distance, relative to the squared lengths
+SHARE_SPEC = MetricSpec("higher", digits=3)
+CHUNK_ROWS = 512  # rows of a distance matrix computed at once
+ROUNDING_ERROR = 1e-12  # rounding error of a squared distance, relative to the squared lengths
 
 Groups = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Shares(Comparison):
+class ManifoldShares(Comparison):
     """Base class of precision and recall.
 
-    `precision` is the share of the run's images that lie within the k-th neighbour's distance of an image of the other
-    side, `recall` the share of the other side's images that lie so near one of the run.
+    `precision` is the share of the run's images inside the manifold of the other side, `recall` the share of the other
+    side's images inside the manifold of the run.
 
     Attributes:
-        neighbour: k.
+        neighbour: k of `precision_recall`.
     """
 
     neighbour: int = setting(NEIGHBOUR, 1)
 
     @property
     def required(self) -> tuple[int, str]:
-        """A sample and its neighbours."""
+        """Number of a sample and its k neighbours."""
         return self.neighbour + 1, f"the distance to neighbour {self.neighbour}"
 
     @property
     def suffix(self) -> str:
-        """Suffix of the metrics' names: the space."""
+        """Suffix of the metrics' names, the name of the space."""
         return f"_{self.space.paired}"
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
-        """Both shares."""
-        return {f"{name}{self.suffix}": SHARE for name in ("precision", "recall")}
+        """Specifications of both shares."""
+        return {f"{name}{self.suffix}": SHARE_SPEC for name in ("precision", "recall")}
 
     def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
-        """Return both shares; of a pair, a group of samples is left out on both sides."""
+        """Return both shares; the jackknife leaves out paired samples on both sides."""
         dealt = assign_groups(clusters)
-        # Without a neighbour of that rank in what a group leaves there are no replicates.
+        # There are no replicates if too few neighbours remain without a group.
         groups = dealt if len(dealt) - np.bincount(dealt).max() > self.neighbour else None
         sides = (groups, groups if self.needs_reference else None)
-        found = leave_groups_out(ours, others, self.neighbour, sides)
-        return {name: _make_score(shares, clusters) for name, shares in zip(self.metrics, found, strict=True)}
+        pair = leave_groups_out(ours, others, self.neighbour, sides)
+        return {name: _make_score(shares, clusters) for name, shares in zip(self.metrics, pair, strict=True)}
 
 
 @dataclass(frozen=True)
-class PrecisionRecall(Shares, ToReference):
+class PrecisionRecall(ManifoldShares, ToReference):
     """`precision_<space>` and `recall_<space>` of a run against its reference run."""
 
     name: ClassVar[str] = "precision_recall"
 
 
 @dataclass(frozen=True)
-class PrecisionRecallReal(Shares, ToDataset):
-    """`precision` and `recall` as the ADM evaluator has them: against the images of its reference batch."""
+class PrecisionRecallReal(ManifoldShares, ToDataset):
+    """`precision` and `recall` against the images of the reference batch, as in ADM's evaluator."""
 
     name: ClassVar[str] = "precision_recall_real"
 
     @property
     def suffix(self) -> str:
-        """Nothing in the space `adm`, else the space."""
+        """Empty in the space `adm`, else the name of the space."""
         return "" if self.space.name == "adm" else f"_{self.space.real}"
 
     def caveat(self, ours: Features) -> str | None:
         """Return a warning if the samples are few."""
-        return few_samples(len(ours))
+        return describe_few_samples(len(ours))
 
 
 def precision_recall(sample: Features, real: Features, neighbour: int = NEIGHBOUR) -> tuple[float, float]:
-    """Share of samples inside the manifold of real features, and the other way round.
+    """Return the share of samples [n, D] inside the manifold of real features [m, D], and the converse.
 
-    The manifold of a set is the union of balls around its points, each as wide as the distance to its k-th
-    nearest neighbour, the point itself not counted; a point on the surface is inside.
-
-    Args:
-        sample: [n, D].
-        real: [m, D].
-        neighbour: k.
+    The manifold of a set is the union of balls around its points. The radius is the distance to the k-th nearest
+    neighbour, without the point itself; the surface belongs to the ball.
 
     Raises:
-        ValueError: no more than k samples, unequal dimensions, or features that are not finite.
+        ValueError: at most k samples, unequal dimensions, or non-finite features.
     """
     precision, recall = leave_groups_out(sample, real, neighbour, (None, None))
     return float(precision[0]), float(recall[0])
@@ -107,31 +102,25 @@ def precision_recall(sample: Features, real: Features, neighbour: int = NEIGHBOU
 def leave_groups_out(
     sample: Features, real: Features, neighbour: int, dealt: tuple[Groups | None, Groups | None]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`precision_recall` of everything and without each group: two arrays float64 [1 + groups].
+    """Return `precision_recall` with all samples and without each group: two arrays float64 [1 + groups].
 
-    Distances are computed once for all of them.
-
-    Args:
-        sample: [n, D].
-        real: [m, D].
-        neighbour: k.
-        dealt: group of each row of either side; None keeps that side whole.
+    `dealt` has the group of each row of either side; None keeps all rows of the side.
     """
-    a, b = checked(sample, real, min_samples=neighbour + 1)
+    a, b = check_features(sample, real, min_samples=neighbour + 1)
     groups_a, groups_b = (None if g is None else torch.from_numpy(g) for g in dealt)
     precision = _covered(a, b, neighbour, groups_a, groups_b)
     return precision.numpy(), _covered(b, a, neighbour, groups_b, groups_a).numpy()
 
 
 def _make_score(shares: NDArray[np.float64], clusters: Sequence[str]) -> Score:
-    """Return a score out of shares [1 + groups]; one that no group moves is as uncertain as one of so many prompts."""
+    """Return the score of shares [1 + groups]; a share that no group changes has Wilson's interval for the prompts."""
     score = Score(float(shares[0]), len(clusters))
     if len(shares) == 1:
         return score
     replicates = Replicates.from_groups(shares[1:], clusters)
-    found = replicates.surround(float(shares[0]))
-    if found.se > 0:
-        return with_interval(score, found.clip(0, 1))
+    interval = replicates.surround(float(shares[0]))
+    if interval.se > 0:
+        return with_interval(score, interval.clip(0, 1))
     count = len(clusters) if are_classes(clusters) else len(set(clusters))
     return with_interval(score, replace(wilson_interval(float(shares[0]), count), replicates=replicates))
 
@@ -139,18 +128,18 @@ def _make_score(shares: NDArray[np.float64], clusters: Sequence[str]) -> Score:
 def _covered(
     points: Tensor, centres: Tensor, neighbour: int, out_points: Tensor | None, out_centres: Tensor | None
 ) -> Tensor:
-    """Share of points in a ball around a centre, of all and without each group: float64 [1 + groups]."""
+    """Return the share of points in some ball, with all samples and without each group: float64 [1 + groups]."""
     dealt = [g for g in (out_points, out_centres) if g is not None]
     groups = max((int(g.max()) + 1 for g in dealt), default=0)
     radii = _radii(centres, neighbour, out_centres, groups)
     inside = torch.zeros(groups + 1, dtype=torch.float64)
-    for start in range(0, len(points), ROWS):
-        squared = _squared_distances(points[start : start + ROWS], centres)
+    for start in range(0, len(points), CHUNK_ROWS):
+        squared = _squared_distances(points[start : start + CHUNK_ROWS], centres)
         for column in range(groups + 1):
-            found = (squared <= radii[:, column]).any(1)
+            covered = (squared <= radii[:, column]).any(1)
             if column and out_points is not None:
-                found &= out_points[start : start + ROWS] != column - 1
-            inside[column] += found.sum()
+                covered &= out_points[start : start + CHUNK_ROWS] != column - 1
+            inside[column] += covered.sum()
     size = torch.full((groups + 1,), len(points), dtype=torch.float64)
     if out_points is not None:
         size[1:] -= torch.bincount(out_points, minlength=groups)
@@ -158,17 +147,16 @@ def _covered(
 
 
 def _radii(centres: Tensor, neighbour: int, out: Tensor | None, groups: int) -> Tensor:
-    """Squared distance to the k-th neighbour, of all and without each group: float64 [m, 1 + groups].
+    """Return the squared distance to the k-th neighbour, in total and without each group: float64 [m, 1 + groups].
 
-    Centres that are left out have radius -1. The k nearest of each group are enough to know the k nearest of
-    all the others.
+    Left-out centres have radius -1. The k nearest neighbours in each group determine those in all other groups.
     """
     members = (
         [torch.arange(len(centres))] if out is None else [torch.where(out == g)[0] for g in range(groups)]
     )
     radii = torch.full((len(centres), groups + 1), -1.0, dtype=torch.float64)
-    for start in range(0, len(centres), ROWS):
-        squared = _squared_distances(centres[start : start + ROWS], centres)
+    for start in range(0, len(centres), CHUNK_ROWS):
+        squared = _squared_distances(centres[start : start + CHUNK_ROWS], centres)
         rows = slice(start, start + len(squared))
         squared.diagonal(start).fill_(torch.inf)
         nearest = [squared[:, of].topk(min(neighbour, len(of)), largest=False).values for of in members]
@@ -183,9 +171,9 @@ def _radii(centres: Tensor, neighbour: int, out: Tensor | None, groups: int) -> 
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """[n, m], float64; what rounding alone may have left is zero, so that equal points lie in each other's balls."""
+    """Return squared distances float64 [n, m]; rounding errors become zero, so equal points share their balls."""
     middle = b.mean(0)
     a, b = a - middle, b - middle
     lengths = a.square().sum(1)[:, None] + b.square().sum(1)
     squared = lengths - 2 * a @ b.T
-    return squared.where(squared > ROUNDING * lengths, 0)
+    return squared.where(squared > ROUNDING_ERROR * lengths, 0)

@@ -1,4 +1,4 @@
-"""Folders of images that any program made, without records: one sample a file, paired by file name."""
+"""Folders of images from any program, without records: each file is a sample, paired by file name."""
 
 import json
 import re
@@ -15,16 +15,14 @@ SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 class PlainFolder(ImageSet):
     """Images of a folder in the natural order of their names: 2.png comes before 10.png.
 
-    Every file is read and decoded at the start.
-
     Args:
-        folder: images lie in it or in and below its `images/`; other files are passed over.
-        prompts: text of each image in that order, one per line, or JSON lines with `prompt` (the rest is what GenEval
-            and DPG want to know of it). Without it images have no prompts, and each stands alone in intervals.
+        folder: contains the images, or has them below `images/`; other files are ignored.
+        prompts: file with the text of each image in that order, one per line, or JSON lines with `prompt` and other
+            metadata, for example of GenEval. Without it each image is a cluster of its own in intervals.
 
     Raises:
-        SampleSetError: no images, two of one name, one that cannot be decoded or is not 8-bit RGB, prompts that cannot
-            be read or are not as many.
+        SampleSetError: there are no images, two have one name, one cannot be decoded or is not 8-bit RGB, or prompts
+            are malformed or have another number.
     """
 
     def __init__(self, folder: Path | str, prompts: Path | None = None) -> None:
@@ -50,13 +48,13 @@ class PlainFolder(ImageSet):
 def open_pair(
     folder: Path, reference: Path | None, prompts: Path | None = None
 ) -> tuple[SampleSet, SampleSet | None]:
-    """Open a folder and what its samples are compared with, if that is given.
+    """Open a folder and its reference, if given.
 
-    Run folders are opened and paired by their records; with a file of prompts, or beside any other folder, they too are
-    folders of images, which are paired by file name.
+    Run folders are paired by their records. With a file of prompts, or if one side is another folder, both are opened
+    as folders of images and paired by file name.
 
     Raises:
-        SampleSetError: a folder cannot be scored, or one side lacks images of the other.
+        SampleSetError: a folder cannot be scored, or images of one side are missing on the other.
     """
     folders = [folder] if reference is None else [folder, reference]
     opened: list[SampleSet]
@@ -69,16 +67,16 @@ def open_pair(
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the images of a folder, or of its `images/` and all below, in the natural order of their names.
+    """Return the images in a folder, or below its `images/`, in the natural order of their names.
 
     Raises:
-        SampleSetError: there is no such folder, it holds no images, or two of one name.
+        SampleSetError: the folder is missing, has no images, or has two with one name.
     """
     inner = folder / "images"
     home = inner if inner.is_dir() else folder
     if not home.is_dir():
         raise SampleSetError(f"{home}: no such folder")
-    every = inner.rglob("*") if home == inner else home.iterdir()  # a run has folders of 500 images each
+    every = inner.rglob("*") if home == inner else home.iterdir()  # a run has subfolders of 500 images
     files = [path for path in every if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not files:
         raise SampleSetError(f"{home}: holds no images ({', '.join(SUFFIXES)})")
@@ -90,31 +88,27 @@ def list_images(folder: Path) -> list[Path]:
 
 
 def check_names(folders: list[Path]) -> None:
-    """Make sure that folders hold images of the same names.
-
-    Raises:
-        SampleSetError: naming what one of them lacks.
-    """
+    """Raise a SampleSetError with the missing images if folders do not hold images of the same names."""
     names = [{path.stem for path in list_images(folder)} for folder in folders]
     for folder, own in zip(folders, names, strict=True):
-        if lacking := set().union(*names) - own:
-            some = ", ".join(sorted(lacking)[:5])
-            raise SampleSetError(f"{folder}: lacks {len(lacking)} images of the other folder: {some}")
+        if missing := set().union(*names) - own:
+            some = ", ".join(sorted(missing)[:5])
+            raise SampleSetError(f"{folder}: lacks {len(missing)} images of the other folder: {some}")
 
 
 def _natural(name: str) -> list[str | int]:
-    """Return what names are sorted by: text and numbers in turn."""
+    """Return the sort key of a name: alternating texts and numbers."""
     return [int(part) if number % 2 else part for number, part in enumerate(re.split(r"([0-9]+)", name))]
 
 
 def _read_prompts(path: Path, images: int) -> list[tuple[str, dict[str, object]]]:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        found: list[tuple[str, dict[str, object]]] = [(line.strip(), {}) for line in lines]
+        prompts: list[tuple[str, dict[str, object]]] = [(line.strip(), {}) for line in lines]
         if path.suffix == ".jsonl":
-            found = [(str(record["prompt"]), record) for record in map(json.loads, lines)]
+            prompts = [(str(record["prompt"]), record) for record in map(json.loads, lines)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SampleSetError(f"{path}: not a file of prompts ({error})") from None
-    if len(found) != images:
-        raise SampleSetError(f"{path}: holds {len(found)} prompts for {images} images")
-    return found
+    if len(prompts) != images:
+        raise SampleSetError(f"{path}: holds {len(prompts)} prompts for {images} images")
+    return prompts

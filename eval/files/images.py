@@ -18,12 +18,7 @@ from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in
 
 
 class ImageSet(SampleSet):
-    """Images of one run by index: `images/000017.png` and one line each in `samples.jsonl`.
-
-    Every file is read once at the start and checked against its record.
-
-    Args:
-        folder: the run folder.
+    """Images of a run by index: `images/000017.png` and a line in `samples.jsonl` for each.
 
     Raises:
         SampleSetError: records or images are missing, surplus, altered, truncated or not RGB.
@@ -33,7 +28,7 @@ class ImageSet(SampleSet):
     suffix: ClassVar[str] = ".png"
 
     def image(self, index: int) -> NDArray[np.uint8]:
-        """Pixels uint8 [H, W, 3], RGB."""
+        """Return the pixels uint8 [H, W, 3], RGB."""
         path = self._path(index)
         try:
             with Image.open(path) as image:
@@ -42,11 +37,11 @@ class ImageSet(SampleSet):
             raise SampleSetError(f"{path} cannot be decoded: {error}") from error
 
     def stack(self, indices: Sequence[int]) -> NDArray[np.uint8]:
-        """Pixels uint8 [N, H, W, 3] of images of one size."""
+        """Return the pixels uint8 [N, H, W, 3] of images of one size."""
         return np.stack(map_in_threads(self.image, indices))
 
     def batches(self, size: int, title: str, indices: Sequence[int] | None = None) -> Iterator[list[int]]:
-        """Consecutive ones of `indices` (all), at most `size` and of one image size, behind a progress bar."""
+        """Yield consecutive `indices` (default all), at most `size` of one image size, with a progress bar."""
         chosen = self.indices if indices is None else indices
         with tqdm(
             total=len(chosen), desc=title, unit="image", leave=False, disable=None, mininterval=1.0
@@ -57,20 +52,20 @@ class ImageSet(SampleSet):
                     bar.update(len(batch))
 
     def stacks(self, size: int, title: str) -> Iterator[NDArray[np.uint8]]:
-        """Pixels uint8 [N, H, W, 3] of all images in order, in the batches of `batches`."""
+        """Yield the pixels uint8 [N, H, W, 3] of all images, in the batches of `batches`."""
         return map(self.stack, self.batches(size, title))
 
     def export(self, index: int, target: Path) -> None:
-        """Put an image's file at another place, as a link where the file system allows it."""
+        """Link an image's file to another path, or copy it if links are not possible."""
         source = self._path(index).resolve()
         target.unlink(missing_ok=True)
         try:
             os.link(source, target)
-        except OSError:  # another file system, or one without links
+        except OSError:  # another file system, or no support for links
             shutil.copyfile(source, target)
 
     def grid(self, indices: Sequence[int]) -> Image.Image:
-        """Images of one size in a picture, in rows of two; a single one alone. A cell too many is black.
+        """Return a picture of images in rows of two, or of a single image; an empty cell is black.
 
         Raises:
             ValueError: the images have several sizes.
@@ -89,15 +84,10 @@ class ImageSet(SampleSet):
 
 
 def read_size(path: Path, data: bytes, *, decode: bool = False) -> tuple[int, int]:
-    """Return width and height of an image file that can be scored.
-
-    Args:
-        path: names the file in errors.
-        data: its content.
-        decode: also make sure that every pixel can be read.
+    """Return width and height of an image file with content `data`; `decode` also checks that all pixels are readable.
 
     Raises:
-        SampleSetError: it is no image, is cut short, or is not 8-bit RGB without transparency.
+        SampleSetError: the content is not an image, is truncated, or is not 8-bit RGB without transparency.
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
@@ -113,13 +103,12 @@ def read_size(path: Path, data: bytes, *, decode: bool = False) -> tuple[int, in
 
 
 def find_flaw(image: Image.Image) -> str | None:
-    """Return what an opened image would lose on the way to 8-bit RGB, None if nothing.
+    """Return what an opened image would lose when converted to 8-bit RGB, or None.
 
-    Pillow leaves out transparency, and reads PNG files of 16-bit RGB as if they had 8, without a word.
+    Pillow silently drops transparency and reads 16-bit RGB of PNG files as 8 bits.
     """
     if "transparency" in image.info or {"A", "a"} & set(image.getbands()):
         return "has transparency"
-    deep = image.mode.startswith(("I", "F")) or any(
-        ";16B" in str(tile) for tile in getattr(image, "tile", ())
-    )
+    tiles = getattr(image, "tile", ())
+    deep = image.mode.startswith(("I", "F")) or any(";16B" in str(tile) for tile in tiles)
     return "has more than 8 bits per channel" if deep else None

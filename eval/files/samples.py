@@ -1,4 +1,4 @@
-"""Samples of a run: reading, checks against their records, and pairing with those of another run."""
+"""Samples of a run: reading, checks against their records, and pairing with another run."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -9,11 +9,11 @@ from typing import ClassVar, TypeVar
 
 from kvbench.core.files import hash_content, name_sample
 
-SHOWN = 5  # indices named in an error
-THREADS = 4  # that read: Pillow and hashes let the others run meanwhile
+MAX_SHOWN = 5  # number of indices in an error message
+THREADS = 4  # reading threads; Pillow and hashing release the GIL
 
 REWRITTEN_FROM = "rewritten_from"
-"""Metadata key of the benchmark's prompt, if the model received a rewritten one."""
+"""Metadata key of the original prompt, if the model received a rewritten one."""
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -30,12 +30,12 @@ class Sample:
     Attributes:
         index: number of the sample, which names its file.
         seed: seed of the run.
-        prompt: the prompt; empty where it is not known.
+        prompt: the prompt; empty if unknown.
         sha256: hash of the file.
-        meta: what else is known of the prompt, such as its GenEval line.
-        size: width and height in pixels, read from the image; zeros of a text.
-        tokens: tokens that a text was drawn in, its end included; None of an image.
-        ended: whether a text came to its end, instead of being cut.
+        meta: metadata of the prompt, such as its GenEval line.
+        size: width and height in pixels, read from the image; zeros for a text.
+        tokens: number of generated tokens of a text, including the end; None for an image.
+        ended: whether a text ended by itself, instead of being truncated.
     """
 
     index: int
@@ -49,23 +49,23 @@ class Sample:
 
     @property
     def original(self) -> str:
-        """The benchmark's prompt: what the model received unless that was rewritten."""
+        """Prompt before any rewriting."""
         return str(self.meta.get(REWRITTEN_FROM, self.prompt))
 
     @property
     def cluster(self) -> str:
-        """Its prompt, or a name of its own without any: samples of one cluster are resampled together."""
+        """Name of the cluster, by which samples are resampled: the prompt, or the index without a prompt."""
         return self.original or f"sample {self.index}"
 
 
 class SampleSet:
-    """Samples of one run by index: a file each (see `name_sample`) and one line each in `samples.jsonl`.
+    """Samples of a run by index: a file (see `name_sample`) and a line in `samples.jsonl` for each.
 
-    Every file is read once at the start and checked against its record.
+    Every file is read once and checked against its record.
 
     Attributes:
-        kind: kind of the samples, which names their folder.
-        suffix: of their files.
+        kind: kind of the samples, which is the name of their folder.
+        suffix: suffix of the files.
 
     Args:
         folder: the run folder.
@@ -91,16 +91,16 @@ class SampleSet:
 
     @property
     def clusters(self) -> list[str]:
-        """The cluster of each sample."""
+        """Cluster of each sample."""
         return [sample.cluster for sample in self.samples.values()]
 
     @property
     def rewritten(self) -> bool:
-        """Whether the model received other texts than the benchmark's prompts."""
+        """Whether prompts were rewritten for the model."""
         return any(REWRITTEN_FROM in sample.meta for sample in self.samples.values())
 
     def meta(self, index: int) -> dict[str, object]:
-        """Fields of a sample's prompt."""
+        """Return the metadata of a sample's prompt."""
         return self.samples[index].meta
 
     def _digest(self) -> str:
@@ -114,7 +114,7 @@ class SampleSet:
         place = self.folder / self.kind
         present = {path.relative_to(place).as_posix() for path in place.rglob(f"*{self.suffix}")}
         expected = {name_sample(index, self.suffix) for index in indices}
-        # A network file system may list a folder late; a single name is then known all the same.
+        # The listing of a network file system may be outdated; a single name is looked up.
         if missing := sorted(name for name in expected - present if not (place / name).is_file()):
             raise SampleSetError(
                 f"{self.folder}: samples.jsonl names {self.kind} that are not there: {_some(missing)}"
@@ -129,7 +129,7 @@ class SampleSet:
         return sample
 
     def _read(self, sample: Sample) -> bytes:
-        """Return what a sample's file holds, which must be what was recorded."""
+        """Return the content of a sample's file, which must match its record."""
         path = self._path(sample.index)
         data = path.read_bytes()
         if hash_content(data) != sample.sha256:
@@ -140,16 +140,16 @@ class SampleSet:
 
 
 def map_in_threads(function: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
-    """Return a function's values in the order of its arguments, computed in a few threads."""
+    """Map a function over items with a few threads; values keep the order."""
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(function, items))
 
 
 def check_pairs(samples: SampleSet, reference: SampleSet, *, same_seeds: bool = True) -> None:
-    """Check that two sets hold the same samples: index, seed (if `same_seeds`), prompt and image size.
+    """Check that two sets have the same samples: index, seed (if `same_seeds`), prompt and image size.
 
     Raises:
-        SampleSetError: naming the first differences.
+        SampleSetError: the sets differ; the message has the first differences.
     """
     names = f"{samples.folder} and its reference {reference.folder} cannot be paired: "
     if missing := sorted(set(reference.indices) - set(samples.indices)):
@@ -164,12 +164,10 @@ def check_pairs(samples: SampleSet, reference: SampleSet, *, same_seeds: bool = 
 
 
 def read_samples(path: Path) -> dict[int, Sample]:
-    """Records of a samples.jsonl by index; SampleSetError if it cannot be read or holds none."""
+    """Return the records of a samples.jsonl by index; a SampleSetError if it has none or is malformed."""
     if not path.is_file():
-        raise SampleSetError(
-            f"{path} is missing: one JSON line per sample with index, seed, prompt and sha256"
-        )
-    found: dict[int, Sample] = {}
+        raise SampleSetError(f"{path} is missing: one JSON line per sample with index, seed, prompt, sha256")
+    samples: dict[int, Sample] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
@@ -188,16 +186,16 @@ def read_samples(path: Path) -> dict[int, Sample]:
             raise SampleSetError(
                 f"{path}, line {number}: {type(error).__name__} {error}; needed: index, seed, prompt, sha256"
             ) from error
-        # A block that was interrupted and done again may appear twice, with the same content.
-        if found.setdefault(sample.index, sample) != sample:
+        # A block that was interrupted and repeated may appear twice, with the same content.
+        if samples.setdefault(sample.index, sample) != sample:
             raise SampleSetError(
-                f"{path}, line {number}: index {sample.index} appears twice with different content"
+                f"{path}, line {number}: index {sample.index} appears twice, with different content"
             )
-    if not found:
+    if not samples:
         raise SampleSetError(f"{path} holds no samples")
-    return found
+    return samples
 
 
 def _some(items: Sequence[int] | Sequence[str]) -> str:
-    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return ", ".join(str(item) for item in items[:SHOWN]) + more
+    more = f" and {len(items) - MAX_SHOWN} more" if len(items) > MAX_SHOWN else ""
+    return ", ".join(str(item) for item in items[:MAX_SHOWN]) + more

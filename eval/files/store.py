@@ -1,7 +1,7 @@
 """Store of features on disk, computed once for a set of images, a protocol and a weight file.
 
-A file appears whole or not at all and carries a hash of its numbers; one that is damaged, or was made by another
-version of a library that reads or resizes images, is computed again.
+Files are written atomically with a hash of their numbers. Features are computed again if a file is damaged or was
+written with other versions of the libraries that read and resize images.
 """
 
 import importlib.metadata
@@ -23,8 +23,8 @@ from kvbench.core.files import hash_content, write_whole
 log = logging.getLogger(__name__)
 
 INDEX, METADATA = "index", "kvbench"
-LIBRARIES = ("torch", "pillow")  # what decodes, resizes and multiplies
-RECENT = 4  # sets kept in memory: a run and its reference on two networks
+LIBRARIES = ("torch", "pillow")  # libraries that decode, resize and multiply
+MAX_SETS = 4  # number of sets in memory: a run and its reference on two networks
 
 Arrays = Mapping[str, NDArray[np.float32]]
 
@@ -32,59 +32,59 @@ _recent: OrderedDict[Path, Arrays] = OrderedDict()
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredFeatures:
     """Features of a set of images.
 
     Attributes:
         arrays: float32 [n, ...] by name, one row per image.
-        reused: whether they were read from the store instead of computed.
+        reused: whether the arrays were stored instead of computed.
     """
 
     arrays: Arrays
     reused: bool
 
 
-def folder() -> Path:
-    """$KVBENCH_FEATURES, else ~/.cache/kvbench/features."""
+def find_folder() -> Path:
+    """Return $KVBENCH_FEATURES, or ~/.cache/kvbench/features."""
     return Path(os.environ.get("KVBENCH_FEATURES") or "~/.cache/kvbench/features").expanduser()
 
 
-def forget() -> None:
-    """Clear the features in memory; files stay."""
+def clear_memory() -> None:
+    """Clear the features in memory, without deleting files."""
     _recent.clear()
 
 
-def held(
+def load_features(
     digest: str, protocol: str, sha256: str, indices: Sequence[int], compute: Callable[[], Arrays]
-) -> Held:
+) -> StoredFeatures:
     """Return features from the store, or compute and store them.
 
-    Without a writable store they are kept in memory for this process, with a warning.
+    If the store is not writable, a warning is logged and features stay in memory.
 
     Args:
-        digest: of the images.
-        protocol: names resizer and network.
-        sha256: of the weight file.
-        indices: number of the sample behind each row.
-        compute: gives float32 arrays with one row per index.
+        digest: digest of the images.
+        protocol: name of resizer and network.
+        sha256: hash of the weight file.
+        indices: index of the sample of each row.
+        compute: function that returns float32 arrays with one row per index.
 
     Raises:
-        ValueError: computed features are not finite, or not one row per image.
+        ValueError: computed features are not finite, or have another number of rows.
     """
-    path = folder() / f"{digest}-{protocol}-{sha256[:8]}.safetensors"
+    path = find_folder() / f"{digest}-{protocol}-{sha256[:8]}.safetensors"
     identity = {"images": digest, "protocol": protocol, "weights": sha256}
     identity |= {name: importlib.metadata.version(name) for name in LIBRARIES}
-    known = _recent.get(path) or _read(path, identity, indices)
-    arrays = known
+    stored = _recent.get(path) or _read(path, identity, indices)
+    arrays = stored
     if arrays is None:
         arrays = compute()
         _check(arrays, protocol, indices)
         _write(path, identity, arrays, indices)
     _recent[path] = arrays
     _recent.move_to_end(path)
-    while len(_recent) > RECENT:
+    while len(_recent) > MAX_SETS:
         _recent.popitem(last=False)
-    return Held(arrays, reused=known is not None)
+    return StoredFeatures(arrays, reused=stored is not None)
 
 
 def _check(arrays: Arrays, protocol: str, indices: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ def _read(path: Path, identity: Mapping[str, str], indices: Sequence[int]) -> Ar
             return None
         with safe_open(path, "np") as file:
             metadata = json.loads((file.metadata() or {}).get(METADATA, "{}"))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
     except (SafetensorError, OSError, ValueError) as error:
         log.warning("%s cannot be read (%s): its features are computed again", path, error)
         return None
@@ -116,11 +116,13 @@ def _read(path: Path, identity: Mapping[str, str], indices: Sequence[int]) -> Ar
 
 
 def _write(path: Path, identity: Mapping[str, str], arrays: Arrays, indices: Sequence[int]) -> None:
-    whole: dict[str, NDArray[np.generic]] = {**arrays, INDEX: np.asarray(indices, np.int64)}
-    # One entry: the order of several would differ from file to file.
-    metadata = json.dumps({**identity, "content": _content(whole)}, sort_keys=True)
+    tensors: dict[str, NDArray[np.generic]] = {**arrays, INDEX: np.asarray(indices, np.int64)}
+    # A single entry, because the order of several entries varies.
+    metadata = json.dumps({**identity, "content": _content(tensors)}, sort_keys=True)
     try:
-        write_whole(path, serialize(whole, {METADATA: metadata}))  # `save_file` lets only the owner read
+        write_whole(
+            path, serialize(tensors, {METADATA: metadata})
+        )  # `save_file` restricts reading to the owner
     except (SafetensorError, OSError) as error:
         log.warning("features cannot be kept in %s (%s): the next process computes them again", path, error)
 

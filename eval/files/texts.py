@@ -1,4 +1,4 @@
-"""Text folders of language models, and opening a run folder of either kind."""
+"""Text folders of language models, and a function that opens run folders of both kinds."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +11,7 @@ from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError
 
 
 class TextSet(SampleSet):
-    """Texts of one run by index: `texts/000017.txt` in UTF-8 and one line each in `samples.jsonl`.
-
-    Args:
-        folder: the run folder.
+    """Texts of a run by index: `texts/000017.txt` in UTF-8 and a line in `samples.jsonl` for each.
 
     Raises:
         SampleSetError: records or texts are missing, surplus, altered or not UTF-8, or a record has no `tokens`.
@@ -28,7 +25,7 @@ class TextSet(SampleSet):
         return self._path(index).read_bytes().decode()
 
     def read(self, title: str) -> Iterator[tuple[int, str]]:
-        """Index and text of all samples in order, behind a progress bar."""
+        """Yield index and text of all samples in order, with a progress bar."""
         for index in tqdm(self.indices, desc=title, unit="text", leave=False, disable=None, mininterval=1.0):
             yield index, self.text(index)
 
@@ -43,9 +40,5 @@ class TextSet(SampleSet):
 
 
 def open_samples(folder: Path) -> SampleSet:
-    """Open a run folder: texts where it has a folder of them, else images.
-
-    Raises:
-        SampleSetError: it cannot be scored.
-    """
+    """Open a run folder of texts or images; a SampleSetError if it cannot be scored."""
     return TextSet(folder) if (folder / TextSet.kind).is_dir() else ImageSet(folder)

@@ -1,7 +1,7 @@
 """GenEval's detector `mask2former-hf`: Mask2Former (Cheng et al., arXiv:2112.01527) by transformers.
 
-The official detector is the same network out of another training run, under mmdetection. Scores of the two do not
-compare to the digit, most of all for counting, and so the name says which it was.
+The official detector is the same architecture from another training run, in mmdetection. Its scores differ, most of
+all for counting, so the metrics have different names.
 """
 
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ from torch.nn import functional as F
 
 from kvbench.eval.alignment.clip import PACKAGES
 from kvbench.eval.files.weights import Snapshot
-from kvbench.eval.geneval.colors import ClipColors, Region
+from kvbench.eval.geneval.colors import ClipColors, MaskedInstance
 from kvbench.eval.geneval.score import DetectorModel, LoadedDetector
-from kvbench.eval.spaces.networks import full_float32, load_pretrained
+from kvbench.eval.networks import full_float32, load_pretrained
 
 MASK2FORMER = Snapshot(
     "facebook/mask2former-swin-small-coco-instance",
     ("config.json", "preprocessor_config.json", "model.safetensors"),
 )
 DIVISOR = 32
-TOP = 100
-"""Instances that mmdetection keeps of an image."""
+MAX_INSTANCES = 100
+"""Number of instances of an image that mmdetection keeps."""
 MIN_SCORE = 0.1
-"""Instances that score less are not recorded; GenEval's own thresholds are 0.3 and 0.9."""
+"""Smallest score of a recorded instance; GenEval's thresholds are 0.3 and 0.9."""
 
 CLASSES = tuple(
     """person|bicycle|car|motorcycle|airplane|bus|train|truck|boat|traffic light|fire hydrant|stop sign|parking meter|
@@ -38,14 +38,14 @@ knife|spoon|bowl|banana|apple|sandwich|orange|broccoli|carrot|hot dog|pizza|donu
 dining table|toilet|tv|laptop|computer mouse|tv remote|computer keyboard|cell phone|microwave|oven|toaster|sink|
 refrigerator|book|clock|vase|scissors|teddy bear|hair drier|toothbrush""".replace("\n", "").split("|")
 )
-"""GenEval's names of COCO's 80 classes, in COCO's order; three of them are not COCO's own."""
+"""GenEval's names of COCO's 80 classes, in COCO's order; three names differ from COCO."""
 
 
 class Output(Protocol):
     """Output of the network for one image.
 
     Attributes:
-        class_queries_logits: [1, queries, classes + 1], the last is `nothing`.
+        class_queries_logits: [1, queries, classes + 1], the last class is `nothing`.
         masks_queries_logits: [1, queries, h, w].
     """
 
@@ -58,11 +58,11 @@ class Mask2Former(DetectorModel):
     """Mask2Former-Swin-S on COCO and CLIP for colours.
 
     Attributes:
-        path: the model's folder, if neither in $KVBENCH_WEIGHTS nor in the Hub's cache.
-        shortest: the image's shorter side is resized to so many pixels,
-        longest: unless the longer one would exceed this.
+        path: path of the model's folder, if it is neither in $KVBENCH_WEIGHTS nor in the Hub's cache.
+        shortest: length in pixels to which the shorter side is resized,
+        longest: unless the longer side would exceed this length.
         colors: the colour classifier.
-        model: the folder's files.
+        model: files of the folder.
     """
 
     path: str | None = None
@@ -74,23 +74,23 @@ class Mask2Former(DetectorModel):
     classes: ClassVar[tuple[str, ...]] = CLASSES
 
     def load(self, device: str) -> LoadedDetector:
-        """Read both networks, from local files only.
+        """Load both networks from local files.
 
         Raises:
-            WeightError: a file is missing or not the expected one.
-            ValueError: the folder lacks weights, or the model does not tell COCO's 80 classes apart.
+            WeightError: a file is missing or has another hash.
+            ValueError: weights are missing in the folder, or the model's classes are not COCO's 80 classes.
         """
         from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessor
 
         folder, hashes = replace(self.model, path=self.path).require()
         network = load_pretrained(Mask2FormerForUniversalSegmentation, folder, device)
         _check_classes({int(number): str(name) for number, name in (network.config.id2label or {}).items()})
-        # The folder's own settings resize to 384 x 384; these are the official detector's.
+        # Sizes of the official detector; the settings in the folder resize to 384 x 384.
         size = {"shortest_edge": self.shortest, "longest_edge": self.longest}
         processor = Mask2FormerImageProcessor(size=size, size_divisor=DIVISOR)
 
         @torch.inference_mode()
-        def detect(pixels: NDArray[np.uint8]) -> list[Region]:
+        def detect(pixels: NDArray[np.uint8]) -> list[MaskedInstance]:
             inputs = processor(pixels, return_tensors="pt", input_data_format="channels_last").to(device)
             with full_float32():
                 outputs = network(**inputs)
@@ -109,24 +109,24 @@ def find_instances(
     valid: tuple[int, int],
     size: tuple[int, int],
     min_score: float = MIN_SCORE,
-) -> list[Region]:
-    """Return the objects that mmdetection would find in the network's output, best score first.
+) -> list[MaskedInstance]:
+    """Return the instances that mmdetection would find, best score first.
 
-    The 100 best pairs of query and class; masks interpolated (bilinear) to the network's input, its padding cut off,
-    then to the image; score = class probability x mean mask probability inside the mask.
+    The 100 best pairs of query and class are used. Masks are interpolated (bilinear) to the network's input, cropped
+    to `valid` and interpolated to the image. The score is class probability x mean mask probability inside the mask.
 
     Args:
-        output: the network's output for one image.
+        output: output of the network for one image.
         padded: height and width of the network's input.
-        valid: height and width of the part of that input that is image and not padding.
+        valid: height and width of the input without padding.
         size: height and width of the image.
-        min_score: objects of lower scores are left out.
+        min_score: smallest score of a returned instance.
     """
     classes = output.class_queries_logits[0].softmax(-1)[:, :-1]
-    scores, best = classes.flatten().topk(min(TOP, classes.numel()))
-    found = []
+    scores, best = classes.flatten().topk(min(MAX_INSTANCES, classes.numel()))
+    instances = []
     for score, number in zip(scores.tolist(), best.tolist(), strict=True):
-        if score < min_score:  # the mask's share only lowers it
+        if score < min_score:  # the mask only lowers the score
             break
         query, label = divmod(number, classes.shape[1])
         logits = output.masks_queries_logits[:, query : query + 1]
@@ -138,12 +138,12 @@ def find_instances(
         score *= float((logits.sigmoid() * mask).sum() / (mask.sum() + 1e-6))
         if score >= min_score:
             inside = mask.cpu().numpy()
-            found.append(Region(CLASSES[label], score, mask_box(inside), mask=inside))
-    return sorted(found, key=lambda region: -region.score)
+            instances.append(MaskedInstance(CLASSES[label], score, find_mask_box(inside), mask=inside))
+    return sorted(instances, key=lambda instance: -instance.score)
 
 
-def mask_box(mask: NDArray[np.bool_]) -> tuple[float, float, float, float]:
-    """Return the box x0, y0, x1, y1 around a mask [H, W] that is not empty; far edges lie one past the last pixel."""
+def find_mask_box(mask: NDArray[np.bool_]) -> tuple[float, float, float, float]:
+    """Return the box x0, y0, x1, y1 around a non-empty mask [H, W]; x1 and y1 are one past the last pixel."""
     rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
     return float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)
 

@@ -1,4 +1,4 @@
-"""GenEval's rules (Ghosh et al., arXiv:2310.11513), which judge an image by the detected instances."""
+"""GenEval's rules (Ghosh et al., arXiv:2310.11513) for judging an image by its detected instances."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ Box = Sequence[float]
 
 @dataclass(frozen=True)
 class Instance:
-    """A detected object. A detector may return objects of any class with these attributes.
+    """A detected object. Detectors may return any class with these attributes.
 
     Attributes:
         label: class.
         score: confidence, 0 to 1.
-        box: x0, y0, x1, y1 in pixels, the last column and row not included.
-        color: name of its colour, if the detector knows it.
+        box: x0, y0, x1, y1 in pixels, without the last column and row.
+        color: name of the colour, if the detector knows it.
     """
 
     label: str
@@ -37,11 +37,11 @@ class Rules:
     """Thresholds, by default the official ones.
 
     Attributes:
-        threshold: detections must score above it.
+        threshold: score that a detection must exceed.
         counting_threshold: the same for counting prompts.
-        max_objects: most detections kept per class.
-        max_overlap: a box overlapping a better one of its class by this share is dropped; 1 keeps all.
-        position_threshold: share of the two sizes that does not count towards an offset.
+        max_objects: largest number of detections kept for each class.
+        max_overlap: IoU with a better box of the same class from which a box is dropped; 1 keeps all boxes.
+        position_threshold: share of the two sizes that is subtracted from an offset.
     """
 
     threshold: float = 0.3
@@ -51,9 +51,9 @@ class Rules:
     position_threshold: float = 0.1
 
 
-OFFICIAL = Rules()
-LEAST_SHARE = 0.5
-"""A relation holds if more than this share of the distance lies in its direction."""
+OFFICIAL_RULES = Rules()
+MIN_SHARE = 0.5
+"""A relation holds if its direction has more than this share of the distance."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Clause:
 
     Attributes:
         label: the class.
-        count: at least (include) or fewer than (exclude) so many.
-        color: their colour.
-        position: relation to the objects of an earlier clause, and its number.
+        count: number of objects, at least (include) or fewer than (exclude).
+        color: colour of the objects.
+        position: relation to the objects of an earlier clause, and the number of the clause.
     """
 
     label: str
@@ -74,7 +74,7 @@ class Clause:
 
     @classmethod
     def parse(cls, entry: Mapping[str, object]) -> "Clause":
-        """Reads an entry of `include` or `exclude`."""
+        """Read an entry of `include` or `exclude`."""
         color, position = entry.get("color"), entry.get("position")
         relation = None
         if position is not None:
@@ -96,7 +96,7 @@ class Line:
 
     @classmethod
     def parse(cls, meta: Mapping[str, object]) -> "Line":
-        """Reads a line of evaluation_metadata.jsonl.
+        """Read a line of evaluation_metadata.jsonl.
 
         Raises:
             ValueError: a field is missing or malformed.
@@ -107,65 +107,64 @@ class Line:
             raise ValueError(f"not a GenEval line ({type(error).__name__} {error}): {dict(meta)}") from error
         if line.tag not in TASKS or not line.include:
             raise ValueError(
-                f"not a GenEval line (tag of {', '.join(TASKS)} and a clause are needed): {dict(meta)}"
+                f"not a GenEval line (needs a tag of {', '.join(TASKS)} and a clause): {dict(meta)}"
             )
         return line
 
 
-def geneval_image(
+def judge_image(
     instances: Sequence[Instance],
     metadata: Mapping[str, object],
     color_of: ColorOf | None = None,
-    rules: Rules = OFFICIAL,
+    rules: Rules = OFFICIAL_RULES,
 ) -> tuple[bool, list[str]]:
-    """Judges one image.
+    """Return whether an image is correct, and what is wrong.
 
     Args:
-        instances: what the detector found.
-        metadata: the prompt's GenEval line.
-        color_of: colours of boxes of a class; by default those the detector gave.
+        instances: detected objects.
+        metadata: GenEval line of the prompt.
+        color_of: classifier of the colours of a class's boxes; by default the colours from the detector.
         rules: thresholds.
-
-    Returns:
-        Whether it is correct, and what is wrong.
     """
     line = Line.parse(metadata)
-    found = keep_detections(instances, line.tag, rules)
+    detections = keep_detections(instances, line.tag, rules)
     reasons: list[str] = []
     matched: list[Sequence[Instance] | None] = []
     for clause in line.include:
-        boxes = found.get(clause.label, [])[: clause.count]
+        boxes = detections.get(clause.label, [])[: clause.count]
         wrong = _judge(clause, boxes, matched, color_of or _detected_colors, rules)
         reasons += wrong
         matched.append(None if wrong else boxes)
     for clause in line.exclude:
-        if (seen := len(found.get(clause.label, []))) >= clause.count:
+        if (seen := len(detections.get(clause.label, []))) >= clause.count:
             reasons.append(f"expected {clause.label}<{clause.count}, found {seen}")
     return not reasons, reasons
 
 
 def keep_detections(
-    instances: Sequence[Instance], tag: str, rules: Rules = OFFICIAL
+    instances: Sequence[Instance], tag: str, rules: Rules = OFFICIAL_RULES
 ) -> dict[str, list[Instance]]:
-    """Detections that count, by class, best first."""
-    # The official detector's scores are float32 and so is the comparison.
+    """Return the detections that count, by class, best first."""
+    # The official program compares in float32.
     threshold = np.float32(rules.counting_threshold if tag == "counting" else rules.threshold)
-    kept: dict[str, list[Instance]] = {}
+    detections: dict[str, list[Instance]] = {}
     for label in dict.fromkeys(item.label for item in instances):
         ranked = sorted((i for i in instances if i.label == label), key=lambda i: -i.score)
         ranked = [item for item in ranked if np.float32(item.score) > threshold][: rules.max_objects]
         if chosen := _suppressed(ranked, rules.max_overlap):
-            kept[label] = chosen
-    return kept
+            detections[label] = chosen
+    return detections
 
 
-def relations(box: Box, target: Box, threshold: float = OFFICIAL.position_threshold) -> set[str]:
-    """Position of `box` relative to `target`: left of, right of, above, below, at most two of them."""
-    return {name for name, share in find_direction(box, target, threshold).items() if share > LEAST_SHARE}
+def relations(box: Box, target: Box, threshold: float = OFFICIAL_RULES.position_threshold) -> set[str]:
+    """Return the relations of `box` to `target`: at most two of left of, right of, above and below."""
+    return {name for name, share in find_direction(box, target, threshold).items() if share > MIN_SHARE}
 
 
-def find_direction(box: Box, target: Box, threshold: float = OFFICIAL.position_threshold) -> dict[str, float]:
-    """Return by relation the share, from -1 to 1, of the distance between two boxes that lies in its direction."""
+def find_direction(
+    box: Box, target: Box, threshold: float = OFFICIAL_RULES.position_threshold
+) -> dict[str, float]:
+    """Return the share of the distance between two boxes, from -1 to 1, in the direction of each relation."""
     (a, size_a), (b, size_b) = _center_and_size(box), _center_and_size(target)
     offset = a - b
     rest = np.maximum(np.abs(offset) - threshold * (size_a + size_b), 0) * np.sign(offset)
@@ -210,7 +209,7 @@ def _judge(
     return []
 
 
-def _detected_colors(boxes: Sequence[Instance], label: str) -> list[str | None]:  # noqa: ARG001 - other classifiers ask for it
+def _detected_colors(boxes: Sequence[Instance], label: str) -> list[str | None]:  # noqa: ARG001 - used by other classifiers
     return [box.color for box in boxes]
 
 
@@ -225,7 +224,7 @@ def _suppressed(ranked: list[Instance], max_overlap: float) -> list[Instance]:
 
 
 def _overlap(a: Box, b: Box) -> float:
-    """Intersection over union with the official convention that a box includes its last pixel."""
+    """Return the intersection over union; a box includes its last pixel, as in the official program."""
 
     def area(x0: float, y0: float, x1: float, y1: float) -> float:
         return max(x1 - x0 + 1, 0) * max(y1 - y0 + 1, 0)

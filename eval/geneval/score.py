@@ -1,7 +1,6 @@
 """GenEval (Ghosh et al., arXiv:2310.11513) with a configurable detector.
 
-A detector reads instances from pixels; its name is part of the metric's name, because scores of different
-detectors do not compare.
+The metric's name contains the name of the detector, because scores of different detectors are not comparable.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.geneval.rules import OFFICIAL, TASKS, ColorOf, Detector, Line, Rules, geneval_image
+from kvbench.eval.geneval.rules import OFFICIAL_RULES, TASKS, ColorOf, Detector, Line, Rules, judge_image
 from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation, make_result, read_meta
 from kvbench.eval.protocol.component import Component
 from kvbench.eval.protocol.intervals import combine_strata
@@ -21,18 +20,18 @@ from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_in
 from kvbench.eval.protocol.shares import share_interval
 
 TAG = "tag"
-"""Key of the task in a prompt's line, and its column of the samples."""
-REWRITTEN = "-rewritten"
-"""Suffix of a detector's name for rewritten prompts, whose scores have columns of their own."""
+"""Key of the task in a prompt's line, and column of the samples."""
+REWRITTEN_SUFFIX = "-rewritten"
+"""Suffix of the detector's name for rewritten prompts, whose scores have separate columns."""
 
 
 @dataclass(frozen=True)
 class LoadedDetector:
-    """A detector with its weights read.
+    """A detector with loaded weights.
 
     Attributes:
-        detect: instances of an image.
-        colors: the classifier of an image's instances; None where the detector names colours itself.
+        detect: function that returns the instances of an image.
+        colors: function that returns the colour classifier of an image; None if the detector names colours itself.
         weights: hashes of the files used.
     """
 
@@ -42,25 +41,21 @@ class LoadedDetector:
 
 
 class DetectorModel(Component, ABC):
-    """Base class of detectors with weights.
-
-    Attributes:
-        classes: names of the classes that it can find.
-    """
+    """Base class of detectors with weights; `classes` has the names of the classes that it can find."""
 
     classes: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def load(self, device: str) -> LoadedDetector:
-        """Read the weights."""
+        """Load the weights."""
 
 
-def geneval_summary(
+def summarise_verdicts(
     name: str, tags: Sequence[str], correct: Sequence[bool], prompts: Sequence[str]
 ) -> dict[str, Score]:
-    """Scores of judged images: overall (mean of the tasks' means), each task, prompts with a correct image.
+    """Return the scores of judged images: overall (mean of tasks), each task, and prompts with a correct image.
 
-    Images of one prompt are one cluster, tasks are strata: the interval of the overall score comes from the tasks'.
+    Images of one prompt are a cluster. Tasks are strata: their intervals give the interval of the overall score.
     """
     tasks = [task for task in TASKS if task in tags]
     strata = {
@@ -85,17 +80,12 @@ def geneval_summary(
 
 @dataclass(frozen=True)
 class GenEvalMetrics(PartedEvaluator):
-    """Base class of GenEval's evaluators, whose metrics are named after the protocol."""
+    """Base class of GenEval's evaluators."""
 
     name: ClassVar[str] = "geneval"
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3, strata=TAG)
     part_names: ClassVar[tuple[str, ...]] = (*TASKS, "correct_prompts")
-    asks: ClassVar[str] = TAG
-
-    @property
-    def metric(self) -> str:
-        """Name of the overall score."""
-        return f"geneval[{self.protocol}]"
+    required_meta: ClassVar[str] = TAG
 
     def check_meta(self, meta: Mapping[str, object]) -> None:
         """Check that a prompt's metadata is a GenEval line."""
@@ -107,75 +97,71 @@ class GenEvalMetrics(PartedEvaluator):
 class GenEval(GenEvalMetrics):
     """`geneval[<detector>]`: share of correct images, averaged over the six tasks.
 
-    Of rewritten prompts (`prompts.rewritten`) it is `geneval[<detector>-rewritten]`.
+    With rewritten prompts (`prompts.rewritten`) the metric is `geneval[<detector>-rewritten]`.
 
     Attributes:
-        detector: a function from an image, uint8 [H, W, 3], to its instances, or a model to load.
-        detector_name: goes into the metric's name.
+        detector: function that returns the instances of an image uint8 [H, W, 3], or a model to load.
+        detector_name: part of the metric's name.
         rules: thresholds.
     """
 
     detector: Detector | DetectorModel
     detector_name: str = "scenes"
-    rules: Rules = OFFICIAL
+    rules: Rules = OFFICIAL_RULES
 
     @property
     def protocol(self) -> str:
-        """The detector's name."""
+        """Name of the detector."""
         return self.detector_name
 
     def adapt(self, images: ImageSet) -> "GenEval":
-        """Return the evaluator under its name for rewritten prompts, where they are."""
-        return replace(self, detector_name=self.detector_name + REWRITTEN) if images.rewritten else self
+        """Return the evaluator, renamed if the prompts were rewritten."""
+        return (
+            replace(self, detector_name=self.detector_name + REWRITTEN_SUFFIX) if images.rewritten else self
+        )
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Judge every image; the reference is not used, and a detector function chooses its own device."""
-        tags = geneval_tags(images)
+        """Judge every image; the reference is not used, and a detector function chooses its device."""
+        tags = read_tags(images)
         detector = self.detector
         if isinstance(detector, DetectorModel):
             check_classes(images, detector.classes)
-            sight = detector.load(device)
+            loaded = detector.load(device)
         else:
-            sight = LoadedDetector(detector)
+            loaded = LoadedDetector(detector)
         rows = []
         for [index] in images.batches(1, self.name):
             pixels = images.image(index)
-            instances = sight.detect(pixels)
-            color_of = None if sight.colors is None else sight.colors(pixels)
-            correct, reasons = geneval_image(instances, images.meta(index), color_of, self.rules)
-            found = [
+            instances = loaded.detect(pixels)
+            color_of = None if loaded.colors is None else loaded.colors(pixels)
+            correct, reasons = judge_image(instances, images.meta(index), color_of, self.rules)
+            boxes = [
                 {"label": i.label, "score": float(i.score), "box": list(map(float, i.box)), "color": i.color}
                 for i in instances
             ]
-            rows.append((index, images.meta(index)[TAG], correct, "; ".join(reasons), found))
+            rows.append((index, images.meta(index)[TAG], correct, "; ".join(reasons), boxes))
         names = ("index", TAG, self.metric, "reason", "found")
         columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-        scores = geneval_summary(self.metric, tags, [row[2] for row in rows], images.clusters)
-        return make_result(self, scores, columns, sight.weights, absent_tasks(tags))
+        scores = summarise_verdicts(self.metric, tags, [row[2] for row in rows], images.clusters)
+        return make_result(self, scores, columns, loaded.weights, describe_missing_tasks(tags))
 
 
-def geneval_tags(images: ImageSet) -> list[str]:
-    """Return the task of every image."""
+def read_tags(images: ImageSet) -> list[str]:
+    """Return the task of each image."""
     return [str(tag) for tag in read_meta(images, TAG, "GenEval line", "(tag, include, exclude)")]
 
 
 def check_classes(images: ImageSet, classes: Sequence[str]) -> None:
-    """Check that a detector knows every class that the prompts name.
-
-    Raises:
-        SkipEvaluation: it does not.
-    """
+    """Raise a SkipEvaluation if the prompts name a class that the detector does not know."""
     lines = [Line.parse(images.meta(index)) for index in images.indices]
-    wanted = {clause.label for line in lines for clause in (*line.include, *line.exclude)}
-    if unknown := sorted(wanted - set(classes)):
+    labels = {clause.label for line in lines for clause in (*line.include, *line.exclude)}
+    if unknown := sorted(labels - set(classes)):
         raise SkipEvaluation(
             f"the detector has no class {', '.join(unknown[:5])}: these prompts are not for it"
         )
 
 
-def absent_tasks(tags: Sequence[str]) -> str | None:
-    """Return a caveat that names the tasks without prompts."""
-    absent = [task for task in TASKS if task not in tags]
-    if not absent:
-        return None
-    return f"no prompts of {', '.join(absent)}: the overall score averages the other tasks"
+def describe_missing_tasks(tags: Sequence[str]) -> str | None:
+    """Return a caveat that names the tasks without prompts, if any."""
+    missing = ", ".join(task for task in TASKS if task not in tags)
+    return f"no prompts of {missing}: the overall score averages the other tasks" if missing else None

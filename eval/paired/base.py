@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.networks import full_float32
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import mean_score
-from kvbench.eval.spaces.networks import full_float32
 
 Measure = Callable[[NDArray[np.uint8], NDArray[np.uint8]], Sequence[torch.Tensor]]
-"""Values of pairs of images uint8 [N, H, W, 3]: for each metric [N]."""
+"""Function from two batches of images uint8 [N, H, W, 3] to the values [N] of each metric."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class PairedScore(Evaluator):
     """Base class of means over pairs of images; a subclass implements `load`.
 
     Attributes:
-        batch: pairs at a time.
-        min_side: pixels of the shorter side, below which images are left out, and what needs them.
+        batch: number of pairs in a batch.
+        min_side: smallest length of the shorter side in pixels, and what requires it.
     """
 
     batch: int = setting(8, 1)
@@ -34,7 +34,7 @@ class PairedScore(Evaluator):
 
     @abstractmethod
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
-        """Return what measures pairs of images, and the hashes of the files read."""
+        """Return a function that measures pairs of images, and the hashes of the files."""
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Measure every pair, and average over pairs."""
@@ -49,8 +49,8 @@ class PairedScore(Evaluator):
         columns: dict[str, list[float]] = {name: [] for name in self.metrics}
         with torch.inference_mode(), full_float32():
             for batch in samples.batches(self.batch, self.name, indices):
-                found = measure(samples.stack(batch), reference.stack(batch))
-                for column, values in zip(columns.values(), found, strict=True):
+                results = measure(samples.stack(batch), reference.stack(batch))
+                for column, values in zip(columns.values(), results, strict=True):
                     column += values.tolist()
         prompts = [samples.samples[index].cluster for index in indices]
         scores = {name: mean_score(values, prompts) for name, values in columns.items()}

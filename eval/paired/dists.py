@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
+from kvbench.eval.networks import to_unit
 from kvbench.eval.paired.base import Measure, PairedScore
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec
-from kvbench.eval.spaces.scenes import to_unit
 
 STAGES = [3, 64, 128, 256, 512, 512]
 """Channels of the images and of the last map of each block."""
-SMALL = 1e-6  # the constants c1 and c2
+STABILISER = 1e-6  # the constants c1 and c2
 MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 VGG16 = Weight.at(
@@ -37,13 +37,12 @@ MIXTURE = Weight(
 class Dists(PairedScore):
     """`dists`: deep image structure and texture similarity (Ding et al., arXiv:2004.07728), as a distance.
 
-    The images keep their size; the authors' own script first shrinks the shorter side to 256 pixels. The
-    network is built here because torchmetrics' takes whatever file lies in torch's cache; the learned mixture of
-    channels is the one that ships with torchmetrics.
+    The images keep their size; the authors' script first shrinks the shorter side to 256 pixels. The network is built
+    here because torchmetrics does not check VGG16's file; the mixture of channels ships with torchmetrics.
 
     Attributes:
-        path: VGG16's file, if neither in $KVBENCH_WEIGHTS nor in torch's cache.
-        trunk: VGG16; its hash is checked before it is read.
+        path: path of VGG16's file, if it is neither in $KVBENCH_WEIGHTS nor in torch's cache.
+        trunk: VGG16's file.
     """
 
     path: str | None = None
@@ -56,11 +55,11 @@ class Dists(PairedScore):
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """VGG16 and the mixture."""
+        """Files of VGG16 and of the mixture."""
         return (replace(self.trunk, path=self.path), MIXTURE)
 
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
-        """Read the network."""
+        """Load the network."""
         files = [weight.require() for weight in self.weights]
         network = DistsNetwork.load(*(file for file, _ in files)).to(device)
         hashes = {file.name: sha256 for file, sha256 in files}
@@ -90,22 +89,18 @@ class DistsNetwork(nn.Module):
 
     @classmethod
     def load(cls, trunk: Path, mixture: Path) -> "DistsNetwork":
-        """Read torchvision's VGG16 state dict and torchmetrics' mixture.
-
-        Raises:
-            ValueError: the trunk is another network.
-        """
+        """Load torchvision's VGG16 state dict and torchmetrics' mixture; a ValueError for another network."""
         mixed = torch.load(mixture, map_location="cpu", weights_only=True)
         state = torch.load(trunk, map_location="cpu", weights_only=True)
         network = cls(mixed["alpha"], mixed["beta"])
         names = [f"features.{name}" for name in network.features.state_dict()]
-        if absent := [name for name in names if name not in state]:
-            raise ValueError(f"{trunk} is not a VGG16 state dict: it has no {absent[0]}")
+        if missing := [name for name in names if name not in state]:
+            raise ValueError(f"{trunk} is not a VGG16 state dict: it has no {missing[0]}")
         network.features.load_state_dict({name.removeprefix("features."): state[name] for name in names})
         return network.eval()
 
     def stages(self, images: Tensor) -> list[Tensor]:
-        """The images [N, 3, H, W] in [0, 1] themselves and the last map of each block."""
+        """Return the images [N, 3, H, W] in [0, 1] and the last map of each block."""
         maps, x = [images], (images - self.mean) / self.sd
         for layer in self.features:
             if isinstance(layer, nn.MaxPool2d):
@@ -117,7 +112,7 @@ class DistsNetwork(nn.Module):
         return maps
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """Distances [N] of images [N, 3, H, W] in [0, 1]; 0 for equal ones (eqs. 4 to 6)."""
+        """Return distances [N] of images [N, 3, H, W] in [0, 1], 0 for equal images (eqs. 4 to 6)."""
         similarity = torch.zeros(len(first), device=first.device)
         for x, y, alpha, beta in zip(
             self.stages(first), self.stages(second), self.alpha, self.beta, strict=True
@@ -126,7 +121,7 @@ class DistsNetwork(nn.Module):
             var_x, var_y = ((m - mean).square().mean((2, 3)) for m, mean in ((x, mean_x), (y, mean_y)))
             cov = ((x - mean_x) * (y - mean_y)).mean((2, 3))
             mean_x, mean_y = mean_x[..., 0, 0], mean_y[..., 0, 0]
-            texture = (2 * mean_x * mean_y + SMALL) / (mean_x.square() + mean_y.square() + SMALL)
-            structure = (2 * cov + SMALL) / (var_x + var_y + SMALL)
+            texture = (2 * mean_x * mean_y + STABILISER) / (mean_x.square() + mean_y.square() + STABILISER)
+            structure = (2 * cov + STABILISER) / (var_x + var_y + STABILISER)
             similarity += texture @ alpha.to(first.device) + structure @ beta.to(first.device)
         return 1 - similarity

@@ -9,8 +9,9 @@ import numpy as np
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
-from kvbench.eval.spaces.base import Space, SpaceEvaluator, finish
+from kvbench.eval.spaces.base import Space
 from kvbench.eval.spaces.dreamsim import DreamSimEmbeddings
+from kvbench.eval.spaces.evaluator import SpaceEvaluator, finish
 
 METRIC = "dreamsim[ensemble]"
 
@@ -19,8 +20,8 @@ METRIC = "dreamsim[ensemble]"
 class DreamSim(SpaceEvaluator):
     """`dreamsim[ensemble]`: 1 - cosine of the embeddings of an image and its reference, from 0 (identical) to 2.
 
-    It lies between LPIPS, which sees textures, and distances of features, which see contents: it was fitted to people's
-    judgements of layout, pose and content. Embeddings come from the store: a reference is embedded once.
+    Fitted to human judgements of layout, pose and content, it complements LPIPS (textures) and distances of features
+    (content). Embeddings are stored, so a reference is embedded once.
     """
 
     space: Space = field(default_factory=DreamSimEmbeddings)
@@ -34,7 +35,7 @@ class DreamSim(SpaceEvaluator):
         assert reference is not None
         sides = dict(zip(("images", "reference"), self.space.pair(samples, reference, device), strict=True))
         first, second = (side.arrays["features"].astype(np.float64) for side in sides.values())
-        # Half the square of the distance of unit vectors is 1 - cosine, and exactly 0 for equal ones.
+        # For unit vectors half the squared distance is 1 - cosine, and exactly 0 for equal vectors.
         values = (np.square(first - second).sum(1) / 2).tolist()
         result = finish(self, {METRIC: mean_score(values, samples.clusters)}, sides)
         result.samples = {"index": samples.indices, METRIC: values}

@@ -10,26 +10,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvbench.eval.networks import to_unit
 from kvbench.eval.paired.base import Measure, PairedScore
-from kvbench.eval.paired.structure import crop_border, map_similarity, to_planes
+from kvbench.eval.paired.structure import crop_border, map_similarity
 from kvbench.eval.protocol.scores import MetricSpec
 
 EXPONENTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
-"""Weights of the scales, the finest first (table of the paper)."""
+"""Weights of the scales, finest first (table of the paper)."""
 MIN_SIDE = 176
-"""Pixels of the shorter side that leave the window's 11 after four halvings."""
+"""Smallest side in pixels that is 11, the window, after four halvings."""
 
 
 @dataclass(frozen=True)
 class MsSsim(PairedScore):
     """`ms_ssim`: multi-scale structural similarity (Wang, Simoncelli and Bovik, 2003).
 
-    Window and constants of `ssim` at five scales with the paper's exponents; negative terms count as zero. The
-    contrast of the first four scales is averaged over the valid region, similarity at the last over everything,
-    with a reflected border. Images smaller than the pyramid needs are left out.
+    Window and constants of `ssim` at five scales with the paper's exponents; negative terms count as zero. Contrast of
+    the first four scales is averaged over the valid region, similarity of the last scale over all positions with a
+    reflected border. Smaller images are left out.
 
     Attributes:
-        double: compute in float64; float32 is off by up to 4e-5 in flat regions.
+        double: compute in float64; float32 has errors of up to 4e-5 in flat regions.
     """
 
     double: bool = False
@@ -39,19 +40,16 @@ class MsSsim(PairedScore):
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"ms_ssim": MetricSpec("higher")}
 
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
-        """Return the similarity; it needs no files."""
+        """Return the similarity function, which needs no files."""
         return lambda ours, theirs: [ms_ssim(ours, theirs, device, double=self.double)], {}
 
 
 def ms_ssim(ours: NDArray[np.uint8], theirs: NDArray[np.uint8], device: str, *, double: bool) -> Tensor:
-    """Return one similarity per pair of uint8 [N, H, W, 3] images.
-
-    Raises:
-        ValueError: the images are smaller than five scales need.
-    """
+    """Return the similarity [N] of images uint8 [N, H, W, 3]; a ValueError if they are too small for five scales."""
     if min(ours.shape[1:3]) < MIN_SIDE:
         raise ValueError(f"ms_ssim needs {MIN_SIDE} pixels a side, got {ours.shape[2]}x{ours.shape[1]}")
-    first, second = (to_planes(side, device, double=double) for side in (ours, theirs))
+    dtype = torch.float64 if double else torch.float32
+    first, second = (to_unit(side, device, dtype) for side in (ours, theirs))
     product = torch.ones(len(first), dtype=first.dtype, device=first.device)
     for exponent in EXPONENTS[:-1]:
         _, contrast = map_similarity(first, second)

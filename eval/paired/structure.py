@@ -1,27 +1,19 @@
 """Structural similarity in a sliding Gaussian window (Wang et al., 2004): the maps behind SSIM and MS-SSIM."""
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 BORDER = 5
-"""Half the width of the 11 x 11 window, in pixels; that far from an edge the window meets the reflected border."""
+"""Half the width of the 11 x 11 window, in pixels."""
 SD = 1.5
 """Standard deviation of the window, in pixels."""
 C1, C2 = 0.01**2, 0.03**2
 """Wang's constants for values in [0, 1]."""
 
 
-def to_planes(images: NDArray[np.uint8], device: str, *, double: bool) -> Tensor:
-    """Return uint8 [N, H, W, 3] as [N, 3, H, W] in [0, 1], float64 or float32."""
-    dtype = torch.float64 if double else torch.float32
-    return torch.from_numpy(images).to(device).permute(0, 3, 1, 2).to(dtype) / 255
-
-
 def map_similarity(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return similarity and, as its factor without luminance, contrast at every position.
+    """Return similarity, and its factor without luminance, at every position.
 
     Variances are small differences, which TF32 would lose.
 
@@ -50,5 +42,5 @@ def map_similarity(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def crop_border(maps: Tensor) -> Tensor:
-    """Return the valid region of maps [N, C, H, W]: what no border touched."""
+    """Return the valid region of maps [N, C, H, W], without positions affected by padding."""
     return maps[..., BORDER:-BORDER, BORDER:-BORDER]

@@ -1,4 +1,4 @@
-"""Base class of evaluators, and running them: folders of samples in, results with provenance out."""
+"""Base class of evaluators, and the loop that runs them on a set of samples."""
 
 import importlib.metadata
 import importlib.util
@@ -34,11 +34,11 @@ DISTRIBUTIONS = {
     "torch_fidelity": "torch-fidelity",
     "math_verify": "math-verify",
 }
-"""Packages that are installed under another name than they are imported."""
+"""Names on the package index of packages that are imported under another name."""
 
 
 class SkipEvaluation(Exception):
-    """Raised by an evaluator that does not apply to the samples."""
+    """Raised by an evaluator that cannot score these samples."""
 
 
 @dataclass
@@ -46,16 +46,16 @@ class Result:
     """Result of one evaluator.
 
     Attributes:
-        evaluator: its name.
-        protocol: which definition of the metric.
+        evaluator: name of the evaluator.
+        protocol: definition of the metric.
         status: ok, skipped (something is missing) or failed (an error).
-        reason: why it was skipped or failed, or a caveat.
-        metrics: what its metrics mean, by name.
-        scores: by metric name; without values unless the status is ok.
-        samples: columns aligned with `index`. A column that is called like a metric holds that metric's values, one a
-            sample: two runs are compared by it.
-        needs_reference: whether it compares with a reference.
-        provenance: images, reference, weights, settings, versions, device, time.
+        reason: why the evaluator was skipped or failed, or a caveat.
+        metrics: specification of each metric by name.
+        scores: scores by metric name; without values unless the status is ok.
+        samples: columns aligned with `index`. A column named after a metric holds its value for each sample, by which
+            two runs are compared.
+        needs_reference: whether the evaluator compares with a reference.
+        provenance: images, reference, weights, settings, versions, device and time.
     """
 
     evaluator: str
@@ -69,7 +69,7 @@ class Result:
     provenance: dict[str, object] = field(default_factory=dict)
 
     def record(self) -> dict[str, object]:
-        """Return everything but the samples as strict JSON values; a score and its `MetricSpec` are one entry."""
+        """Return all fields except the samples as strict JSON values; each score is merged with its `MetricSpec`."""
         whole = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("metrics", "samples")}
         whole["scores"] = {
             name: {**asdict(score), **asdict(self.metrics[name])} for name, score in self.scores.items()
@@ -77,13 +77,13 @@ class Result:
         return strict(whole)
 
     def entries(self) -> dict[str, Metric]:
-        """Return the entries of results.json by metric name."""
+        """Return the entries of results.json, by metric name."""
         names = ("status", "reason", "evaluator", "protocol", "needs_reference")
         state = {name: getattr(self, name) for name in names}
         return {name: make_metric(score, self.metrics[name], **state) for name, score in self.scores.items()}
 
     def save(self, folder: Path) -> Path:
-        """Write `<evaluator>-<protocol>.json`, with samples also `.samples.jsonl`; return the former."""
+        """Write `<evaluator>-<protocol>.json`, and `.samples.jsonl` if there are samples; return the first path."""
         stem = f"{self.evaluator}-{self.protocol}"
         if self.samples is not None:
             rows = zip(*self.samples.values(), strict=True)
@@ -98,70 +98,65 @@ class Result:
 
 @dataclass(frozen=True)
 class Evaluator(Component, ABC):
-    """Base class of evaluators: a frozen dataclass whose fields are its settings and enter the provenance.
+    """Base class of evaluators: frozen dataclasses whose fields are settings, which the provenance records.
 
-    A subclass sets the class attributes below, or overrides those that are properties here, and implements `run`. It
-    overrides `packages` with the names of packages that it imports.
+    A subclass implements `run`, sets or overrides the attributes below, and lists the packages that it imports in
+    `packages`.
 
     Attributes:
-        name: name of its result.
-        needs_reference: whether it compares with a reference set, sample by sample.
+        name: name of the result.
+        needs_reference: whether samples are compared with a reference set, one by one.
         reads: kind of the samples, `images` or `texts`.
-        asks: key of the prompts' metadata without which it scores nothing; None if it needs none.
+        required_meta: metadata key that every prompt needs; None if no key is needed.
     """
 
     name: ClassVar[str]
     needs_reference: ClassVar[bool] = False
     reads: ClassVar[str] = ImageSet.kind
-    asks: ClassVar[str | None] = None
+    required_meta: ClassVar[str | None] = None
 
     @property
     @abstractmethod
     def protocol(self) -> str:
-        """The definition of the metric that it follows."""
+        """Definition of the metric."""
 
     @property
     @abstractmethod
     def metrics(self) -> Mapping[str, MetricSpec]:
-        """Every metric that it may return, by name."""
+        """Specifications of all metrics that it may return, by name."""
 
     def adapt(self, samples: Any) -> "Evaluator":
-        """Return the evaluator to use on these samples; one with other names if their metrics are named otherwise."""
+        """Return the evaluator for these samples, with other metric names if the samples require them."""
         return self
 
     def check_meta(self, meta: Mapping[str, object]) -> None:
-        """Check one prompt's metadata before anything is generated, where some prompts of the run have `asks`.
+        """Check one prompt's metadata before generation; not called if no prompt has `required_meta`.
 
         Raises:
-            ValueError: it has no `asks`, or what it has cannot be read.
+            ValueError: the key is missing or its value is malformed.
         """
-        if self.asks is not None and meta.get(self.asks) is None:
-            raise ValueError(f"no {self.asks}, which other prompts have")
+        if self.required_meta is not None and meta.get(self.required_meta) is None:
+            raise ValueError(f"no {self.required_meta}, which other prompts have")
 
     @abstractmethod
     def run(self, samples: Any, reference: Any, device: str) -> Result:
-        """Score the samples, an `ImageSet` or what `reads` names; any exception makes the result a failed one."""
+        """Score an `ImageSet` or `TextSet`, as `reads` says. An exception gives a failed result."""
 
 
 class PartedEvaluator(Evaluator):
-    """Base class of evaluators of one metric and its parts.
-
-    Attributes:
-        spec: meaning of the metric.
-        part_names: names of the parts.
-    """
+    """Base class of evaluators with one metric and its parts, specified by `spec` and named by `part_names`."""
 
     spec: ClassVar[MetricSpec]
     part_names: ClassVar[tuple[str, ...]]
 
     @property
-    @abstractmethod
     def metric(self) -> str:
-        """The metric's name."""
+        """Name of the metric, `<name>[<protocol>]`."""
+        return f"{self.name}[{self.protocol}]"
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
-        """The metric and its parts, `<metric>/<part>`."""
+        """Specifications of the metric and of its parts, `<metric>/<part>`."""
         return with_parts(self.metric, self.spec, self.part_names)
 
 
@@ -173,17 +168,17 @@ def evaluate(
     *,
     same_seeds: bool = True,
 ) -> list[Result]:
-    """Run evaluators one after another; one that is skipped or fails does not stop the others.
+    """Run evaluators one after another; an evaluator that is skipped or fails does not stop the others.
 
     Args:
         evaluators: evaluators to run.
         samples: samples to score.
-        reference: samples to compare with, one by one.
+        reference: the same samples of the reference run.
         device: torch device.
-        same_seeds: refuse a pair of samples with unequal seeds.
+        same_seeds: refuse samples whose seeds differ from the reference.
 
     Raises:
-        SampleSetError: the two do not hold the same samples.
+        SampleSetError: samples and reference do not match.
     """
     if reference is not None:
         check_pairs(samples, reference, same_seeds=same_seeds)
@@ -191,35 +186,35 @@ def evaluate(
 
 
 def find_missing(evaluator: Evaluator) -> list[str]:
-    """Return the missing packages and files of an evaluator, each with its remedy."""
-    packages = [name for name in evaluator.packages if importlib.util.find_spec(name) is None]
-    lacking = [
+    """Return the missing packages and files of an evaluator, each with a remedy."""
+    packages = [
         f"package missing: {name}. Get it with: pip install {DISTRIBUTIONS.get(name, name)}"
-        for name in packages
+        for name in evaluator.packages
+        if importlib.util.find_spec(name) is None
     ]
-    return lacking + [weight.remedy() for weight in evaluator.weights if weight.find() is None]
+    return packages + [weight.remedy() for weight in evaluator.weights if weight.find() is None]
 
 
 def read_meta(samples: SampleSet, key: str, what: str, where: str) -> list[Any]:
-    """Return one value of each sample's metadata.
+    """Return the metadata value of each sample under a key.
 
     Args:
         samples: samples to read.
-        key: name of the value.
-        what: noun for such a value, for errors.
-        where: which prompts have it, for errors.
+        key: key of the value.
+        what: noun for the value, for errors.
+        where: prompts that have the value, for errors.
 
     Raises:
-        SkipEvaluation: no sample has it.
-        ValueError: some samples do not.
+        SkipEvaluation: no sample has the key.
+        ValueError: some samples do not have it.
     """
-    found = {index: samples.meta(index).get(key) for index in samples.indices}
-    without = [index for index, value in found.items() if value is None]
-    if len(without) == len(found):
+    values = {index: samples.meta(index).get(key) for index in samples.indices}
+    missing = [index for index, value in values.items() if value is None]
+    if len(missing) == len(values):
         raise SkipEvaluation(f"the prompts carry no {what}s {where}")
-    if without:
-        raise ValueError(f"sample {without[0]} has no {what}, others have")
-    return list(found.values())
+    if missing:
+        raise ValueError(f"sample {missing[0]} has no {what}, others have")
+    return list(values.values())
 
 
 def make_result(
@@ -233,13 +228,13 @@ def make_result(
 
     Args:
         evaluator: the evaluator of the scores.
-        scores: by metric name, each one of `evaluator.metrics`.
+        scores: scores by metric name.
         samples: columns aligned with `index`, see `Result`.
         weights: SHA-256 of the files used, by name.
-        caveat: a remark for readers of the scores.
+        caveat: remark for readers of the scores.
 
     Raises:
-        ValueError: a score is not one of the evaluator's metrics.
+        ValueError: `evaluator.metrics` does not have one of the names.
     """
     if unknown := [name for name in scores if name not in evaluator.metrics]:
         raise ValueError(f"{evaluator.name}: `metrics` does not have {unknown[0]}")
@@ -260,7 +255,7 @@ def _evaluate(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | N
     except SkipEvaluation as skip:
         result = _result(evaluator, "skipped", str(skip))
         log.debug("%s skipped: %s", evaluator.name, skip)
-    except Exception as error:  # one evaluator's fault must not lose the others' work
+    except Exception as error:  # keep the results of the other evaluators
         result = _result(evaluator, "failed", f"{type(error).__name__}: {error}")
         result.provenance["traceback"] = traceback.format_exc()
         log.exception("%s failed", evaluator.name)
@@ -270,41 +265,40 @@ def _evaluate(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | N
 
 
 def _find_obstacles(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | None) -> list[str]:
-    """Return why an evaluator cannot score these samples; nothing if it can."""
+    """Return the reasons why an evaluator cannot score these samples."""
     if evaluator.reads != samples.kind:
         return [f"it scores {evaluator.reads}, and these are {samples.kind}"]
-    lacking = find_missing(evaluator)
-    if evaluator.needs_reference and reference is None:
-        lacking.append("it compares with a reference run, and none was given")
-    return lacking
+    no_reference = evaluator.needs_reference and reference is None
+    message = ["it compares with a reference run, and none was given"] if no_reference else []
+    return find_missing(evaluator) + message
 
 
 def _result(
     evaluator: Evaluator, status: Status, reason: str | None, scores: Mapping[str, Score] | None = None
 ) -> Result:
     """Return a result, by default without values."""
-    given = {name: Score(None) for name in evaluator.metrics} if scores is None else dict(scores)
+    values = {name: Score(None) for name in evaluator.metrics} if scores is None else dict(scores)
     names, needs = (evaluator.name, evaluator.protocol), evaluator.needs_reference
-    return Result(*names, status, reason, evaluator.metrics, given, needs_reference=needs)
+    return Result(*names, status, reason, evaluator.metrics, values, needs_reference=needs)
 
 
 def _provenance(
     evaluator: Evaluator, samples: SampleSet, reference: SampleSet | None, device: str
 ) -> dict[str, object]:
-    found = {name: _find_version(name) for name in (*LIBRARIES, *evaluator.packages)}
-    there = {name: version for name, version in found.items() if version is not None}
+    versions = {name: _find_version(name) for name in (*LIBRARIES, *evaluator.packages)}
+    installed = {name: version for name, version in versions.items() if version is not None}
     return {
         "images": _identity(samples),
         "reference": None if reference is None else _identity(reference),
         "settings": {f.name: _setting(getattr(evaluator, f.name)) for f in fields(evaluator)},
-        "versions": {"python": platform.python_version(), **there},
+        "versions": {"python": platform.python_version(), **installed},
         "device": device,
         "threads": torch.get_num_threads(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-@cache  # every lookup reads and parses a file
+@cache  # each lookup reads and parses a file
 def _find_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(DISTRIBUTIONS.get(package, package))

@@ -1,7 +1,7 @@
 """Paired differences between two runs of the same samples.
 
-Both runs share prompts and noise, so most of the spread between images cancels; the interval of a difference is then
-far narrower than the intervals of the two values.
+Both runs have the same prompts and noise, so most of the variation between images cancels. The interval of a difference
+is therefore narrower than the intervals of the two values.
 """
 
 import json
@@ -24,12 +24,12 @@ from kvbench.eval.protocol.scores import (
 from kvbench.eval.protocol.shares import change_interval
 
 Rows = Mapping[int, Mapping[str, Any]]
-"""Values of each sample by column, by index of the sample."""
+"""Values by column for each sample index."""
 
 
 @dataclass(frozen=True)
-class Record:
-    """Files of an evaluator for one run: the scores of `<evaluator>-<protocol>.json` and the rows beside it."""
+class EvaluatorResults:
+    """Results of an evaluator for one run: scores of `<evaluator>-<protocol>.json` and rows of its samples."""
 
     evaluator: str
     protocol: str
@@ -38,48 +38,45 @@ class Record:
 
 
 def compare_runs(ours: Path, theirs: Path) -> dict[str, Metric]:
-    """Return the difference, ours minus theirs, of every metric that both runs have, with its 95 % interval.
+    """Return the difference of each common metric, ours minus theirs, with its 95 % interval.
 
-    A metric with a value per sample is the mean difference over the samples that have a finite value on both sides (an
-    image equal to its reference has no PSNR), bootstrapped over prompts, for right and wrong answers with
-    `change_interval`. Where the metric is a mean of groups' means, so is its difference, and each group has its
-    interval. A metric of the whole set is the difference of the two values; its interval comes from the differences
-    between the replicates of both, and is missing where an evaluator left none.
+    For a metric with values per sample it is the mean difference over samples with finite values on both sides (an
+    image equal to its reference has no PSNR), with a bootstrap over prompts, or `change_interval` for correct and
+    wrong answers. If the metric is a mean of group means, so is its difference, and each group has an interval. For a
+    metric of the whole set it is the difference of the two values, with an interval from the differences of their
+    replicates, if there are any.
 
     Args:
-        ours: a finished run's folder.
-        theirs: another one's.
+        ours: folder of a finished run.
+        theirs: folder of another finished run.
 
     Raises:
-        SampleSetError: the runs do not hold the same samples.
+        SampleSetError: the runs have different samples.
     """
-    prompts = shared_prompts(ours, theirs)
-    found: dict[str, Metric] = {}
+    prompts = read_shared_prompts(ours, theirs)
+    differences: dict[str, Metric] = {}
     for path in sorted((ours / "metrics").glob("*.json")):
         other = theirs / "metrics" / path.name
         if other.is_file():
-            found |= _compare_records(read_record(path), read_record(other), prompts)
-    return found
+            differences |= _compare_results(
+                read_evaluator_results(path), read_evaluator_results(other), prompts
+            )
+    return differences
 
 
-def shared_prompts(ours: Path, theirs: Path) -> dict[int, str]:
-    """Return the prompt of each sample, by index.
-
-    Raises:
-        SampleSetError: the runs do not hold the same samples.
-    """
+def read_shared_prompts(ours: Path, theirs: Path) -> dict[int, str]:
+    """Return the prompt of each sample by index; a SampleSetError if the runs have different samples."""
     first, second = read_samples(ours / "samples.jsonl"), read_samples(theirs / "samples.jsonl")
     for index in sorted(first.keys() | second.keys()):
         sides = [(one.seed, one.prompt) if (one := side.get(index)) else None for side in (first, second)]
         if sides[0] != sides[1]:
-            raise SampleSetError(
-                f"{ours} and {theirs} cannot be compared: sample {index} is {sides[0]} and {sides[1]}"
-            )
+            both = f"sample {index} is {sides[0]} and {sides[1]}"
+            raise SampleSetError(f"{ours} and {theirs} cannot be compared: {both}")
     return {index: sample.prompt for index, sample in first.items()}
 
 
-def read_record(path: Path) -> Record:
-    """Read an evaluator's scores and the rows beside them."""
+def read_evaluator_results(path: Path) -> EvaluatorResults:
+    """Read the scores of an evaluator and the rows of its samples."""
     record = json.loads(path.read_text(encoding="utf-8"))
     scores = {
         name: (read_fields(Score, entry), read_fields(MetricSpec, entry))
@@ -88,11 +85,13 @@ def read_record(path: Path) -> Record:
     samples = path.with_suffix(".samples.jsonl")
     lines: Sequence[str] = samples.read_text(encoding="utf-8").splitlines() if samples.is_file() else ()
     rows = {int(row["index"]): row for row in map(json.loads, lines)}
-    return Record(record["evaluator"], record["protocol"], scores, rows)
+    return EvaluatorResults(record["evaluator"], record["protocol"], scores, rows)
 
 
-def _compare_records(ours: Record, theirs: Record, prompts: Mapping[int, str]) -> dict[str, Metric]:
-    found = {}
+def _compare_results(
+    ours: EvaluatorResults, theirs: EvaluatorResults, prompts: Mapping[int, str]
+) -> dict[str, Metric]:
+    differences = {}
     for name, (score, spec) in ours.scores.items():
         if name not in theirs.scores:
             continue
@@ -101,14 +100,14 @@ def _compare_records(ours: Record, theirs: Record, prompts: Mapping[int, str]) -
             difference = compare_values(score, theirs.scores[name][0])
         if difference is not None:
             where = {"evaluator": ours.evaluator, "protocol": ours.protocol}
-            found[name] = make_metric(difference, spec, **where)
-    return found
+            differences[name] = make_metric(difference, spec, **where)
+    return differences
 
 
 def _compare_samples(
     column: str, spec: MetricSpec, ours: Rows, theirs: Rows, prompts: Mapping[int, str]
 ) -> Score | None:
-    """Return the mean difference between two columns; None if no sample has a number in both."""
+    """Return the mean difference between two columns, or None if no sample has a number in both."""
     pairs = {i: (ours[i].get(column), theirs[i].get(column)) for i in prompts if i in ours and i in theirs}
     known = {i: (float(a), float(b)) for i, (a, b) in pairs.items() if a is not None and b is not None}
     if not known:
@@ -130,13 +129,12 @@ def _compare_samples(
 
 
 def compare_values(ours: Score, theirs: Score) -> Score | None:
-    """Return the difference between two values of whole sets, with its replicates; None if a side has no value."""
+    """Return the difference between two values of whole sets with its replicates, or None without a value."""
     if ours.value is None or theirs.value is None:
         return None
     score = Score(ours.value - theirs.value, min(ours.n, theirs.n))
     if ours.replicates is None or theirs.replicates is None:
         return score
     replicates = ours.replicates.subtract(theirs.replicates)
-    return (
-        score if replicates is None else with_interval(score, replicates.surround(ours.value - theirs.value))
-    )
+    interval = None if replicates is None else replicates.surround(ours.value - theirs.value)
+    return with_interval(score, interval)

@@ -1,4 +1,4 @@
-"""Base class of whatever needs packages and weight files: evaluators, feature spaces and models."""
+"""Base class of evaluators, feature spaces and models, which need packages and weight files."""
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -7,16 +7,16 @@ from kvbench.eval.files.weights import Snapshot, Weight
 
 
 def setting(default: int, minimum: int) -> Any:
-    """Return a dataclass field that refuses values below a minimum."""
+    """Return a dataclass field with a smallest valid value."""
     return field(default=default, metadata={"minimum": minimum})
 
 
 @dataclass(frozen=True)
 class Component:
-    """Base class of frozen dataclasses whose fields are settings, files (`Weight`, `Snapshot`) and further components.
+    """Base class of frozen dataclasses whose fields are settings, files (`Weight`, `Snapshot`) and components.
 
     Raises:
-        ValueError: a field that was declared with `setting` is below its minimum.
+        ValueError: a field declared with `setting` is below its minimum.
     """
 
     def __post_init__(self) -> None:
@@ -27,17 +27,17 @@ class Component:
 
     @property
     def parts(self) -> "list[Component]":
-        """The components among its fields."""
+        """Fields that are components."""
         return [value for value in vars(self).values() if isinstance(value, Component)]
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Packages that it imports; by default those of its parts."""
+        """Packages that are imported; by default the packages of the parts."""
         return tuple(package for part in self.parts for package in part.packages)
 
     @property
     def weights(self) -> tuple[Weight | Snapshot, ...]:
-        """Files and folders that it needs; by default its own ones at `path`, and those of its parts."""
+        """Required files and folders; by default its own at `path`, then the files of the parts."""
         own = [value for value in vars(self).values() if isinstance(value, Weight | Snapshot)]
         path = getattr(self, "path", None)
         return (

@@ -1,13 +1,13 @@
 """Means over runs that differ in a random choice, such as a calibration, with intervals over prompts and choices.
 
-All runs have the same prompts, so prompts and runs are crossed: a value is the mean, an effect of its prompt, an effect
-of its run, and a rest. The variance of the mean comes from the mean squares of the two-way analysis of variance
-(Searle, Casella and McCulloch, Variance Components, 1992), its degrees of freedom from Satterthwaite (Biometrics
-Bulletin 2, 1946), as where several readers judge the same cases (Hillis, Statistics in Medicine 26, 2007).
+All runs have the same prompts, so prompts and runs are crossed: a value is the sum of the mean, effects of its
+prompt and run, and a residual. The variance of the mean comes from the mean squares of the two-way analysis of
+variance (Searle, Casella and McCulloch, Variance Components, 1992), its degrees of freedom from Satterthwaite
+(Biometrics Bulletin 2, 1946), as for several readers of the same cases (Hillis, Statistics in Medicine 26, 2007).
 
-Of five runs, a bootstrap of prompts and runs (Owen, Annals of Applied Statistics 1, 2007) is too narrow where runs
-differ, and a two-way cluster-robust error with one degree of freedom less than there are runs (Cameron, Gelbach and
-Miller, Journal of Business and Economic Statistics 29, 2011) too wide where prompts differ more.
+For five runs, a bootstrap of prompts and runs (Owen, Annals of Applied Statistics 1, 2007) is too narrow if runs
+differ. A two-way cluster-robust error with one degree of freedom less than the number of runs (Cameron, Gelbach and
+Miller, Journal of Business and Economic Statistics 29, 2011) is too wide if prompts differ more.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -17,7 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from kvbench.eval.protocol.compare import Record, compare_values, read_record, shared_prompts
+from kvbench.eval.protocol.compare import (
+    EvaluatorResults,
+    compare_values,
+    read_evaluator_results,
+    read_shared_prompts,
+)
 from kvbench.eval.protocol.intervals import Floats, Interval, find_quantile, number_clusters
 from kvbench.eval.protocol.scores import Metric, Score, make_metric, with_interval
 from kvbench.eval.protocol.shares import wilson_interval
@@ -28,8 +33,8 @@ class Crossed:
     """A metric over several runs.
 
     Attributes:
-        mean: over the runs, with its interval over prompts and runs; without one if only the runs' values are known.
-        between: standard deviation between runs apart from what their prompts add to it; None without an interval.
+        mean: mean over the runs with an interval over prompts and runs, which needs values of samples or replicates.
+        between: standard deviation between runs without the contribution of prompts; None without an interval.
     """
 
     mean: Metric
@@ -37,35 +42,34 @@ class Crossed:
 
 
 def cross_runs(folders: Sequence[Path], against: Path | None = None) -> dict[str, Crossed]:
-    """Return every metric that all runs have a value of.
+    """Return every metric for which all runs have a value.
 
-    A metric with a value per sample is the mean over the samples that have a finite one in every run. A metric of the
-    whole set is the mean of the runs' values; its interval comes from their replicates.
+    A metric with values per sample is averaged over the samples with finite values in all runs. A metric of the whole
+    set is averaged over the runs, with an interval from their replicates.
 
     Args:
-        folders: of two or more finished runs.
-        against: another one, whose values are subtracted sample by sample; answers that are right or wrong have no
-            interval then.
+        folders: folders of two or more finished runs.
+        against: folder of a run whose values are subtracted by sample; correct and wrong answers then have no interval.
 
     Raises:
-        SampleSetError: the runs do not hold the same samples.
+        SampleSetError: the runs have different samples.
     """
     every = [*folders, *([] if against is None else [against])]
-    [prompts, *_] = [shared_prompts(every[0], other) for other in every[1:]]
-    found = {}
+    [prompts, *_] = [read_shared_prompts(every[0], other) for other in every[1:]]
+    metrics = {}
     for path in sorted((every[0] / "metrics").glob("*.json")):
         paths = [folder / "metrics" / path.name for folder in every]
         if all(one.is_file() for one in paths):
-            records = [read_record(one) for one in paths]
+            records = [read_evaluator_results(one) for one in paths]
             base = None if against is None else records.pop()
             for name in records[0].scores:
                 if (crossed := _cross_metric(name, records, base, prompts)) is not None:
-                    found[name] = crossed
-    return found
+                    metrics[name] = crossed
+    return metrics
 
 
 def _cross_metric(
-    name: str, records: Sequence[Record], base: Record | None, prompts: Mapping[int, str]
+    name: str, records: Sequence[EvaluatorResults], base: EvaluatorResults | None, prompts: Mapping[int, str]
 ) -> Crossed | None:
     scores = [one for record in records if (one := _find_score(name, record, base)) is not None]
     values = [score.value for score in scores if score.value is not None]
@@ -87,16 +91,16 @@ def _cross_metric(
     return Crossed(make_metric(mean, spec, evaluator=first.evaluator, protocol=first.protocol), between)
 
 
-def _find_score(name: str, record: Record, base: Record | None) -> Score | None:
-    """Return a run's score of a metric, or its difference to that of `base`."""
+def _find_score(name: str, record: EvaluatorResults, base: EvaluatorResults | None) -> Score | None:
+    """Return a run's score of a metric, or its difference to `base`."""
     if base is None:
         return record.scores[name][0] if name in record.scores else None
     sides = [side.scores[name][0] for side in (record, base) if name in side.scores]
     return compare_values(*sides) if len(sides) == 2 else None
 
 
-def _read_column(name: str, record: Record, base: Record | None) -> dict[int, float]:
-    """Return a run's finite values of a metric by sample, or their differences to those of `base`."""
+def _read_column(name: str, record: EvaluatorResults, base: EvaluatorResults | None) -> dict[int, float]:
+    """Return a run's finite values of a metric by sample, or their differences to `base`."""
     column = {
         index: float(value)
         for index, row in record.rows.items()
@@ -113,19 +117,19 @@ def sum_clusters(
 ) -> Floats:
     """Return a table [clusters, runs] whose column means are the runs' means over samples.
 
-    A cell is its run's mean and what the samples of the cluster add to it, times the number of clusters.
+    A cell is the run's mean plus the deviation of the cluster's samples, times the number of clusters.
 
     Args:
-        values: of each sample in each run, [samples, runs].
-        clusters: the prompt of each sample.
-        strata: group of each sample, where a run's mean is the mean of its groups' means.
+        values: value of each sample in each run, [samples, runs].
+        clusters: prompt of each sample.
+        strata: group of each sample, if a run's mean is the mean of group means.
     """
     members = number_clusters(clusters)
     groups = number_clusters(strata or [None] * len(values))
     sizes = np.bincount(groups)
     means = np.zeros((len(sizes), values.shape[1]))
     np.add.at(means, groups, values)
-    means /= sizes[:, None]  # after the sum, so that the mean of equal answers is exact
+    means /= sizes[:, None]  # after the sum, for an exact mean of equal answers
     count = int(members.max()) + 1
     table = np.tile(means.mean(0), (count, 1))
     np.add.at(table, members, count * (values - means[groups]) / (len(sizes) * sizes[groups, None]))
@@ -133,30 +137,29 @@ def sum_clusters(
 
 
 def _spread_replicates(scores: Sequence[Score]) -> Floats | None:
-    """Return a table [parts, runs] as `sum_clusters` does, of pseudo-values; None if the parts are not the same."""
+    """Return a table [parts, runs] of pseudo-values as `sum_clusters`, or None if the parts differ."""
     columns = []
     for score in scores:
-        found, known = score.replicates, scores[0].replicates
-        if found is None or known is None or score.value is None or None in found.values:
+        own, first = score.replicates, scores[0].replicates
+        if own is None or first is None or score.value is None or None in own.values:
             return None
-        if (found.method, len(found.values)) != (known.method, len(known.values)):
+        if (own.method, len(own.values)) != (first.method, len(first.values)):
             return None
-        parts = np.array(found.values, np.float64)
-        columns.append(score.value + found.spread * len(parts) ** 0.5 * (parts.mean() - parts))
+        parts = np.array(own.values, np.float64)
+        columns.append(score.value + own.spread * len(parts) ** 0.5 * (parts.mean() - parts))
     return np.stack(columns, 1)
 
 
 def cross_interval(table: Floats, *, shares: bool = False) -> tuple[Interval, float]:
     """Return the interval of the mean of a table, and the standard deviation between its columns.
 
-    An effect whose estimated variance is negative counts as absent, so the standard error is never less than that of
-    the rows' means or that of the columns'. The standard deviation is of the columns' effects: what the rest of the
-    cells adds to differences between column means is taken off.
+    A negative variance of an effect becomes zero, so the standard error is at least the standard error of the row means
+    and of the column means. The standard deviation between columns excludes the residual of the cells.
 
     Args:
         table: [prompts, runs], two or more of each.
-        shares: values are right (1) and wrong (0) answers, which have Wilson's interval for the number of independent
-            answers that would have the same variance.
+        shares: values are correct (1) and wrong (0) answers, with Wilson's interval for the number of independent
+            answers of the same variance.
     """
     rows, runs = table.shape
     mean, by_row, by_run = table.mean(), table.mean(1, keepdims=True), table.mean(0, keepdims=True)

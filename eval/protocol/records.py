@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def strict(value: Mapping[str, object]) -> dict[str, object]:
-    """Return plain JSON values; numbers that are not finite become null and are counted under `nonfinite`."""
+    """Return plain JSON values; non-finite numbers become null and are counted under `nonfinite`."""
     count = 0
 
     def plain(item: object) -> object:
@@ -33,29 +33,29 @@ def strict(value: Mapping[str, object]) -> dict[str, object]:
 
 
 def read_fields(kind: type[T], values: object, place: str = "") -> T:
-    """Build a dataclass, with those inside it, from JSON values.
+    """Build a dataclass and its nested dataclasses from JSON values.
 
-    Names that the dataclass does not have are passed over: newer versions of a schema add fields.
+    Unknown names are ignored: newer versions of a schema add fields.
 
     Args:
-        kind: the dataclass. Its fields are JSON's own types, unions with None, literals, tuples, mappings, dataclasses.
-        values: what `json.loads` returned.
+        kind: the dataclass, with fields of JSON types, optionals, literals, tuples, mappings and dataclasses.
+        values: JSON object.
         place: path of the values in their file, for errors.
 
     Raises:
-        ValueError: a value is missing or of another type; says where.
+        ValueError: a value is missing or has another type; the message names its place.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{place or 'the whole'} is {_shorten(values)}, not an object")
     assert is_dataclass(kind)
-    found = {}
+    arguments = {}
     for field in fields(kind):
         where = f"{place}.{field.name}" if place else field.name
         if field.name in values:
-            found[field.name] = _read(field.type, values[field.name], where)
+            arguments[field.name] = _read(field.type, values[field.name], where)
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{where} is missing")
-    return kind(**found)
+    return kind(**arguments)
 
 
 def _read(kind: Any, value: object, place: str) -> object:
@@ -71,7 +71,7 @@ def _read(kind: Any, value: object, place: str) -> object:
         return {key: _read(inner[1], item, f"{place}.{key}") for key, item in value.items()}
     if kind is float and type(value) is int:
         return float(value)
-    if kind is object or value in inner or type(value) is kind:  # `inner` of a literal are its values
+    if kind is object or value in inner or type(value) is kind:  # `inner` holds the values of a literal
         return value
     raise ValueError(f"{place} is {_shorten(value)}, not {kind if inner else kind.__name__}")
 

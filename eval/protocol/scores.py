@@ -1,4 +1,4 @@
-"""Metric specifications, scores with intervals, and the entries of results.json that join the two."""
+"""Metric specifications, scores with intervals, and entries of results.json, which combine both."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,16 +18,14 @@ Status = Literal["ok", "skipped", "failed"]
 
 @dataclass(frozen=True)
 class MetricSpec:
-    """Meaning and display of one metric; an evaluator declares it once, in `metrics`.
+    """Meaning and display of a metric, declared in `metrics` of its evaluator.
 
     Attributes:
-        better: which direction is better.
-        unit: its unit.
-        digits: digits after the point.
-        detail: a part or a variant of another metric, such as one task of a benchmark: shown with its run and in CSV,
-            left out where runs are compared.
-        strata: column of the samples that names each sample's group, where the value is the mean of the groups' means;
-            None where it is the mean over samples, or no mean at all.
+        better: the better direction.
+        unit: unit of the value.
+        digits: number of decimals.
+        detail: whether it is a part or variant of another metric, which is not shown in comparisons of runs.
+        strata: column with the group of each sample, if the value is the mean of group means; else None.
     """
 
     better: Better
@@ -38,26 +36,25 @@ class MetricSpec:
 
 
 def with_parts(name: str, whole: MetricSpec, parts: Iterable[str]) -> dict[str, MetricSpec]:
-    """Return a metric and its parts, `<name>/<part>`, which are details and not means of strata."""
+    """Return the specifications of a metric and its parts, `<name>/<part>`, which are details without strata."""
     part = replace(whole, detail=True, strata=None)
     return {name: whole} | {f"{name}/{one}": part for one in parts}
 
 
 @dataclass
 class Score:
-    """The value of a metric and its uncertainty.
+    """Value of a metric and its uncertainty.
 
     Attributes:
-        value: None if it was not computed or is infinite.
-        n: samples behind it.
+        value: the value; None if it was not computed or is infinite.
+        n: number of samples.
         sd: standard deviation over samples (ddof 1).
         se: standard error.
-        ci95: 95 % interval; an end that is infinite is None once it was written.
-        ci: how the interval was found.
-        bias: by how much the number of samples moves the value, estimated by the jackknife: the value less its bias is
-            nearer to that of infinitely many samples. The interval is about values of equally many samples.
-        replicates: values on parts of the samples, from which differences to another run get their interval; None for
-            means over samples, which are compared sample by sample.
+        ci95: 95 % interval; an infinite end is written as None.
+        ci: method of the interval.
+        bias: jackknife estimate of the bias from the number of samples, see `jackknife`.
+        replicates: values on parts of the samples, which give differences between runs an interval; None for means over
+            samples, which are compared by sample.
     """
 
     value: float | None
@@ -75,14 +72,10 @@ class Metric:
     """One entry under `metrics` of results.json: a score, its `MetricSpec` and the evaluator's status.
 
     Attributes:
-        value: see `Score`, as for `n`, `sd`, `se`, `ci95`, `ci` and `bias`.
-        better: see `MetricSpec`, as for `unit`, `digits` and `detail`.
-        status: of the evaluator: ok, skipped (something is missing) or failed (an error).
-        reason: why it was skipped or failed, or a caveat.
-        evaluator: name of the evaluator.
-        protocol: which definition of the metric it followed.
-        needs_reference: whether it compares with a reference run.
-        nonfinite: numbers of this entry that were not finite and became null.
+        value: see `Score` for this field and `n`, `sd`, `se`, `ci95`, `ci` and `bias`.
+        better: see `MetricSpec` for this field and `unit`, `digits` and `detail`.
+        status: see `Result` for this field and `reason`, `evaluator`, `protocol` and `needs_reference`.
+        nonfinite: number of non-finite values of this entry, which became null.
     """
 
     value: float | None
@@ -105,13 +98,13 @@ class Metric:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval where both of its ends are finite."""
+        """The 95 % interval, if both ends are finite."""
         low, high = self.ci95 or (None, None)
         return None if low is None or high is None else (low, high)
 
 
 def make_metric(score: Score, spec: MetricSpec, **more: object) -> Metric:
-    """Join a score, its `MetricSpec` and further fields of `Metric` into one strict entry."""
+    """Combine a score, its `MetricSpec` and other fields of `Metric` in one strict entry."""
     values = {**asdict(replace(score, replicates=None)), **asdict(spec), **more}
     return read_fields(Metric, strict(values))
 
@@ -124,10 +117,9 @@ def mean_score(
     """Return the mean over samples with its interval.
 
     Args:
-        values: one a sample.
-        clusters: the cluster (prompt) of each sample, resampled as a whole; by default each sample is its own.
-        find_interval: function of values and clusters, `change_interval` for differences between right (1) and wrong
-            (0) answers.
+        values: value of each sample.
+        clusters: cluster (prompt) of each sample; by default each sample is a cluster.
+        find_interval: function from values and clusters to the interval.
     """
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return with_interval(Score(float(np.mean(values)), len(values), sd), find_interval(values, clusters))
@@ -136,29 +128,18 @@ def mean_score(
 def share_score(
     values: Sequence[float], clusters: Sequence[Hashable] | None = None, *, whole: float = 1
 ) -> Score:
-    """Return the mean of right (`whole`) and wrong (0), or of shares between, with an interval that ends where they do.
-
-    Args:
-        values: one a sample, from 0 to `whole`.
-        clusters: the cluster (prompt) of each sample; by default each sample is its own.
-        whole: value of a sample that is right, 100 for per cent.
-    """
+    """Return the mean of correct (`whole`) and wrong (0) samples, or shares in between; see `share_interval`."""
     return mean_score(values, clusters, partial(share_interval, whole=whole))
 
 
 def jackknife_score(statistic: Callable[[NDArray[np.int64]], float], clusters: Sequence[Hashable]) -> Score:
-    """Return a statistic of all samples with its jackknife interval and bias.
-
-    Args:
-        statistic: value of the samples at the given positions, on both sides of a pair.
-        clusters: the prompt of each sample, or the number of its class.
-    """
+    """Return a statistic of all samples with its jackknife interval and bias; see `leave_out`."""
     value = statistic(np.arange(len(clusters)))
     return with_interval(Score(value, len(clusters)), jackknife(statistic, value, clusters))
 
 
 def with_interval(score: Score, interval: Interval | None) -> Score:
-    """Return the score with its interval, if there is one."""
+    """Return the score with an interval, if there is one."""
     if interval is None:
         return score
     ends, how = (interval.low, interval.high), interval.method

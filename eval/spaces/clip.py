@@ -13,8 +13,8 @@ from torch import Tensor
 from kvbench.eval.alignment.clip import PACKAGES, Clip
 from kvbench.eval.alignment.hps import MEAN, STD
 from kvbench.eval.files.weights import Weight
+from kvbench.eval.networks import resize_normalised
 from kvbench.eval.spaces.base import Network, Space
-from kvbench.eval.spaces.networks import resize_normalised
 
 OPENAI_VIT_L_14_336 = Weight.at(
     "https://openaipublic.azureedge.net/clip/models/"
@@ -28,8 +28,7 @@ OPENAI_VIT_L_14_336 = Weight.at(
 class ClipImages(Space):
     """Unit image vectors of OpenAI's ViT-L-14 at 336 pixels (Radford et al., arXiv:2103.00020).
 
-    The image's middle square is cut out and then resized (PIL, bicubic), as CMMD's authors do; CLIP's own transform
-    resizes first.
+    The centre is cropped to a square and then resized (PIL, bicubic), as by CMMD's authors; CLIP resizes first.
 
     Attributes:
         model: architecture in open_clip.
@@ -41,7 +40,7 @@ class ClipImages(Space):
     packages: ClassVar[tuple[str, ...]] = PACKAGES
 
     def load(self, file: Path, device: str) -> Network:
-        """Read the network, which gives 768 features."""
+        """Load the network, which returns 768 features."""
         clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
         return lambda stack: {
             "features": clip.images(torch.stack([crop_square(one, clip.side) for one in stack]))

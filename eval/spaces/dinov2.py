@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
+from kvbench.eval.networks import resize_normalised
 from kvbench.eval.spaces.base import Network, Space
-from kvbench.eval.spaces.networks import resize_normalised
 
 VIT_L_14 = Weight.at(
     "https://dl.fbaipublicfiles.com/dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth",
@@ -25,16 +25,16 @@ VIT_L_14 = Weight.at(
 MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE, PATCH = 224, 14
 OFFSET = 0.1
-"""Number that the authors add to the patches when they resize the table of positions, which moves its grid."""
+"""Number added to the patches in the authors' resize of the position table, which shifts its grid."""
 
 
 @dataclass(frozen=True)
 class Dinov2(Space):
     """Class tokens of DINOv2's ViT-L-14 (Oquab et al., arXiv:2304.07193) at 224 pixels.
 
-    As in the program of Stein et al. (arXiv:2306.04675), who measure Frechet distances on them: PIL's bicubic resize
-    of the whole image to a square, ImageNet's mean and deviation, the table of positions resized by the network's
-    authors' own rule (timm's and transformers' rules give other features).
+    As in the program of Stein et al. (arXiv:2306.04675) for Frechet distances: PIL's bicubic resize of the whole image
+    to a square, ImageNet's mean and deviation, and the position table resized as by the network's authors (timm and
+    transformers resize differently).
 
     Attributes:
         model: architecture in timm.
@@ -47,7 +47,7 @@ class Dinov2(Space):
     packages: ClassVar[tuple[str, ...]] = ("timm",)
 
     def load(self, file: Path, device: str) -> Network:
-        """Read the network, which gives 1024 features."""
+        """Load the network, which returns 1024 features."""
         network = load_dinov2(self.model, file).to(device)
 
         def find_features(stack: NDArray[np.uint8]) -> Mapping[str, Tensor]:
@@ -58,27 +58,21 @@ class Dinov2(Space):
 
 
 def load_dinov2(model: str, file: Path) -> nn.Module:
-    """Read the authors' state dict into timm's network for 224 pixels.
-
-    Raises:
-        ValueError: the file holds another network.
-    """
+    """Load the authors' state dict into timm's network for 224 pixels; a ValueError for another network."""
     import timm
 
     network: nn.Module = timm.create_model(model, pretrained=False, num_classes=0, img_size=SIDE)
     state: Mapping[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
     try:
-        known = {
-            name: value for name, value in state.items() if name != "mask_token"
-        }  # which only training needs
-        network.load_state_dict({**known, "pos_embed": resize_positions(state["pos_embed"])})
+        inference = {name: value for name, value in state.items() if name != "mask_token"}
+        network.load_state_dict({**inference, "pos_embed": resize_positions(state["pos_embed"])})
     except (KeyError, RuntimeError) as error:
         raise ValueError(f"{file} does not hold a {model}: {str(error).splitlines()[-1].strip()}") from None
     return network.eval()
 
 
 def resize_positions(table: Tensor) -> Tensor:
-    """Return the table of positions [1, 1 + N, D], class token first, for the 16 x 16 patches of 224 pixels."""
+    """Resize the position table [1, 1 + N, D], class token first, to the 16 x 16 patches of 224 pixels."""
     side, patches = round((table.shape[1] - 1) ** 0.5), SIDE // PATCH
     grid = table[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
     resized = F.interpolate(grid, scale_factor=((patches + OFFSET) / side,) * 2, mode="bicubic")

@@ -1,4 +1,4 @@
-"""Space of DreamSim's embeddings: three vision transformers with low-rank updates fitted to people's judgements."""
+"""Space of DreamSim's embeddings: three vision transformers with low-rank updates fitted to human judgements."""
 
 import io
 import json
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,11 +21,11 @@ from kvbench.core.files import hash_content
 from kvbench.eval.alignment.hps import MEAN as CLIP_MEAN
 from kvbench.eval.alignment.hps import STD as CLIP_SD
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.store import Held, held
+from kvbench.eval.files.store import StoredFeatures, load_features
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
+from kvbench.eval.networks import resize_normalised
 from kvbench.eval.spaces.base import Network, Space
 from kvbench.eval.spaces.dinov2 import MEAN, SD
-from kvbench.eval.spaces.networks import resize_normalised
 
 ENSEMBLE = Weight.at(
     "https://github.com/ssundaram21/dreamsim/releases/download/v0.2.0-checkpoints/dreamsim_ensemble_checkpoint.zip"
@@ -38,23 +38,23 @@ ADAPTER = "ensemble_lora/adapter_model"
 ADAPTER_CONFIG = "ensemble_lora/adapter_config.json"
 SIDE = 224
 UPDATE = re.compile(r".*extractor_list\.(?P<branch>\d)\.model\.(?P<layer>.+)\.lora_A\.weight")
-"""Name of the first factor of a low-rank update."""
+"""Tensor name of the first factor of a low-rank update."""
 UNSUPPORTED = ("use_rslora", "use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern")
-"""Settings of an adapter that would change how it is added to the weights."""
+"""Settings of an adapter that change how it is merged into the weights."""
 
 State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Branch:
-    """One of the three transformers, in the order of the embedding's channels.
+    """One of the three transformers.
 
     Attributes:
-        file: its member of the authors' archive; None for DINO, which has a file of its own.
-        mean: of each colour, from 0 to 1.
-        sd: deviation of each colour.
-        eps: of the layer norms.
-        activation: in timm.
+        file: member of the authors' archive; None for DINO, which has a separate file.
+        mean: mean of each colour, from 0 to 1.
+        sd: standard deviation of each colour.
+        eps: epsilon of the layer norms.
+        activation: name in timm.
     """
 
     file: str | None
@@ -75,14 +75,13 @@ BRANCHES = (
 class DreamSimEmbeddings(Space):
     """Embeddings of DreamSim's `ensemble` (Fu et al., arXiv:2306.09344): 1792 channels of mean zero and unit length.
 
-    DINO's class token after its last block, before the final norm, beside the projections of CLIP and OpenCLIP, all
-    ViT-B/16 with the authors' low-rank updates added. The image is resized to 224 x 224 by PIL's bicubic
-    filter whatever its shape. Float32.
+    DINO's class token after its last block, before the final norm, followed by the projections of CLIP and OpenCLIP,
+    all ViT-B/16 with the authors' low-rank updates. Images are resized to 224 x 224 (PIL, bicubic). Float32.
 
     Attributes:
-        trunk_path: DINO's file, if neither in $KVBENCH_WEIGHTS nor in torch's cache.
-        heads: attention heads of each network.
-        network: the authors' archive; it is read without being unpacked.
+        trunk_path: path of DINO's file, if it is neither in $KVBENCH_WEIGHTS nor in torch's cache.
+        heads: number of attention heads of each network.
+        network: the authors' archive, which is not unpacked.
         trunk: DINO's file.
     """
 
@@ -99,16 +98,16 @@ class DreamSimEmbeddings(Space):
         """The authors' archive and DINO's file."""
         return self.weight, replace(self.trunk, path=self.trunk_path)
 
-    def features(self, source: ImageSet, device: str) -> Held:
-        """Embeddings float32 [n, 1792], out of the store if they are there, under the hash of both files."""
+    def features(self, source: ImageSet, device: str) -> StoredFeatures:
+        """Return embeddings float32 [n, 1792], from the store if possible, under the hash of both files."""
         (file, own), (_, other) = (weight.require() for weight in self.weights)
         sha256 = hash_content(own, other)
-        return held(
+        return load_features(
             source.digest, self.name, sha256, source.indices, lambda: self.compute(source, file, device)
         )
 
     def load(self, file: Path, device: str) -> Network:
-        """Read the networks."""
+        """Load the networks."""
         trunk, _ = self.weights[1].require()
         networks = [one.to(device) for one in load_branches(file, trunk, self.heads)]
 
@@ -124,30 +123,21 @@ class DreamSimEmbeddings(Space):
 
 
 def centre(features: Tensor) -> Tensor:
-    """Return features [n, D] less the mean over their own channels, as unit vectors."""
+    """Return features [n, D] minus their mean over channels, as unit vectors."""
     return nn.functional.normalize(features - features.mean(1, keepdim=True), dim=1)
 
 
 def load_branches(archive: Path, trunk: Path, heads: int) -> list[nn.Module]:
-    """Read the three networks with their updates.
-
-    Args:
-        archive: the authors' zip file.
-        trunk: DINO's state dict.
-        heads: attention heads.
+    """Load the three networks with their updates from the authors' archive and DINO's state dict.
 
     Raises:
-        ValueError: a file lacks something, or the adapter is of another kind.
+        ValueError: a tensor is missing, or the adapter has unsupported settings.
     """
     try:
         with zipfile.ZipFile(archive) as members:
             updates = read_updates(members)
             states: list[State] = [
-                torch.load(trunk, map_location="cpu", weights_only=True)
-                if branch.file is None
-                else torch.load(io.BytesIO(members.read(branch.file)), map_location="cpu", weights_only=True)[
-                    "state_dict"
-                ]
+                _load(trunk) if branch.file is None else _load(members, branch.file)["state_dict"]
                 for branch in BRANCHES
             ]
         for number, state in enumerate(states):
@@ -160,10 +150,10 @@ def load_branches(archive: Path, trunk: Path, heads: int) -> list[nn.Module]:
 
 
 def read_updates(members: zipfile.ZipFile) -> dict[int, State]:
-    """Return what the adapter adds to each weight, alpha / r times B A, by branch and name.
+    """Return the update of each weight, alpha / r times B A, by branch and name.
 
     Raises:
-        ValueError: the adapter's settings are not those of plain low-rank updates, or a network has none.
+        ValueError: the adapter has unsupported settings, or a network has no update.
     """
     config = json.loads(members.read(ADAPTER_CONFIG))
     if other := [key for key in UNSUPPORTED if config.get(key)]:
@@ -171,28 +161,31 @@ def read_updates(members: zipfile.ZipFile) -> dict[int, State]:
     if f"{ADAPTER}.safetensors" in members.namelist():
         factors = read_tensors(members.read(f"{ADAPTER}.safetensors"))
     else:
-        factors = torch.load(
-            io.BytesIO(members.read(f"{ADAPTER}.bin")), map_location="cpu", weights_only=True
-        )
-    found: dict[int, State] = {number: {} for number in range(len(BRANCHES))}
+        factors = _load(members, f"{ADAPTER}.bin")
+    updates: dict[int, State] = {number: {} for number in range(len(BRANCHES))}
     for name, first in factors.items():
         if match := UPDATE.fullmatch(name):
             product = factors[name.replace("lora_A", "lora_B")].float() @ first.float()
             scaled = config["lora_alpha"] / config["r"] * product
-            found[int(match["branch"])][f"{match['layer']}.weight"] = scaled
-    if not all(found.values()):
+            updates[int(match["branch"])][f"{match['layer']}.weight"] = scaled
+    if not all(updates.values()):
         raise ValueError(f"{members.filename}: {ADAPTER} does not update every network")
-    return found
+    return updates
+
+
+def _load(file: Path | zipfile.ZipFile, member: str = "") -> Any:
+    source = file if isinstance(file, Path) else io.BytesIO(file.read(member))
+    return torch.load(source, map_location="cpu", weights_only=True)
 
 
 def build_branch(branch: Branch, state: State, heads: int) -> nn.Module:
-    """Return timm's network with a state dict in DINO's names, whose sizes are those of its tensors.
+    """Return timm's network for a state dict with DINO's names; sizes come from the tensors.
 
-    CLIP's networks have a norm under the name `pos_drop`, a projection, and a bias of the patches, for which timm's
-    has no place there; it is added to their positions.
+    CLIP's networks have a norm named `pos_drop`, a projection, and a bias of the patches, which timm's network does not
+    have here; it is added to the positions.
 
     Raises:
-        RuntimeError, KeyError: the state dict is another network's.
+        RuntimeError, KeyError: the state dict is from another network.
     """
     from timm.models.vision_transformer import VisionTransformer
 

@@ -1,7 +1,6 @@
 """Small feature network of the scenes world, and the perceptual distance on its stages.
 
-It takes the place of Inception and AlexNet, and its scores have their own names
-(`fid_scenes`, `lpips_scenes`): they compare with each other, never with published FID or LPIPS.
+It replaces Inception and AlexNet. Its scores (`fid_scenes`, `lpips_scenes`) are not comparable with FID or LPIPS.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,20 +11,20 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.core.files import hash_content
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.store import Arrays, Held, held
+from kvbench.eval.files.store import Arrays, StoredFeatures, load_features
 from kvbench.eval.files.weights import Weight
+from kvbench.eval.networks import full_float32, to_unit
 from kvbench.eval.protocol.base import Evaluator, Result
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
-from kvbench.eval.spaces.base import Network, Space, finish
-from kvbench.eval.spaces.networks import full_float32
+from kvbench.eval.spaces.base import Network, Space
+from kvbench.eval.spaces.evaluator import finish
 
 WIDTHS = (16, 32, 48, 64)
 BATCH = 64
@@ -38,7 +37,7 @@ SCENES = Weight(
 
 
 class DownBlock(nn.Module):
-    """A convolution that halves the resolution and, if asked for, a residual convolution that refines the result."""
+    """A convolution that halves the resolution, then a residual convolution if `refine` is set."""
 
     def __init__(self, inputs: int, outputs: int, *, refine: bool) -> None:
         super().__init__()
@@ -46,32 +45,24 @@ class DownBlock(nn.Module):
         self.refine = nn.Conv2d(outputs, outputs, 3, padding=1) if refine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, inputs, H, W] to [N, outputs, H/2, W/2], not negative."""
+        """Map [N, inputs, H, W] to non-negative [N, outputs, H/2, W/2]."""
         x = F.relu(self.down(x))
         return x if self.refine is None else F.relu(x + self.refine(x))
 
 
 class SceneFeatures(nn.Module):
-    """Four convolutional stages and a linear head, without normalisation layers.
-
-    Args:
-        outputs: logits of the head, which only training looks at.
-    """
+    """Four convolutional stages and a linear head for training, without normalisation layers."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
         pairs = zip((3, *WIDTHS), WIDTHS, strict=False)
-        # The first stage runs at the highest resolution: one convolution there costs as much as the next two.
+        # A convolution of the first stage costs as much as two of the next stage.
         self.layers = nn.ModuleList(DownBlock(a, b, refine=i > 0) for i, (a, b) in enumerate(pairs))
         self.head = nn.Linear(WIDTHS[-1], outputs)
 
     @classmethod
     def load(cls, path: Path) -> "SceneFeatures":
-        """Read a trained network (safetensors, any float type) into float32.
-
-        Raises:
-            ValueError: the file holds another network.
-        """
+        """Load a trained network (safetensors) in float32; a ValueError for another network."""
         tensors = {name: tensor.float() for name, tensor in load_file(path).items()}
         if "head.weight" not in tensors:
             raise ValueError(f"{path}: not a scenes feature network, it has no head.weight")
@@ -83,7 +74,7 @@ class SceneFeatures(nn.Module):
         return network.eval()
 
     def stages(self, images: Tensor) -> list[Tensor]:
-        """Maps [N, 16 | 32 | 48 | 64, H/2 .. H/16, W/2 .. W/16] of float images [N, 3, H, W] in [0, 1]."""
+        """Return the maps [N, 16 | 32 | 48 | 64, H/2 .. H/16, W/2 .. W/16] of images [N, 3, H, W] in [0, 1]."""
         maps, x = [], images * 2 - 1
         for layer in self.layers:
             x = layer(x)
@@ -91,36 +82,27 @@ class SceneFeatures(nn.Module):
         return maps
 
     def features(self, images: Tensor) -> Tensor:
-        """[N, 64]: the last stage averaged over positions, images as in `stages`."""
+        """Return the last stage averaged over positions, [N, 64]; images as in `stages`."""
         return self.stages(images)[-1].mean((2, 3))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [N, outputs], images as in `stages`."""
+        """Return logits [N, outputs]; images as in `stages`."""
         logits: Tensor = self.head(self.features(images))
         return logits
-
-
-def to_unit(pixels: NDArray[np.uint8], device: str = "cpu") -> Tensor:
-    """uint8 [N, H, W, 3] to float32 [N, 3, H, W] in [0, 1]."""
-    return torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).float() / 255
 
 
 def perceptual_distance(
     first: Sequence[Tensor], second: Sequence[Tensor], weights: Sequence[Tensor] | None = None
 ) -> Tensor:
-    """LPIPS on given feature maps (Zhang et al., arXiv:1801.03924, eq. 1).
+    """Return the LPIPS distances [N] of feature maps (Zhang et al., arXiv:1801.03924, eq. 1).
 
-    Features are normalised to unit length over channels; their squared difference is weighted by channel,
-    summed over channels, averaged over positions and summed over stages.
+    Features are normalised to unit length over channels. Their squared difference is weighted by channel, summed over
+    channels, averaged over positions and summed over stages.
 
     Args:
-        first: maps [N, C_s, H_s, W_s], one a stage.
+        first: maps [N, C_s, H_s, W_s] of each stage.
         second: maps of the other images, same shapes.
-        weights: channel weights [C_s] a stage; by default all 1 / number of stages, which makes the distance
-            the mean over stages of 2 - 2 cos.
-
-    Returns:
-        [N] distances.
+        weights: channel weights [C_s] of each stage, by default 1 / number of stages.
     """
     total = torch.zeros(len(first[0]), dtype=first[0].dtype, device=first[0].device)
     for stage, (a, b) in enumerate(zip(first, second, strict=True)):
@@ -138,10 +120,10 @@ def _unit_length(maps: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Scenes(Space):
-    """The space of the scenes network: 64 features, images at their own size.
+    """Space of the scenes network: 64 features, images at their own size.
 
-    A run and its reference go through the network together, once: pooled features of both sides and the
-    perceptual distance, which needs the maps, come out of the same pass and are stored as one entry.
+    One pass over a run and its reference computes pooled features of both sides and the perceptual distance, which
+    needs the maps. They are stored as one entry.
     """
 
     batch: int = setting(BATCH, 1)
@@ -151,29 +133,31 @@ class Scenes(Space):
     real: ClassVar[str] = "real_scenes"
 
     def load(self, file: Path, device: str) -> Network:
-        """Read the network, which gives 64 features."""
+        """Load the network, which returns 64 features."""
         network = SceneFeatures.load(file).to(device)
         return lambda stack: {"features": network.features(to_unit(stack, device))}
 
-    def pair(self, images: ImageSet, reference: ImageSet, device: str) -> tuple[Held, Held]:
-        """Features of both sides."""
+    def pair(
+        self, images: ImageSet, reference: ImageSet, device: str
+    ) -> tuple[StoredFeatures, StoredFeatures]:
+        """Return the features of both sides."""
         both = self.together(images, reference, device)
         ours, theirs = ({"features": both.arrays[side]} for side in ("images", "reference"))
-        return Held(ours, both.reused), Held(theirs, both.reused)
+        return StoredFeatures(ours, both.reused), StoredFeatures(theirs, both.reused)
 
-    def together(self, images: ImageSet, reference: ImageSet, device: str) -> Held:
-        """`images` and `reference` float32 [n, 64], `distance` float32 [n]."""
+    def together(self, images: ImageSet, reference: ImageSet, device: str) -> StoredFeatures:
+        """Return `images` and `reference` float32 [n, 64], and `distance` float32 [n]."""
         file, sha256 = self.weight.require()
         digest = hash_content(f"{images.digest} {reference.digest}")
         compute = partial(self._compute_pair, images, reference, file, device)
-        return held(digest, f"{self.name}_pair", sha256, images.indices, compute)
+        return load_features(digest, f"{self.name}_pair", sha256, images.indices, compute)
 
     @torch.inference_mode()
     def _compute_pair(self, images: ImageSet, reference: ImageSet, file: Path, device: str) -> Arrays:
         network = SceneFeatures.load(file).to(device)
         parts: dict[str, list[Tensor]] = {"images": [], "reference": [], "distance": []}
         for batch in images.batches(self.batch, self.name):
-            # Both sides in one batch: equal images then have equal features, whatever the kernel.
+            # With both sides in one batch, equal images have equal features for any kernel.
             both = np.concatenate([images.stack(batch), reference.stack(batch)])
             with full_float32():
                 stages = network.stages(to_unit(both, device))
@@ -186,11 +170,7 @@ class Scenes(Space):
 
 @dataclass(frozen=True)
 class LpipsScenes(Evaluator):
-    """`lpips_scenes`: perceptual distance to the reference on the scenes network.
-
-    Attributes:
-        space: the network.
-    """
+    """`lpips_scenes`: perceptual distance to the reference on the scenes network."""
 
     space: Scenes = field(default_factory=Scenes)
     name: ClassVar[str] = "lpips_scenes"
@@ -199,7 +179,7 @@ class LpipsScenes(Evaluator):
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"lpips_scenes": MetricSpec("lower")}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Distance of each image to the reference's, and their mean."""
+        """Measure the distance of each image to its reference."""
         assert reference is not None
         both = self.space.together(images, reference, device)
         values = both.arrays["distance"].tolist()

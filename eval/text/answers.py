@@ -1,4 +1,4 @@
-"""Accuracy of answers, by math-verify or word for word, of one run and against the reference run."""
+"""Accuracy of answers by math-verify or exact match, of a run and relative to the reference run."""
 
 import re
 from collections.abc import Mapping
@@ -11,30 +11,30 @@ from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
 from kvbench.eval.protocol.shares import change_interval
 
 ANSWER = "answer"
-"""Key of the right answer in a prompt's metadata."""
+"""Key of the correct answer in a prompt's metadata."""
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
 class Answers(Evaluator):
-    """Share of texts whose answer is right; texts of one problem are one cluster.
+    """Share of texts with a correct answer; texts of one problem are a cluster.
 
-    Only the text after the thoughts counts (`find_conclusion`): a text that was cut inside them has no answer.
+    Only the text after the thoughts counts (`find_conclusion`): a text truncated inside them has no answer.
     """
 
     name: ClassVar[str]
     protocol: ClassVar[str]
     better: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
     reads: ClassVar[str] = TextSet.kind
-    asks: ClassVar[str] = ANSWER
+    required_meta: ClassVar[str] = ANSWER
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
-        """The share, or its change, under the evaluator's name."""
+        """Specification of the share or its change, named like the evaluator."""
         return {self.name: self.better}
 
     def judge(self, conclusion: str, answer: str) -> bool:
-        """Return whether a text's conclusion gives the answer."""
+        """Return whether a text's conclusion has the correct answer."""
         raise NotImplementedError
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
@@ -44,19 +44,19 @@ class Answers(Evaluator):
         return make_result(self, scores, {"index": texts.indices, self.name: right})
 
     def _judge_all(self, texts: TextSet) -> list[float]:
-        """Return 1 for each right text and 0 for each other one."""
+        """Return 1 for each correct text and 0 for each other one."""
         answers = read_meta(texts, ANSWER, "answer", "(prompts=aime24, math500, gsm8k and others do)")
         pairs = zip(texts.read(self.name), answers, strict=True)
         return [float(self.judge(find_conclusion(text), str(answer))) for (_, text), answer in pairs]
 
 
-class Change(Answers):
-    """Mean difference to the reference run: right answers gained less those lost, problem by problem."""
+class AnswerChange(Answers):
+    """Mean difference to the reference run: correct answers gained minus lost, by problem."""
 
     needs_reference: ClassVar[bool] = True
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
-        """Judge every text and its reference's."""
+        """Judge every text and its reference."""
         assert reference is not None
         ours, theirs = self._judge_all(texts), self._judge_all(reference)
         change = [a - b for a, b in zip(ours, theirs, strict=True)]
@@ -66,7 +66,7 @@ class Change(Answers):
 
 @dataclass(frozen=True)
 class Accuracy(Answers):
-    r"""`accuracy`: answers that mean the same as the right one, by math-verify; the last `\boxed{}` if there is one."""
+    r"""`accuracy`: answers equivalent to the correct one by math-verify; the last `\boxed{}` counts if there is one."""
 
     name: ClassVar[str] = "accuracy"
     protocol: ClassVar[str] = "math-verify-last-box"
@@ -76,41 +76,41 @@ class Accuracy(Answers):
         """Return whether math-verify finds the answer in the conclusion."""
         from math_verify import parse, verify
 
-        # LaTeX is read between signs alone.
+        # math-verify reads LaTeX only between signs.
         right = answer if "$" in answer or "\\boxed" in answer else f"${answer}$"
-        # math-verify joins neighbouring boxes, so that a corrected answer would be judged with the one it replaces.
+        # math-verify joins adjacent boxes, so a corrected answer would be judged with the first one.
         return bool(verify(parse(right), parse(find_box(conclusion) or conclusion)))
 
 
 @dataclass(frozen=True)
-class AccuracyChange(Change, Accuracy):
-    """`accuracy_change`: `accuracy` less that of the reference run, problem by problem."""
+class AccuracyChange(AnswerChange, Accuracy):
+    """`accuracy_change`: difference of `accuracy` to the reference run, by problem."""
 
     name: ClassVar[str] = "accuracy_change"
 
 
 @dataclass(frozen=True)
 class ExactAnswer(Answers):
-    """`exact_answer`: what follows the last "answer:" on its line, word for word; whole numbers by value."""
+    """`exact_answer`: exact match of the text after the last "answer:" on its line; integers match by value."""
 
     name: ClassVar[str] = "exact_answer"
     protocol: ClassVar[str] = "last-line"
 
     def judge(self, conclusion: str, answer: str) -> bool:
-        """Return whether the conclusion's answer is the right one."""
-        given, right = _normalise(find_answer(conclusion) or ""), _normalise(answer)
-        return given == right != ""
+        """Return whether the conclusion's answer is correct."""
+        correct = _normalise(answer)
+        return _normalise(find_answer(conclusion) or "") == correct != ""
 
 
 @dataclass(frozen=True)
-class ExactAnswerChange(Change, ExactAnswer):
-    """`exact_answer_change`: `exact_answer` less that of the reference run, problem by problem."""
+class ExactAnswerChange(AnswerChange, ExactAnswer):
+    """`exact_answer_change`: difference of `exact_answer` to the reference run, by problem."""
 
     name: ClassVar[str] = "exact_answer_change"
 
 
 def find_conclusion(text: str) -> str:
-    """Return what follows a text's thoughts: all of a text without any, nothing of one that ends in thought.
+    """Return the text after the thoughts: all without thoughts, nothing if they do not end.
 
     >>> find_conclusion("<think>1 + 1</think> It is 2.")
     ' It is 2.'
@@ -124,7 +124,7 @@ def find_conclusion(text: str) -> str:
 
 
 def find_answer(text: str) -> str | None:
-    """Return what follows the last "answer:" of a text on its line, None where there is none.
+    """Return the rest of the line after the last "answer:" of a text, or None.
 
     >>> find_answer("so 3 + 4 = 7. Answer: 7.")
     '7.'
@@ -134,12 +134,12 @@ def find_answer(text: str) -> str | None:
 
 
 def find_box(text: str) -> str | None:
-    r"""Return the last whole `\boxed{...}` of a text between dollar signs, None where there is none.
+    r"""Return the last complete `\boxed{...}` of a text between dollar signs, or None.
 
     >>> find_box(r"So \boxed{7}, no: \boxed{\frac{3}{4}}.")
     '$\\boxed{\\frac{3}{4}}$'
     """
-    for start in reversed([found.start() for found in re.finditer(r"\\boxed\s*\{", text)]):
+    for start in reversed([match.start() for match in re.finditer(r"\\boxed\s*\{", text)]):
         depth = 0
         for place in re.finditer(r"\\.|[{}]", text[start + 1 :]):
             depth += {"{": 1, "}": -1}.get(place[0], 0)

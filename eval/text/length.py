@@ -1,6 +1,6 @@
-"""Length of generated texts, and the share that is cut."""
+"""Length of generated texts, and share of truncated texts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
 
 @dataclass(frozen=True)
 class TextLength(Evaluator):
-    """`generated_tokens`: mean tokens of a text, its end included; `truncated`: share of texts without an end."""
+    """`generated_tokens`: mean tokens of a text, including its end; `truncated`: share of texts without an end."""
 
     name: ClassVar[str] = "text_length"
     protocol: ClassVar[str] = "tokens"
@@ -30,6 +30,9 @@ class TextLength(Evaluator):
             "generated_tokens": mean_score(tokens, texts.clusters),
             "truncated": share_score(cut, texts.clusters),
         }
-        return make_result(
-            self, scores, {"index": texts.indices, "generated_tokens": tokens, "truncated": cut}
-        )
+        columns: dict[str, Sequence[object]] = {
+            "index": texts.indices,
+            "generated_tokens": tokens,
+            "truncated": cut,
+        }
+        return make_result(self, scores, columns)

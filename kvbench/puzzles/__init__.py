@@ -1,1 +1,1 @@
-"""Three walkers in a house: problems whose answer wants a long chain of moves, each of them looked up far back."""
+"""Puzzles of three walkers in a house: long chains of moves with look-ups of distant tokens."""

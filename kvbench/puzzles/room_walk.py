@@ -1,12 +1,11 @@
-"""The house, its walkers, and how a problem and its solution are written.
+"""Walks of three walkers through a house, and the text of problems and solutions.
 
-Every room has two doors, `a<` and `a>`, and each door leads to a room. Three walkers take turns. One leaves a room by
-the door `<` if the walker who moved last stands in a room with an even place in `ROOMS` (a, c, ...), else by `>`.
-Asked is where all three stand after so many moves.
+Each room has two doors, `a<` and `a>`, which lead to rooms. Three walkers take turns. A walker uses the door `<` if the
+walker who moved last is in a room with an even position in `ROOMS` (a, c, ...), else `>`. The answer consists of the
+rooms of all walkers after a number of moves.
 
-The doors of a side lead to different rooms, so that no two states have the same next one, and a walk is as long as the
-circle that it began in: of rooms^3 states, half on average. A solver looks up a few doors again and again, in an order
-that never repeats.
+The doors of a side lead to different rooms, so different states have different successors, and a walk follows a cycle
+of rooms^3 / 2 states on average. A solver looks up a few doors repeatedly, in an order that does not repeat.
 """
 
 import random
@@ -19,12 +18,12 @@ SIDES = "<>"
 WALKERS = 3
 MAX_MOVES = 399
 
-BEGIN, STANDS, ANSWER = "doors", " in", "\nanswer:"
-"""Words before the doors, between a number and a walker's first room, and before the answer."""
+DOORS_WORD, ROOM_WORD, ANSWER_WORD = "doors", " in", "\nanswer:"
+"""Words before the doors, before a walker's first room, and before the answer."""
 
 
 class Move(NamedTuple):
-    """A walker's move: how many are left behind it, the door, and the room that it leads to."""
+    """A walker's move: the number of moves left, the door, and the room that it leads to."""
 
     left: int
     door: str
@@ -41,16 +40,16 @@ class RoomWalk:
     """A house and a task.
 
     Attributes:
-        doors: where each door leads, in the order in which the problem lists doors.
+        doors: room behind each door, in the order of the problem.
         start: rooms of the three walkers; the first moves first.
-        moves: how many are asked for, all walkers' together.
+        moves: number of moves of all walkers together.
     """
 
     WORDS_OF_A_MOVE: ClassVar[int] = 3
     WORDS_BESIDE_DOORS: ClassVar[int] = 1 + 3 * WALKERS
-    """Words of a problem that are not about doors."""
+    """Number of words of a problem that are not about doors."""
     WORDS_OF_ANSWER: ClassVar[int] = 1 + WALKERS
-    """Most words behind the moves."""
+    """Largest number of words after the moves."""
 
     doors: dict[str, str]
     start: tuple[str, ...]
@@ -58,16 +57,10 @@ class RoomWalk:
 
     @classmethod
     def draw(cls, rng: random.Random, rooms: int, moves: int) -> Self:
-        """Draw a house and where its walkers begin.
-
-        Args:
-            rng: source of all choices.
-            rooms: of the house, 2 to 12, drawn from `ROOMS`.
-            moves: see `RoomWalk`.
-        """
+        """Draw a house of 2 to 12 rooms, and the walkers' first rooms."""
         names = sorted(rng.sample(ROOMS, rooms))
         leads = {side: rng.sample(names, rooms) for side in SIDES}
-        doors = [(name + side, leads[side][at]) for side in SIDES for at, name in enumerate(names)]
+        doors = [(name + side, leads[side][i]) for side in SIDES for i, name in enumerate(names)]
         rng.shuffle(doors)
         return cls(dict(doors), tuple(rng.choices(names, k=WALKERS)), moves)
 
@@ -80,10 +73,7 @@ class RoomWalk:
             yield Move(left, door, rooms[-1])
 
     def goes_in_circles(self) -> bool:
-        """Return whether the walkers stand where they began, the same one to move, before they are done.
-
-        What follows could then be copied from what was written.
-        """
+        """Return whether the first state occurs again before the end, so that later moves could be copied."""
         rooms = self.start
         for move in self.walk():
             rooms = (*rooms[1:], move.room)
@@ -91,28 +81,28 @@ class RoomWalk:
                 return True
         return False
 
-    def ask(self) -> list[str]:
-        """Return the words that tell a problem; joined they are its text."""
-        words = [BEGIN]
+    def write_problem(self) -> list[str]:
+        """Return the words of the problem; joined they are its text."""
+        words = [DOORS_WORD]
         for door, room in self.doors.items():
             words += [f" {door}", f" {room}"]
         for room in self.start:
-            words += [f"\n{self.moves}", STANDS, f" {room}"]
+            words += [f"\n{self.moves}", ROOM_WORD, f" {room}"]
         return words
 
     def solve(self) -> Iterator[str]:
-        """Yield the words of the solution: every move, then the answer."""
+        """Yield the words of the solution: all moves, then the answer."""
         for words in self.write_moves():
             yield from words
-        yield ANSWER
+        yield ANSWER_WORD
         yield from self.answer()
 
     def write_moves(self) -> Iterator[tuple[str, ...]]:
-        """Yield what the solution says of each move, word by word."""
+        """Yield the words of each move in the solution."""
         return (move.words for move in self.walk())
 
     def answer(self) -> list[str]:
-        """Return the words of the answer: the rooms where the walkers stand, the next to move first."""
+        """Return the words of the answer: the walkers' last rooms, the next to move first."""
         rooms = [*self.start, *(move.room for move in self.walk())]
         return [f" {room}" for room in rooms[-WALKERS:]]
 
@@ -121,4 +111,4 @@ class RoomWalk:
         """Return every word of problems and solutions."""
         doors = [f" {room}{side}" for room in ROOMS for side in SIDES]
         numbers = [f"\n{number}" for number in range(MAX_MOVES + 1)]
-        return [BEGIN, STANDS, ANSWER, *(f" {room}" for room in ROOMS), *doors, *numbers]
+        return [DOORS_WORD, ROOM_WORD, ANSWER_WORD, *(f" {room}" for room in ROOMS), *doors, *numbers]

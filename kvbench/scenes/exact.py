@@ -1,7 +1,7 @@
-"""Exactness: an image holds the objects its caption names and no others, wherever they are.
+"""Exactness: an image has exactly the objects of its caption, at any position.
 
-Stricter than GenEval's verdict, which judges one aspect per task and mostly allows extra objects; laxer about position
-prompts, whose relation it ignores.
+Stricter than GenEval, which judges one aspect per task and mostly allows extra objects, except for position prompts,
+whose relation is ignored.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import ClassVar
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, share_score
-from kvbench.scenes.detector import Instance, detect
+from kvbench.scenes.detector import DetectedShape, detect
 from kvbench.scenes.grammar import NUMBERS, Meta, Pair
 from kvbench.scenes.world import COLORS, SHAPES
 
@@ -34,33 +34,31 @@ def count_named(caption: str) -> Counter[Pair]:
             continue
         number, shape = " ".join(words[i - 1 : i]), " ".join(words[i + 1 : i + 2])
         if number not in numbers or shape not in shapes:
-            raise ValueError(f"prompt {caption!r}: {word!r} must stand between a number or 'a' and a shape")
+            raise ValueError(f"prompt {caption!r}: {word!r} must be between a number or 'a' and a shape")
         objects[word, shapes[shape]] += numbers[number]
     if not objects:
         raise ValueError(f"prompt {caption!r}: names no object such as 'a red ring'")
     return objects
 
 
-def exact(found: Iterable[Instance], line: Meta) -> bool:
-    """Tell whether the detected objects are those of a prompt: none missing, none extra, every colour right.
+def exact(shapes: Iterable[DetectedShape], line: Meta) -> bool:
+    """Return whether the objects from `detect` match the prompt: none missing, none extra, all colours correct.
 
-    Args:
-        found: what `detect` read from the image; shapes it could not name are not in it and go unnoticed.
-        line: GenEval line of `grammar.sample`; only its `prompt` is used, as four tasks leave colours out of clauses.
+    Only `prompt` of the GenEval line is used, because clauses of four tasks have no colours.
     """
-    return Counter((item.color, item.label) for item in found) == count_named(str(line["prompt"]))
+    return Counter((item.color, item.label) for item in shapes) == count_named(str(line["prompt"]))
 
 
 @dataclass(frozen=True)
 class Exact(Evaluator):
-    """`exact[scenes]`: share of images that hold exactly the objects their prompt names."""
+    """`exact[scenes]`: share of images with exactly the objects of their prompt."""
 
     name: ClassVar[str] = "exact"
     protocol: ClassVar[str] = "scenes"
     metrics: ClassVar[dict[str, MetricSpec]] = {METRIC: MetricSpec("higher", digits=3)}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Judges every image; neither the reference nor the device matters."""
+        """Judge every image; reference and device are not used."""
         if any("tag" not in images.meta(index) for index in images.indices):
             raise SkipEvaluation("the prompts are not captions of the scenes grammar")
         verdicts = [

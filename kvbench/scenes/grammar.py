@@ -1,7 +1,7 @@
-"""Captions and layouts: a closed grammar that mirrors GenEval's six tasks.
+"""Captions and layouts: a closed grammar with GenEval's six tasks.
 
-`single_object` and `two_object` prompts read like `colors` and `color_attr` prompts (everything is always named) but
-are judged on shapes alone. Metadata follow GenEval's lines: tag, include, exclude, prompt.
+`single_object` and `two_object` prompts look like `colors` and `color_attr` prompts but are judged by shapes only.
+Metadata have the fields of GenEval's lines: tag, include, exclude, prompt.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +16,14 @@ from kvbench.scenes.world import BACKGROUNDS, COLORS, SHAPES, SIDE, Object, Scen
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 RELATIONS = ("left of", "right of", "above", "below")
 NUMBERS = {2: "two", 3: "three", 4: "four"}
-HELD_OUT = (("cyan", "triangle"), ("purple", "cross"), ("green", "ring"))
-MIX: Mapping[str, float] = {"colors": 0.28, "counting": 0.20, "color_attr": 0.17, "position": 0.35}
+HELD_OUT_PAIRS = (("cyan", "triangle"), ("purple", "cross"), ("green", "ring"))
+TASK_SHARES: Mapping[str, float] = {"colors": 0.28, "counting": 0.20, "color_attr": 0.17, "position": 0.35}
+
+
+def pluralise(shape: str) -> str:
+    """Return the plural of a shape."""
+    return shape + ("es" if shape == "cross" else "s")
+
 
 _WORDS = ("a", "and", "of", "on", "background", "left", "right", "above", "below", *NUMBERS.values())
 VOCABULARY = (
@@ -27,25 +33,24 @@ VOCABULARY = (
     *BACKGROUNDS,
     *COLORS,
     *SHAPES,
-    *(shape + ("es" if shape == "cross" else "s") for shape in SHAPES),
+    *map(pluralise, SHAPES),
 )
 MAX_TOKENS = 14
 
 Pair = tuple[str, str]
 Meta = dict[str, object]
 PAIRS: tuple[Pair, ...] = tuple((color, shape) for color in COLORS for shape in SHAPES)
-"""All colours and shapes; a class-conditional model knows them by their number."""
+"""All colours and shapes; their positions are the classes of a class-conditional model."""
 
 
 def tokenize(text: str) -> list[int]:
-    """Return the word numbers of a caption, closed by <end>.
+    """Return the word ids of a caption, followed by <end>.
 
     Raises:
         ValueError: a word is not in the vocabulary, or the caption is too long.
     """
     words = text.lower().split()
-    unknown = [word for word in words if word not in VOCABULARY]
-    if unknown:
+    if unknown := [word for word in words if word not in VOCABULARY]:
         raise ValueError(
             f"prompt {text!r}: the scenes vocabulary has no word {unknown[0]!r}; it has {' '.join(VOCABULARY[2:])}"
         )
@@ -55,13 +60,13 @@ def tokenize(text: str) -> list[int]:
 
 
 def check_captions(texts: Iterable[str]) -> None:
-    """Check that every caption can be tokenized; raises what `tokenize` raises."""
+    """Check that all captions can be tokenized; raises the errors of `tokenize`."""
     for text in texts:
         tokenize(text)
 
 
 def tokenize_filled(text: str) -> list[int]:
-    """Return the word numbers of a caption, filled up with <end> to `MAX_TOKENS`; raises what `tokenize` raises."""
+    """Return the word ids of a caption, padded with <end> to `MAX_TOKENS`; raises the errors of `tokenize`."""
     ids = tokenize(text)
     return [*ids, *ids[-1:] * (MAX_TOKENS - len(ids))]
 
@@ -78,11 +83,10 @@ def sample(
     Args:
         rng: source of randomness.
         task: one of `TASKS`.
-        pairs: (colour, shape) pairs of the first object; the default is all but the held-out ones, which is also what
-            the second object is drawn from.
-        relations: relations that position prompts may use.
+        pairs: (colour, shape) pairs of the first object; by default all except held-out ones, as for the second object.
+        relations: possible relations of position prompts.
     """
-    seen = [pair for pair in PAIRS if pair not in HELD_OUT]
+    seen = [pair for pair in PAIRS if pair not in HELD_OUT_PAIRS]
     first = _pick(rng, pairs or seen)
     second = _pick(rng, [pair for pair in seen if pair[0] != first[0] and pair[1] != first[1]])
     exclude: list[dict[str, object]] = []
@@ -113,14 +117,14 @@ def sample(
 def evaluation_prompts(
     count: int, seed: int = 0, *, held_out: bool = False, relations: Sequence[str] = RELATIONS
 ) -> list[Meta]:
-    """Draw GenEval lines, the six tasks in turn; with `held_out` each names a pair that training never showed."""
+    """Draw GenEval lines that cycle through the six tasks; with `held_out` the first object is from held-out pairs."""
     rng = np.random.default_rng([seed, 20_250, int(held_out)])
-    pairs = list(HELD_OUT) if held_out else None
+    pairs = list(HELD_OUT_PAIRS) if held_out else None
     return [sample(rng, TASKS[i % len(TASKS)], pairs=pairs, relations=relations)[2] for i in range(count)]
 
 
 def describe_class(number: int) -> Meta:
-    """Return the GenEval line of one object of a pair by its number: its caption, its shape and its colour."""
+    """Return the GenEval line of a class, a single object of a pair."""
     pair = PAIRS[number]
     include = [_make_clause(pair, color=True)]
     return {"tag": "colors", "include": include, "exclude": [], "prompt": f"a {pair[0]} {pair[1]}"}
@@ -130,18 +134,18 @@ def pool(
     count: int,
     seed: int = 0,
     *,
-    mix: Mapping[str, float] = MIX,
+    mix: Mapping[str, float] = TASK_SHARES,
     pairs: Sequence[Pair] | None = None,
     processes: int = 1,
 ) -> tuple[NDArray[np.uint8], list[str]]:
-    """Draw training scenes uint8 [count, 96, 96, 3] and their captions; the number of processes changes nothing.
+    """Draw training scenes uint8 [count, 96, 96, 3] and their captions.
 
     Args:
-        count: how many.
-        seed: of the draws.
+        count: number of scenes.
+        seed: seed of the draws.
         mix: share of each task.
         pairs: see `sample`.
-        processes: that draw.
+        processes: number of processes; it does not change the scenes.
     """
     chunk = 1000
     starts = range(0, count, chunk)
@@ -171,11 +175,6 @@ def _draw_chunk(
 
 def _pick(rng: np.random.Generator, pairs: Sequence[Pair]) -> Pair:
     return pairs[int(rng.integers(len(pairs)))]
-
-
-def pluralise(shape: str) -> str:
-    """Return the plural of a shape."""
-    return shape + ("es" if shape == "cross" else "s")
 
 
 def _make_clause(pair: Pair, *, color: bool) -> dict[str, object]:

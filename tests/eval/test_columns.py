@@ -17,20 +17,20 @@ from kvbench.eval.alignment.vqa import BlipVqa
 from kvbench.eval.distribution import base, fid, mjhq
 from kvbench.eval.distribution.dataset import Pictures
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.store import Held
+from kvbench.eval.files.store import StoredFeatures
 from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.geneval.mask2former import Mask2Former
 from kvbench.eval.geneval.official import FOLDER as OFFICIAL
 from kvbench.eval.geneval.official import layout
 from kvbench.eval.geneval.score import LoadedDetector
-from kvbench.eval.paired import dists, metrics
+from kvbench.eval.paired import dists, lpips
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.registry import build_metrics, describe_metrics, read_metrics
-from kvbench.eval.spaces.base import Adm, Clean
 from kvbench.eval.spaces.clip import ClipImages
 from kvbench.eval.spaces.dinov2 import Dinov2
 from kvbench.eval.spaces.dreamsim import DreamSimEmbeddings
+from kvbench.eval.spaces.inception import Adm, Clean
 from kvbench.scenes import grammar
 from kvbench.scenes.detector import detect
 from kvbench.scenes.world import SHAPES, render
@@ -131,8 +131,8 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def moments(*_: object) -> tuple[Tensor, Tensor, dict[str, object]]:
         return torch.full((48,), 128.0).double(), 900 * torch.eye(48).double(), {}
 
-    def features(*_: object) -> tuple[Held, dict[str, object]]:
-        return Held(
+    def features(*_: object) -> tuple[StoredFeatures, dict[str, object]]:
+        return StoredFeatures(
             {"features": np.random.default_rng(1).uniform(90, 200, (30, 48)).astype(np.float32)}, False
         ), {}
 
@@ -158,12 +158,12 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlipVqa, "load", lambda *_: (answer, {}))
     monkeypatch.setattr(Mask2Former, "load", lambda *_: LoadedDetector(detect))
     monkeypatch.setattr(Mask2Former, "classes", tuple(SHAPES))
-    monkeypatch.setattr(metrics, "alex", lambda *_: Difference())
+    monkeypatch.setattr(lpips, "alex", lambda *_: Difference())
     monkeypatch.setattr(dists.DistsNetwork, "load", lambda *_: Difference())
     for space in (Clean, Adm, ClipImages, Dinov2, DreamSimEmbeddings):
         monkeypatch.setattr(space, "compute", thumbnails)
-    monkeypatch.setattr(fid, "dataset_moments", moments)
-    monkeypatch.setattr(base, "dataset_features", features)
+    monkeypatch.setattr(fid, "read_moments", moments)
+    monkeypatch.setattr(base, "read_features", features)
 
 
 def official(images: ImageSet) -> None:
@@ -203,7 +203,9 @@ def official_oneig(images: ImageSet) -> None:
     folder = images.folder / oneig.FOLDER / "results"
     folder.mkdir(parents=True, exist_ok=True)
     prompts = oneig.group_prompts(images)
-    (folder / oneig.TEXTS).write_text("id,text_content\n" + "".join(f"{key},a b\n" for _, key in prompts))
+    (folder / oneig.TEXTS_FILE).write_text(
+        "id,text_content\n" + "".join(f"{key},a b\n" for _, key in prompts)
+    )
     for name, part in oneig.PARTS.items():
         drawn = {
             key: int(images.image(one).sum()) % 7 / 7

@@ -15,11 +15,14 @@ from torch.nn import functional as F
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
+from kvbench.eval.networks import to_unit
 from kvbench.eval.paired.dists import VGG16, Dists
-from kvbench.eval.paired.metrics import ALEXNET, Lpips, Psnr, Ssim, decibels, squared_error, ssim_map
+from kvbench.eval.paired.lpips import ALEXNET, Lpips
 from kvbench.eval.paired.ms_ssim import MsSsim, ms_ssim
+from kvbench.eval.paired.psnr import Psnr, decibels, squared_error
+from kvbench.eval.paired.ssim import Ssim, ssim_map
 from kvbench.eval.protocol.intervals import bootstrap
-from kvbench.eval.spaces.scenes import Scenes, perceptual_distance, to_unit
+from kvbench.eval.spaces.scenes import Scenes, perceptual_distance
 from tests.support.image_sets import (
     EXPECTED,
     FEATURES,
@@ -94,9 +97,7 @@ def test_images_beside_identical_ones_keep_their_prompts(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("double", "tolerance"), [(True, 1e-9), (False, 1e-4)])
-def test_ssim_equals_the_stored_values(
-    golden_sets: tuple[ImageSet, ImageSet], double: bool, tolerance: float
-) -> None:
+def test_ssim_equals_goldens(golden_sets: tuple[ImageSet, ImageSet], double: bool, tolerance: float) -> None:
     result = only(Ssim(batch=5, double=double), *golden_sets)
     for column, key in (("ssim", "ssim_gauss_crop"), ("ssim_tm", "ssim_gauss_full")):
         stored = [pair[key] for pair in PAIRS.values()]
@@ -233,9 +234,7 @@ def enlarged(name: str, side: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("double", "tolerance"), [(True, 1e-9), (False, 1e-4)])
-def test_ms_ssim_follows_its_definition_and_leaves_small_images_out(
-    tmp_path: Path, double: bool, tolerance: float
-) -> None:
+def test_ms_ssim_follows_its_definition(tmp_path: Path, double: bool, tolerance: float) -> None:
     names = ["s64_000", "s64_003", "s32_000"]
     sides = [make_set(tmp_path / side, [enlarged(name, side) for name in names]) for side in ("cmp", "ref")]
     result = only(MsSsim(batch=1, double=double), *sides)
@@ -258,9 +257,7 @@ def test_ms_ssim_needs_five_scales() -> None:
 
 
 @pytest.mark.slow
-def test_dists_equals_torchmetrics_on_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dists_equals_torchmetrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchmetrics.functional.image import dists as oracle
     from torchvision.models import vgg
 

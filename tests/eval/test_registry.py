@@ -1,15 +1,14 @@
 """Metrics by name: what Hydra makes of conf/eval, the registry makes without it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 
-from kvbench.eval.paired.metrics import Psnr
+from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.registry import FOLDER, build_metrics, change_settings, describe_metrics, read_metrics
+from tests.support.command_line import run_python
 
 EVERY = [path.stem for path in sorted(FOLDER.glob("*.yaml")) if path.stem != "none"]
 
@@ -81,7 +80,7 @@ def test_every_batch_is_at_least_one() -> None:
 
 
 def test_a_metric_of_another_folder_is_a_path(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("mine: {_target_: kvbench.eval.paired.metrics.Psnr}\n")
+    (tmp_path / "mine.yaml").write_text("mine: {_target_: kvbench.eval.paired.psnr.Psnr}\n")
     (tmp_path / "both.yaml").write_text("defaults: [mine]\nother: {_target_: kvbench.scenes.exact.Exact}\n")
     metrics = read_metrics(str(tmp_path / "both.yaml"))
     assert list(metrics) == ["mine", "other"]
@@ -92,7 +91,7 @@ def test_metrics_of_an_installed_plugin_are_found(tmp_path: Path, monkeypatch: p
     folder = tmp_path / "my_plugin" / "conf" / "eval"
     folder.mkdir(parents=True)
     (folder.parent / "__init__.py").touch()
-    (folder / "mine.yaml").write_text("# My own.\nmine: {_target_: kvbench.eval.paired.metrics.Psnr}\n")
+    (folder / "mine.yaml").write_text("# My own.\nmine: {_target_: kvbench.eval.paired.psnr.Psnr}\n")
     (folder / "ours.yaml").write_text("defaults: [ssim, mine]\n")
     (folder / "psnr.yaml").write_text("# Taken.\npsnr: {_target_: kvbench.scenes.exact.Exact}\n")
     about = tmp_path / "my_plugin-1.dist-info"
@@ -123,8 +122,8 @@ def test_metrics_of_an_installed_plugin_are_found(tmp_path: Path, monkeypatch: p
         ("a: {_target_: Such}\n", "^a._target_=Such: cannot be imported"),
         ("a: {_target_: kvbench.scenes.exact.Exact, b: 1}\n", "^a: Exact.*unexpected.*'b'"),
         (
-            "a: {_target_: kvbench.eval.paired.metrics.Ssim, batch: '${batch_size}'}\n",
-            r"^a\.batch: \$\{batch_size\} is known to run.py alone; give it with --set a\.batch=",
+            "a: {_target_: kvbench.eval.paired.ssim.Ssim, batch: '${batch_size}'}\n",
+            r"^a\.batch: \$\{batch_size\} is set by run.py; give it with --set a\.batch=",
         ),
     ],
 )
@@ -138,16 +137,14 @@ def test_a_bad_file_is_told_in_one_line(tmp_path: Path, content: str, message: s
 
 def test_an_interpolation_may_be_given_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
-    path.write_text("a: {_target_: kvbench.eval.paired.metrics.Lpips, path: '${weights}'}\n")
+    path.write_text("a: {_target_: kvbench.eval.paired.lpips.Lpips, path: '${weights}'}\n")
     metrics = read_metrics(str(path))
     change_settings(metrics, "path=alexnet.pth")
     assert build_metrics(metrics)[0].path == "alexnet.pth"
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(["--help"], 0), (["fdi", "somewhere"], 1)])
-def test_help_and_a_misspelt_metric_wait_for_no_library(
-    root: Path, arguments: list[str], status: int
-) -> None:
+def test_help_and_errors_import_no_library(root: Path, arguments: list[str], status: int) -> None:
     code = f"""
 import sys
 from kvbench.eval.__main__ import main
@@ -159,6 +156,6 @@ assert status == {status}, status
 heavy = {{"torch", "numpy", "hydra", "omegaconf", "PIL"}} & set(sys.modules)
 assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    done = run_python(root, "-c", code)
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout + done.stderr for name in EVERY)

@@ -25,21 +25,21 @@ def follow(text: str) -> str:
 def test_the_rules_by_hand() -> None:
     doors = {"a<": "b", "a>": "a", "b<": "a", "b>": "b"}
     problem = RoomWalk(doors, ("a", "b", "a"), 3)
-    # The third stands in a: the first leaves a by < to b; now that one moved last, and stands in b: the second leaves
+    # The third is in a: the first leaves a by < to b; now that one moved last, and is in b: the second leaves
     # b by > to b; the third leaves a by > to a.
     assert [(move.left, move.door, move.room) for move in problem.walk()] == [
         (2, "a<", "b"),
         (1, "b>", "b"),
         (0, "a>", "a"),
     ]
-    assert "".join(problem.ask()) == "doors a< b a> a b< a b> b\n3 in a\n3 in b\n3 in a"
+    assert "".join(problem.write_problem()) == "doors a< b a> a b< a b> b\n3 in a\n3 in b\n3 in a"
     assert "".join(problem.solve()) == "\n2 a< b\n1 b> b\n0 a> a\nanswer: b b a"
 
 
 @given(seeds, st.integers(2, 12), st.integers(1, 60))
 def test_answers_are_those_of_another_program(seed: int, rooms: int, moves: int) -> None:
     problem = RoomWalk.draw(random.Random(seed), rooms, moves)
-    assert "".join(problem.answer()) == f" {follow(''.join(problem.ask()))}"
+    assert "".join(problem.answer()) == f" {follow(''.join(problem.write_problem()))}"
     assert "".join(problem.solve()).endswith(f"\nanswer:{''.join(problem.answer())}")
 
 
@@ -65,7 +65,7 @@ def test_circles_are_found(seed: int, rooms: int, moves: int) -> None:
 def test_all_is_written_in_words_that_can_be_told_apart(seed: int) -> None:
     problem, words = RoomWalk.draw(random.Random(seed), 12, 30), RoomWalk.list_words()
     assert len(words) == len(set(words))
-    text = "".join((*problem.ask(), *problem.solve()))
+    text = "".join((*problem.write_problem(), *problem.solve()))
     longest = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
-    assert re.findall(longest, text) == [*problem.ask(), *problem.solve()]
+    assert re.findall(longest, text) == [*problem.write_problem(), *problem.solve()]
     assert set("".join(problem.start)) <= set(ROOMS)

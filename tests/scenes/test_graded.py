@@ -27,8 +27,8 @@ def answers(caption: str, *objects: Object, background: str = "light") -> dict[s
 
 
 def test_questions_follow_the_caption() -> None:
-    asked = make_questions("a red ring left of a blue cross on a dark background")
-    assert [(atom.question, atom.answer, atom.skill) for atom in asked.atoms] == [
+    questions = make_questions("a red ring left of a blue cross on a dark background")
+    assert [(atom.question, atom.answer, atom.skill) for atom in questions.atoms] == [
         ("Are there any rings in the image?", "Yes", "object"),
         ("How many rings are in the image?", "one", "count"),
         ("Are all rings in the image red?", "Yes", "attribute"),
@@ -38,7 +38,7 @@ def test_questions_follow_the_caption() -> None:
         ("Is the ring left of the cross?", "Yes", "position"),
         ("Is the background dark?", "Yes", "attribute"),
     ]
-    assert asked.atomicity == 6
+    assert questions.atomicity == 6
     three = make_questions("three green squares")
     assert (three.atoms[1].answer, three.atomicity) == ("three", 3)
     with pytest.raises(ValueError, match="names one shape twice"):
@@ -47,7 +47,7 @@ def test_questions_follow_the_caption() -> None:
 
 @pytest.mark.parametrize("held_out", [False, True])
 def test_clean_scenes_are_right_and_others_wrong(held_out: bool) -> None:
-    rng, pairs = np.random.default_rng(3), list(grammar.HELD_OUT) if held_out else None
+    rng, pairs = np.random.default_rng(3), list(grammar.HELD_OUT_PAIRS) if held_out else None
     drawn = [grammar.sample(rng, grammar.TASKS[i % 6], pairs=pairs)[:2] for i in range(60)]
     for (scene, caption), (_, other) in pairwise(drawn):
         own = grade(render(scene), make_questions(caption).atoms)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from kvbench.eval.geneval.rules import geneval_image
+from kvbench.eval.geneval.rules import judge_image
 from kvbench.scenes import grammar
 from kvbench.scenes.detector import detect
 from kvbench.scenes.world import BACKGROUNDS, COLORS, SHAPES, SIDE, Object, Scene, render
@@ -39,7 +39,8 @@ def noisy(image: Image) -> Image:
 
 
 @pytest.mark.parametrize(
-    ("degrade", "pairs"), [(untouched, None), (blurred, None), (noisy, None), (untouched, grammar.HELD_OUT)]
+    ("degrade", "pairs"),
+    [(untouched, None), (blurred, None), (noisy, None), (untouched, grammar.HELD_OUT_PAIRS)],
 )
 def test_the_detector_reads_every_scene_back(degrade: Callable[[Image], Image], pairs: Any) -> None:
     for scene, caption, _ in drawn(120, seed=3, pairs=pairs):
@@ -73,7 +74,7 @@ def test_nothing_is_found_where_nothing_is(background: str) -> None:
 @pytest.mark.parametrize("relation", grammar.RELATIONS)
 def test_lines_judge_their_own_picture_correct(relation: str) -> None:
     for scene, caption, line in drawn(48, seed=6, relations=(relation,)):
-        correct, reasons = geneval_image(detect(render(scene)), line)
+        correct, reasons = judge_image(detect(render(scene)), line)
         assert correct, (caption, reasons)
 
 
@@ -90,7 +91,7 @@ def test_relations_are_those_of_the_geometry(relation: str) -> None:
         assert caption.startswith(f"a {first.color} {first.shape} {relation} a {second.color} {second.shape}")
         second_clause, first_clause = cast(list[dict[str, object]], line["include"])
         wrong = {**line, "include": [second_clause, {**first_clause, "position": [opposite, 0]}]}
-        assert not geneval_image(detect(render(scene)), wrong)[0]
+        assert not judge_image(detect(render(scene)), wrong)[0]
 
 
 @pytest.mark.parametrize("task", grammar.TASKS)
@@ -98,7 +99,7 @@ def test_lines_judge_other_pictures_wrong(task: str) -> None:
     rng = np.random.default_rng(9)
     for _ in range(10):
         _, caption, line = grammar.sample(rng, task)
-        assert not geneval_image(detect(render(Scene((), "light"))), line)[0], caption
+        assert not judge_image(detect(render(Scene((), "light"))), line)[0], caption
 
 
 @given(st.integers(0, 10**6), st.sampled_from(grammar.TASKS))
@@ -162,8 +163,8 @@ def named_pairs(caption: str) -> set[tuple[str, str]]:
 def test_training_never_shows_a_held_out_pair() -> None:
     _, captions = grammar.pool(1000, seed=2)
     shown = set().union(*map(named_pairs, captions))
-    assert not shown & set(grammar.HELD_OUT)
-    assert len(shown) == len(COLORS) * len(SHAPES) - len(grammar.HELD_OUT)
+    assert not shown & set(grammar.HELD_OUT_PAIRS)
+    assert len(shown) == len(COLORS) * len(SHAPES) - len(grammar.HELD_OUT_PAIRS)
 
 
 def test_the_mix_decides_what_the_pool_holds() -> None:
@@ -177,7 +178,7 @@ def test_evaluation_prompts_are_balanced(held_out: bool) -> None:
     assert Counter(line["tag"] for line in lines) == dict.fromkeys(grammar.TASKS, 16)
     for line in lines:
         pairs = named_pairs(str(line["prompt"]))
-        assert bool(pairs & set(grammar.HELD_OUT)) == held_out
+        assert bool(pairs & set(grammar.HELD_OUT_PAIRS)) == held_out
     assert lines == grammar.evaluation_prompts(96, seed=1, held_out=held_out)
     assert lines[:12] == grammar.evaluation_prompts(12, seed=1, held_out=held_out)
     assert lines != grammar.evaluation_prompts(96, seed=2, held_out=held_out)

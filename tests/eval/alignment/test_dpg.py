@@ -81,7 +81,7 @@ def test_dpg_scores_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "line", "complaint"),
     [
-        ("item_id,tuple", "a,b", "no column proposition_id"),
+        ("item_id,tuple", "a,b", "no column 'proposition_id'"),
         (",".join(COLUMNS), "", "holds no questions"),
         (",".join(COLUMNS), "a,x,0,t,Is it?", "line 2: not a DPG"),
         (",".join(COLUMNS), "a,1,0,t", "line 2: not a DPG"),
@@ -155,8 +155,8 @@ def test_blip_answers_as_transformers_does(tmp_path: Path) -> None:
         pixels = np.random.default_rng(seed).integers(0, 256, (40, 50, 3), np.uint8)
         expected = []
         for question in questions:
-            asked = tokenizer(question, return_tensors="pt", return_token_type_ids=False)
-            inputs = {**asked, **processor(Image.fromarray(pixels), return_tensors="pt")}
+            tokens = tokenizer(question, return_tensors="pt", return_token_type_ids=False)
+            inputs = {**tokens, **processor(Image.fromarray(pixels), return_tensors="pt")}
             tokens = model.generate(**inputs, max_new_tokens=10, do_sample=False)
             expected.append(tokenizer.decode(tokens[0], skip_special_tokens=True).strip())
         assert answer(pixels, questions) == expected

@@ -89,8 +89,8 @@ def test_the_item_that_the_program_drops_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "not what compute_dpg_bench.py writes once it is done"),
-        (written(SCORES, done=False), "not what compute_dpg_bench.py writes once it is done"),
+        ("", "not the output of a finished compute_dpg_bench.py"),
+        (written(SCORES, done=False), "not the output of a finished compute_dpg_bench.py"),
         (written({**SCORES, "d": [1.0] * 4}), "d is not an item of this run"),
         (written({item: each[:2] for item, each in SCORES.items()}), "2 scores of b, 1, which has 4 images"),
         (written({"c": SCORES["c"]}), "no scores of b, 1, a (2 of 3 items are missing"),

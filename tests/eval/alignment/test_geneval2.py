@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from kvbench.eval.alignment.geneval2 import (
-    ASK,
+    WORD_QUESTION,
     GenEval2,
     VqaScore,
     add_probabilities,
@@ -20,7 +20,7 @@ from kvbench.eval.alignment.geneval2 import (
     parse_line,
 )
 from kvbench.eval.alignment.judge import JudgeModel, VlmJudge
-from kvbench.eval.files.fetch import catalogue, fetch
+from kvbench.eval.files.fetch import fetch, list_weights
 from tests.support.image_sets import GOLDEN, make_noise, only, reason
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -42,7 +42,7 @@ TEMPLATE = (
 
 
 class Stored(VlmJudge):
-    """A judge that answers with the stored logits, in the order in which they were asked for."""
+    """A judge that answers with the stored logits, in the order of the questions."""
 
     weights = ()
 
@@ -50,8 +50,8 @@ class Stored(VlmJudge):
         answers = zip(STORED["asked"], STORED["logits"], strict=True)
 
         def predict(pixels: np.ndarray, texts: Sequence[str]) -> Tensor:
-            asked, logits = zip(*islice(answers, len(texts)), strict=True)
-            assert list(asked) == texts
+            texts_stored, logits = zip(*islice(answers, len(texts)), strict=True)
+            assert list(texts_stored) == texts
             return torch.tensor(logits).softmax(-1)
 
         return JudgeModel(predict, STORED["first_token"].__getitem__, {})
@@ -157,7 +157,7 @@ def test_a_judge_predicts_what_greedy_generation_scores(folder: Path, tmp_path: 
     images = make_noise(tmp_path / "run", BENCH[:2], [line["prompt"] for line in BENCH[:2]], size=64)
     judge = VlmJudge("tiny", str(folder), "float32")
     opinion = judge.load("cpu")
-    texts = [ASK.format(question=question) for question, _ in BENCH[0]["vqa_list"]]
+    texts = [WORD_QUESTION.format(question=question) for question, _ in BENCH[0]["vqa_list"]]
     found = opinion.predict(images.image(0), texts)
     assert found.sum(-1).tolist() == pytest.approx([1] * len(texts), abs=1e-5)
     processor = AutoProcessor.from_pretrained(folder)
@@ -186,7 +186,7 @@ def test_missing_weights_are_told_and_never_fetched_unasked(tmp_path: Path) -> N
     images = make_noise(tmp_path / "run", [{}] * 2)
     for evaluator in (GenEval2(), VqaScore()):
         assert "hf download Qwen/Qwen3-VL-8B-Instruct" in reason(evaluator, "skipped", images)
-    [judge] = [one for one in catalogue() if one.file == "Qwen3-VL-8B-Instruct"]
+    [judge] = [one for one in list_weights() if one.file == "Qwen3-VL-8B-Instruct"]
     [report] = fetch([judge])
     assert report.state == "by hand"
     with pytest.raises(ValueError, match="dtype=int4: choose"):

@@ -56,7 +56,7 @@ def test_rewards_are_those_of_the_official_program(folder: Path, tmp_path: Path)
     for batch in (1, 3):
         scorer = ImageReward(str(folder), tokenizer_path=str(folder), batch=batch, tokenizer=words)
         result = only(scorer, images)
-        # The same network in float64 lies 1.8e-5 from the reference, which has the rounding of float32.
+        # The same network in float64 differs by 1.8e-5 from the reference, which has the rounding of float32.
         assert result.samples["imagereward"] == pytest.approx(expected, abs=2e-5)
         assert result.scores["imagereward"].value == pytest.approx(np.mean(expected), abs=1e-5)
     assert max(expected) - min(expected) > 1  # images and prompts do matter

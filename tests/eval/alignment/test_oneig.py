@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kvbench.eval.alignment.oneig import TEXTS, OneIg
+from kvbench.eval.alignment.oneig import TEXTS_FILE, OneIg
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.compare import compare_runs
 from tests.support.image_sets import GOLDEN, make_noise, only, reason
@@ -65,7 +65,7 @@ def write_texts(images: ImageSet, total: float = STORED["text_score"]) -> None:
             float((matched / words).mean()),
         ]
     write_part(images, "text", "text score", rows, total)
-    with (images.folder / "oneig" / "results" / TEXTS).open("w", newline="") as file:
+    with (images.folder / "oneig" / "results" / TEXTS_FILE).open("w", newline="") as file:
         texts = [[f"{number:03d}", one[0]["truth"]] for number, one in enumerate(READ)]
         csv.writer(file).writerows([["id", "text_content"], *texts, ["006", "another"]])
 
@@ -124,9 +124,9 @@ def test_the_score_of_texts_is_that_of_the_program(tmp_path: Path) -> None:
     assert (difference.value, difference.interval) == (0, (0, 0))
     write_texts(images, total=0.9)
     assert "the prompts' text gives 0.994" in reason(OneIg(scores=True), "failed", images)
-    (images.folder / "oneig" / "results" / TEXTS).write_text("id,text_content\n000,one\n")
+    (images.folder / "oneig" / "results" / TEXTS_FILE).write_text("id,text_content\n000,one\n")
     assert "no text of prompt 001" in reason(OneIg(scores=True), "failed", images)
-    (images.folder / "oneig" / "results" / TEXTS).unlink()
+    (images.folder / "oneig" / "results" / TEXTS_FILE).unlink()
     assert "copy scripts/text/text_content.csv" in reason(OneIg(scores=True), "failed", images)
 
 

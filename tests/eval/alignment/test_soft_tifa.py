@@ -1,4 +1,4 @@
-"""Aggregates of Soft-TIFA against those of the benchmark's authors."""
+"""Aggregates of Soft-TIFA against the benchmark's authors."""
 
 import json
 from collections.abc import Mapping
@@ -63,14 +63,16 @@ def test_scores_are_those_of_the_authors(tmp_path: Path) -> None:
 
 def test_a_skill_is_a_mean_over_questions_and_resamples_prompts() -> None:
     atoms = [Atom("", "Yes", skill) for skill in ("object", "count")]
-    asked = [Questions((atoms[0],), 1), Questions((atoms[0], atoms[0], atoms[1]), 3)]
-    scores = Given().summarise(asked, [[0.25], [0.5, 1.0, 0.5]], ["a", "b"])
+    questions = [Questions((atoms[0],), 1), Questions((atoms[0], atoms[0], atoms[1]), 3)]
+    scores = Given().summarise(questions, [[0.25], [0.5, 1.0, 0.5]], ["a", "b"])
     skill = scores["geneval2[given]/object"]
     assert (skill.value, skill.n) == (pytest.approx(100 * 1.75 / 3), 3)
     interval = bootstrap([25, 50, 100], ["a", "b", "b"])
     assert interval.low < 0 < 100 < interval.high  # of two prompts
     assert skill.ci95 == (0, 100)
-    many = Given().summarise(asked[:1] * 30, [[0.4 + 0.01 * n] for n in range(30)], list(map(str, range(30))))
+    many = Given().summarise(
+        questions[:1] * 30, [[0.4 + 0.01 * n] for n in range(30)], list(map(str, range(30)))
+    )
     interval = bootstrap([40.0 + n for n in range(30)])
     assert many["geneval2[given]/object"].ci95 == pytest.approx((interval.low, interval.high))
     assert scores["geneval2[given]/count"].ci95 is None

@@ -48,9 +48,7 @@ def test_frechet_distance_equals_the_stored_values(arrays: Sets) -> None:
     shift=st.floats(0, 3),
 )
 @settings(max_examples=40, deadline=None)
-def test_both_routes_agree_and_the_distance_is_a_distance(
-    n: int, m: int, dim: int, seed: int, shift: float
-) -> None:
+def test_both_routes_agree_on_a_distance(n: int, m: int, dim: int, seed: int, shift: float) -> None:
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(n, dim)), rng.normal(shift, 2, size=(m, dim))
     value = frechet_distance(a, b)

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.eval.distribution.diversity import Diversity, mean_distance, vendi_score
+from kvbench.eval.networks import to_unit
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.intervals import bootstrap
-from kvbench.eval.spaces.scenes import SceneFeatures, Scenes, to_unit
+from kvbench.eval.spaces.scenes import SceneFeatures, Scenes
 from tests.support.image_sets import FEATURES, GOLDEN, make_noise, make_set, only, reason
 
 pytestmark = pytest.mark.usefixtures("offline")

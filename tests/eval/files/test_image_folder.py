@@ -14,7 +14,7 @@ from kvbench.eval.__main__ import main
 from kvbench.eval.distribution.dataset import DatasetError, Pictures
 from kvbench.eval.files.image_folder import PlainFolder, open_pair
 from kvbench.eval.files.samples import SampleSetError
-from kvbench.eval.paired.metrics import decibels
+from kvbench.eval.paired.psnr import decibels
 from kvbench.eval.registry import describe_metrics
 
 RNG = np.random.default_rng(0)
@@ -64,12 +64,10 @@ def test_prompts_come_from_a_file(tmp_path: Path) -> None:
     assert PlainFolder(images, tmp_path / "prompts.txt").clusters == list("abcd")
 
 
-def test_without_a_file_of_prompts_there_are_none(
-    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_file_of_prompts(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     images, reference = open_pair(*pair)
     assert {sample.prompt for side in (images, reference) for sample in side.samples.values()} == {""}
-    assert len(set(images.clusters)) == 4  # each stands alone
+    assert len(set(images.clusters)) == 4  # each is its own cluster
     numbers = folder(pair[0].parent / "numbers", names="{}.png")
     (numbers.parent / "weights").mkdir()
     for name in ("ViT-L-14.pt", "HPS_v2.1_compressed.pt"):
@@ -107,9 +105,7 @@ def test_every_file_is_read_once(pair: tuple[Path, Path], monkeypatch: pytest.Mo
     assert set(opened.values()) == {1}
 
 
-def test_every_metric_is_skipped_or_scored_without_weights(
-    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_without_their_weights(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([",".join(describe_metrics()), *map(str, pair)]) == 0
     out = capsys.readouterr().out
     assert {line.split()[1] for line in out.splitlines() if ": " in line} <= {"ok:", "skipped:"}
@@ -183,10 +179,7 @@ def test_bad_folders_are_one_line(
         (["ssim", "--set", "batch"], "--set batch: NAME=VALUE is needed"),
         (["ssim", "--set", "ssim.batch=0"], "ssim: batch=0: must be at least 1"),
         (["ssim", "--out", __file__], "is not a folder that can be written to: "),
-        (
-            ["ssim", "--out", f"{__file__}/results"],
-            "is not a folder that can be written to: ",
-        ),
+        (["ssim", "--out", f"{__file__}/results"], "is not a folder that can be written to: "),
         (["psnr", "--device", "tpu9"], "tpu9"),
     ],
 )
@@ -238,9 +231,7 @@ def test_bad_prompts_are_told(tmp_path: Path, name: str, content: str | None, me
         (lambda path: path.write_bytes(b"no image"), "is not an image"),
     ],
 )
-def test_pictures_that_would_change_are_refused_when_the_folder_is_opened(
-    tmp_path: Path, spoil: object, message: str
-) -> None:
+def test_pictures_that_would_change_are_refused(tmp_path: Path, spoil: object, message: str) -> None:
     images = folder(tmp_path / "real")
     spoil(images / "odd.png")
     with pytest.raises(DatasetError, match=f"odd.png.*{message}"):

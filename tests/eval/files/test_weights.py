@@ -1,4 +1,4 @@
-"""Folders as weights, the catalogue of everything that evaluators need, and its downloader against local addresses."""
+"""Weights: folders, the list of all files that evaluators need, and the downloader against local addresses."""
 
 import hashlib
 import http.server
@@ -13,8 +13,8 @@ import pytest
 from kvbench.eval.alignment.clip import OPENAI_VIT_L_14
 from kvbench.eval.alignment.vqa import BLIP
 from kvbench.eval.files import fetch as fetching
-from kvbench.eval.files.fetch import catalogue, download_file, fetch, main
-from kvbench.eval.files.weights import Snapshot, Weight, WeightError
+from kvbench.eval.files.fetch import download_file, fetch, list_weights, main
+from kvbench.eval.files.weights import Snapshot, Weight, WeightError, fetched_path
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.eval.registry import build_metrics, describe_metrics, read_metrics
 
@@ -33,11 +33,11 @@ def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 class Server(http.server.BaseHTTPRequestHandler):
     """Serves CONTENT under every name; /short ends early, /gone is not there, /whole ignores ranges."""
 
-    asked: ClassVar[list[tuple[str, str | None]]] = []
+    requests: ClassVar[list[tuple[str, str | None]]] = []
 
     def do_GET(self) -> None:
         wanted = self.headers.get("Range")
-        self.asked.append((self.path, wanted))
+        self.requests.append((self.path, wanted))
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.path != "/whole" else 0
         body = CONTENT[start:]
         if self.path == "/gone" or not body:
@@ -54,7 +54,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    Server.asked.clear()
+    Server.requests.clear()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -98,7 +98,7 @@ def test_a_download_is_whole(
     download_file(f"{server}/{name}", tmp_path / "target", sha256)
     assert (tmp_path / "target").read_bytes() == CONTENT
     assert leftovers(tmp_path) == ["target"]
-    assert Server.asked == [(f"/{name}", wanted)]
+    assert Server.requests == [(f"/{name}", wanted)]
 
 
 def test_an_interrupted_download_leaves_a_part(server: str, tmp_path: Path) -> None:
@@ -145,16 +145,14 @@ def test_every_file_has_its_state(server: str, tmp_path: Path, monkeypatch: pyte
     assert [fetch([one], download=False)[0].state for one in wanted[1:4]] == ["found", "wrong", "missing"]
 
 
-def test_a_folder_is_fetched_file_by_file(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_fetched_by_file(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Snapshot, "url", lambda self, file: f"{server}/{file}")
     folder = Snapshot(
         "who/model", ("config.json", "model.safetensors"), sha256=(("model.safetensors", SHA256),)
     )
     [report] = fetch([folder])
     note = " (may change at its source: results record its hash)"
-    assert (report.state, report.detail) == ("fetched", f"{folder.home}{note}")
+    assert (report.state, report.detail) == ("fetched", f"{fetched_path(folder)}{note}")
     found, hashes = folder.require()
     assert found == tmp_path / ".cache" / "kvbench" / "weights" / "model"
     assert hashes == {"who/model/config.json": SHA256, "who/model/model.safetensors": SHA256}
@@ -165,7 +163,7 @@ def build_all() -> list[Evaluator]:
 
 
 def test_the_catalogue_knows_what_evaluators_need() -> None:
-    known = {one.file: one for one in catalogue()}
+    known = {one.file: one for one in list_weights()}
     wanted = {weight.file for metric in build_all() for weight in metric.weights}
     assert wanted <= {*known, "mjhq30k_imgs", "statistics-dinov2.safetensors"}
     assert {"inception-2015-12-05.pt", "ViT-L-14.pt", "blip-vqa-capfilt-large", "dpg_bench.csv"} <= wanted
@@ -174,22 +172,20 @@ def test_the_catalogue_knows_what_evaluators_need() -> None:
     assert all(isinstance(one, Snapshot) or one.url or one.how for one in known.values())
 
 
-def test_one_home_is_always_searched_and_fetched_into(
-    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_home_is_always_searched(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / ".cache" / "kvbench" / "weights" / "net.bin"
     weight = Weight("net.bin", f"{server}/net.bin", SHA256, places=("~/.cache/torch/hub/checkpoints",))
     assert fetch([weight])[0].state == "fetched"
     for variable, target in (("", home), (str(tmp_path / "mine"), tmp_path / "mine" / "net.bin")):
         monkeypatch.setenv("KVBENCH_WEIGHTS", variable)
-        assert (weight.find(), weight.home) == (home, target)
+        assert (weight.find(), fetched_path(weight)) == (home, target)
 
 
 def test_whatever_is_fetched_is_found_again(tmp_path: Path) -> None:
-    for one in catalogue():
+    for one in list_weights():
         if not one.file.startswith(("weights.pt", "features.safetensors")):  # which ship with packages
-            assert one.home in one.candidates
-            assert one.home.is_relative_to(tmp_path / ".cache" / "kvbench" / "weights")
+            assert fetched_path(one) in one.candidates
+            assert fetched_path(one).is_relative_to(tmp_path / ".cache" / "kvbench" / "weights")
             assert not any(
                 path.is_relative_to("/tmp") and not path.is_relative_to(tmp_path) for path in one.candidates
             )

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.eval.geneval.rules import TASKS, Line, Rules, geneval_image, keep_detections, relations
-from kvbench.eval.geneval.score import GenEval, geneval_summary
+from kvbench.eval.geneval.rules import TASKS, Line, Rules, judge_image, keep_detections, relations
+from kvbench.eval.geneval.score import GenEval, summarise_verdicts
 from kvbench.eval.protocol.base import evaluate
 from kvbench.scenes.detector import detect
 from kvbench.scenes.exact import Exact
@@ -49,7 +49,7 @@ def rules(options: dict[str, float]) -> Rules:
 def test_verdict_equals_the_official_one(name: str) -> None:
     case = CASES[name]
     chosen = rules(case["options"])
-    correct, reasons = geneval_image(instances(case), case["metadata"], rules=chosen)
+    correct, reasons = judge_image(instances(case), case["metadata"], rules=chosen)
     assert correct == case["correct"]
     assert len(reasons) == len(case["reason"].split("\n")) - (case["reason"] == "")
     kept = keep_detections(instances(case), case["metadata"]["tag"], chosen)
@@ -58,7 +58,7 @@ def test_verdict_equals_the_official_one(name: str) -> None:
 
 def test_summary_equals_the_official_one() -> None:
     tags = [case["metadata"]["tag"] for case in CASES.values()]
-    scores = geneval_summary("geneval[x]", tags, [case["correct"] for case in CASES.values()], list(CASES))
+    scores = summarise_verdicts("geneval[x]", tags, [case["correct"] for case in CASES.values()], list(CASES))
     summary = GOLDEN["summary"]
     assert scores["geneval[x]"].value == pytest.approx(summary["overall"])
     assert {task: scores[f"geneval[x]/{task}"].value for task in TASKS} == pytest.approx(summary["per_task"])
@@ -67,7 +67,7 @@ def test_summary_equals_the_official_one() -> None:
 
 
 def test_a_prompt_counts_as_correct_with_one_good_image() -> None:
-    scores = geneval_summary("g", ["colors"] * 4, [True, False, False, False], ["a", "a", "b", "b"])
+    scores = summarise_verdicts("g", ["colors"] * 4, [True, False, False, False], ["a", "a", "b", "b"])
     assert scores["g/correct_prompts"].value == 0.5
     assert scores["g/correct_prompts"].n == 2
     assert scores["g/colors"].value == 0.25
@@ -97,8 +97,8 @@ def test_equal_boxes_side_by_side_need_four_tenths_of_their_size() -> None:
 def test_default_colours_can_be_replaced_by_a_classifier() -> None:
     meta = {"tag": "colors", "include": [{"class": "car", "count": 1, "color": "red"}], "prompt": "a red car"}
     seen = [Found("car", color="blue")]
-    assert not geneval_image(seen, meta)[0]
-    assert geneval_image(seen, meta, color_of=lambda boxes, label: ["red" for _ in boxes])[0]
+    assert not judge_image(seen, meta)[0]
+    assert judge_image(seen, meta, color_of=lambda boxes, label: ["red" for _ in boxes])[0]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from kvbench.eval.distribution.frechet import frechet_distance
 from kvbench.eval.distribution.kid import Kid
 from kvbench.eval.distribution.precision_recall import PrecisionRecall
 from kvbench.eval.files.samples import SampleSetError
-from kvbench.eval.paired.metrics import Psnr
+from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.intervals import Replicates, assign_groups
 from kvbench.eval.protocol.scores import Metric, MetricSpec, Score

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvbench.eval.distribution.fid import distance_score
 from kvbench.eval.distribution.frechet import frechet_distance
-from kvbench.eval.geneval.score import geneval_summary
+from kvbench.eval.geneval.score import summarise_verdicts
 from kvbench.eval.protocol.intervals import (
     Interval,
     assign_groups,
@@ -199,7 +199,7 @@ def test_equal_answers_to_one_prompt_count_once() -> None:
 
 def test_a_perfect_geneval_is_not_certain() -> None:
     tags = ["colors"] * 40 + ["counting"] * 40
-    scores = geneval_summary("g", tags, [True] * 80, [f"prompt {i // 4}" for i in range(80)])
+    scores = summarise_verdicts("g", tags, [True] * 80, [f"prompt {i // 4}" for i in range(80)])
     for score in scores.values():
         assert score.ci95[1] == 1
         assert 0.5 < score.ci95[0] < 0.95

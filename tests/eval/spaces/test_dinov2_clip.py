@@ -71,9 +71,7 @@ def test_the_jackknife_of_cmmd_leaves_samples_out(paired: bool) -> None:
     assert score.se == pytest.approx((19 / 20 * np.square(without - without.mean()).sum()) ** 0.5, rel=1e-6)
 
 
-def test_cmmd_is_measured_on_unit_vectors_of_the_middle_square(
-    tmp_path: Path, pair: tuple[ImageSet, ImageSet]
-) -> None:
+def test_cmmd_takes_unit_vectors_of_the_middle(tmp_path: Path, pair: tuple[ImageSet, ImageSet]) -> None:
     import open_clip
 
     weight = tiny_clip(tmp_path)

@@ -15,13 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from kvbench.eval.distribution import dataset
-from kvbench.eval.distribution.dataset import (
-    DatasetError,
-    Packed,
-    Pictures,
-    dataset_features,
-    dataset_moments,
-)
+from kvbench.eval.distribution.dataset import DatasetError, Packed, Pictures, read_features, read_moments
 from kvbench.eval.distribution.fid import Fid, FidReal
 from kvbench.eval.distribution.frechet import frechet_distance, moments
 from kvbench.eval.distribution.inception_score import InceptionScore, inception_score
@@ -30,7 +24,7 @@ from kvbench.eval.distribution.precision_recall import PrecisionRecall, Precisio
 from kvbench.eval.files import store
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import find_missing
-from kvbench.eval.spaces.base import Adm, AdmSpatial, Clean, load_inception
+from kvbench.eval.spaces.inception import Adm, AdmSpatial, Clean, load_inception
 from tests.support.image_sets import (
     PAIRS,
     FewFeatures,
@@ -55,9 +49,9 @@ Pair = tuple[ImageSet, ImageSet]
 def own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVBENCH_FEATURES", str(tmp_path_factory.mktemp("store")))
-        store.forget()
+        store.clear_memory()
         yield
-        store.forget()
+        store.clear_memory()
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +99,7 @@ def test_fid_follows_the_clean_protocol(clean: Clean, all_pairs: Pair) -> None:
         assert result.protocol == "clean"
 
 
-def test_metrics_without_the_network_are_skipped_and_a_wrong_one_fails(
-    tmp_path: Path, few_pairs: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_and_wrong_networks(tmp_path: Path, few_pairs: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path))
     (tmp_path / dataset.REFERENCE_BATCH.file).write_bytes(b"")
     for one in (Kid(), InceptionScore(), PrecisionRecallReal(Adm())):
@@ -125,9 +117,7 @@ def test_metrics_without_the_network_are_skipped_and_a_wrong_one_fails(
         assert "is not" in reason(one, "failed", *few_pairs)
 
 
-def test_remedy_for_a_missing_package_names_what_pip_knows(
-    clean: Clean, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_as_pip_knows_it(clean: Clean, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.eval.protocol.base.importlib.util.find_spec", lambda name: None)
     assert find_missing(Kid(clean)) == ["package missing: cleanfid. Get it with: pip install clean-fid"]
 
@@ -232,7 +222,7 @@ def test_the_command_makes_statistics(
     assert not out.exists()
     monkeypatch.setitem(dataset.SPACES, "clean", lambda path: replace(clean, path=path))
     assert dataset.main([str(real), str(out), "--path", str(clean.path)]) == 0
-    assert dataset_moments(out, clean, "cpu")[0].shape == (64,)
+    assert read_moments(out, clean, "cpu")[0].shape == (64,)
 
 
 GOOD = {"mu": np.zeros(3), "sigma": np.eye(3)}
@@ -263,15 +253,15 @@ def test_bad_reference_batches_are_one_clear_message(tmp_path: Path, content: by
     path = tmp_path / "x.npz"
     path.write_bytes(content)
     with pytest.raises(DatasetError, match=f"x.npz: .*{message}"):
-        dataset_moments(path, Adm(), "cpu")
+        read_moments(path, Adm(), "cpu")
 
 
 def test_a_good_reference_batch_belongs_to_adm(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     path.write_bytes(packed(**GOOD))
-    assert dataset_moments(path, Adm(), "cpu")[0].tolist() == [0, 0, 0]
+    assert read_moments(path, Adm(), "cpu")[0].tolist() == [0, 0, 0]
     with pytest.raises(DatasetError, match="belongs to the space adm, not clean"):
-        dataset_moments(path, Clean(), "cpu")
+        read_moments(path, Clean(), "cpu")
 
 
 IMAGES = np.zeros((4, 8, 8, 3), np.uint8)
@@ -306,17 +296,17 @@ def test_wrong_statistics_are_one_clear_message(tmp_path: Path, clean: Clean, fe
     with Path(str(other.path)).open("ab") as file:
         file.write(b" ")
     with pytest.raises(DatasetError, match="made with another network"):
-        dataset_moments(path, changed, "cpu")
-    with pytest.raises(DatasetError, match="statistics of the space clean, needed is adm"):
-        dataset_moments(path, Adm(), "cpu")
+        read_moments(path, changed, "cpu")
+    with pytest.raises(DatasetError, match="statistics of the space clean, not adm"):
+        read_moments(path, Adm(), "cpu")
     with pytest.raises(DatasetError, match="images are needed here"):
-        dataset_features(path, clean, "cpu")
+        read_features(path, clean, "cpu")
     save_file({"mean": torch.zeros(2)}, path)
     with pytest.raises(DatasetError, match=r"not statistics of a dataset.*python -m kvbench"):
-        dataset_moments(path, clean, "cpu")
+        read_moments(path, clean, "cpu")
     path.write_bytes(b"short")
     with pytest.raises(DatasetError, match="not statistics of a dataset"):
-        dataset_moments(path, clean, "cpu")
+        read_moments(path, clean, "cpu")
     metadata = f'{{"space": "clean", "weights": "{clean.network.sha256}"}}'
     save_file({"mean": torch.zeros(8), "covariance": torch.eye(8)}, path, {"kvbench": metadata})
     why = reason(FidReal(clean, str(path)), "failed", few_pairs[0])
@@ -341,9 +331,7 @@ class FewSpatial(FewFeatures, AdmSpatial): ...
 
 
 @pytest.mark.slow
-def test_sfid_takes_seven_channels_of_a_map_and_its_own_statistics(
-    tmp_path: Path, adm: Adm, few_pairs: Pair
-) -> None:
+def test_sfid_takes_seven_channels_of_a_map(tmp_path: Path, adm: Adm, few_pairs: Pair) -> None:
     file = Path(str(adm.path))
     seen = []
     network = load_inception(file, "cpu")

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kvbench.core import checkpoint
-from kvbench.eval.spaces.scenes import SceneFeatures, to_unit
+from kvbench.eval.networks import to_unit
+from kvbench.eval.spaces.scenes import SceneFeatures
 from kvbench.scenes.world import Object, Scene, render
 from kvbench.training.features import (
     MAX_COUNT,

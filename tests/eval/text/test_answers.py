@@ -75,9 +75,7 @@ def make(folder: Path, texts: Sequence[str], meta: Sequence[dict[str, object]] |
         (Accuracy(), "", "204", False),
     ],
 )
-def test_the_conclusion_behind_the_thoughts_is_judged(
-    evaluator: Answers, text: str, answer: str, right: bool
-) -> None:
+def test_the_text_after_thoughts_is_judged(evaluator: Answers, text: str, answer: str, right: bool) -> None:
     if isinstance(evaluator, Accuracy):
         pytest.importorskip("math_verify")
     assert evaluator.judge(find_conclusion(text), answer) == right
@@ -118,22 +116,22 @@ def test_prompts_without_answers_are_skipped_and_some_without_are_wrong(tmp_path
 
 
 def test_math_verify_is_asked_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    calls = []
 
     def verify(gold: str, found: str) -> bool:
-        asked.append((gold, found))
+        calls.append((gold, found))
         return gold.strip("$") in found
 
     stand_in = SimpleNamespace(parse=lambda text: text, verify=verify, __spec__=object())
     monkeypatch.setitem(sys.modules, "math_verify", stand_in)  # type: ignore[arg-type]
     texts = make(tmp_path / "ours", OURS)
     result = only(Accuracy(), texts)
-    assert asked[0] == ("$7$", "answer: 7")
-    assert asked[4] == ("$red$", "")
+    assert calls[0] == ("$7$", "answer: 7")
+    assert calls[4] == ("$red$", "")
     assert result.scores["accuracy"].value == pytest.approx(2 / 6)
     assert only(AccuracyChange(), texts, texts).scores["accuracy_change"].value == 0
     assert Accuracy().judge("is $2$", "it is $2$") is False
-    assert asked[-1][0] == "it is $2$"
+    assert calls[-1][0] == "it is $2$"
 
 
 def test_without_math_verify_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,44 +24,38 @@ def full_float32() -> Iterator[None]:
 
 
 def resize_normalised(image: Image.Image, side: int, mean: Sequence[float], sd: Sequence[float]) -> Tensor:
-    """Return an RGB image of any shape as a square, by PIL's bicubic filter, normalised: float32 [3, side, side].
+    """Return an RGB image resized to a square (PIL, bicubic) and normalised, float32 [3, side, side].
 
-    Args:
-        image: 8 bits a channel.
-        side: pixels.
-        mean: of each channel, from 0 to 1.
-        sd: standard deviation of each channel, on the same scale.
+    Mean and standard deviation of each channel are on the scale from 0 to 1.
     """
     resized = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC))
     return normalise(torch.from_numpy(resized.copy()).permute(2, 0, 1).float() / 255, mean, sd)
 
 
 def normalise(pixels: Tensor, mean: Sequence[float], sd: Sequence[float]) -> Tensor:
-    """Return pixels [3, H, W] less a mean over a standard deviation, one of each for every channel."""
+    """Return pixels [3, H, W] normalised by mean and standard deviation of each channel."""
     return (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(sd)[:, None, None]
 
 
 def stack_pictures(pixels: NDArray[np.uint8], transform: Callable[[Image.Image], Tensor]) -> Tensor:
-    """Return images uint8 [N, H, W, 3] as their transforms, stacked."""
+    """Return the stacked transforms of images uint8 [N, H, W, 3]."""
     return torch.stack([transform(Image.fromarray(image)) for image in pixels])
 
 
-def load_pretrained(kind: Any, folder: Path, device: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Read a model from a folder that holds all of it; nothing is downloaded.
+def to_unit(pixels: NDArray[np.uint8], device: str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return images uint8 [N, H, W, 3] as [N, 3, H, W] in [0, 1]."""
+    return torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).to(dtype) / 255
 
-    Args:
-        kind: a model class of transformers, whose own annotations do not cover this call.
-        folder: configuration and weights.
-        device: where it goes.
-        dtype: type of its weights.
+
+def load_pretrained(kind: Any, folder: Path, device: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Load a model of a transformers class from a folder; nothing is downloaded.
 
     Raises:
-        ValueError: the folder lacks some of the weights, which transformers would make up at random.
+        ValueError: weights are missing, which transformers would initialise at random.
     """
-    model, found = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
-    absent = sorted(map(str, {*found["missing_keys"], *found["mismatched_keys"]}))
-    if absent:
+    model, loading = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    if wrong := sorted(map(str, {*loading["missing_keys"], *loading["mismatched_keys"]})):
         raise ValueError(
-            f"{folder} is not a whole {kind.__name__}: {absent[0]} is missing or of another shape"
+            f"{folder} is not a whole {kind.__name__}: {wrong[0]} is missing or of another shape"
         )
     return model.to(dtype).eval().to(device)

@@ -1,0 +1,60 @@
+"""LPIPS: learned perceptual distance on AlexNet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from kvbench.eval.files.weights import TORCH_CACHES, Weight
+from kvbench.eval.networks import to_unit
+from kvbench.eval.paired.base import Measure, PairedScore
+from kvbench.eval.protocol.scores import MetricSpec
+
+ALEXNET = Weight.at(
+    "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
+    "7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02",
+    size=244_408_911,
+    places=TORCH_CACHES,
+)
+
+
+@dataclass(frozen=True)
+class Lpips(PairedScore):
+    """`lpips`: learned perceptual distance (Zhang et al., arXiv:1801.03924), version 0.1 on AlexNet.
+
+    Attributes:
+        path: path of AlexNet's file, if it is neither in $KVBENCH_WEIGHTS nor in torch's cache.
+        trunk: AlexNet's file. The heads are part of the package.
+    """
+
+    path: str | None = None
+    trunk: Weight = ALEXNET
+    name: ClassVar[str] = "lpips"
+    protocol: ClassVar[str] = "alex"
+    packages: ClassVar[tuple[str, ...]] = ("lpips", "torchvision")
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"lpips": MetricSpec("lower")}
+
+    def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
+        """Load the network."""
+        file, sha256 = replace(self.trunk, path=self.path).require()
+        network = alex(file).to(device)
+        unit = partial(to_unit, device=device)
+        return lambda a, b: [network(unit(a), unit(b), normalize=True).flatten()], {file.name: sha256}
+
+
+def alex(file: Path) -> torch.nn.Module:
+    """Load the LPIPS network with the trunk from a local AlexNet state dict; nothing is downloaded."""
+    from lpips import LPIPS  # imports torchvision
+
+    network: torch.nn.Module = LPIPS(net="alex", pnet_rand=True, verbose=False)
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    # The package groups AlexNet's layers in slices: slice1.0.weight is features.0.weight.
+    trunk = network.get_submodule("net")
+    names = {name: "features." + name.split(".", 1)[1] for name in trunk.state_dict()}
+    if missing := sorted(set(names.values()) - set(state)):
+        raise ValueError(f"{file} is not an AlexNet state dict: it has no {missing[0]}")
+    trunk.load_state_dict({name: state[source] for name, source in names.items()})
+    return network
