@@ -1,7 +1,7 @@
 """Command line of the benchmarks: `python -m benchmarks <name> [options]`.
 
-Every file of this folder is a program, whose name is the file's: it declares its options in `OPTIONS` and runs in
-`main`. Neither Hydra nor an installation is needed, only a checkout as the working directory.
+Every file of this folder is a program of the same name: it declares its options in `OPTIONS` and runs in `main`. The
+programs need neither Hydra nor an installation, only a checkout as the working directory.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     overview = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Benchmarks of the engine and its kernels.",
-        epilog="python -m benchmarks <name> --help describes one.",
+        epilog="python -m benchmarks <name> --help describes a program.",
     )
     overview.add_argument("name", choices=PROGRAMS, metavar="name", help=", ".join(PROGRAMS))
     words = list(sys.argv[1:] if arguments is None else arguments)

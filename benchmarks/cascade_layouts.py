@@ -3,14 +3,13 @@
 python -m benchmarks cascade_layouts [--slots 4096 ...] [--batch 1] [--threads 2] [--repeats 5] [--cpu-time] [--no-kept]
                                      [--model qwen3_4b] [--prompts aime24] [--method hard_kv] [--budget 0.25]
                                      [--tokens 1024] [overrides]
-The first tables are of the lengths that Hard-KV's latencies were published for, N x 0.5 x 0.93389^layer x 0.87215^head,
-at Qwen3-8B's shapes, slots drawn at random, one for each `--slots` (Hard-KV, Figures 5 and 16). The last, which
-`--no-kept` leaves out, is of what a method keeps after `--tokens` tokens of a model, a
-small Qwen3 of random weights unless `--model` names one. Printed are slots and bytes (keys, values, masks) that are
-allocated for what is kept, the share of slots that is of use, the preparation of all layers, a step's attention in all
-layers, memory x (preparation + 128 steps), and that over the ragged rows', once more with the room of 128 tokens behind
-every row that all three have; below, after how many steps rewriting has paid. Keys and values are random numbers in
-float32.
+The first tables, one for each `--slots`, use the lengths of Hard-KV's published latencies at Qwen3-8B's shapes,
+N x 0.5 x 0.93389^layer x 0.87215^head, with random slots (Hard-KV, Figures 5 and 16). The last table, omitted by
+`--no-kept`, uses the slots that a method keeps after `--tokens` tokens of a model, by default a small Qwen3 with random
+weights. Columns: allocated slots and bytes (keys, values, masks), share of useful slots, time to prepare all layers,
+time of a step's attention in all layers, memory x (preparation + 128 steps), and its ratio to ragged rows, without and
+with the 128 free slots after every row that all three layouts need. The line below has the steps after which rewriting
+pays off. Keys and values are random float32 numbers.
 """
 
 import argparse
@@ -44,42 +43,38 @@ from kvbench.models.noise import PromptNoise
 INTERVAL = 128
 """Steps between two preparations."""
 LAYERS, HEADS, FOLD, CHANNELS = 36, 8, 4, 128
-"""Of Qwen3-8B: layers, KV heads, query heads for each of them, and channels."""
+"""Layers, KV heads, query heads per KV head, and channels of Qwen3-8B."""
 WAYS: dict[str, Way] = {"HA-Sparse": "sparse", "HA-Max": "max", "ragged": "ragged"}
 
 
 def spread_lengths(slots: int, layers: int, heads: int) -> Tensor:
-    """Return the published lengths int64 [layers, heads] of `slots` slots (its program's benchmark)."""
+    """Return the published lengths int64 [layers, heads] for `slots` slots (benchmark of Hard-KV's program)."""
     layer, head = torch.arange(layers)[:, None].double(), torch.arange(heads).double()
     return (slots * 0.5 * 0.93389**layer * 0.87215**head).round().long()
 
 
 def draw_slots(lengths: Tensor, slots: int, requests: int) -> Tensor:
-    """Draw which slots are kept, bool [layers, requests, heads, slots], so many as lengths [layers, heads] say."""
+    """Draw random kept slots, bool [layers, requests, heads, slots], for lengths [layers, heads]."""
     generator = torch.Generator().manual_seed(0)
     ranks = torch.rand(len(lengths), requests, lengths.shape[1], slots, generator=generator).argsort(-1)
     return ranks < lengths[:, None, :, None]
 
 
 def read_kept(cache: KVCache) -> Tensor:
-    """Return what a cache held when the last segment of its generation began.
-
-    Returns:
-        bool [layers, requests, heads, slots], a slot for every token before that segment.
-    """
-    found, start = [], cache.held.segment.start
+    """Return the kept tokens at the start of a generation's last segment, bool [layers, requests, heads, tokens]."""
+    masks, start = [], cache.held.segment.start
     for layout in cache.held.layouts:
         position = layout.positions
         kept = torch.zeros(len(position), start + 1, dtype=torch.bool)
         kept.scatter_(1, position.masked_fill(position < 0, start), value=True)
-        found.append(kept[:, :start].unflatten(0, (-1, cache.spec.heads)))
-    return torch.stack(found)
+        masks.append(kept[:, :start].unflatten(0, (-1, cache.spec.heads)))
+    return torch.stack(masks)
 
 
 def time_layout(
     way: Way, keep: Tensor, storage: list[tuple[Tensor, Tensor]], fold: int, options: argparse.Namespace
 ) -> tuple[float, float, int]:
-    """Return the median seconds of a preparation and of a step in all layers, and the bytes of masks."""
+    """Return the median seconds to prepare all layers and of a step in all layers, and the bytes of masks."""
     clock = choose_clock(options.cpu_time)
     rows, channels = keep.shape[1] * keep.shape[2], storage[0][0].shape[2]
     dense, kept = lay_dense(rows, keep.shape[3], INTERVAL), keep.flatten(1, 2)
@@ -102,10 +97,10 @@ def time_layout(
 
 
 def print_table(keep: Tensor, fold: int, channels: int, options: argparse.Namespace) -> None:
-    """Measure the layouts of a selection bool [layers, requests, heads, slots] and print their table."""
+    """Measure the layouts of kept slots bool [layers, requests, heads, slots] and print their table."""
     layers, requests, heads, slots = keep.shape
     lengths = keep.sum(3)
-    used = statistics.mean(find_utilisation(lengths[:, one]) for one in range(requests))
+    used = statistics.mean(find_utilisation(lengths[:, request]) for request in range(requests))
     print(
         f"{layers} layers, {requests} x {heads} KV heads of {channels} channels, {slots} tokens: "
         f"{float(lengths.double().mean()) / slots:.3f} kept overall, {int(lengths.max()) / slots:.3f} at most, "
@@ -114,37 +109,42 @@ def print_table(keep: Tensor, fold: int, channels: int, options: argparse.Namesp
     columns = {"slots": "d", "MiB": ".1f", "useful": ".3f", "prepare, ms": ".2f", "step, ms": ".3f"}
     columns |= {"slot s": ".0f", "MiB s": ".2f", "of ragged": ".2f", "with room": ".2f"}
     table = Table(columns, width=10)
-    shape, room = (1, requests * heads * (slots + INTERVAL), channels), layers * requests * heads * INTERVAL
+    shape, free_slots = (
+        (1, requests * heads * (slots + INTERVAL), channels),
+        layers * requests * heads * INTERVAL,
+    )
     storage = [(torch.rand(shape), torch.rand(shape)) for _ in range(layers)]
     rows = []
     for name, way in WAYS.items():
         prepare, step, masks = time_layout(way, keep, storage, fold, options)
         taken = count_slots(keep, way)
         rows.append((name, taken, taken * 2 * channels * 4 + masks, prepare, step))
-    base, padded = (integrate(rows[-1][1] + more, *rows[-1][3:], INTERVAL) for more in (0, room))
+    base, padded = (integrate(rows[-1][1] + more, *rows[-1][3:], INTERVAL) for more in (0, free_slots))
     for name, taken, size, prepare, step in rows:
         whole = integrate(taken, prepare, step, INTERVAL)
         bytes_seconds = integrate(size, prepare, step, INTERVAL) / 2**20
-        with_room = integrate(taken + room, prepare, step, INTERVAL) / padded
+        with_room = integrate(taken + free_slots, prepare, step, INTERVAL) / padded
         useful = int(lengths.sum()) / taken
         times = (1e3 * prepare, 1e3 * step, whole, bytes_seconds, whole / base, with_room)
         table.add(name, taken, size / 2**20, useful, *times)
     costs = {name: Cost(taken, prepare, step) for name, taken, _, prepare, step in rows}
     times = break_even(costs["HA-Sparse"], costs["HA-Max"])
-    print(f"rewriting is ahead of masks after {times[0]:.1f} steps in time, {times[1]:.1f} in slots x time")
+    print(
+        f"rewriting is faster than masks after {times[0]:.1f} steps in time, {times[1]:.1f} in slots x time"
+    )
 
 
 OPTIONS = {
     "model": None, "method": "hard_kv", "budget": "0.25", "batch": 1, "tokens": 1024, "threads": 2, "repeats": 5,
     "cpu_time": False, **OVERRIDES,
-    "prompts": Option(None, "of conf/prompts; otherwise random tokens"),
-    "slots": Option([4096], "lengths of the first tables"),
-    "no_kept": Option(False, "only the published lengths"),
+    "prompts": Option(None, "prompts of conf/prompts; random tokens by default"),
+    "slots": Option([4096], "slots of the first tables"),
+    "no_kept": Option(False, "print only the tables of published lengths"),
 }  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> None:
-    """Print both tables."""
+    """Print all tables."""
     for slots in options.slots:
         with torch.inference_mode():
             kept = draw_slots(spread_lengths(slots, LAYERS, HEADS), slots, options.batch)

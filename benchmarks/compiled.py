@@ -1,7 +1,7 @@
-"""Compiled Triton kernels: registers, spills, shared memory, matrix and copy instructions.
+"""Resources of compiled Triton kernels: registers, spills, shared memory, matrix and copy instructions.
 
 No GPU is needed: kernels are compiled ahead of time for the A100 (80), RTX 30 and A10 (86), RTX 40 and L40S (89),
-H100/H200 (90), B200 (100) and RTX 50 (120). The exit status is 1 if one needs more shared memory than there is.
+H100/H200 (90), B200 (100) and RTX 50 (120). The exit status is 1 if a kernel exceeds the shared memory.
 python -m benchmarks compiled [--only attention] [--arch 90 80]
 """
 
@@ -52,25 +52,17 @@ TYPES = {
 }  # fmt: skip
 
 SHARED = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
-"""Bytes of shared memory that a block can have, by compute capability (CUDA's programming guide)."""
+"""Maximum bytes of shared memory per block, by compute capability (CUDA's programming guide)."""
 
-HIDDEN = ("UNIT", "BLOCK_D", "STAGES", "PRECISION")
-"""Constants that the table leaves out."""
-COPY = "ttg.async_copy_global_to_local|ttng.async_tma_copy_global_to_local"
-LONG = 1 << 16
-"""Slots of rows that are long enough for the largest tiles."""
+HIDDEN_CONSTANTS = ("UNIT", "BLOCK_D", "STAGES", "PRECISION")
+"""Constants that the table omits."""
+COPY_PATTERN = "ttg.async_copy_global_to_local|ttng.async_tma_copy_global_to_local"
+LONG_ROW = 1 << 16
+"""Slots of a row that is long enough for the largest tiles."""
 
 
 class Variant(NamedTuple):
-    """One kernel as one generation uses it.
-
-    Attributes:
-        name: for the table.
-        kernel: the jitted function.
-        signature: types of all arguments; pointers are taken to be aligned.
-        constants: compile-time arguments.
-        options: `num_warps`, `num_stages`.
-    """
+    """One kernel with the types of its arguments, its compile-time arguments, `num_warps` and `num_stages`."""
 
     name: str
     kernel: Any
@@ -81,7 +73,7 @@ class Variant(NamedTuple):
 
 @dataclass
 class Compiled:
-    """Result of a compilation; `copies` are asynchronous ones per loop, outermost first, by threads or descriptors."""
+    """Result of a compilation; `copies` counts the asynchronous copies of each outermost loop."""
 
     registers: int
     spilled: int
@@ -92,26 +84,26 @@ class Compiled:
 
 
 def list_launches(name: str, launcher: Callable[..., object], *inputs: Any, **more: Any) -> list[Variant]:
-    """Return the variants that a launcher asks for, under one name."""
-    found = []
+    """Return the variants that a launcher launches, under one name."""
+    variants = []
 
     def note(_: str, kernel: Any, *arguments: Any, **named: Any) -> None:
-        given = dict(zip((p.name for p in kernel.params), arguments, strict=False)) | named
-        constants = {p.name: given[p.name] for p in kernel.params if p.is_constexpr}
+        values = dict(zip((p.name for p in kernel.params), arguments, strict=False)) | named
+        constants = {p.name: values[p.name] for p in kernel.params if p.is_constexpr}
         signature = {
-            p.name: "constexpr" if p.is_constexpr else p.annotation_type or _name_type(given[p.name])
+            p.name: "constexpr" if p.is_constexpr else p.annotation_type or _name_type(values[p.name])
             for p in kernel.params
         }
-        options = {option: given[option] for option in ("num_warps", "num_stages") if option in given}
-        found.append(Variant(name, kernel, signature, constants, options))
+        options = {option: values[option] for option in ("num_warps", "num_stages") if option in values}
+        variants.append(Variant(name, kernel, signature, constants, options))
 
     with replace_launches(note):
         launcher(*inputs, **more)
-    return found
+    return variants
 
 
 def _name_type(value: Any) -> str:
-    """Return Triton's name of a type: a pointer, a descriptor of tiles, or an integer."""
+    """Return Triton's name of the type of a pointer, a tile descriptor or an integer."""
     if isinstance(value, Tensor):
         return f"*{TYPES[value.dtype]}"
     if isinstance(value, int):
@@ -120,12 +112,12 @@ def _name_type(value: Any) -> str:
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a tensor without numbers."""
+    """Return a tensor without data."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def hold(dtype: torch.dtype, head_dim: int, rows: int, length: int = LONG) -> Past:
-    """Return what rows of `length` slots hold."""
+def make_past(dtype: torch.dtype, head_dim: int, rows: int, length: int = LONG_ROW) -> Past:
+    """Return the past of rows of `length` slots."""
     stored = empty(1, rows * length, head_dim, dtype=dtype)
     return Past(stored, stored, equal_rows(rows, length))
 
@@ -133,35 +125,35 @@ def hold(dtype: torch.dtype, head_dim: int, rows: int, length: int = LONG) -> Pa
 def attention(
     dtype: torch.dtype, head_dim: int, queries: int, rows: int, *, causal: bool = False, keys: int = 0
 ) -> Variant:
-    """The attention that so many queries on so many rows would use, or that of `keys` in a tile."""
+    """Return the ragged attention of `queries` queries on `rows` rows, with `keys` current keys if set."""
     q = empty(1, rows, queries, head_dim, dtype=dtype)
     k = q[:, :, : keys or queries]
-    past = hold(dtype, head_dim, rows, 0 if keys else LONG)
+    past = make_past(dtype, head_dim, rows, 0 if keys else LONG_ROW)
     name = f"attention {TYPES[dtype]}"
     return list_launches(name, ragged_attention_triton, q, k, k, past, 1.0, causal=causal)[0]
 
 
 def past(
-    dtype: torch.dtype, head_dim: int, queries: int, rows: int, *, keys: int = LONG, resume: bool = True
+    dtype: torch.dtype, head_dim: int, queries: int, rows: int, *, keys: int = LONG_ROW, resume: bool = True
 ) -> Variant:
-    """The attention over rows of `keys` slots that so many queries on so many rows would use."""
+    """Return attention of `queries` queries to the past of `rows` rows of `keys` slots."""
     q = empty(1, rows, queries, head_dim, dtype=dtype)
     state = (q, empty(*q.shape[:3])) if resume else None
-    stored = hold(dtype, head_dim, rows, keys)
+    stored = make_past(dtype, head_dim, rows, keys)
     return list_launches(f"past {TYPES[dtype]}", past_attention_triton, q, stored, 1.0, state=state)[0]
 
 
 def decode(dtype: torch.dtype, head_dim: int, queries: int) -> Variant:
-    """The attention of one new token whose key and value so many query heads share."""
+    """Return attention of one new token; `queries` query heads share its key and value."""
     q, filled = empty(1, 1, queries, head_dim, dtype=dtype), empty(1, dtype=torch.int64)
-    inputs = (q, q[:, :, :1], q[:, :, :1], hold(dtype, head_dim, 1), filled, 1.0)
+    inputs = (q, q[:, :, :1], q[:, :, :1], make_past(dtype, head_dim, 1), filled, 1.0)
     return list_launches(f"decode {TYPES[dtype]}", decode_attention_triton, *inputs)[0]
 
 
 def quantised(
     dtype: torch.dtype, head_dim: int, queries: int, form: Stored, *, rotated: bool = False
 ) -> Variant:
-    """The attention that so many queries on each of 64 rows use over a plane with a rotation in 16 bits."""
+    """Return attention of `queries` queries on each of 64 rows to a plane, with a rotation in 16 bits."""
     plane = make_plane(form, equal_rows(64, 1), 1, head_dim, block=1, rotated=rotated)
     if plane.rotation is not None:
         plane = plane._replace(rotation=halve(plane.rotation))
@@ -170,7 +162,7 @@ def quantised(
 
 
 def mergers(dtype: torch.dtype, head_dim: int) -> list[Variant]:
-    """The merge of split attentions, and that of two."""
+    """Return the merge of split attention and the merge of two states."""
     out, lse = empty(1, 1, 16, head_dim, dtype=dtype), empty(1, 1, 16)
     shares = empty(2, *out.shape), empty(2, *lse.shape)
     merge = list_launches("merge", merge_shares, *shares, out)
@@ -178,15 +170,15 @@ def mergers(dtype: torch.dtype, head_dim: int) -> list[Variant]:
 
 
 def mass(dtype: torch.dtype, head_dim: int) -> list[Variant]:
-    """Both passes of the attention that keys receive."""
+    """Return both passes of attention mass."""
     q = empty(1, 1, 64, head_dim, dtype=dtype)
-    passes = list_launches("", attention_mass_triton, q, q, hold(dtype, head_dim, 1), 1.0)
+    passes = list_launches("", attention_mass_triton, q, q, make_past(dtype, head_dim, 1), 1.0)
     names = (f"{name} {TYPES[dtype]}" for name in ("sums", "mass"))
-    return [one._replace(name=name) for name, one in zip(names, passes, strict=True)]
+    return [variant._replace(name=name) for name, variant in zip(names, passes, strict=True)]
 
 
 def copy(dtype: torch.dtype, head_dim: int) -> list[Variant]:
-    """The rebuild of keys and values."""
+    """Return the rebuild of keys and values."""
     pair, source = [empty(1, 64, head_dim, dtype=dtype)] * 2, empty(64, dtype=torch.int32)
     return list_launches(
         f"copy {TYPES[dtype]}", rebuild_triton, pair, [x[:, None] for x in pair], source, pair
@@ -194,37 +186,37 @@ def copy(dtype: torch.dtype, head_dim: int) -> list[Variant]:
 
 
 def layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
-    """Kernels between a layer's matrix products."""
+    """Return the kernels between a layer's matrix products."""
     qkv, lengths = empty(1, 64, 3, 1, head_dim, dtype=dtype), empty(2, 1)
     rotation = empty(64, head_dim // 2, dtype=torch.complex64)
     x, epsilons = empty(1, 64, width), (qk_norm_rope_torch.EPSILON, modulate_torch.EPSILON)
     short, condition = TYPES[dtype], x[:, :1]
-    found = list_launches(f"norm, rope {short}", qk_norm_rope_triton, qkv, lengths, rotation, epsilons[0])
-    return found + list_launches(
+    norms = list_launches(f"norm, rope {short}", qk_norm_rope_triton, qkv, lengths, rotation, epsilons[0])
+    return norms + list_launches(
         f"modulate {short}", modulate_triton, x, condition, condition, dtype, epsilons[1]
     )
 
 
 def decoder_layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
-    """Kernels between the matrix products of a decoding layer."""
+    """Return the kernels between the matrix products of a decoder layer."""
     joint, one = empty(8, 1, 3, head_dim, dtype=dtype), empty(head_dim, dtype=dtype)
     rotation = empty(1, head_dim // 2, dtype=torch.complex64)
     x, weight, short = empty(8, 1, width, dtype=dtype), empty(width, dtype=dtype), TYPES[dtype]
     kinds = {"no": None, "RMS": (one, one, None, None), "layer": (one, one, one, one)}
-    found = []
-    for kind, given in kinds.items():
-        norms = given and qk_norm_rope_torch.HeadNorms(*given, 1e-6)
-        found += list_launches(
+    variants = []
+    for kind, weights in kinds.items():
+        norms = weights and qk_norm_rope_torch.HeadNorms(*weights, 1e-6)
+        variants += list_launches(
             f"{kind} norm, rope {short}", grouped_norm_rope_triton, joint, 1, norms, rotation
         )
-    found += list_launches(f"RMS norm {short}", rms_norm_triton, x, None, weight, 1e-6)
-    found += list_launches(f"sum, RMS norm {short}", rms_norm_triton, x, x, weight, 1e-6)
-    return found + list_launches(f"gate {short}", silu_mul_triton, x, x)
+    variants += list_launches(f"RMS norm {short}", rms_norm_triton, x, None, weight, 1e-6)
+    variants += list_launches(f"sum, RMS norm {short}", rms_norm_triton, x, x, weight, 1e-6)
+    return variants + list_launches(f"gate {short}", silu_mul_triton, x, x)
 
 
 @contextmanager
 def sized_for(arch: int) -> Iterator[None]:
-    """Have launchers choose tiles for a compute capability."""
+    """Let launchers choose tiles for a compute capability."""
     small = SHARED[arch] < SMALL_MEMORY
     with ExitStack() as stack:
         for module in (ragged_attention, quantised_attention_kernel):
@@ -232,8 +224,8 @@ def sized_for(arch: int) -> Iterator[None]:
         yield
 
 
-def variants() -> Iterator[Variant]:
-    """Every kernel, in the forms that real models use."""
+def list_kernels() -> Iterator[Variant]:
+    """Yield every kernel in the variants of real models."""
     bf16, fp32 = torch.bfloat16, torch.float32
     for head_dim in (64, 128, 136, 256):
         for queries, rows in ((1, 1), (64, 1), (4096, 64)):
@@ -268,7 +260,7 @@ def variants() -> Iterator[Variant]:
 
 
 def compile_variant(variant: Variant, arch: int) -> Compiled:
-    """Compile for one compute capability and read the results."""
+    """Compile a variant for one compute capability and read its resources."""
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, kind in enumerate(variant.signature.values())
@@ -279,19 +271,19 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
         source, target=GPUTarget("cuda", arch, 32), options=variant.options | {"enable_fp_fusion": True}
     )
     ptx, ir = result.asm["ptx"], result.asm["ttgir"]
-    usage = resources(result.asm["cubin"])
+    usage = read_resources(result.asm["cubin"])
     return Compiled(
         registers=_number(r"REG:(\d+)", usage),
         spilled=_number(r"STACK:(\d+)", usage) + _number(r"LOCAL:(\d+)", usage),
         shared=result.metadata.shared,
         matrix=len(re.findall(r"wgmma\.mma_async|mma\.sync", ptx)),
-        copies=tuple(len(re.findall(COPY, body)) for body in loops(ir)),
+        copies=tuple(len(re.findall(COPY_PATTERN, body)) for body in list_loops(ir)),
         while_loops=ir.count("scf.while"),
     )
 
 
-def resources(cubin: bytes) -> str:
-    """Registers and stack of a program, by the disassembler that comes with Triton."""
+def read_resources(cubin: bytes) -> str:
+    """Return the registers and stack of a program, from the disassembler of Triton."""
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -300,8 +292,8 @@ def resources(cubin: bytes) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def loops(ir: str) -> Iterator[str]:
-    """Bodies of the outermost counted loops."""
+def list_loops(ir: str) -> Iterator[str]:
+    """Yield the bodies of the outermost counted loops."""
     body: list[str] = []
     indent = None
     for line in ir.splitlines():
@@ -316,10 +308,10 @@ def loops(ir: str) -> Iterator[str]:
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    if found is None:
+    match = re.search(pattern, text)
+    if match is None:
         raise ValueError(f"no {pattern!r} in: {text}")
-    return int(found[1])
+    return int(match[1])
 
 
 OPTIONS = {
@@ -329,16 +321,16 @@ OPTIONS = {
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the table; return whether a kernel does not fit."""
+    """Print the table; return 1 if a kernel does not fit."""
     counts = dict.fromkeys(("warps", "regs", "spills", "shared", "matrix"), "d")
     columns = {"sm": "d", f"  {'constants':44}": "46"} | counts | {"copies in loops": "s", "while": "d"}
     table = Table(columns, "kernel")
     too_large = False
     for arch in options.arch:
         with sized_for(arch):
-            chosen = [variant for variant in variants() if options.only in variant.name]
-        for variant in chosen:
-            shown = {k: v for k, v in variant.constants.items() if k not in HIDDEN}
+            variants = [variant for variant in list_kernels() if options.only in variant.name]
+        for variant in variants:
+            shown = {k: v for k, v in variant.constants.items() if k not in HIDDEN_CONSTANTS}
             constants = "  " + " ".join(f"{name}={value}" for name, value in shown.items())
             out = compile_variant(variant, arch)
             usage = (variant.options.get("num_warps", 4), out.registers, out.spilled, out.shared, out.matrix)

@@ -1,6 +1,7 @@
-"""Distance of images decoded in bfloat16 to the same latents decoded in float32.
+"""Difference between images decoded in bfloat16 and in float32 from the same latents.
 
-PSNR of 8-bit pixels, in dB, and the share of pixels' channels that differ. Images are drawn by the full cache on a CPU.
+PSNR of 8-bit pixels, in dB, and the share of channel values that differ. Images are generated with the full cache on a
+CPU.
 
 python -m benchmarks decoder [--models infinity_tiny,llamagen_tiny,var_tiny] [--prompts 8]
 """
@@ -19,7 +20,7 @@ from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.autoencoder import decode_pixels
 
 OPTIONS = {
-    "models": Option("infinity_tiny,llamagen_tiny,var_tiny", "of conf/model, separated by commas"),
+    "models": Option("infinity_tiny,llamagen_tiny,var_tiny", "models of conf/model, separated by commas"),
     "prompts": 8,
 }
 
@@ -30,10 +31,10 @@ def main(options: argparse.Namespace) -> None:
     table = Table({"mean dB": ".1f", "worst dB": ".1f", "differ": ".3f", "by at most": "d"}, "model")
     for name in options.models.split(","):
         single, half = (pixels.double() for pixels in decode_both(name, options.prompts))
-        off = (single - half).abs()
-        decibels = 10 * (255**2 / off.square().flatten(1).mean(1)).log10()
-        share = (off > 0).double().mean()
-        table.add(name, float(decibels.mean()), float(decibels.min()), float(share), int(off.max()))
+        difference = (single - half).abs()
+        decibels = 10 * (255**2 / difference.square().flatten(1).mean(1)).log10()
+        share = (difference > 0).double().mean()
+        table.add(name, float(decibels.mean()), float(decibels.min()), float(share), int(difference.max()))
 
 
 @torch.inference_mode()
@@ -44,9 +45,9 @@ def decode_both(name: str, count: int) -> tuple[Tensor, Tensor]:
     method = prepare_method(model.spec, 1, ["method=full"])
     cache = KVCache(model.spec, method, dtype=torch.float32)
     latents = model._draw(list_prompts(model, count), cache, PromptNoise(0, range(count)))
-    found = []
+    images = []
     for change in (lambda: None, model._tokenizer.decode_in_half):
         change()
         decode, patch = model._tokenizer.decode, model.tokenizer.networks.patch
-        found.append(decode_pixels(decode, latents, patch, truncate=model.truncate))
-    return found[0], found[1]
+        images.append(decode_pixels(decode, latents, patch, truncate=model.truncate))
+    return images[0], images[1]

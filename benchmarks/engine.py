@@ -1,9 +1,9 @@
-"""Time per image of every method, and of a plain loop that does what the official program does (`plain_loop.py`).
+"""Time per image of every method, and of a plain loop that follows the official program (`plain_loop.py`).
 
-Same weights, same noise, same process, interleaved:
+All runs share weights, noise and process, and take turns:
 python -m benchmarks engine [--methods heatkv,h2o] [--budget 0.1] [--batch 8] [--repeats 9] [--threads 2]
 python -m benchmarks engine --model infinity_2b --device cuda   (random weights)
-python -m benchmarks engine --methods full,heatkv --stored int8:channel,int4:codebooks   (each also in few bits)
+python -m benchmarks engine --methods full,heatkv --stored int8:channel,int4:codebooks   (each also in low-bit storage)
 """
 
 import argparse
@@ -17,6 +17,7 @@ from torch import Tensor
 import kvbench
 from benchmarks.support.arguments import Option
 from benchmarks.support.build import build_model, composed, list_choices, prepare_method
+from benchmarks.support.fake_gpu import list_captions
 from benchmarks.support.plain_loop import PlainCache, plain_loop
 from benchmarks.support.table import Table
 from benchmarks.support.timing import choose_clock, take_turns
@@ -28,33 +29,32 @@ from kvbench.engine.coding.formats import Packing
 from kvbench.models.base import Cache
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import PromptNoise
-from kvbench.scenes.grammar import evaluation_prompts
 
 
 def cache_of(name: str, model: InfinityModel, budget: str, device: str, stored: str | None = None) -> KVCache:
-    """A cache with a method of `conf/method`; random numbers stand for calibrations, which cost no time.
+    """Open a cache with a method of `conf/method` and a random calibration.
 
-    `stored` names a dtype of few bits and a file of `conf/storage`, as `int4:codebooks` does.
+    `stored` is a low-bit dtype and a file of `conf/storage`, such as `int4:codebooks`.
     """
     method = prepare_method(model.spec, budget, [f"model={model.name}", f"method={name}"])
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     if stored is None:
         return KVCache(model.spec, method, dtype=dtype, device=device)
     name, _, choice = stored.partition(":")
-    how = StorageConfig(**composed([f"storage={choice or 'channel'}"])["storage"])
+    config = StorageConfig(**composed([f"storage={choice or 'channel'}"])["storage"])
     return KVCache(
         model.spec,
         method,
         dtype=dtype,
         device=device,
-        packing=Packing(CODE_DTYPES[name], how, fp8=name == "fp8"),
+        packing=Packing(CODE_DTYPES[name], config, fp8=name == "fp8"),
         rotation=model.key_rotation(),
-        books=Codebooks().make_stand_in(model.spec).tensors if how.calibrated else None,
+        books=Codebooks().make_stand_in(model.spec).tensors if config.calibrated else None,
     )
 
 
 def generate(model: InfinityModel, cache: Cache, prompts: Sequence[str]) -> Tensor:
-    """Draw one batch, up to its images on the CPU, and empty the cache: the plain one would hold all keys."""
+    """Generate one batch of images on the CPU, then empty the cache, since the plain cache stores all keys."""
     try:
         return model.generate(prompts, cache, PromptNoise(0, range(len(prompts))))
     finally:
@@ -64,7 +64,7 @@ def generate(model: InfinityModel, cache: Cache, prompts: Sequence[str]) -> Tens
 OPTIONS = {
     "methods": list_choices("method"), "model": "infinity_tiny", "device": "auto", "budget": "0.1", "batch": 8,
     "repeats": 9, "threads": None, "cpu_time": False,
-    "stored": Option("", "in few bits too: int4:channel,int2:codebooks"),
+    "stored": Option("", "also measure low-bit storage: int4:channel,int2:codebooks"),
 }  # fmt: skip
 
 
@@ -79,11 +79,11 @@ def main(options: argparse.Namespace) -> None:
             caches[f"{name}, {stored}"] = cache_of(name, model, options.budget, options.device, stored)
     model.load(options.device)
     pairs = {"plain loop": (plain_loop(model), PlainCache())} | {n: (model, c) for n, c in caches.items()}
-    prompts = [str(line["prompt"]) for line in evaluation_prompts(options.batch)]
+    prompts = list_captions(options.batch)
     runs = {name: partial(generate, *pair, prompts) for name, pair in pairs.items()}
     fitting = {name: run for name, run in runs.items() if if_it_fits(run) is not None}
-    found = take_turns(fitting, options.repeats, choose_clock(options.cpu_time))
-    base = found["full"].seconds if "full" in found else math.nan
+    times = take_turns(fitting, options.repeats, choose_clock(options.cpu_time))
+    base = times["full"].seconds if "full" in times else math.nan
     print(
         f"kvbench {kvbench.__version__}, {model.name}, batch {options.batch}, "
         f"{torch.get_num_threads()} threads, {options.device}, weights: {weights}"
@@ -91,7 +91,7 @@ def main(options: argparse.Namespace) -> None:
     print(f"budget {options.budget}; median of {options.repeats} after 2 warm-ups, interleaved")
     table = Table({"ms/image": ".2f", "x full": ".3f"}, width=28)
     for name in runs:
-        if name in found:
-            table.add(name, 1e3 * found[name].seconds / options.batch, found[name].seconds / base)
+        if name in times:
+            table.add(name, 1e3 * times[name].seconds / options.batch, times[name].seconds / base)
         else:
             print(f"{name:28s} out of memory")

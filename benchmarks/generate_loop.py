@@ -3,11 +3,11 @@
 python -m benchmarks generate_loop [--model qwen3_4b] [--batch 8] [--tokens 2000] [--threads 2]
                                    [--methods hard_kv] [--budget 0.25] [--repeats 3] [--slope] [--cpu-time]
                                    [overrides]
-Without `--model` it is a small Qwen3 of random weights, whose shape overrides change (model.transformer.depth=8).
-Prompts are random tokens, every step takes the likeliest token, and no text ends before the last one. Generations take
-turns in one process; printed are the median seconds, tokens per second, transformers' time over each, how many of all
-texts' first tokens are those of transformers, and the most that was held, of all there was. `--slope` also prints how a
-step's time grows with the tokens before it. A budget up to 1 is a share of what may be held, above it tokens a head.
+Without `--model` it is a small Qwen3 with random weights; overrides change its shape (model.transformer.depth=8).
+Prompts are random tokens, decoding is greedy, and all texts have full length. Generations take turns in one process.
+The table has the median seconds, tokens per second, transformers' time relative to each, the number of first tokens
+that equal transformers' in all texts, and the peak share of tokens in the cache. `--slope` also prints the growth of a
+step's time with earlier tokens. A budget up to 1 is a share of the full cache; above 1 it is tokens per head.
 """
 
 import argparse
@@ -26,20 +26,20 @@ from benchmarks.support.timing import choose_clock, take_turns
 from kvbench.engine.cache import KVCache
 from kvbench.models.noise import PromptNoise
 from kvbench.models.qwen3.files import split_qwen3
-from kvbench.models.qwen3.loop import generate
+from kvbench.models.qwen3.loop import draw_text_tokens
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.transformer import Qwen3
 
-SMALL = {
+SMALL_SHAPE = {
     "depth": 4, "width": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "hidden": 384, "vocabulary": 512,
 }  # fmt: skip
-"""Shape of the model that is measured where none is named."""
-PROMPT = 32
+"""Shape of the default model."""
+PROMPT_TOKENS = 32
 """Tokens of its prompts."""
 
 
 def open_in_transformers(transformer: Qwen3) -> Any:
-    """Return transformers' model with the weights of ours."""
+    """Return transformers' model with our weights."""
     import transformers
 
     config = transformer.config
@@ -55,17 +55,22 @@ def open_in_transformers(transformer: Qwen3) -> Any:
     return model
 
 
-def count_equal(found: Tensor, expected: Tensor) -> int:
-    """Return how many tokens all texts int64 [prompts, tokens] have in common with others from their beginning."""
-    return int((found == expected).int().cumprod(1).sum(1).min())
+def count_equal(tokens: Tensor, expected: Tensor) -> int:
+    """Return the smallest number of equal first tokens over all pairs of texts int64 [prompts, tokens]."""
+    return int((tokens == expected).int().cumprod(1).sum(1).min())
 
 
 def choose_model(options: argparse.Namespace) -> Qwen3Model:
-    """Build and load the model that the command line names."""
+    """Build and load the model of the command line."""
     overrides = [f"model.max_tokens={options.tokens}", "model.sampling.temperature=0"]
     if options.model is None:
-        shape = [f"model.transformer.{name}={size}" for name, size in SMALL.items()]
-        overrides += ["model=qwen3_4b", "model.weights=random", f"model.prompt_tokens={PROMPT}", *shape]
+        shape = [f"model.transformer.{name}={size}" for name, size in SMALL_SHAPE.items()]
+        overrides += [
+            "model=qwen3_4b",
+            "model.weights=random",
+            f"model.prompt_tokens={PROMPT_TOKENS}",
+            *shape,
+        ]
     else:
         overrides.append(f"model={options.model}")
     more = [override for override in options.overrides if not override.startswith("method.")]
@@ -76,23 +81,23 @@ def choose_model(options: argparse.Namespace) -> Qwen3Model:
 
 
 def choose_cache(model: Qwen3Model, name: str, options: argparse.Namespace) -> KVCache:
-    """Make a cache with a method at the budget of the command line, and its overrides of the method."""
+    """Open a cache with a method, at the budget and with the method's overrides of the command line."""
     more = [override for override in options.overrides if override.startswith("method.")]
     return prepare_cache(model, name, options.budget, more)
 
 
 def draw_prompts(model: Qwen3Model, count: int) -> Tensor:
-    """Draw prompts of random tokens, int64 [count, tokens], as long as the model has room for."""
+    """Draw prompts of random tokens, int64 [count, tokens], of the model's prompt length."""
     rng = torch.Generator().manual_seed(0)
     return torch.randint(2, model.transformer.vocabulary, (count, model.prompt_tokens), generator=rng)
 
 
 def write_texts(model: Qwen3Model, prompts: Tensor, cache: KVCache) -> Tensor:
-    """Return the tokens int64 [prompts, tokens] that the engine writes, none of which ends a text."""
+    """Return the tokens int64 [prompts, tokens] that the engine generates, without an end token."""
     with torch.inference_mode():
         embedded = model._transformer.embed(prompts)
     noise = PromptNoise(0, range(len(prompts)))
-    drawn = generate(
+    drawn = draw_text_tokens(
         model._transformer, embedded, model.spec.segments, cache, noise, model.sampling, ends=(), pad=0
     )
     return drawn.tokens
@@ -110,9 +115,9 @@ def main(options: argparse.Namespace) -> None:
     theirs, prompts = open_in_transformers(model._transformer), draw_prompts(model, options.batch)
 
     def in_transformers() -> Tensor:
-        given = {"attention_mask": torch.ones_like(prompts), "max_new_tokens": model.max_tokens}
-        found: Tensor = theirs.generate(prompts, do_sample=False, **given)
-        return found[:, prompts.shape[1] :]
+        settings = {"attention_mask": torch.ones_like(prompts), "max_new_tokens": model.max_tokens}
+        tokens: Tensor = theirs.generate(prompts, do_sample=False, **settings)
+        return tokens[:, prompts.shape[1] :]
 
     caches = {"full": prepare_cache(model, "full", "1")}
     for name in filter(None, options.methods.split(",")):

@@ -1,11 +1,11 @@
-"""A check of this machine's GPU in ten minutes: right numbers, memory that comes back, speed.
+"""Check of this machine's GPU in ten minutes: correct numbers, freed memory, speed.
 
-python -m benchmarks gpu_check                        all steps, a line each, and gpu-check.json to paste into an issue
+python -m benchmarks gpu_check                        all steps, a line each, and gpu-check.json for an issue
 python -m benchmarks gpu_check --only kernels graphs  some steps
 python -m benchmarks gpu_check --mode interpreted     a rehearsal on a CPU: small shapes, kernels interpreted
 
-Steps run in processes of their own, each with a time limit, and go on after a failure. A machine without a GPU
-rehearses, which says nothing about any GPU, only that the check itself runs. The exit status is 1 if a step failed.
+Each step runs in a separate process with a time limit; the others run even if it fails. Without a GPU the check is a
+rehearsal, which only shows that the check itself runs. The exit status is 1 if a step failed.
 """
 
 import argparse
@@ -29,38 +29,38 @@ from benchmarks.support.interpreter import adapt_language_once
 from kvbench.core.devices import count_gpus
 from kvbench.core.files import write_whole
 
-SHOWN = 100
-"""Lines of the output of a step that broke, in the report."""
-REHEARSED = 300
-"""Seconds that a step of a rehearsal may take."""
+REPORTED_LINES = 100
+"""Last lines of output of a broken step in the report."""
+REHEARSAL_LIMIT = 300
+"""Seconds per step of a rehearsal."""
 Case = Mapping[str, Any]
-"""An `Outcome` of a case as JSON has it."""
+"""An `Outcome` as JSON values."""
 
 OPTIONS = {
     "only": Option(list(STEPS), "steps", choices=list(STEPS)),
-    "mode": Option(None, "card, interpreted or smallest; by whether there is a GPU", choices=MODES),
-    "seconds": Option(600, "for all steps together"),
-    "out": Option("gpu-check.json", "file of all results"),
-    "step": Option(None, "do this step in this process; what the check calls", choices=list(STEPS)),
+    "mode": Option(None, "card, interpreted or smallest; card if there is a GPU", choices=MODES),
+    "seconds": Option(600, "time limit of all steps together"),
+    "out": Option("gpu-check.json", "file of results"),
+    "step": Option(None, "run this step in this process (used by the check)", choices=list(STEPS)),
 }
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the steps and print a line each; return whether one failed."""
+    """Run the steps and print a line each; return 1 if one failed."""
     mode = options.mode or ("card" if count_gpus() else "interpreted")
     if options.step:
         run_step(STEPS[options.step], mode, Path(options.out))
         return 0
     if mode != "card":
-        print("no GPU is used: a rehearsal at small shapes, which says nothing about a card", flush=True)
-    started, found = time.monotonic(), list[dict[str, Any]]()
+        print("no GPU: a rehearsal with small shapes, which says nothing about a card", flush=True)
+    started, results = time.monotonic(), list[dict[str, Any]]()
     for name in options.only:
         left = options.seconds - (time.monotonic() - started)
-        found.append(conduct(STEPS[name], mode, left))
-        print_step(found[-1])
-        report = {"schema": 1, "kvbench": kvbench.__version__, "mode": mode, "steps": found}
+        results.append(conduct(STEPS[name], mode, left))
+        print_step(results[-1])
+        report = {"schema": 1, "kvbench": kvbench.__version__, "mode": mode, "steps": results}
         write_whole(Path(options.out), json.dumps(report, indent=1))
-    failed = [step["name"] for step in found if step["state"] == "FAIL"]
+    failed = [step["name"] for step in results if step["state"] == "FAIL"]
     print(f"{options.out}: {'failed: ' + ', '.join(failed) if failed else 'no step failed'}")
     return int(bool(failed))
 
@@ -75,14 +75,8 @@ def run_step(step: Step, mode: str, file: Path) -> None:
 
 
 def conduct(step: Step, mode: str, left: float) -> dict[str, Any]:
-    """Run a step in a process of its own and return what became of it, in JSON values.
-
-    Args:
-        step: to run.
-        mode: one of `MODES`.
-        left: seconds that all steps still have.
-    """
-    limit = min(left, step.limit if mode == "card" else REHEARSED)
+    """Run a step in a separate process, within the seconds left for all steps; return its result in JSON values."""
+    limit = min(left, step.limit if mode == "card" else REHEARSAL_LIMIT)
     about = {"name": step.name, "title": step.title}
     if limit < 1:
         return about | {"state": "SKIP", "reason": "no time is left", "seconds": 0, "cases": []}
@@ -94,12 +88,12 @@ def conduct(step: Step, mode: str, left: float) -> dict[str, Any]:
         cases = json.loads(file.read_text()) if file.is_file() else []
     state, reason = judge(cases, error)
     seconds = round(time.monotonic() - started, 1)
-    found = about | {"state": state, "reason": reason, "seconds": seconds, "cases": cases}
-    return found | ({"output": output} if error else {})
+    result = about | {"state": state, "reason": reason, "seconds": seconds, "cases": cases}
+    return result | ({"output": output} if error else {})
 
 
 def choose_environment(step: Step, mode: str) -> dict[str, str]:
-    """Return the variables of a step's process; a rehearsal sees no GPU, and interprets what it does not compile."""
+    """Return the environment of a step's process; a rehearsal hides GPUs and may interpret kernels."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     if mode == "card":
         return environment
@@ -107,11 +101,7 @@ def choose_environment(step: Step, mode: str) -> dict[str, str]:
 
 
 def call(command: Sequence[str], environment: Mapping[str, str], limit: float) -> tuple[str, list[str]]:
-    """Run a command from the checkout.
-
-    Returns:
-        Why it did not come to its end, nothing if it did, and the last lines that it printed.
-    """
+    """Run a command from the checkout; return why it did not finish, or an empty string, and its last lines."""
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
             command,
@@ -130,19 +120,14 @@ def call(command: Sequence[str], environment: Mapping[str, str], limit: float) -
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         output.seek(0)
-        lines = output.read().strip().splitlines()[-SHOWN:]
+        lines = output.read().strip().splitlines()[-REPORTED_LINES:]
     if status is None:
         return f"stopped after {limit:.0f} s", lines
     return f"exit status {status}: {lines[-1] if lines else 'no output'}" if status else "", lines
 
 
 def judge(cases: Sequence[Case], error: str) -> tuple[str, str]:
-    """Return a step's state and the reason in one line.
-
-    Args:
-        cases: that came to an end.
-        error: why the process did not.
-    """
+    """Return a step's state and the reason in one line; `error` says why the process did not finish."""
     failed = [case for case in cases if case["state"] == "FAIL"]
     skipped = [case for case in cases if case["state"] == "SKIP"]
     if failed:
@@ -156,7 +141,7 @@ def judge(cases: Sequence[Case], error: str) -> tuple[str, str]:
 
 
 def print_step(step: Mapping[str, Any]) -> None:
-    """Print a step's line, and those of its failed cases if there are several."""
+    """Print a step's line, and a line for each further failed case."""
     print(f"{step['state']}  {step['name']:10} {step['seconds']:6.1f} s  {step['reason']}", flush=True)
     failed = [case for case in step["cases"] if case["state"] == "FAIL"]
     for case in failed[1:]:

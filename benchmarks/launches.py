@@ -1,13 +1,12 @@
-"""Work that a generation sends to a GPU: programs, operations, copies and waits of the host.
+"""Counts of Triton kernels, torch operations, copies and host synchronisations in a generation.
 
-No GPU is needed: whole generations run on tensors without numbers (`fake_gpu.py`). Of torch's operations those are
-counted that write numbers on the device; a library may launch more than one program for one of them. The host waits
-where it reads a number back, and for copies between it and the device that do not say otherwise. What methods that look
-at data read back, once per layer and scale, is replaced here and not counted.
+No GPU is needed: whole generations run on tensors without data (`fake_gpu.py`). Counted are the operations of torch
+that write on the device; a library may launch several kernels for one of them. The host waits when it reads a number
+and during copies that are not asynchronous. Reads of methods that look at data, one per layer and scale, are replaced
+here and not counted.
 
-Of a next-token model one token in the middle of a segment is counted, sampling included, and the second layer's part
-of it: by Triton programs for norms, rotation and gate, and by torch's own operations in their place, where an RMS norm
-counts as the operations that torch makes it of.
+For a next-token model, the program counts one token in the middle of a segment, sampling included, and the second
+layer alone: once with Triton kernels for norms, rotation and gate, once with torch's operations instead.
 
 python -m benchmarks launches [--model infinity_2b] [--batch 8] [--method heatkv --budget 0.1] [--names 12]
 python -m benchmarks launches --model qwen3_8b --budget 1 model.max_tokens=512
@@ -15,7 +14,7 @@ python -m benchmarks launches --model qwen3_8b --budget 1 model.max_tokens=512
 
 import argparse
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -23,25 +22,29 @@ from torch import Tensor
 
 from benchmarks.support.arguments import OVERRIDES, Option
 from benchmarks.support.device_watch import DeviceWatch, list_tensors
-from benchmarks.support.fake_gpu import Model, prepare, prepare_cases, run
+from benchmarks.support.fake_gpu import Model, prepare, run
 from benchmarks.support.table import Table
 from kvbench.methods.shared.base import Method
 from kvbench.models.next_token import NextTokenModel
 from kvbench.models.parts.decoder import Decoder, DecoderBlock
 
 COPIES = {"clone", "copy_", "_to_copy", "cat", "index_select", "stack"}
-IDLE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "device"}
-"""Operations that write nothing; views are others."""
+NO_WRITES = {
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "_unsafe_view",
+    "device",
+}
+"""Operations that write nothing; views do not either."""
+CASES = (("full", "1"), ("heatkv", "0.1"), ("heatkv", "0.04"), ("snapkv", "0.1"))
+"""Default methods and budgets; the last method looks at data."""
 
 
 class Watch(DeviceWatch):
-    """Counts operations that write numbers on the device, and those that the host waits for.
-
-    Attributes:
-        operations: by name.
-        waits: by name.
-        copied: bytes written by copies on the device.
-    """
+    """Counts operations that write on the device, those that the host waits for, and bytes written by copies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,14 +53,14 @@ class Watch(DeviceWatch):
         self.copied = 0
 
     def note_read(self, number: Tensor) -> None:
-        """Count a wait for a number of the device."""
+        """Count a wait of the host for a number of the device."""
         self.waits["_local_scalar_dense"] += number.is_cuda
 
     def note_operation(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> None:
-        """Count what is written on the device, and copies that the host waits for."""
+        """Count an operation that writes on the device, and a copy that the host waits for."""
         name = func.overloadpacket.__name__
         devices = {tensor.device.type for tensor in list_tensors((args, kwargs)) + results}
-        if "cuda" not in devices or name in IDLE or func.is_view:
+        if "cuda" not in devices or name in NO_WRITES or func.is_view:
             return
         self.operations[name] += 1
         if name in COPIES:
@@ -69,59 +72,66 @@ class Watch(DeviceWatch):
 
 OPTIONS = {
     "model": "infinity_2b", "batch": 8, "method": None, "budget": "0.1", **OVERRIDES,
-    "names": Option(0, "also list that many operations of each method"),
+    "names": Option(0, "number of operations of each method that are listed"),
 }  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> None:
-    """Print counts per method and budget, or per token of a next-token model."""
-    choices = [f"model={options.model}", f"method={options.method or 'full'}", f"budget={options.budget}"]
-    model, method = prepare([*choices, *options.overrides])
+    """Print the counts of each method and budget, or of one token of a next-token model."""
+    model, method = prepare_case(options, options.method or "full", options.budget)
     if isinstance(model, NextTokenModel):
         count_tokens(options, model, method)
     else:
         count_generations(options)
 
 
+def prepare_case(options: argparse.Namespace, method: str, budget: str) -> tuple[Model, Method]:
+    """Prepare the model of the options and a method (`prepare`)."""
+    return prepare([f"model={options.model}", f"method={method}", f"budget={budget}", *options.overrides])
+
+
 def count_generations(options: argparse.Namespace) -> None:
-    """Print what whole generations ask for."""
+    """Print the counts of whole generations."""
     print(f"{options.model}, batch {options.batch}, one generation")
     counts = dict.fromkeys(("Triton", "torch", "copies"), "d")
     table = Table({"budget": "s"} | counts | {"GB copied": ".2f", "waits": "d"}, "method")
-    for method, budget, prepared in prepare_cases(options):
+    for method, budget in ((options.method, options.budget),) if options.method else CASES:
         watch, launched = Watch(), Counter[str]()
-        run(*prepared, options.batch, watch, launched, first=False)
+        run(*prepare_case(options, method, budget), options.batch, watch, launched, first=False)
         copies = sum(count for name, count in watch.operations.items() if name in COPIES)
-        programs, operations, waits = (found.total() for found in (launched, watch.operations, watch.waits))
-        table.add(method, budget, programs, operations, copies, watch.copied / 1e9, waits)
+        kernels, operations, waits = (counts.total() for counts in (launched, watch.operations, watch.waits))
+        table.add(method, budget, kernels, operations, copies, watch.copied / 1e9, waits)
         list_names(options, launched, watch.operations, watch.waits)
 
 
 def count_tokens(options: argparse.Namespace, model: Model, method: Method) -> None:
-    """Print what one token asks for, by torch's operations and by programs."""
+    """Print the counts of one token, with torch's operations and with Triton kernels."""
     print(f"{options.model}, {type(method).__name__}, batch {options.batch}, one token")
     columns = dict.fromkeys(("Triton a layer", "torch a layer"), "d")
     table = Table(columns | dict.fromkeys(("Triton", "torch", "waits"), "d"), "norms, rotation, gate")
-    for name, off in (("torch", True), ("programs", False)):
-        with patch("kvbench.kernels.dispatch.runs_program", lambda x, off=off: not off and x.is_cuda):
+    for name, uses_triton in (("torch", False), ("programs", True)):
+        with ExitStack() as stack:
+            for module in ("modulate", "qk_norm_rope", "rms_norm", "swiglu"):
+                target = f"kvbench.kernels.{module}.uses_triton"
+                stack.enter_context(patch(target, lambda x, triton=uses_triton: triton and x.is_cuda))
             layer, token = count_token(model, method, options.batch)
         shares = (layer[kind].total() for kind in ("Triton", "torch"))
-        table.add(name, *shares, *(found.total() for found in token.values()))
+        table.add(name, *shares, *(counts.total() for counts in token.values()))
         list_names(options, *layer.values())
 
 
 Counts = dict[str, Counter[str]]
-"""Names and numbers of Triton programs, of torch's operations, and of the host's waits."""
-CALLS = 4
-"""Calls of the decoder in a generation, of which the last is counted: the prompt, then tokens of one segment."""
+"""Counts by name of Triton kernels, torch operations and waits of the host."""
+DECODER_CALLS = 4
+"""Calls of the decoder in a generation: the prompt, then tokens of one segment. The last call is counted."""
 
 
-class Counted(Exception):
-    """Enough was seen of a generation."""
+class StopGeneration(Exception):
+    """Ends a generation after the last counted call."""
 
 
 def count_token(model: Model, method: Method, batch: int) -> tuple[Counts, Counts]:
-    """Return what the second layer asks for in one token, and what the whole token does."""
+    """Return the counts of the second layer in one token, and of the whole token."""
     watch, launched = Watch(), Counter[str]()
     tokens, layers = list[Counts](), list[Counts]()
     run_decoder, run_layer = Decoder.forward, DecoderBlock.forward
@@ -129,30 +139,30 @@ def count_token(model: Model, method: Method, batch: int) -> tuple[Counts, Count
     def read() -> Counts:
         return {"Triton": launched.copy(), "torch": watch.operations.copy(), "waits": watch.waits.copy()}
 
-    def note_token(*given: Any) -> Tensor:
+    def note_token(*inputs: Any) -> Tensor:
         tokens.append(read())
-        if len(tokens) > CALLS:
-            raise Counted
-        return run_decoder(*given)
+        if len(tokens) > DECODER_CALLS:
+            raise StopGeneration
+        return run_decoder(*inputs)
 
-    def note_layer(*given: Any) -> tuple[Tensor, Tensor]:
+    def note_layer(*inputs: Any) -> tuple[Tensor, Tensor]:
         layers.append(read())
-        return run_layer(*given)
+        return run_layer(*inputs)
 
     watched = patch.object(Decoder, "forward", note_token), patch.object(DecoderBlock, "forward", note_layer)
-    with watched[0], watched[1], suppress(Counted):
+    with watched[0], watched[1], suppress(StopGeneration):
         run(model, method, batch, watch, launched)
-    first = (CALLS - 1) * model.spec.layers
+    first = (DECODER_CALLS - 1) * model.spec.layers
     return subtract(*layers[first + 1 : first + 3]), subtract(*tokens[-2:])
 
 
 def subtract(before: Counts, after: Counts) -> Counts:
-    """Return what came between two readings."""
+    """Return the counts between two readings."""
     return {kind: after[kind] - before[kind] for kind in before}
 
 
 def list_names(options: argparse.Namespace, *counts: Counter[str]) -> None:
-    """Print the most frequent names, as many as were asked for."""
-    for found in counts:
-        for name, count in found.most_common(options.names):
+    """Print the most frequent names, `options.names` of each counter."""
+    for counter in counts:
+        for name, count in counter.most_common(options.names):
             print(f"    {name} {count}")

@@ -1,10 +1,10 @@
 """Tokens per second of next-token decoding: the engine against the official program's loop, on the same weights.
 
 python -m benchmarks llamagen_loop [--model llamagen_tiny] [--batch 8] [--threads 2] [--budgets 1,0.167] [overrides]
-The official loop (LlamaGen's `generate.py`): keys and values in dense buffers for the whole sequence, zero at first;
-every step attends over all slots under a mask, in plain operations. Generations take turns in one process; printed are
-the median seconds, image tokens per second, and the official loop's time over each. `--slope` also prints how a step's
-time grows with the tokens before it.
+The official loop (LlamaGen's `generate.py`) has zero-initialised dense buffers of keys and values for the whole
+sequence; every step attends over all slots under a mask, in plain operations. Generations take turns in one process.
+The table has the median seconds, image tokens per second, and the official loop's time relative to each. `--slope` also
+prints the growth of a step's time with earlier tokens.
 """
 
 import argparse
@@ -25,58 +25,54 @@ from benchmarks.support.table import Table
 from benchmarks.support.timing import Clock, choose_clock, take_turns
 from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
-from kvbench.models.llamagen.loop import generate
+from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.llamagen.model import LlamaGenModel
-from kvbench.models.llamagen.sampling import LlamaGenSampling, guide, truncate
+from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen
 from kvbench.models.noise import PromptNoise
+from kvbench.models.parts.sampling import guide, truncate
 from kvbench.models.qwen3.model import Qwen3Model
 
 
 class OfficialLoop:
-    """LlamaGen's generation as its program does it, on our weights.
-
-    Args:
-        transformer: the model.
-        sampling: guidance and truncation.
-    """
+    """LlamaGen's official generation loop, on our weights."""
 
     def __init__(self, transformer: LlamaGen, sampling: LlamaGenSampling) -> None:
         self.transformer, self.sampling = transformer, sampling
 
     @torch.inference_mode()
     def generate(self, condition: Tensor) -> Tensor:
-        """Draw image tokens int64 [prompts, tokens] after a condition [sequences, tokens, width]."""
+        """Generate image tokens int64 [prompts, tokens] after a condition [sequences, tokens, width]."""
         config = self.transformer.config
         sequences, before, _ = condition.shape
         slots = -(-(before + config.tokens) // 8) * 8
         shape = (sequences, config.kv_heads, slots, config.head_dim)
-        self._held = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.depth)]
+        self._cache = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.depth)]
         rotation = torch.view_as_real(config.rotations(before + config.tokens))
         causal = torch.ones(slots, slots, dtype=torch.bool).tril().expand(sequences, -1, -1).clone()
-        x, place, drawn = condition, torch.arange(before), []
+        x, position, drawn = condition, torch.arange(before), []
         while len(drawn) < config.tokens:
-            logits = self._step(x, place, rotation[place], causal[:, None, place])
+            logits = self._step(x, position, rotation[position], causal[:, None, position])
             guided = truncate(guide(logits, self.sampling, len(drawn)), self.sampling)
             drawn.append(torch.multinomial(guided.softmax(-1), 1)[:, 0])
             x = self.transformer.tok_embeddings(drawn[-1]).repeat(self.sampling.branches, 1)[:, None]
-            place = place[-1:] + 1
+            position = position[-1:] + 1
         return torch.stack(drawn, 1)
 
-    def _step(self, x: Tensor, place: Tensor, rotation: Tensor, seen: Tensor) -> Tensor:
-        """Run the current tokens; returns the last one's logits float32 [sequences, vocabulary]."""
+    def _step(self, x: Tensor, position: Tensor, rotation: Tensor, mask: Tensor) -> Tensor:
+        """Run the current tokens; return the logits of the last one, float32 [sequences, vocabulary]."""
         config = self.transformer.config
         for layer, block in enumerate(self.transformer.layers):
-            attention, feed, (keys, values) = block.attention, block.feed_forward, self._held[layer]
+            attention, feed, (keys, values) = block.attention, block.feed_forward, self._cache[layer]
             joint = F.linear(_normalise(x, block.attention_norm), attention.wqkv.weight)
             q, k, v = joint.split(
                 [heads * config.head_dim for heads in (config.heads, *[config.kv_heads] * 2)], -1
             )
-            q, k, v = (one.unflatten(-1, (-1, config.head_dim)) for one in (q, k, v))
-            q, k, v = (one.transpose(1, 2) for one in (_rotate(q, rotation), _rotate(k, rotation), v))
-            keys[:, :, place], values[:, :, place] = k, v
+            q, k, v = (heads.unflatten(-1, (-1, config.head_dim)) for heads in (q, k, v))
+            q, k, v = (heads.transpose(1, 2) for heads in (_rotate(q, rotation), _rotate(k, rotation), v))
+            keys[:, :, position], values[:, :, position] = k, v
             with sdpa_kernel(SDPBackend.MATH) if x.shape[1] == 1 else nullcontext():
-                out = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+                out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
             x = x + F.linear(out.transpose(1, 2).flatten(2), attention.wo.weight)
             hidden = _normalise(x, block.ffn_norm)
             gated = F.silu(F.linear(hidden, feed.w1.weight)) * F.linear(hidden, feed.w3.weight)
@@ -93,7 +89,7 @@ def _normalise(x: Tensor, norm: torch.nn.Module) -> Tensor:
 
 
 def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turn heads [sequences, tokens, heads, D] by cosines and sines [tokens, D/2, 2]."""
+    """Rotate heads [sequences, tokens, heads, D] by cosines and sines [tokens, D/2, 2]."""
     pairs = x.float().unflatten(-1, (-1, 2))
     cos, sin = rotation[:, None].unbind(-1)
     a, b = pairs.unbind(-1)
@@ -103,17 +99,13 @@ def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
 def prepare_cache(
     model: LlamaGenModel | Qwen3Model, name: str, budget: str, overrides: Sequence[str] = ()
 ) -> KVCache:
-    """Make a cache with a method of `conf/method` on the model; `overrides` are of the method's settings.
-
-    Raises:
-        ValueError: the method does not fit the model, or the budget is too small for it.
-    """
-    chosen = [f"method={name}", f"sinks={model.default_sinks}", *overrides]
-    return KVCache(model.spec, prepare_method(model.spec, budget, chosen), dtype=torch.float32)
+    """Open a cache with a method of `conf/method`; `overrides` change the method's settings."""
+    settings = [f"method={name}", f"sinks={model.default_sinks}", *overrides]
+    return KVCache(model.spec, prepare_method(model.spec, budget, settings), dtype=torch.float32)
 
 
 def read_prompts(model: LlamaGenModel, count: int) -> list[str]:
-    """Return prompts for a model: captions of the scenes, or class numbers."""
+    """Return prompts of a model: captions of scenes, or class numbers."""
     if model.text is None:
         return [str(label) for label in range(count)]
     return [prompt.text for prompt in built({**composed()["prompts"], "count": count}).load()]
@@ -122,9 +114,9 @@ def read_prompts(model: LlamaGenModel, count: int) -> list[str]:
 def measure_slope(
     cache: KVCache, model: LlamaGenModel | Qwen3Model, run: Callable[[], object], repeats: int, clock: Clock
 ) -> Tensor:
-    """Measure the time of a step by the tokens before it; returns float64 [segments after the prompt, 2].
+    """Measure the time of a step by earlier tokens; return float64 [segments after the prompt, 2].
 
-    Columns are the tokens before the middle of a segment and the median seconds of its steps.
+    Columns: tokens before the middle of a segment, median seconds of its steps.
     """
     rounds, stamps, begin = [], list[float](), cache.begin
 
@@ -144,7 +136,7 @@ def measure_slope(
 
 
 def print_slope(name: str, points: Tensor) -> None:
-    """Print how a step's time grows with the tokens before it (`measure_slope`)."""
+    """Print the growth of a step's time with earlier tokens (`measure_slope`)."""
     slope, start = np.polyfit(*points.T.numpy(), 1)
     shortest, longest = points[:, 1].aminmax()
     print(
@@ -165,14 +157,16 @@ def main(options: argparse.Namespace) -> None:
     assert isinstance(model, LlamaGenModel)
     model.load("cpu")
     transformer, config, sampling = model._transformer, model.transformer, model.sampling
-    read, padding = model._read(read_prompts(model, options.batch))
+    tokens, padding = model._read(read_prompts(model, options.batch))
     if padding is not None:
-        raise ValueError("prompts of unequal length: the official loop takes none; choose another model")
-    condition = transformer.cls_embedding(read, guided=sampling.branches > 1)
+        raise ValueError(
+            f"--model {options.model}: the official loop needs prompts of equal length; choose another model"
+        )
+    condition = transformer.cls_embedding(tokens, guided=sampling.branches > 1)
 
     def draw_on_engine(cache: KVCache) -> object:
         noise = PromptNoise(0, range(options.batch))
-        return generate(transformer, condition, model.spec.segments, cache, noise, sampling)
+        return draw_image_tokens(transformer, condition, model.spec.segments, cache, noise, sampling)
 
     full = prepare_cache(model, "full", "1")
     runs: dict[str, Callable[[], object]] = {
@@ -182,11 +176,11 @@ def main(options: argparse.Namespace) -> None:
     for name in options.methods.split(","):
         cache = prepare_cache(model, name, options.budget)
         runs[f"{name} {options.budget}"] = partial(draw_on_engine, cache)
-    found = take_turns(runs, options.repeats, choose_clock(False))
+    times = take_turns(runs, options.repeats, choose_clock(False))
     print(f"{model.name}: {config.tokens} tokens an image, batch {options.batch}, {options.threads} threads")
     table = Table({"s": ".3f", "tokens/s": ".0f", "official over it": ".2f"}, width=24)
-    for name, (seconds, _) in found.items():
-        base = found["official loop"].seconds
+    for name, (seconds, _) in times.items():
+        base = times["official loop"].seconds
         table.add(name, seconds, options.batch * config.tokens / seconds, base / seconds)
     if options.slope:
         print_slope("full", measure_slope(full, model, runs["full"], options.repeats, choose_clock(False)))

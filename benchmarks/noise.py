@@ -1,7 +1,7 @@
 """Time that the host spends on the noise of a token: drawn when it is needed, and ahead by a second thread.
 
-A pause stands for the device's step, since nothing is asked of the host meanwhile. `launching` is processor time of the
-thread that launches the steps, `all` that of all threads, and `wait` the wall time until the noise is there.
+A sleep replaces the device's step. `launching` is processor time of the thread that launches the steps, `all` is
+processor time of all threads, and `wait` is the wall time until the noise is drawn.
 
 python -m benchmarks noise [--model llamagen_xl] [--batch 8] [--tokens 100] [--pause 3]
 """

@@ -2,10 +2,10 @@
 
 python -m benchmarks pricekv_cost [--model infinity_8b] [--device cpu] [--layers 1] [--prompts 5] [--budgets 0.04,0.1]
 
-The allocation comes first, out of random errors that shrink with what is held. The calibration is timed on `--layers`
-layers of one prompt's generation, every segment of it, and multiplied to all layers and `--prompts` prompts; the
-generations themselves are not part of it. Seconds on a CPU are the process's own. Memory is by how much the peak of the
-process (of the allocator on a GPU) rises, the layer's random keys and queries included.
+The allocation runs first, with random errors that decrease with the number of kept tokens. The calibration is timed on
+`--layers` layers and all segments of one prompt, without the generation, and scaled to all layers and `--prompts`
+prompts. CPU seconds are processor time. Memory is the increase of the process's peak (on a GPU the allocator's),
+including the layer's random keys and queries.
 """
 
 import argparse
@@ -18,13 +18,12 @@ from benchmarks.support.arguments import Option
 from benchmarks.support.build import build_model
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
+from kvbench.engine.layer import LayerInputs, LayerStore
 from kvbench.engine.schedule import show_layer
-from kvbench.engine.view import LayerInputs, LayerStore
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.pricekv.errors import SubsetError, sum_subsets
 from kvbench.methods.pricekv.method import PriceKV
-from kvbench.methods.pricekv.problem import count_held
-from kvbench.methods.pricekv.sources import list_sources
+from kvbench.methods.pricekv.problem import list_sources, measure_usage
 from kvbench.methods.shared.base import Artifact
 
 MIB = 2**20
@@ -32,8 +31,8 @@ MIB = 2**20
 
 OPTIONS = {
     "model": "infinity_8b", "device": "auto", "prompts": 5, "threads": None,
-    "layers": Option(1, "layers to time"),
-    "budgets": Option("0.04,0.1", "budgets to allocate, separated by commas"),
+    "layers": Option(1, "timed layers"),
+    "budgets": Option("0.04,0.1", "allocated budgets, separated by commas"),
 }  # fmt: skip
 
 
@@ -44,13 +43,13 @@ def main(options: argparse.Namespace) -> None:
         f"{spec.name}: {spec.layers} x {spec.heads} heads of {spec.head_dim} channels, {len(spec.segments)} segments"
     )
     observer = SubsetError()
-    observer.prepare(spec, Budget.parse(1, spec))
+    observer.prepare(spec)
     artifact = make_errors(spec, observer)
     for budget in options.budgets.split(","):
         before, start = read_peak("cpu"), process_time()
         method = PriceKV()
         method.prepare(spec, Budget.parse(budget, spec), artifact)
-        seconds, held = process_time() - start, count_held(method.problem, method.holding).max()
+        seconds, held = process_time() - start, measure_usage(method.problem, method.solution).max()
         more = (read_peak("cpu") - before) / MIB
         print(
             f"allocation at {budget}: {seconds:.0f} s of a CPU, {more:.0f} MiB more at the peak; "
@@ -67,7 +66,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def time_calibration(spec: ModelSpec, observer: SubsetError, device: str, layers: int) -> float:
-    """Return the seconds that the observer takes for a layer of one prompt's generation."""
+    """Return the seconds of the observer for a layer of one prompt's generation."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     projection = torch.randn(
         spec.heads * spec.head_dim, spec.heads * spec.head_dim, device=device, dtype=dtype
@@ -78,19 +77,19 @@ def time_calibration(spec: ModelSpec, observer: SubsetError, device: str, layers
     empty = torch.zeros(1, 0, spec.head_dim, device=device, dtype=dtype)
     for layer in range(layers):
         keys = torch.randn(1, rows, spec.segments[-1].end, spec.head_dim, device=device, dtype=dtype)
-        for at in spec.segments:
-            # All of the past is handed over as if it had come with the segment: nothing else is stored.
-            q = torch.randn(1, rows, at.length, spec.head_dim, device=device, dtype=dtype)
-            past = keys[:, :, : at.end]
+        for segment in spec.segments:
+            # The whole past is passed as part of the segment; nothing else is stored.
+            q = torch.randn(1, rows, segment.length, spec.head_dim, device=device, dtype=dtype)
+            past = keys[:, :, : segment.end]
             store = LayerStore(layout, empty, empty)
             inputs = LayerInputs(
                 layer, q, past, past, store, spec.head_dim**-0.5, projection=lambda _: projection
             )
-            view = show_layer(layer, at, layout, spec, spec.branches, inputs)
-            view.position = torch.arange(at.end, device=device).expand(rows, -1)
+            view = show_layer(layer, segment, layout, spec, spec.branches, inputs)
+            view.position = torch.arange(segment.end, device=device).expand(rows, -1)
             view.segment_ids = torch.repeat_interleave(
-                torch.arange(at.index + 1, device=device),
-                torch.tensor(spec.lengths[: at.index + 1], device=device),
+                torch.arange(segment.index + 1, device=device),
+                torch.tensor(spec.lengths[: segment.index + 1], device=device),
             ).expand(rows, -1)
             start = clock()
             observer.accumulate(view)  # ends on the CPU
@@ -99,19 +98,19 @@ def time_calibration(spec: ModelSpec, observer: SubsetError, device: str, layers
 
 
 def make_errors(spec: ModelSpec, observer: SubsetError) -> Artifact:
-    """Make errors that shrink with what is held: squares of the random masses that sets lack."""
+    """Make errors that decrease with the number of kept tokens: squares of the missing random masses."""
     generator = torch.Generator().manual_seed(0)
-    parts = []
+    errors = []
     for sources in list_sources(spec, observer.recent)[1:]:
         masses = (
             torch.rand(spec.layers, spec.heads, len(sources), generator=generator, dtype=torch.float64) ** 4
         )
-        parts.append((masses.sum(-1, keepdim=True) - sum_subsets(masses)).square())
-    return Artifact(observer.kind, {"error": torch.cat(parts, -1)})
+        errors.append((masses.sum(-1, keepdim=True) - sum_subsets(masses)).square())
+    return Artifact(observer.kind, {"error": torch.cat(errors, -1)})
 
 
 def read_peak(device: str) -> int:
-    """Return the most bytes so far: of the process, or of the allocator on a GPU."""
+    """Return the peak bytes so far of the process, or of the allocator on a GPU."""
     if device == "cpu":
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return torch.cuda.max_memory_allocated()

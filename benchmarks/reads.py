@@ -1,12 +1,12 @@
-"""Operations of attention under methods that select what it reads, counted on a model's schedule.
+"""Attention operations under methods with sparse reads, counted on a model's schedule.
 
 python -m benchmarks reads [--model infinity_8b] [--budget 1] [--layers 4] [--method quest method.page=32 ...]
 
 A generation of random queries, keys and values runs through the cache, with one narrow KV head in each of the first
-`--layers` layers. Every pair of a query and a key that it attends to is counted, as 4 operations for each channel of
-the model's real heads (q k^T and the sum of values), for one prompt with all its branches and all layers. Projections
-are left out. Without `--method`, the methods of this family that select, at settings that halve reads or more. No time
-is measured: the cache copies what is selected.
+`--layers` layers. Each pair of a query and an attended key counts as 4 operations per channel of the model's real heads
+(q k^T and the sum of values), for one prompt with all branches and all layers, without projections. Without `--method`
+the sparse methods of this family are counted, at settings that at least halve reads. Time is not measured, since the
+cache copies the selected keys.
 """
 
 import argparse
@@ -21,26 +21,21 @@ from benchmarks.support.table import Table
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.capabilities import reads_sparsely
 from kvbench.methods.shared.view import View
 
 CASES: dict[str, tuple[tuple[str, ...], ...]] = {
-    "next-scale": (
-        ("full",),
-        ("hackpp", "method.attention_budget=0.3"),
-        ("sparvar", "method.density=0.3"),
-    ),
+    "next-scale": (("full",), ("hackpp", "method.attention_budget=0.3"), ("sparvar", "method.density=0.3")),
     "next-token": (
         ("full",),
         ("quest", "method.attention_budget=256"),
         ("quest", "method.attention_budget=128"),
     ),
 }
-"""Methods and their settings by family."""
-CHANNELS = 8
+"""Default methods and settings by family."""
+CHANNELS = 8  # of the narrow head
 
 OPTIONS = {
-    "model": "infinity_tiny", "budget": "1", "method": None, "layers": Option(4, "layers that run"),
+    "model": "infinity_tiny", "budget": "1", "method": None, "layers": Option(4, "layers to run"),
 } | OVERRIDES  # fmt: skip
 
 
@@ -49,38 +44,32 @@ def main(options: argparse.Namespace) -> None:
     whole = build_model(options.model).spec
     layers = min(options.layers, whole.layers)
     spec = replace(whole, layers=layers, heads=1, head_dim=CHANNELS, branches=1, group=1)
-    own = () if options.method is None else ((options.method, *options.overrides),)
+    cases = () if options.method is None else ((options.method, *options.overrides),)
     table = Table({"GFLOPs": ".3f", "of full": ".3f"}, "attention", 44)
     full = count_pairs(spec, prepare_method(spec, 1, ["method=full"]))
     heads = whole.heads * whole.group * whole.branches
-    for method, *settings in own or CASES[whole.family]:
-        chosen = [f"model={options.model}", f"method={method}", *settings]
-        pairs = count_pairs(spec, prepare_method(spec, options.budget, chosen))
+    for method, *settings in cases or CASES[whole.family]:
+        overrides = [f"model={options.model}", f"method={method}", *settings]
+        pairs = count_pairs(spec, prepare_method(spec, options.budget, overrides))
         work = 4 * pairs * heads * whole.head_dim * whole.layers / layers
         table.add(" ".join([method, *settings]), work / 1e9, pairs / full)
 
 
 def count_pairs(spec: ModelSpec, method: Method) -> int:
-    """Return the pairs of a query and a key that one sequence attends to, in all layers of the shapes together."""
+    """Return the attended pairs of a query and a key of one sequence, over all layers of the spec."""
     counter = Counter(method)
     generate(spec, method, counter)
     return counter.pairs
 
 
 def generate(spec: ModelSpec, method: Method, counter: "Counter | None" = None) -> KVCache:
-    """Run a generation of random queries, keys and values of one sequence; return the cache, whose ledger is filled.
-
-    Args:
-        spec: the model's shapes, or fewer and narrower heads.
-        method: prepared for them.
-        counter: counts what is attended to, of one KV head.
-    """
+    """Run a generation of random queries, keys and values of one sequence; return the cache with its ledger."""
     cache = KVCache(spec, method, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
     cache.reset(spec.branches)
     for segment in spec.segments:
         cache.begin(segment)
-        # A prompt comes at once, whatever follows it token by token.
+        # The prompt is one step; later causal segments have a step per token.
         steps = segment.length if segment.causal and segment.index else 1
         for _ in range(steps):
             tokens = segment.length // steps
@@ -95,24 +84,24 @@ def generate(spec: ModelSpec, method: Method, counter: "Counter | None" = None) 
 
 
 class Counter:
-    """Counts pairs of a query and a key, and listens to what a method selects."""
+    """Counts pairs of a query and a key, and observes the method's selections."""
 
     def __init__(self, method: Method) -> None:
         self.pairs = 0
         self._all, self._queries = 0, 0
-        if reads_sparsely(method):
+        if method.uses.sparse_reads:
             self._select = method.select_attended
             method.select_attended = self.select  # type: ignore[method-assign]
 
-    def begin(self, held: int, queries: int, *, causal: bool) -> None:
-        """Count a layer's attention to everything."""
+    def begin(self, cached: int, queries: int, *, causal: bool) -> None:
+        """Count a layer's dense attention."""
         self._queries = queries
-        self._all = held * queries + (queries * (queries + 1) // 2 if causal else queries * queries)
+        self._all = cached * queries + (queries * (queries + 1) // 2 if causal else queries * queries)
         self.pairs += self._all
 
     def select(self, view: View) -> Tensor | None:
-        """Count what a method selects in place of everything."""
-        chosen = self._select(view)
-        if chosen is not None:
-            self.pairs += int((chosen & (view.position >= 0)).sum()) * self._queries - self._all
-        return chosen
+        """Count a method's selection instead of dense attention."""
+        selection = self._select(view)
+        if selection is not None:
+            self.pairs += int((selection & (view.position >= 0)).sum()) * self._queries - self._all
+        return selection

@@ -1,8 +1,8 @@
-"""Rounding of attention by every path that the device has: distance of outputs from double precision.
+"""Rounding error of attention on every path of the device, against double precision.
 
-One pass rounds an output once. In parts, what a library attends to is rounded before the parts are joined in float32
-and rounded again; our own kernels of the past hand on float32. Each row gives the relative root mean square error, and
-how many numbers differ from what double precision rounds to.
+One pass rounds an output once. In parts, a library rounds its output before the parts are merged in float32 and rounded
+again; our own kernels for the past return float32. Each row has the relative root mean square error and the share of
+numbers that differ from the rounded double-precision result.
 
 python -m benchmarks rounding [--device cuda] [--dtype bfloat16] [--tokens 256] [--past 300] [--channels 64]
 """
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.support.arguments import Option
+from benchmarks.support.reference_attention import attention
 from benchmarks.support.table import Table
 from kvbench.kernels.attention_paths import PATHS, WHY_NOT, describe
 from kvbench.kernels.layout import Past, arrange_rows
@@ -23,15 +24,17 @@ from kvbench.kernels.ragged_attention import ragged_attention
 HEADS = 8
 OPTIONS = {
     "device": "cpu",
-    "dtype": Option("bfloat16", "of queries, keys, values and outputs", choices=["bfloat16", "float16"]),
-    "tokens": Option(256, "of the present"),
-    "past": Option(300, "slots of the longest row; the others have shares of it, the last one none"),
-    "channels": Option(64, "of a head"),
+    "dtype": Option(
+        "bfloat16", "dtype of queries, keys, values and outputs", choices=["bfloat16", "float16"]
+    ),
+    "tokens": Option(256, "current tokens"),
+    "past": Option(300, "slots of the longest row; lengths decrease linearly to 0"),
+    "channels": Option(64, "channels of a head"),
 }
 
 
 def main(options: argparse.Namespace) -> None:
-    """Print a row per path that can serve the device."""
+    """Print a row per usable path."""
     torch.manual_seed(0)
     dtype, device = getattr(torch, options.dtype), torch.device(options.device)
     counts = [round(options.past * share / (HEADS - 1)) for share in range(HEADS)][::-1]
@@ -49,7 +52,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float) -> Iterator[tuple[str, Tensor]]:
-    """Yield each path that can serve and its output; on a CPU parts too, which are not chosen there."""
+    """Yield each usable path and its output; on a CPU also attention in parts, which is not chosen there."""
     shape = describe(q, k, past.layout)
     for path in PATHS:
         if WHY_NOT[path](shape, q.device) is None:
@@ -60,19 +63,14 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float) -> Iterat
 
 def _attend_exactly(q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float) -> Tensor:
     """Return the output in float64, row by row."""
-    out = q.double()
-    layout = past.layout
+    out, layout = q.double(), past.layout
     for row, (start, length) in enumerate(zip(layout.offsets.tolist(), layout.counts, strict=True)):
-        slots = slice(start, start + length)
-        keys, values = (
-            torch.cat((stored[:, slots], now[:, row]), 1).double()
-            for stored, now in ((past.keys, k), (past.values, v))
-        )
-        out[:, row] = (q[:, row].double() @ keys.mT * scale).softmax(-1) @ values
+        stored = past.keys[:, start : start + length], past.values[:, start : start + length]
+        out[:, row], _ = attention(q[:, row], stored, (k[:, row], v[:, row]), scale, False)
     return out
 
 
-def _compare(found: Tensor, exact: Tensor) -> tuple[float, float]:
-    """Return the relative RMS error, and the share in percent of numbers that are not the nearest ones."""
-    error = (found.double() - exact).square().mean() / exact.square().mean()
-    return float(error.sqrt()), 100 * float((found != exact.to(found.dtype)).double().mean())
+def _compare(out: Tensor, exact: Tensor) -> tuple[float, float]:
+    """Return the relative RMS error, and the percentage of numbers that are not the nearest ones."""
+    error = (out.double() - exact).square().mean() / exact.square().mean()
+    return float(error.sqrt()), 100 * float((out != exact.to(out.dtype)).double().mean())

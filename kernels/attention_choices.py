@@ -1,36 +1,36 @@
-"""The paths that attention takes, told to whoever watches: `task=profile` prints them."""
+"""Notifies observers of the attention path chosen for each call; `task=profile` prints them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 
-class Choice(NamedTuple):
-    """A path that was chosen.
+class AttentionChoice(NamedTuple):
+    """Attention path chosen for a call.
 
     Attributes:
         path: its name.
-        others: names of the other paths, each with the reason why it was not taken.
+        others: names of the other paths, each with the reason against it.
     """
 
     path: str
     others: tuple[tuple[str, str], ...] = ()
 
 
-_watchers: list[Callable[[Choice], object]] = []
+_observers: list[Callable[[AttentionChoice], object]] = []
 
 
 @contextmanager
-def watch_choices(note: Callable[[Choice], object]) -> Iterator[None]:
-    """Tell `note` each choice, at the call of attention that it is made for."""
-    _watchers.append(note)
+def watch_choices(note: Callable[[AttentionChoice], object]) -> Iterator[None]:
+    """Pass each choice to `note`, at the attention call that it is made for."""
+    _observers.append(note)
     try:
         yield
     finally:
-        _watchers.remove(note)
+        _observers.remove(note)
 
 
-def note_choice(explain: Callable[[], Choice]) -> None:
-    """Tell a choice; without a watcher it is not even explained."""
-    for note in _watchers:
+def note_choice(explain: Callable[[], AttentionChoice]) -> None:
+    """Pass a choice to all observers; without one, `explain` is not called."""
+    for note in _observers:
         note(explain())

@@ -1,4 +1,4 @@
-"""Attention that each cached key receives, without keeping the attention matrix."""
+"""Attention mass of each cached key, computed without storing the attention matrix."""
 
 import torch
 from torch import Tensor
@@ -13,10 +13,10 @@ def attention_scores(
     """Return the logits of every slot, before the softmax; arguments are those of `attention_mass`.
 
     Returns:
-        float32 [batch, rows, queries, longest + tokens], -inf beyond a row's end and at keys that are not seen.
+        float32 [batch, rows, queries, longest + tokens], -inf past the end of a row and for masked keys.
     """
     q = fold_rows(q, len(past.keys), len(past.layout.counts))
-    return _scores(q, _join_keys(k, past), _mask_ends(past.layout), scale, tokens, k.shape[2])
+    return _compute_scores(q, _join_keys(k, past), _mask_ends(past.layout), scale, tokens, k.shape[2])
 
 
 def attention_mass(
@@ -30,23 +30,22 @@ def attention_mass(
     tokens: Tensor | None = None,
     chunk: int = 256,
 ) -> Tensor:
-    """Return the mean over the queries of the attention probability of every slot, or of its powers.
+    """Return the mean attention probability of every slot over the queries, or the mean of its power.
 
     Args:
-        q: [sequences, heads, queries, D], whose heads are the layout's rows, one sequence after the other where each
-            has rows of its own.
+        q: [sequences, heads, queries, D]; heads are the layout's rows, sequence by sequence if each has its own rows.
         k: current keys [sequences, heads, tokens, D].
-        past: what is stored; its values are not read.
+        past: stored keys; its values are not read.
         scale: factor on q k^T, positive.
         power: 2 for the mean square, from which a variance follows.
-        lse: float32 [sequences, heads, queries], contiguous, log-sum-exp of the queries' scores where attention has
-            already found it; saves half the work on CUDA.
-        tokens: int [queries], the current token that each query belongs to and sees no further than; None: all is seen.
-        chunk: queries at a time on the CPU; peak memory is batch x rows x chunk x keys float32. On CUDA no part of
-            the matrix is ever stored.
+        lse: float32 [sequences, heads, queries], contiguous, log-sum-exp of the scores if attention has computed it;
+            saves half the work on CUDA.
+        tokens: int [queries], current token of each query, which sees no later ones; None: queries see all tokens.
+        chunk: queries per step on the CPU; peak memory is batch x rows x chunk x keys float32. On CUDA no part of
+            the matrix is stored.
 
     Returns:
-        float32 [batch, rows, longest + tokens], zero beyond a row's end; with power 1 each row sums to 1.
+        float32 [batch, rows, longest + tokens], zero past the end of a row; with power 1 each row sums to 1.
     """
     if q.is_cuda:
         from kvbench.kernels.triton.attention_mass import attention_mass_triton
@@ -57,16 +56,16 @@ def attention_mass(
     keys, absent = _join_keys(k, past), _mask_ends(past.layout)
     mass = keys.new_zeros(keys.shape[:3])
     for start in range(0, q.shape[2], chunk):
-        part = slice(start, start + chunk)
-        seen = None if tokens is None else tokens[part]
-        scores = _scores(q[:, :, part], keys, absent, scale, seen, k.shape[2])
-        probabilities = scores.softmax(-1) if lse is None else scores.sub_(lse[:, :, part, None]).exp_()
+        queries = slice(start, start + chunk)
+        last = None if tokens is None else tokens[queries]
+        scores = _compute_scores(q[:, :, queries], keys, absent, scale, last, k.shape[2])
+        probabilities = scores.softmax(-1) if lse is None else scores.sub_(lse[:, :, queries, None]).exp_()
         mass += (probabilities if power == 1 else probabilities.pow_(power)).sum(2)
     return mass.div_(q.shape[2])
 
 
 def _join_keys(k: Tensor, past: Past) -> Tensor:
-    """float32 [batch, rows, longest + tokens, D]; the past as attention reads it, in the dtype of the present."""
+    """Return keys float32 [batch, rows, longest + tokens, D], the past rounded to the dtype of the present."""
     longest = past.layout.longest
     joined = k.new_empty(*k.shape[:2], longest + k.shape[2], k.shape[3], dtype=torch.float32)
     joined[:, :, longest:] = k
@@ -77,14 +76,14 @@ def _join_keys(k: Tensor, past: Past) -> Tensor:
 
 
 def _mask_ends(layout: Layout) -> Tensor | None:
-    """Bool [rows, longest], where a row has ended; None if all are equally long."""
+    """Return bool [rows, longest], the slots past the end of a row; None if all rows are equally long."""
     return None if layout.uniform else layout.positions < 0
 
 
-def _scores(
+def _compute_scores(
     q: Tensor, keys: Tensor, absent: Tensor | None, scale: float, tokens: Tensor | None, present: int
 ) -> Tensor:
-    """Logits of queries over joined keys, whose last `present` ones are the current segment's."""
+    """Return the logits of queries over joined keys; the last `present` keys are the current segment's."""
     with wide_products(q.numel() * keys.shape[2], q.device):
         scores = (q.float() * scale) @ keys.mT
     if absent is not None:

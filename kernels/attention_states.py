@@ -1,25 +1,25 @@
-"""Attentions over parts of the keys made one (Hard-KV, appendix F; FlashInfer, arXiv:2501.01005)."""
+"""Merging of attention over disjoint sets of keys (Hard-KV, appendix F; FlashInfer, arXiv:2501.01005)."""
 
 import torch
 from torch import Tensor
 
 State = tuple[Tensor, Tensor]
-"""Attention over some of the keys: the output [sequences, heads, queries, D], and the log-sum-exp of the scores in
-nats, float32 [sequences, heads, queries], contiguous. Of no keys at all it is (0, -inf)."""
+"""Attention over some of the keys: the output [sequences, heads, queries, D] and the log-sum-exp of the scores in
+nats, float32 [sequences, heads, queries], contiguous. Without keys it is (0, -inf)."""
 
 
 def attend_nothing(q: Tensor) -> State:
-    """Return attention of queries [sequences, heads, queries, D] over no keys, which libraries state in different ways.
+    """Return the state of queries [sequences, heads, queries, D] without keys.
 
-    FlashAttention-2 gives a row without keys a log-sum-exp of +inf, FlashAttention-3 one of -inf.
+    Libraries differ there: FlashAttention-2 returns a log-sum-exp of +inf, FlashAttention-3 of -inf.
     """
     return torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
 
 
 def merge_states(outputs: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge attentions over disjoint sets of keys into that over all of them, in any order.
+    """Merge attention over disjoint sets of keys into attention over all keys; the order does not matter.
 
-    A state of the empty set is (0, -inf), and merging such states alone gives it again.
+    The state of an empty set is (0, -inf); merging only such states returns it.
 
     Args:
         outputs: float32 [sets, batch, rows, queries, D].
@@ -42,11 +42,11 @@ def merge_states(outputs: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def merge_pair(first: State, second: State) -> State:
-    """Take attention over other keys into a first one, which is overwritten and keeps its dtype and strides.
+    """Merge attention over other keys into a first state, which is overwritten and keeps its dtype and strides.
 
     Args:
         first: attention over some keys.
-        second: attention of the same queries over other keys, of any dtype and strides.
+        second: attention of the same queries over other keys, with any dtype and strides.
     """
     (out, lse), (more, more_lse) = first, second
     if out.is_cuda:
@@ -54,5 +54,5 @@ def merge_pair(first: State, second: State) -> State:
 
         merge_pair_triton(out, lse, more, more_lse)
         return first
-    both, sums = merge_states(torch.stack((out.float(), more.float())), torch.stack((lse, more_lse)))
-    return out.copy_(both), lse.copy_(sums)
+    merged, merged_lse = merge_states(torch.stack((out.float(), more.float())), torch.stack((lse, more_lse)))
+    return out.copy_(merged), lse.copy_(merged_lse)

@@ -1,8 +1,8 @@
-"""Batch invariance of this process: whether a row's attention may depend on what else is in its batch.
+"""Batch-invariance mode: whether a row's attention may depend on the other rows of its batch.
 
-A setting of the process, as torch's are for TF32 and deterministic algorithms. Kernels on a GPU otherwise choose sizes
-of tiles, and how many programs share a row's keys, so that a batch of its size fills the device; each choice adds the
-same numbers in another order.
+The mode belongs to the process, like torch's settings for TF32 and deterministic algorithms. Without it, kernels on a
+GPU choose tile sizes and the number of programs per row so that the batch fills the device; each choice sums the same
+numbers in another order.
 """
 
 from typing import Any
@@ -15,34 +15,34 @@ FLAGS = (
     "allow_fp16_reduced_precision_reduction",
     "allow_bf16_reduced_precision_reduction",
 )
-"""Permissions to round inside matrix products, of `torch.backends.cuda.matmul`."""
+"""Settings of `torch.backends.cuda.matmul` that permit rounding inside matrix products."""
 MATMUL: Any = torch.backends.cuda.matmul
 Allowed = bool | tuple[bool, bool]
-"""A permission; with it, where torch has that, whether several programs may share a product's sums (split-K)."""
-_before: dict[str, Allowed] | None = None  # the permissions as they were; None unless batches are invariant
+"""A permission, and, if torch has it, the permission that several programs share a product's sums (split-K)."""
+_before: dict[str, Allowed] | None = None  # permissions before the mode was set; None without the mode
 
 
 def is_batch_invariant() -> bool:
-    """Return whether a row's attention is to have the same bytes in every batch."""
+    """Return whether a row's attention must have the same bytes in every batch."""
     return _before is not None
 
 
-def set_batch_invariant(wanted: bool) -> None:
-    """Choose for this process, which begins without.
+def set_batch_invariant(enabled: bool) -> None:
+    """Set batch-invariance mode for this process; it is off at first.
 
-    With it attention on a GPU is computed by the kernels of this package alone, by one program for all keys of a row
-    and in tiles of a fixed size, and torch's matrix products use neither TF32 nor sums of 16 bits nor split-K. Which
-    tiles cuBLAS takes for a product still follows its size, and so the batch's.
+    In this mode only the kernels of this package compute attention on a GPU, with one program for all keys of a row
+    and fixed tile sizes, and torch's matrix products use neither TF32 nor 16-bit sums nor split-K. cuBLAS still chooses
+    tiles by the size of a product, which depends on the batch.
 
     Args:
-        wanted: false brings torch's settings back to what they were.
+        enabled: false restores torch's settings.
     """
     global _before
-    if wanted and _before is None:
+    if enabled and _before is None:
         _before = {flag: _read(flag) for flag in FLAGS}
         for flag, allowed in _before.items():
             setattr(MATMUL, flag, (False, False) if isinstance(allowed, tuple) else False)
-    elif not wanted and _before is not None:
+    elif not enabled and _before is not None:
         for flag, allowed in _before.items():
             setattr(MATMUL, flag, allowed)
         _before = None

@@ -1,9 +1,9 @@
-"""The index table that rebuilds a layer's storage after a segment, and the copy that follows it."""
+"""Rebuild of a layer's storage after a segment: index table and copy."""
 
 import torch
 from torch import Tensor
 
-from kvbench.kernels.layout import Layout, arrange_rows, fold_rows, list_free_slots, list_positions, pack_rows
+from kvbench.kernels.layout import Layout, arrange_rows, list_free_slots, list_positions, pack_rows
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
@@ -12,18 +12,18 @@ Pair = tuple[Tensor, Tensor]
 def source_table(
     layout: Layout, keep: Tensor | None, start: int, length: int, free_slots: int = 0
 ) -> tuple[Layout, Tensor]:
-    """Work out layout and source table after some slots are kept; reads the number of kept slots on the host, once.
+    """Return the layout and source table after some slots are kept; reads the numbers of kept slots on the host, once.
 
     Args:
-        layout: before the segment. If it has free slots, the segment's tokens lie there.
+        layout: layout before the segment; its free slots, if any, hold the segment's tokens.
         keep: bool [rows, longest + length] over the slots of `list_positions`, padding ignored; None keeps all.
         start: position of the segment's first token.
         length: tokens of the segment.
         free_slots: free slots behind every row of the new layout.
 
     Returns:
-        The new layout, and where its flat slots come from, int32 [capacity]: slot x of the old buffer, or, where
-        negative, token -1 - x of the current segment, whose rows lie behind each other. Room is filled with anything.
+        The new layout, and the source of each flat slot, int32 [capacity]: x >= 0 is slot x of the old buffer, x < 0 is
+        token -1 - x of the current segment, counted row by row. Sources of free slots are arbitrary.
     """
     seen = list_positions(layout, start, length)
     keep = seen >= 0 if keep is None else keep & (seen >= 0)
@@ -34,7 +34,7 @@ def source_table(
     if layout.free_slots:
         new = list_free_slots(layout, 0, length)
     target = find_targets(after, keep)
-    source = torch.zeros(  # what leaves goes to the last entry
+    source = torch.zeros(  # dropped slots go to the last entry
         after.capacity + 1, dtype=torch.int32, device=seen.device
     )
     source.scatter_(0, target.flatten(), torch.cat((old, new), 1).flatten().int())
@@ -42,14 +42,13 @@ def source_table(
 
 
 def list_origins(after: Layout, keep: Tensor) -> Tensor:
-    """Return which slot every slot of the new storage was before, int64 [capacity]; 0 for room.
+    """Return the former slot of every slot of the new storage, int64 [capacity]; 0 for free slots.
 
-    The number of kept slots is known from the layout, so that nothing waits for the device.
+    The layout has the number of kept slots, so the host does not wait for the device.
 
     Args:
-        after: the new layout that `source_table` worked out.
-        keep: bool [rows, slots], what is kept of the slots that there were, none beyond a row's end; slots are numbered
-            row after row.
+        after: new layout of `source_table`.
+        keep: bool [rows, slots], slots that are kept, none past the end of a row; slots are numbered row by row.
     """
     origins = torch.zeros(after.capacity + 1, dtype=torch.int64, device=keep.device)
     numbers = torch.arange(keep.numel(), device=keep.device)
@@ -58,7 +57,7 @@ def list_origins(after: Layout, keep: Tensor) -> Tensor:
 
 
 def find_targets(after: Layout, keep: Tensor) -> Tensor:
-    """Return where each slot goes in the new storage, int64 [rows, slots]; what leaves goes behind its end."""
+    """Return the new slot of each slot, int64 [rows, slots]; dropped slots get the slot past the end."""
     return (after.offsets[:, None] + keep.cumsum(1) - 1).masked_fill_(~keep, after.capacity)
 
 
@@ -82,9 +81,9 @@ def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor | None
             out = storage.new_empty(len(storage), len(source), storage.shape[2])
         rebuild_triton((storage,), (current,), source, (out,))
         return out
-    current = fold_rows(current, len(storage), current.shape[0] * current.shape[1] // len(storage))
-    slots, shape = storage.shape[1], current.shape[1:3]
-    joined = storage.new_empty(storage.shape[0], slots + shape.numel(), storage.shape[2])
+    current = current.unflatten(0, (len(storage), -1))  # [batch, sequences / batch, heads, length, D]
+    slots, shape = storage.shape[1], current.shape[1:4]
+    joined = storage.new_empty(len(storage), slots + shape.numel(), storage.shape[2])
     joined[:, :slots] = storage
     joined[:, slots:].unflatten(1, shape).copy_(current)
     return move_slots(joined, torch.where(source < 0, slots - 1 - source, source), out)

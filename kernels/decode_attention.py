@@ -1,7 +1,7 @@
-"""Attention of a few new tokens over each row's cached keys, the tokens before them in their segment, and themselves.
+"""Decode attention: a few new tokens attend to each row's cached keys, earlier tokens of their segment and themselves.
 
-Tokens of a segment that is not full yet lie in the free slots behind every row (`kernels/layout.py`): a step writes its
-own keys and values there, and reads all others in place. `prepare_rows` builds once what a segment's steps share.
+The free slots after every row store the tokens of an unfinished segment (`kernels/layout.py`): a step writes its keys
+and values there and reads all others in place. `prepare_rows` builds what all steps of a segment share.
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -10,37 +10,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.kernels.attention_choices import Choice, note_choice
+from kvbench.kernels.attention_choices import AttentionChoice, note_choice
 from kvbench.kernels.layout import Layout, Past, list_free_slots, view_group
 
 Arrangement = Literal["kernel", "together", "grouped", "padded"]
 """Arrangements of rows of unequal length (HeadKV, arXiv:2605.20600, section 4, compares similar ones).
 
-`kernel`: where they lie, by a Triton kernel. The others are for torch's attention. `together`: every row reads all
-slots under a mask. `grouped`: rows of one length at a time. `padded`: a copy in which all rows are as long as the
-longest, under a mask.
+`kernel`: a Triton kernel reads rows in place. The others use torch's attention. `together`: every row reads all slots
+under a mask. `grouped`: one call per row length. `padded`: a copy pads all rows to the longest, under a mask.
 """
-WORTH_GROUPING = 4
-"""Rows are read group by group where that many have the same length on average: it takes a call for each length."""
-WORTH_COPYING = 12
-"""Other rows are read together until they are so many times as long as the longest of them; then a copy is worth it."""
-CALL_NUMBERS = 25_000
-"""Numbers that are copied in the time of a call of attention: long rows are read by length, however few share one."""
+MIN_ROWS_PER_LENGTH = 4
+"""Mean number of rows of one length from which rows are read group by group, with a call for each length."""
+MAX_TOTAL_LENGTHS = 12
+"""Slots of all rows, in lengths of the longest row, up to which other rows are read together; above, a copy pays."""
+CALL_ELEMENTS = 25_000
+"""Elements that can be copied in the time of one attention call: long rows are always read by length."""
 
 
 class DecodeRows(NamedTuple):
-    """A layer's storage while the steps of a segment fill the free slots behind its rows.
+    """A layer's storage while the steps of a segment fill the free slots after its rows.
 
     Attributes:
         past: stored keys and values [batch, capacity, D].
-        filled: int64 [1], tokens of the segment that came before the step, for the kernel of one token; None: the
-            kernel of several tokens does.
+        filled: int64 [1], tokens of the segment before the step, for the one-token kernel; None uses the kernel for
+            several tokens.
         groups: keys and values of the rows of each length, views [batch, rows, length + free_slots, D], in the layout's
             order; empty if rows are read together, padded, or by a kernel.
-        ends: int64 [rows], the slot behind each row; None where all rows are one group.
-        ages: how far slots lie behind a row's first free one, and never as far as 0 for what does not belong to the
-            row: int64 [rows, capacity] if rows are read together, [rows, 1, width] if they are padded, else None.
-        slots: int64 [rows x width], the slots of rows that are padded to the longest; None otherwise.
+        ends: int64 [rows], the slot after each row; None if all rows are one group.
+        ages: slot minus the first free slot of a row, and the capacity for slots of other rows: int64 [rows, capacity]
+            if rows are read together, [rows, 1, width] if they are padded, else None.
+        slots: int64 [rows x width], slots of rows that are padded to the longest; None otherwise.
     """
 
     past: Past
@@ -58,8 +57,8 @@ def prepare_rows(
 
     Args:
         past: stored keys and values [batch, capacity, D].
-        arrangement: how rows of unequal length are read; None for what is fastest: on CUDA by a kernel, elsewhere as
-            the number of lengths says (docs/performance.md, "Next-token models").
+        arrangement: how rows of unequal length are read; None for the fastest: on CUDA a kernel, elsewhere by the
+            number of lengths (docs/laboratory.md, "Next-token decoding").
         filled: see `DecodeRows`.
     """
     keys, values, layout = past
@@ -88,36 +87,37 @@ def prepare_rows(
 def _choose(layout: Layout, channels: int) -> Arrangement:
     lengths, rows = len(layout.groups), len(layout.counts)
     copied = 2 * rows * (layout.longest + layout.free_slots) * channels
-    if WORTH_GROUPING * lengths <= rows or CALL_NUMBERS * lengths <= copied:
+    if MIN_ROWS_PER_LENGTH * lengths <= rows or CALL_ELEMENTS * lengths <= copied:
         return "grouped"
-    return "together" if layout.total <= WORTH_COPYING * layout.longest else "padded"
+    return "together" if layout.total <= MAX_TOTAL_LENGTHS * layout.longest else "padded"
 
 
-def _explain(chosen: Arrangement, layout: Layout) -> Choice:
-    """Return how steps read rows, and why they do not otherwise."""
+def _explain(chosen: Arrangement, layout: Layout) -> AttentionChoice:
+    """Return the arrangement of a segment's steps, and the reasons against the others."""
     if chosen == "kernel":
-        return Choice("decode kernel", (("torch's attention", "reads rows of one length, or copies"),))
+        return AttentionChoice(
+            "decode kernel", (("torch's attention", "reads rows of one length, or copies"),)
+        )
     if layout.uniform:
-        return Choice("decode in place", (("kernel", "needs a GPU"),))
+        return AttentionChoice("decode in place", (("kernel", "needs a GPU"),))
     rest = [other for other in get_args(Arrangement) if other not in (chosen, "kernel")]
-    dearer = tuple((other, "costs more for rows of these lengths") for other in rest)
-    others = (("kernel", "needs a GPU"), *dearer)
-    return Choice(f"decode {chosen}", others)
+    others = (("kernel", "needs a GPU"), *((other, "costs more for rows of these lengths") for other in rest))
+    return AttentionChoice(f"decode {chosen}", others)
 
 
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: int, scale: float) -> Tensor:
-    """Write new tokens into the free slots behind every row; each attends to all tokens before it and to itself.
+    """Write new tokens into the free slots after every row; each attends to all tokens before it and to itself.
 
-    Kernels read rows of any length where they lie, that of one token writing it as well; torch's attention reads them
+    Kernels read rows of any length in place; the one-token kernel also writes the token. torch's attention reads rows
     as arranged.
 
     Args:
-        q: [batch, rows, queries, D]; with grouped queries the heads of one KV head lie behind each other in `queries`:
+        q: [batch, rows, queries, D]; with grouped queries the heads of one KV head follow each other in `queries`:
             query m belongs to new token m % tokens.
         k: keys of the new tokens [batch, rows, tokens, D].
         v: values of the new tokens, shaped like k.
         rows: the layer's storage, written to.
-        filled: tokens of the segment that came before, as `rows.filled` says on the device.
+        filled: earlier tokens of the segment, the value of `rows.filled` on the device.
         scale: factor on q k^T, positive.
 
     Returns:
@@ -130,11 +130,11 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: 
     if rows.groups:
         return _attend_groups(q, rows, filled, tokens, scale)
     assert rows.ages is not None
-    last: int | Tensor = filled  # how far each query sees beyond the row's end
+    last: int | Tensor = filled  # age of the last slot that each query sees
     if tokens > 1:
         last = filled + torch.arange(q.shape[2], device=q.device) % tokens
     if rows.slots is None:
-        # Queries take the place of heads, rows that of queries: all read the one row of keys there is.
+        # Swap rows and queries: all rows read the same keys.
         seen = rows.ages <= (last if isinstance(last, int) else last[:, None, None])
         q = q.transpose(1, 2)
         keys, values = (x[:, None].expand(-1, q.shape[1], -1, -1) for x in rows.past[:2])
@@ -146,7 +146,7 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: 
 
 
 def _attend_in_place(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: int, scale: float) -> Tensor:
-    """Attend by a Triton kernel; arguments as of `decode_attention`."""
+    """Attend with a Triton kernel; arguments as in `decode_attention`."""
     if rows.filled is not None and k.shape[2] == 1:
         from kvbench.kernels.triton.decode_attention import decode_attention_triton
 
@@ -161,19 +161,19 @@ def _attend_in_place(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: 
 
 
 def _attend_groups(q: Tensor, rows: DecodeRows, filled: int, tokens: int, scale: float) -> Tensor:
-    """Attend to the rows of each length by themselves, `tokens` new ones among them; see `decode_attention`."""
+    """Attend to the rows of each length in turn, including `tokens` new tokens; see `decode_attention`."""
     layout = rows.past.layout
-    parts = [q]
+    queries = [q]
     if len(rows.groups) > 1:
-        parts = list(q.index_select(1, layout.order).split([group.size for group in layout.groups], 1))
-    found = []
-    for part, (keys, values), group in zip(parts, rows.groups, layout.groups, strict=True):
+        queries = list(q.index_select(1, layout.order).split([group.size for group in layout.groups], 1))
+    outputs = []
+    for x, (keys, values), group in zip(queries, rows.groups, layout.groups, strict=True):
         end, seen = group.length + filled + tokens, None
         if tokens > 1:
             last = group.length + filled + torch.arange(q.shape[2], device=q.device) % tokens
             seen = torch.arange(end, device=q.device) <= last[:, None]
-        found.append(_attend(part, keys.narrow(2, 0, end), values.narrow(2, 0, end), seen, scale))
-    return found[0] if len(found) == 1 else torch.cat(found, 1).index_select(1, layout.places)
+        outputs.append(_attend(x, keys.narrow(2, 0, end), values.narrow(2, 0, end), seen, scale))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1).index_select(1, layout.places)
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: float) -> Tensor:
@@ -183,7 +183,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale:
 
 
 def write_tokens(k: Tensor, v: Tensor, rows: DecodeRows, filled: int) -> None:
-    """Write new tokens behind the `filled` ones of every row."""
+    """Write new tokens after the `filled` tokens of every row."""
     tokens = k.shape[2]
     if rows.ends is None:
         ((keys, values),) = rows.groups

@@ -1,7 +1,7 @@
-"""torch's fused attention with its log-sum-exp, so that attention over other keys can be merged with it.
+"""torch's fused attention with its log-sum-exp, which is needed to merge attention over other keys.
 
-Backends differ in the shape of the log-sum-exp, not in its base: all give that of the scaled scores in nats. Each has a
-function that says why it cannot serve: the choice and its explanation ask the same one.
+Backends differ in the shape of the log-sum-exp, not in its base: all return it for the scaled scores in nats. `WHY_NOT`
+has a function for each backend that returns why it cannot serve; the choice and its explanation both call it.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
-from kvbench.kernels.attention_choices import Choice
+from kvbench.kernels.attention_choices import AttentionChoice
 from kvbench.kernels.attention_states import State, attend_nothing
 from kvbench.kernels.batch_invariance import is_batch_invariant
 
 Backend = Literal["cudnn", "flash", "efficient", "cpu"]
 ATEN: Any = torch.ops.aten
-SHORT = 128
-"""Queries of a row up to which cuDNN is asked from version 9.24 on alone."""
-SHORT_CUDNN = 92400
-"""That version, as torch counts."""
+SHORT_QUERIES = 128
+"""Queries per row up to which cuDNN is used only from `SHORT_CUDNN_VERSION` on."""
+SHORT_CUDNN_VERSION = 92400
+"""cuDNN 9.24."""
 FA3_PACKAGE = "flash_attn_interface"
-"""The package that FlashAttention-3 is installed as."""
-VARIES = "divides keys by the size of the batch (batch_invariant=true)"
-"""Why batch invariance rules torch's fused attention out."""
+"""Package of FlashAttention-3."""
+BATCH_DEPENDENT = "divides keys by the size of the batch (batch_invariant=true)"
+"""Reason against torch's fused attention in batch-invariance mode."""
 
 
 class Request(NamedTuple):
@@ -47,21 +47,23 @@ def why_not_cudnn(request: Request) -> str | None:
         return "needs a GPU of capability 9.0"
     if request.head_dim > 128 or request.head_dim % 8:
         return "needs heads of at most 128 channels, a multiple of 8"
-    if request.queries <= SHORT and version < SHORT_CUDNN:
-        return f"needs cuDNN 9.24 for {SHORT} queries or fewer"
+    if request.queries <= SHORT_QUERIES and version < SHORT_CUDNN_VERSION:
+        return f"needs cuDNN 9.24 for {SHORT_QUERIES} queries or fewer"
     return (
-        "torch disables single queries for this cuDNN" if request.queries == 1 and _refuses_single() else None
+        "torch disables single queries for this cuDNN"
+        if request.queries == 1 and _is_single_query_disabled()
+        else None
     )
 
 
 def why_not_flash(request: Request) -> str | None:
-    """Return why the FlashAttention that torch uses cannot serve; None if it can."""
+    """Return why torch's active FlashAttention cannot serve; None if it can."""
     wide = "needs heads of at most 256 channels" if request.head_dim > 256 else None
     return _why_not_half(request) or wide
 
 
 def why_not_fa3(device: torch.device) -> str | None:
-    """Return why FlashAttention-3 cannot serve on a GPU; where it is installed it becomes torch's own, once."""
+    """Return why FlashAttention-3 cannot serve on a GPU; if it is installed, activate it in torch, once."""
     if torch.cuda.get_device_properties(device).major != 9:
         return "needs a GPU of capability 9.0"
     active = current_flash_attention_impl()
@@ -71,14 +73,14 @@ def why_not_fa3(device: torch.device) -> str | None:
 
 
 def find_flash(device: torch.device) -> str | None:
-    """Return what is active in the place of torch's own FlashAttention on a GPU; None for its own."""
+    """Return the implementation that replaces torch's own FlashAttention on a GPU; None if there is none."""
     why_not_fa3(device)  # activates it
     return current_flash_attention_impl()
 
 
 @cache
 def _activate_fa3() -> str | None:
-    """Put FlashAttention-3 in the place of torch's own FlashAttention; return why that cannot be."""
+    """Replace torch's own FlashAttention by FlashAttention-3; return why it is impossible, or None."""
     if find_spec(FA3_PACKAGE) is None:
         return f"{FA3_PACKAGE} is not installed"
     try:
@@ -89,10 +91,10 @@ def _activate_fa3() -> str | None:
 
 
 @cache
-def _refuses_single() -> bool:
-    """Return whether torch keeps single queries from cuDNN; where it does not say, it is taken to."""
-    told: Callable[[], bool] | None = getattr(torch._C, "_is_cudnn_attention_decode_disabled", None)
-    return told is None or not torch.cuda.is_available() or told()
+def _is_single_query_disabled() -> bool:
+    """Return whether torch disables cuDNN for single queries; if torch has no such function, assume it does."""
+    is_disabled: Callable[[], bool] | None = getattr(torch._C, "_is_cudnn_attention_decode_disabled", None)
+    return is_disabled is None or not torch.cuda.is_available() or is_disabled()
 
 
 def _why_not_half(request: Request) -> str | None:
@@ -116,14 +118,14 @@ def _why_not_cpu(request: Request) -> str | None:
 WHY_NOT: Mapping[Backend, Callable[[Request], str | None]] = {
     "cudnn": why_not_cudnn, "flash": why_not_flash, "efficient": _why_not_gpu, "cpu": _why_not_cpu,
 }  # fmt: skip
-"""By backend, fastest first: why it cannot serve a request; None if it can."""
+"""Functions that return why a backend cannot serve a request, or None if it can; fastest first."""
 
 
 def choose_backend(request: Request) -> Backend:
-    """Return the fastest backend there is, by published rates.
+    """Return the fastest available backend, by published rates.
 
     On an H100 (128 channels, forward) FlashAttention-3 reaches 638 TFLOP/s, cuDNN 609, FlashAttention-2 368
-    (arXiv:2407.08608). The third is behind `flash` wherever no other is active.
+    (arXiv:2407.08608). `flash` is FlashAttention-2 unless another implementation is active.
     """
     order = list(WHY_NOT)
     if request.device.type == "cuda" and find_flash(request.device):
@@ -131,37 +133,37 @@ def choose_backend(request: Request) -> Backend:
     return next(backend for backend in order if WHY_NOT[backend](request) is None)
 
 
-def explain_backend(q: Tensor) -> Choice:
-    """Return whose attention over keys that all queries of a row see is taken on a GPU, and why no other is."""
+def explain_backend(q: Tensor) -> AttentionChoice:
+    """Return the backend of dense attention on a GPU, and the reasons against the others."""
     request = Request(q.shape[3], q.dtype, q.shape[2], q.device)
     chosen = None if is_batch_invariant() else choose_backend(request)
-    rest = VARIES if chosen is None else f"slower than {chosen} by published rates"
+    rest = BATCH_DEPENDENT if chosen is None else f"slower than {chosen} by published rates"
     others = tuple((one, refuse(request) or rest) for one, refuse in WHY_NOT.items() if one != chosen)
-    return Choice(f"dense {chosen or 'kernel'}", others)
+    return AttentionChoice(f"dense {chosen or 'kernel'}", others)
 
 
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool = False, backend: Backend | None = None
 ) -> State:
-    """Attend to keys that all queries of a row see, or see causally.
+    """Compute dense or causal attention.
 
     Args:
-        q: [sequences, heads, queries, D]; with grouped queries the heads of one KV head lie behind each other in
+        q: [sequences, heads, queries, D]; with grouped queries the heads of one KV head follow each other in
             `queries`: query m belongs to token m % tokens.
-        k: [sequences, heads, tokens, D]; of no tokens no backend is asked.
+        k: [sequences, heads, tokens, D]; without tokens no backend is called.
         v: shaped like k.
         scale: factor on q k^T.
         causal: query m sees the first m % tokens + 1 keys; else all.
-        backend: whose attention; None for the fastest.
+        backend: None for the fastest.
 
     Returns:
-        The state, its output in q's dtype: no backend gives what it had before rounding.
+        The state; its output has q's dtype, since every backend rounds it.
     """
     tokens, shape = k.shape[2], q.shape
     if not tokens:
         return attend_nothing(q)
     backend = backend or choose_backend(Request(shape[3], q.dtype, shape[2], q.device))
-    if causal and shape[2] > tokens:  # every query head by itself, so that all see their own tokens
+    if causal and shape[2] > tokens:  # separate the query heads, so that each sees its own tokens
         folds = shape[2] // tokens
         q = q.unflatten(2, (folds, tokens)).flatten(1, 2)
         if backend == "efficient":

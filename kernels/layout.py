@@ -1,9 +1,9 @@
 """Layout of rows of unequal length in a flat buffer.
 
-Storage is flat, [batch, slots, D]: the slots of a row are neighbours in position order, and rows of equal length are
-neighbours too, so that each such group is a dense [batch, rows, length, D] view and no row is padded to the longest.
-`batch` counts sequences that are treated alike (static methods); where each sequence keeps other slots it is 1 and all
-(sequence, head) pairs are rows. Free slots behind each row hold the tokens of a segment that is not full yet.
+Storage is flat, [batch, slots, D]: the slots of a row are contiguous, in position order, and rows of equal length are
+adjacent, so that each such group is a dense [batch, rows, length, D] view and no row is padded to the longest. `batch`
+counts sequences with the same slots (static methods); if sequences keep different slots, it is 1 and every
+(sequence, head) pair is a row. Free slots after each row store the tokens of an unfinished segment.
 """
 
 from itertools import groupby
@@ -14,13 +14,13 @@ from torch import Tensor
 
 
 class Group(NamedTuple):
-    """Rows of one length, neighbours in `Layout.order`.
+    """Adjacent rows of one length, in `Layout.order`.
 
     Attributes:
         start: first slot of the first row in the flat buffer.
         length: slots of each row.
         size: number of rows.
-        free_slots: free slots behind each row.
+        free_slots: free slots after each row.
     """
 
     start: int
@@ -33,15 +33,15 @@ class Layout(NamedTuple):
     """Offsets and lengths of the rows of a flat buffer.
 
     Attributes:
-        positions: int64 [rows, longest], token position of each slot, -1 past a row's end.
+        positions: int64 [rows, longest], token position of each slot, -1 past the end of a row.
         offsets: int64 [rows], first slot of each row in the flat buffer.
         lengths: int32 [rows], slots of each row.
-        order: int32 [rows], rows longest first, equal ones in order; they lie in the buffer in this order.
-        places: int32 [rows], where each row comes in that order.
-        counts: the lengths again, on the host.
+        order: int32 [rows], rows in storage order: longest first, ties by index.
+        places: int32 [rows], index of each row in `order`.
+        counts: lengths on the host.
         groups: rows by length.
         total: slots of all rows.
-        free_slots: free slots behind every row, for tokens of the segment that is not full yet.
+        free_slots: free slots after every row, for tokens of an unfinished segment.
     """
 
     positions: Tensor
@@ -66,7 +66,7 @@ class Layout(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Slots of the flat buffer: those of all rows and the free slots behind them."""
+        """Slots of the flat buffer: slots of all rows and the free slots after them."""
         return self.total + self.free_slots * len(self.counts)
 
 
@@ -76,7 +76,7 @@ class Past(NamedTuple):
     Attributes:
         keys: flat storage [batch, slots, D], finite in every slot.
         values: shaped like `keys`.
-        layout: where rows lie in both.
+        layout: layout of both.
     """
 
     keys: Tensor
@@ -85,7 +85,7 @@ class Past(NamedTuple):
 
 
 def arrange_rows(positions: Tensor, counts: list[int], free_slots: int = 0) -> Layout:
-    """Return the layout of rows of `counts` tokens at `positions` [rows, longest], with `free_slots` behind each."""
+    """Return the layout of rows of `counts` tokens at `positions` [rows, longest], with `free_slots` after each."""
     order = sorted(range(len(counts)), key=lambda row: -counts[row])
     offsets, places, groups, end = [0] * len(counts), [0] * len(counts), [], 0
     for place, row in enumerate(order):
@@ -94,7 +94,7 @@ def arrange_rows(positions: Tensor, counts: list[int], free_slots: int = 0) -> L
     for length, equal in groupby(order, key=counts.__getitem__):
         rows = list(equal)
         groups.append(Group(offsets[rows[0]], length, len(rows), free_slots))
-    # One transfer; out of pageable memory it never waits for the device.
+    # One transfer; from pageable memory it does not wait for the device.
     table = torch.tensor((offsets, counts, order, places), dtype=torch.int64)
     at, *others = table.to(positions.device, non_blocking=True)
     lengths, by_length, place_of = (other.int() for other in others)
@@ -104,7 +104,7 @@ def arrange_rows(positions: Tensor, counts: list[int], free_slots: int = 0) -> L
 
 
 def empty_layout(rows: int, device: torch.device | str, free_slots: int = 0) -> Layout:
-    """Return the layout of rows that hold nothing, with `free_slots` free slots for each."""
+    """Return the layout of empty rows with `free_slots` free slots each."""
     return arrange_rows(torch.empty(rows, 0, dtype=torch.int64, device=device), [0] * rows, free_slots)
 
 
@@ -115,23 +115,23 @@ def list_positions(layout: Layout, start: int, length: int) -> Tensor:
 
 
 def fold_rows(x: Tensor, batch: int, rows: int) -> Tensor:
-    """Turn [sequences, heads, tokens, D] into rows [batch, rows, tokens, D] as a layout counts them."""
+    """Reshape [sequences, heads, tokens, D] to the rows [batch, rows, tokens, D] of a layout."""
     return x if x.shape[:2] == (batch, rows) else x.reshape(batch, rows, -1, x.shape[-1])
 
 
 def pack_rows(values: Tensor, keep: Tensor, fill: float, longest: int) -> Tensor:
-    """Move what belongs to the kept slots to the front of each row and pad with `fill`.
+    """Move the values of kept slots to the front of each row and pad with `fill`.
 
     Args:
         values: one number per slot [rows, slots], or several [rows, slots, n].
         keep: bool [rows, slots].
-        fill: for rows that keep fewer than the most.
-        longest: the most that a row keeps.
+        fill: padding value.
+        longest: largest number of kept slots in a row.
 
     Returns:
         [rows, longest, ...] in the dtype of `values`.
     """
-    # What leaves goes to the last column.
+    # Dropped slots go to the last column.
     result = values.new_full((len(values), longest + 1, *values.shape[2:]), fill)
     place = (keep.cumsum(1) - 1).masked_fill_(~keep, longest)
     result.scatter_(1, place.view(*place.shape, *[1] * (values.ndim - 2)).expand_as(values), values)
@@ -139,15 +139,15 @@ def pack_rows(values: Tensor, keep: Tensor, fill: float, longest: int) -> Tensor
 
 
 def pad_rows(storage: Tensor, layout: Layout, more: int = 0) -> Tensor:
-    """Return every row's slots side by side; past a row's end stands any finite or stored number.
+    """Return every row's slots, padded to the longest row with arbitrary stored numbers.
 
     Args:
         storage: flat buffer [batch, capacity, D].
-        layout: where rows lie in it.
-        more: free slots that are shown behind each row.
+        layout: layout of the buffer.
+        more: free slots that are included after each row.
 
     Returns:
-        [batch, rows, longest + more, D], a view where all rows are equally long, else a copy.
+        [batch, rows, longest + more, D], a view if all rows are equally long, else a copy.
     """
     if layout.uniform:
         return view_group(storage, layout.groups[0], more)
@@ -157,16 +157,16 @@ def pad_rows(storage: Tensor, layout: Layout, more: int = 0) -> Tensor:
 
 
 def view_group(storage: Tensor, group: Group, more: int = 0) -> Tensor:
-    """Return a group's slots, with `more` of the free slots behind each row: a view [batch, rows, length + more, D]."""
+    """Return a group's slots, with `more` free slots after each row: a view [batch, rows, length + more, D]."""
     width = group.length + group.free_slots
     stop = group.start + group.size * width
     return storage[:, group.start : stop].unflatten(1, (group.size, width))[:, :, : group.length + more]
 
 
 def view_free_slots(storage: Tensor, layout: Layout, start: int, stop: int) -> Tensor:
-    """Return slots `start` to `stop` of the free slots behind each row, [batch, rows, stop - start, D].
+    """Return free slots `start` to `stop` after each row, [batch, rows, stop - start, D].
 
-    A view where all rows are equally long, else a copy.
+    A view if all rows are equally long, else a copy.
     """
     if layout.uniform:
         return view_group(storage, layout.groups[0], stop)[:, :, layout.longest + start :]
@@ -175,6 +175,6 @@ def view_free_slots(storage: Tensor, layout: Layout, start: int, stop: int) -> T
 
 
 def list_free_slots(layout: Layout, start: int, stop: int) -> Tensor:
-    """Return the flat slots int64 [rows, stop - start] of that part of the free slots behind each row."""
+    """Return the flat indices int64 [rows, stop - start] of free slots `start` to `stop` after each row."""
     steps = torch.arange(start, stop, device=layout.offsets.device)
     return (layout.offsets + layout.lengths)[:, None] + steps

@@ -1,4 +1,4 @@
-"""Layer norms, scaled and shifted by a condition or by weights, cast for the layer that follows."""
+"""Layer norms, scaled and shifted by a condition or by weights, and cast for the next layer."""
 
 from functools import cache
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.kernels import dispatch
+from kvbench.kernels.rms_norm import uses_triton
 
 EPSILON = 1e-6
 """Added to the variance, as in the official models."""
@@ -24,21 +24,20 @@ def modulate(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Te
     Returns:
         [B, tokens, width].
     """
-    if dispatch.runs_program(x):
+    if uses_triton(x):
         from kvbench.kernels.triton.modulate import modulate_triton
 
         return modulate_triton(x, factor, shift, dtype, EPSILON)
     x = x.float()
-    # With weights torch's CPU kernel takes half the time that it takes without.
-    normalized = F.layer_norm(x, x.shape[-1:], *_identity(x.shape[-1], x.device), EPSILON)
+    # torch's CPU kernel is twice as fast with weights.
+    normalized = F.layer_norm(x, x.shape[-1:], *_make_identity(x.shape[-1], x.device), EPSILON)
     return torch.addcmul(shift, normalized, factor).to(dtype)
 
 
 @cache
-def _identity(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(
-        False
-    ):  # training may come later in this process; a compiler takes no keyword here
+def _make_identity(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    # Training may follow in this process. The argument is positional for torch.compile.
+    with torch.inference_mode(False):
         return torch.ones(width, device=device), torch.zeros(width, device=device)
 
 
@@ -54,6 +53,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> T
     Returns:
         [B, tokens, width].
     """
-    if dispatch.runs_program(x):
+    if uses_triton(x):
         return modulate(x, weight.expand(len(x), 1, -1), bias.expand(len(x), 1, -1), dtype)
     return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), EPSILON).to(dtype)

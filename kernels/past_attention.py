@@ -1,7 +1,7 @@
-"""Attention over the cached slots alone, and with the present as a second part by torch's fused attention.
+"""Attention to the cached slots, alone or merged with torch's fused attention to the current segment.
 
-Most of what a pruned layer computes at a late scale is the present, which all rows see whole: a kernel for rows of
-unequal length has nothing to add there, and the fused ones are faster. Rows of equal length they can read as well.
+At a late scale of a pruned layer most of the work is attention to the current segment, which all rows see in full:
+fused kernels are faster there than a kernel for rows of unequal length. They can also read rows of equal length.
 """
 
 import torch
@@ -12,11 +12,11 @@ from kvbench.kernels.fused_attention import Backend, fused_attention
 from kvbench.kernels.layout import Past, fold_rows, view_group
 from kvbench.kernels.varlen_attention import Library, varlen_attention
 
-LONG = 1024
-"""Slots of equally long rows from which on fused attention is worth a second output that is merged with the first."""
+MIN_FUSED_SLOTS = 1024
+"""Slots of equally long rows from which fused attention is worth a second output and its merge."""
 
 PIECE_BYTES = 128 << 20
-"""Bytes of that second output that exist at a time, in whole sequences."""
+"""Bytes of the second output that exist at once, in whole sequences."""
 
 
 def attend_past(q: Tensor, past: Past, scale: float, state: State | None = None) -> State:
@@ -24,13 +24,13 @@ def attend_past(q: Tensor, past: Past, scale: float, state: State | None = None)
 
     Args:
         q: [sequences, heads, queries, D].
-        past: stored keys and values of as many rows as there are sequences x heads, in that order.
+        past: stored keys and values; its rows are the sequences x heads, in that order.
         scale: factor on q k^T, positive.
         state: attention of the same queries over other keys, which is overwritten.
 
     Returns:
-        Attention over the slots and the keys of `state`, in its dtype. Without one the output is float32, so that
-        attention over other keys may join it before it is rounded; rows that hold nothing have (0, -inf).
+        Attention over the slots and the keys of `state`, in its dtype. Without a state the output is float32, so that
+        it can be merged before it is rounded; empty rows have (0, -inf).
     """
     layout = past.layout
     if not layout.total:
@@ -47,11 +47,11 @@ def attend_past(q: Tensor, past: Past, scale: float, state: State | None = None)
         if group.length:
             keys, values = (view_group(x, group).to(q.dtype).float() for x in past[:2])
             out[:, at], lse[:, at] = fused_attention(rows[:, at], keys, values, scale)
-    found = (
+    result = (
         out.index_select(1, layout.places).view(q.shape),
         lse.index_select(1, layout.places).view(q.shape[:3]),
     )
-    return found if state is None else merge_pair(state, found)
+    return result if state is None else merge_pair(state, result)
 
 
 def attend_in_parts(
@@ -66,11 +66,11 @@ def attend_in_parts(
     library: Library | None = None,
     dtype: torch.dtype | None = None,
 ) -> State:
-    """Return what `kernels.ragged_attention.ragged_attention` does, the present by fused attention.
+    """Compute `kernels.ragged_attention.ragged_attention` with fused attention to the current segment.
 
-    Long rows of one length are read by fused attention too, others by the kernel that reads rows where they lie, or by
-    a library. Parts are joined in float32. Libraries round their output to q's dtype before: 16 bits are rounded to
-    once for each part that a library attends to, and once at the end (`python -m benchmarks rounding` measures it).
+    Fused attention also reads long rows of one length; a kernel or a library reads other rows in place. Parts are
+    merged in float32. Libraries first round their output to q's dtype, so 16-bit outputs are rounded once for each part
+    of a library and once at the end (`python -m benchmarks rounding` measures it).
 
     Args:
         q: [sequences, heads, queries, D].
@@ -78,25 +78,24 @@ def attend_in_parts(
         v: current values, shaped like `k`.
         past: stored keys and values, see `attend_past`.
         scale: factor on q k^T, positive.
-        causal: current tokens are seen by themselves and those after them; else by all.
-        backend: whose fused attention; None for the fastest.
-        library: whose variable-length attention reads the past; None for none.
-        dtype: of the output; None for q's.
+        causal: current tokens see only themselves and earlier ones; else all.
+        backend: backend of fused attention; None for the fastest.
+        library: library whose variable-length attention reads the past; None for none.
+        dtype: output dtype; None for q's.
     """
     layout, (out, lse) = past.layout, fused_attention(q, k, v, scale, causal=causal, backend=backend)
     state = out.to(dtype or q.dtype), lse
     if library is not None:
         return merge_pair(state, varlen_attention(q, past, scale, library)) if layout.total else state
-    if layout.longest < LONG or not layout.uniform:
+    if layout.longest < MIN_FUSED_SLOTS or not layout.uniform:
         return attend_past(q, past, scale, state)
     keys, values = (
         view_group(x, layout.groups[0]).to(q.dtype).reshape(*q.shape[:2], layout.longest, -1)
         for x in past[:2]
     )
     out, lse = state
-    some = max(1, PIECE_BYTES // out[0].nbytes)
-    for first in range(0, len(q), some):
-        at = slice(first, first + some)
-        found = fused_attention(q[at], keys[at], values[at], scale, backend=backend)
-        merge_pair((out[at], lse[at]), found)
+    step = max(1, PIECE_BYTES // out[0].nbytes)
+    for first in range(0, len(q), step):
+        at = slice(first, first + step)
+        merge_pair((out[at], lse[at]), fused_attention(q[at], keys[at], values[at], scale, backend=backend))
     return state

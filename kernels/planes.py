@@ -1,11 +1,11 @@
-"""Storage in few bits: a plane holds the keys and values of one layer's slots that are stored in one form.
+"""Low-bit storage: a plane stores the keys and values of those slots of a layer that share one format.
 
-A layer may have several planes, each with rows of its own (`kernels/layout.py`): attention over a set of tokens does
-not depend on their order, so that shares are attended to one after the other and merged, or read back into one buffer.
+A layer may have several planes, each with its own rows (`kernels/layout.py`). Attention does not depend on the order of
+tokens, so planes are read one after the other and merged, or decoded into one buffer.
 
-Keys are quantised without the rotation of the model, and rotated again when they are read: channels
-vary less among tokens before the rotation. Unrotated keys lie with the even channels first, then the odd ones, so that
-both parts of the pairs that turn together are tiles of neighbouring channels.
+Keys are quantised without the rotation of the model and rotated when they are read: before rotation, channels vary less
+between tokens. Unrotated keys store even channels first, then odd ones, so that the two parts of rotated pairs are
+tiles of adjacent channels.
 """
 
 from collections.abc import Sequence
@@ -28,16 +28,16 @@ from kvbench.kernels.quantise import (
 
 
 class Codes(NamedTuple):
-    """Keys or values of a plane's slots, and what they stand for.
+    """Encoded keys or values of a plane's slots.
 
-    At most one of `affine` and `book` is given; without either `numbers` are the numbers themselves, in 16 bits or fp8.
+    At most one of `affine` and `book` is set; without either, `numbers` has the values themselves, in 16 bits or fp8.
 
     Attributes:
         numbers: uint8 [batch, slots, D bits / 8] (`quantise.pack`), or [batch, slots, D] of a floating dtype.
-        affine: float16 [batch, entries, channels, 2], scale and zero; channels is D, or 1 where all share them. Entry
-            `entry[x]` belongs to slot x, entry x itself where no entries are given. A batch of 1 is for all sequences.
-        book: float16 [entries, D, 2^bits], levels in ascending order; entry `entry[x]` belongs to slot x.
-        entry: int32 [slots], see above.
+        affine: float16 [batch, entries, channels, 2], scale and zero; channels is D, or 1 if channels share them.
+            Slot x uses entry `entry[x]`, or entry x without `entry`. A batch of 1 serves all sequences.
+        book: float16 [entries, D, 2^bits], ascending levels; slot x uses entry `entry[x]`.
+        entry: int32 [slots].
     """
 
     numbers: Tensor
@@ -47,16 +47,16 @@ class Codes(NamedTuple):
 
 
 class Plane(NamedTuple):
-    """The slots of a layer that are stored in one form.
+    """Slots of a layer that are stored in one format.
 
     Attributes:
-        layout: where rows lie; there are no free slots behind them.
-        bits: of a number: 16, 8, 4, 3 or 2.
-        keys: of each slot; unrotated and even channels first if there is a rotation.
-        values: of each slot, as they are.
+        layout: layout without free slots.
+        bits: bits of a number: 16, 8, 4, 3 or 2.
+        keys: key of each slot; with a rotation, unrotated and even channels first.
+        values: value of each slot.
         positions: int64 [slots], position of each slot's token.
-        rotation: complex64 or complex32 [positions, D/2], what neighbouring channels of a key are multiplied by at each
-            position; None where keys are stored as attention reads them.
+        rotation: complex64 or complex32 [positions, D/2], factor on pairs of adjacent channels of a key at each
+            position; None if keys are stored rotated.
     """
 
     layout: Layout
@@ -83,9 +83,9 @@ def unrotate(keys: Tensor, rotation: Tensor) -> Tensor:
 
 
 def rotate(keys: Tensor, rotation: Tensor) -> Tensor:
-    """Turn stored keys float32 [..., slots, D] by complex64 [slots, D/2]; pairs are neighbours again.
+    """Rotate stored keys float32 [..., slots, D] by complex64 [slots, D/2] and interleave even and odd channels.
 
-    A key is rotated to the same bits wherever it lies, as products of complex tensors do not promise.
+    A key gets the same bits in every slot, which products of complex tensors do not guarantee.
     """
     even, odd = keys.chunk(2, -1)
     cos, sin = rotation.real.contiguous(), rotation.imag.contiguous()
@@ -96,22 +96,22 @@ def rotate(keys: Tensor, rotation: Tensor) -> Tensor:
 
 
 def encode_tokens(x: Tensor, bits: int) -> Codes:
-    """Encode numbers [batch, slots, D] on a scale of each slot."""
+    """Encode numbers [batch, slots, D] with one scale per slot."""
     affine = fit_affine(x.amin(-1, keepdim=True), x.amax(-1, keepdim=True), bits)
     return Codes(pack(encode_affine(x, affine, bits), bits), affine)
 
 
 def encode_channels(x: Tensor, exists: Tensor, edges: Sequence[int], bits: int) -> Codes:
-    """Encode numbers [batch, rows, tokens, D] on a scale of each row's and block's channels.
+    """Encode numbers [batch, rows, tokens, D] with one scale per row, block and channel.
 
     Args:
-        x: the numbers.
-        exists: bool [rows, tokens], those that scales must reach; codes of others mean nothing.
-        edges: tokens at which blocks begin, ascending from 0, and the one after the last of them.
-        bits: of a code.
+        x: numbers.
+        exists: bool [rows, tokens], numbers that scales must cover; other codes are meaningless.
+        edges: first token of each block, ascending from 0, followed by the number of tokens.
+        bits: bits of a code.
 
     Returns:
-        Codes of rows x tokens slots; scales of rows x blocks entries, without saying which is whose.
+        Codes of rows x tokens slots and scales of rows x blocks entries, without `entry`.
     """
     blocks = list(pairwise(edges))
     x, absent = x.float(), ~exists[..., None]
@@ -127,12 +127,12 @@ def encode_channels(x: Tensor, exists: Tensor, edges: Sequence[int], bits: int) 
 
 
 def encode_levels(x: Tensor, table: Tensor, bits: int) -> Tensor:
-    """Encode numbers [batch, rows, tokens, D] by a static table of each row.
+    """Encode numbers [batch, rows, tokens, D] with a static table per row.
 
     Args:
-        x: the numbers.
+        x: numbers.
         table: levels [rows, D, 2^bits] of codebooks, or scale and zero [rows, D, 2].
-        bits: of a code.
+        bits: bits of a code.
 
     Returns:
         Packed codes uint8 [batch, rows x tokens, D bits / 8].
@@ -143,20 +143,20 @@ def encode_levels(x: Tensor, table: Tensor, bits: int) -> Tensor:
 
 
 def halve(rotation: Tensor) -> Tensor:
-    """Return a rotation in complex32: kernels that read codes of few bits would else read more of it than of them."""
+    """Return a rotation in complex32; in complex64 kernels would read more bytes of rotation than of low-bit codes."""
     return torch.view_as_complex(torch.view_as_real(rotation).half())
 
 
 def decode(codes: Codes, bits: int, sequences: slice = slice(None), slots: slice = slice(None)) -> Tensor:
-    """Return the numbers [sequences, slots, D] that codes stand for: float32, or as they are stored."""
+    """Decode codes to numbers [sequences, slots, D]: float32, or the stored dtype."""
     numbers = codes.numbers[sequences, slots]
     if codes.affine is not None:
         affine = codes.affine if len(codes.affine) == 1 else codes.affine[sequences]
         if codes.entry is None:
             affine = affine[:, slots]
-        else:  # scales apart from zeros: vectors of neighbours
-            apart = affine.float().movedim(-1, 0).contiguous()
-            affine = apart.index_select(2, codes.entry[slots]).movedim(0, -1)
+        else:  # scales and zeros apart, so that gathers read contiguous vectors
+            scales_zeros = affine.float().movedim(-1, 0).contiguous()
+            affine = scales_zeros.index_select(2, codes.entry[slots]).movedim(0, -1)
         return decode_affine(unpack(numbers, bits), affine)
     if codes.book is not None:
         assert codes.entry is not None
@@ -167,12 +167,12 @@ def decode(codes: Codes, bits: int, sequences: slice = slice(None), slots: slice
 def read_plane(
     plane: Plane, sequences: slice = slice(None), slots: slice = slice(None)
 ) -> tuple[Tensor, Tensor]:
-    """Return keys and values of a plane's slots as attention reads them, [sequences, slots, D]: float32, or as stored.
+    """Return rotated keys and values of a plane's slots, [sequences, slots, D]: float32, or the stored dtype.
 
     Args:
-        plane: what is stored.
-        sequences: those of the batch that are wanted.
-        slots: those of the flat buffer that are wanted.
+        plane: stored keys and values.
+        sequences: sequences of the batch to read.
+        slots: slots of the flat buffer to read.
     """
     keys, values = (decode(codes, plane.bits, sequences, slots) for codes in (plane.keys, plane.values))
     if plane.rotation is not None:

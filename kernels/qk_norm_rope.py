@@ -1,4 +1,4 @@
-"""Queries, keys and values out of one projection: norm of each head, rotary positions, cast."""
+"""Queries, keys and values from one projection: norm of each head, rotary embedding, cast."""
 
 from typing import NamedTuple
 
@@ -6,21 +6,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.kernels import dispatch
-from kvbench.kernels.rms_norm import rms_norm
+from kvbench.kernels.rms_norm import rms_norm, uses_triton
 
 EPSILON = 1e-12
-"""Least length that a vector is divided by, as in `torch.nn.functional.normalize`."""
+"""Smallest divisor of a vector, as in `torch.nn.functional.normalize`."""
 
 
 class HeadNorms(NamedTuple):
-    """Norms of queries and keys, each head by itself: RMS norms, or layer norms where there are biases.
+    """Norms of each head of queries and keys: layer norms with biases, RMS norms without.
 
     Attributes:
-        q_weight: [D], or [heads x D] of a layer norm.
-        k_weight: [D], or [KV heads x D] of a layer norm.
-        q_bias: [heads x D]; None of an RMS norm.
-        k_bias: [KV heads x D]; None of an RMS norm.
+        q_weight: [D], or [heads x D] for a layer norm.
+        k_weight: [D], or [KV heads x D] for a layer norm.
+        q_bias: [heads x D]; None for an RMS norm.
+        k_bias: [KV heads x D]; None for an RMS norm.
         eps: added to the mean square, or to the variance.
     """
 
@@ -32,47 +31,47 @@ class HeadNorms(NamedTuple):
 
 
 def qk_norm_rope(qkv: Tensor, lengths: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs of cosine attention (arXiv:2412.04431, section 3.3; rotation of neighbouring pairs).
+    """Return the inputs of cosine attention (arXiv:2412.04431, section 3.3; rotation of adjacent pairs).
 
     Args:
         qkv: [B, tokens, 3, H, D], the projection, D contiguous and even; overwritten without gradients.
-        lengths: float32 [2, H], what queries (their temperature) and keys (1) are scaled to.
-        rotation: complex64 [tokens, D/2], what neighbouring pairs are multiplied by; None leaves them as they are.
+        lengths: float32 [2, H], lengths of the scaled queries (their temperature) and keys (1).
+        rotation: complex64 [tokens, D/2], factor on adjacent pairs; None for no rotation.
 
     Returns:
         q, k, v [B, H, tokens, D] in qkv's dtype; lengths and rotation are computed in float32.
     """
-    if dispatch.runs_program(qkv):  # the kernel has no backward pass
+    if uses_triton(qkv):
         from kvbench.kernels.triton.qk_norm_rope import qk_norm_rope_triton
 
         return qk_norm_rope_triton(qkv, lengths, rotation, EPSILON)
-    given = qkv[:, :, :2]
-    qk = given.float()
+    stored = qkv[:, :, :2]
+    qk = stored.float()
     factor = lengths[..., None] / torch.linalg.vector_norm(qk, dim=-1, keepdim=True).clamp_min(EPSILON)
     if rotation is not None:
         qk = rotate(qk, rotation[:, None, None])
-    done = (qk * factor).to(qkv.dtype) if torch.is_grad_enabled() else torch.mul(qk, factor, out=given)
-    q, k = done.permute(2, 0, 3, 1, 4)
+    scaled = (qk * factor).to(qkv.dtype) if torch.is_grad_enabled() else torch.mul(qk, factor, out=stored)
+    q, k = scaled.permute(2, 0, 3, 1, 4)
     return q, k, qkv[:, :, 2].transpose(1, 2)
 
 
 def grouped_norm_rope(
     joint: Tensor, kv_heads: int, norms: HeadNorms | None, rotation: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs of grouped-query attention, queries and keys normalised and then rotated in float32.
+    """Return the inputs of grouped-query attention: queries and keys are normalised, then rotated in float32.
 
     An RMS norm is rounded to joint's dtype before and after its weight (`rms_norm`); a layer norm is not rounded.
 
     Args:
-        joint: [B, tokens, heads + 2 KV heads, D], the projection; it stays as it is.
-        kv_heads: heads of keys, and of values.
+        joint: [B, tokens, heads + 2 KV heads, D], the projection; it is not modified.
+        kv_heads: number of KV heads.
         norms: None for no norm.
         rotation: complex64 [tokens, D/2].
 
     Returns:
         q [B, heads, tokens, D], k and v [B, KV heads, tokens, D], in joint's dtype.
     """
-    if dispatch.runs_program(joint):
+    if uses_triton(joint):
         from kvbench.kernels.triton.qk_norm_rope import grouped_norm_rope_triton
 
         return grouped_norm_rope_triton(joint, kv_heads, norms, rotation)
@@ -85,7 +84,7 @@ def grouped_norm_rope(
 
 
 def normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Normalise every head of [..., heads, D]: in x's dtype by RMS, in float32 by a layer norm, with a bias."""
+    """Normalise every head of [..., heads, D]: RMS norm in x's dtype, or with a bias layer norm in float32."""
     if bias is None:
         return rms_norm(x, weight, eps)
     scale, shift = (one.float().view(x.shape[-2:]) for one in (weight, bias))
@@ -93,6 +92,6 @@ def normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Ten
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate neighbouring pairs of float32 [..., D] by complex64 [..., D/2]."""
+    """Rotate adjacent pairs of float32 [..., D] by complex64 [..., D/2]."""
     rotated = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * rotation
     return torch.view_as_real(rotated).flatten(-2)

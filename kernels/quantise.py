@@ -1,37 +1,37 @@
-"""Numbers in few bits: codes, what they stand for, and how codes lie in bytes.
+"""Quantisation of numbers to codes of few bits, and packing of codes into bytes.
 
-A code is a step on an affine scale (KIVI, arXiv:2402.02750, Eq. 1) or the number of an entry of a codebook (Lloyd 1982,
-doi:10.1109/TIT.1982.1056489). Codes of 8, 4 and 2 bits lie in bytes in planes: of D channels in W = D bits / 8 bytes,
-channel c has the bits from (c // W) bits up of byte c % W, so that a byte's shift is a whole tile of neighbouring
-channels. Codes of 3 bits are their two low bits in D / 4 bytes, followed by the high bits in D / 8.
+A code is a step on an affine scale (KIVI, arXiv:2402.02750, Eq. 1) or the index of a codebook level (Lloyd 1982,
+doi:10.1109/TIT.1982.1056489). D channels of 8, 4 or 2 bits take W = D bits / 8 bytes: channel c is in byte c % W, from
+bit (c // W) bits up, so that one shift decodes a tile of adjacent channels. Codes of 3 bits store their two low bits in
+D / 4 bytes, followed by the high bits in D / 8.
 """
 
 import torch
 from torch import Tensor
 
 BITS = (8, 4, 3, 2)
-"""Widths of codes."""
-LARGEST_HALF = 65504.0
-"""Largest number of float16, in which scales and codebooks are stored."""
-LARGEST_FP8 = 448.0
+"""Supported bits of a code."""
+MAX_HALF = 65504.0
+"""Largest float16 number; scales and codebooks are stored in float16."""
+MAX_FP8 = 448.0
 """Largest number of float8 e4m3."""
-ROUNDS = 24
-"""Rounds of Lloyd's algorithm; later ones move no level by more than a hundredth of a step."""
+ITERATIONS = 24
+"""Iterations of Lloyd's algorithm; later ones move levels by less than a hundredth of a step."""
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Pack codes uint8 [..., D] below 2^bits into bytes, uint8 [..., D bits / 8]; D is a multiple of 8."""
     if bits == 3:
         return torch.cat((pack(codes & 3, 2), pack(codes >> 2, 1)), -1)
-    parts = codes.unflatten(-1, (8 // bits, -1)).unbind(-2)
-    packed = parts[0].clone()
-    for number, part in enumerate(parts[1:], 1):
-        packed |= part << (number * bits)
+    planes = codes.unflatten(-1, (8 // bits, -1)).unbind(-2)
+    packed = planes[0].clone()
+    for number, plane in enumerate(planes[1:], 1):
+        packed |= plane << (number * bits)
     return packed
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
-    """Return the codes uint8 [..., D] of bytes that `pack` made."""
+    """Return the codes uint8 [..., D] of packed bytes (`pack`)."""
     if bits == 3:
         low, high = packed.tensor_split([2 * (packed.shape[-1] // 3)], -1)
         return unpack(low, 2) | unpack(high, 1) << 2
@@ -42,14 +42,14 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
 
 
 def fit_affine(smallest: Tensor, largest: Tensor, bits: int) -> Tensor:
-    """Return scale and zero, float16 [..., 2], that let codes reach from `smallest` to `largest` [...].
+    """Return scale and zero, float16 [..., 2], so that codes span `smallest` to `largest` [...].
 
-    The first code stands for `smallest` as float16 has it, the last one for `largest`; equal ones have a scale of 0.
-    Where nothing is to be stored, `smallest` may be above `largest` (both infinite): scale and zero are 0.
+    The first code is `smallest` rounded to float16, the last one `largest`; if both are equal the scale is 0. For an
+    empty range `smallest` may exceed `largest` (both infinite): scale and zero are 0.
     """
     empty = smallest > largest
-    zero = smallest.masked_fill(empty, 0).clamp(-LARGEST_HALF, LARGEST_HALF).half()
-    top = largest.masked_fill(empty, 0).clamp(-LARGEST_HALF, LARGEST_HALF).float()
+    zero = smallest.masked_fill(empty, 0).clamp(-MAX_HALF, MAX_HALF).half()
+    top = largest.masked_fill(empty, 0).clamp(-MAX_HALF, MAX_HALF).float()
     scale = ((top - zero.float()) / ((1 << bits) - 1)).clamp(min=0).half()
     return torch.stack((scale, zero), -1)
 
@@ -62,7 +62,7 @@ def encode_affine(x: Tensor, affine: Tensor, bits: int) -> Tensor:
 
 
 def decode_affine(codes: Tensor, affine: Tensor) -> Tensor:
-    """Return what codes [...] stand for, float32: zero + scale x code."""
+    """Decode codes [...] to float32: zero + scale x code."""
     scale, zero = affine.float().unbind(-1)
     return codes.float().mul_(scale).add_(zero)
 
@@ -70,26 +70,25 @@ def decode_affine(codes: Tensor, affine: Tensor) -> Tensor:
 def fit_book(samples: Tensor, bits: int) -> Tensor:
     """Return the Lloyd-Max codebook float16 [..., 2^bits], ascending, of samples [..., n]: least mean square error.
 
-    Levels start at quantiles; each then moves to the mean of the samples that are nearest to it, and stays where none
-    is.
+    Levels start at quantiles. Each level moves to the mean of its nearest samples, and stays if it has none.
     """
     x = samples.sort(-1).values.float()
     count, levels = x.shape[-1], 1 << bits
     place = (torch.arange(levels, device=x.device) + 0.5) * (count / levels)
     book = x.index_select(-1, place.long().clamp_(max=count - 1))
     sums = torch.nn.functional.pad(x.double().cumsum(-1), (1, 0))
-    for _ in range(ROUNDS):
+    for _ in range(ITERATIONS):
         middle = (book[..., 1:] + book[..., :-1]) / 2
         cuts = torch.nn.functional.pad(torch.searchsorted(x, middle.contiguous()), (1, 1))
         cuts[..., -1] = count
-        taken = cuts.diff(dim=-1)
-        means = sums.gather(-1, cuts).diff(dim=-1) / taken.clamp(min=1)
-        book = torch.where(taken > 0, means.float(), book)
-    return book.clamp_(-LARGEST_HALF, LARGEST_HALF).half()
+        counts = cuts.diff(dim=-1)
+        means = sums.gather(-1, cuts).diff(dim=-1) / counts.clamp(min=1)
+        book = torch.where(counts > 0, means.float(), book)
+    return book.clamp_(-MAX_HALF, MAX_HALF).half()
 
 
 def encode_book(x: Tensor, book: Tensor) -> Tensor:
-    """Return the number uint8 [..., tokens, D] of the level of `book` [..., D, levels] that is nearest to each x.
+    """Return the index uint8 [..., tokens, D] of the level of `book` [..., D, levels] nearest to each x.
 
     Args:
         x: numbers [..., tokens, D].
@@ -99,18 +98,18 @@ def encode_book(x: Tensor, book: Tensor) -> Tensor:
     middle = ((levels[..., 1:] + levels[..., :-1]) / 2).unsqueeze(-3)
     x = x.float()
     codes = torch.zeros_like(x, dtype=torch.uint8)
-    for edge in middle.unbind(-1):  # no array of all distances
+    for edge in middle.unbind(-1):  # without an array of all distances
         codes += x > edge
     return codes
 
 
 def decode_book(codes: Tensor, book: Tensor, entry: Tensor) -> Tensor:
-    """Return the levels that codes name, float32 [..., slots, D].
+    """Return the levels of codes, float32 [..., slots, D].
 
     Args:
         codes: uint8 [..., slots, D].
         book: [entries, D, levels].
-        entry: integers [slots], which of the codebook's entries is a slot's.
+        entry: integers [slots], entry of each slot.
     """
     _, channels, levels = book.shape
     channel = torch.arange(channels, dtype=torch.int32, device=book.device)
@@ -119,5 +118,5 @@ def decode_book(codes: Tensor, book: Tensor, entry: Tensor) -> Tensor:
 
 
 def round_fp8(x: Tensor) -> Tensor:
-    """Return numbers as float8 e4m3 (4 bits of exponent, 3 of mantissa); those beyond its range become its largest."""
-    return x.float().clamp(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn)
+    """Round numbers to float8 e4m3 (4 bits of exponent, 3 of mantissa), clamped to its range."""
+    return x.float().clamp(-MAX_FP8, MAX_FP8).to(torch.float8_e4m3fn)

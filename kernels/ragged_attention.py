@@ -1,9 +1,9 @@
-"""Attention of a segment's queries over each row's own cached keys and the whole current segment.
+"""Attention of a segment's queries over each row's cached keys and the current segment.
 
-`kernels/attention_paths.py` chooses the path. On CUDA one kernel reads both where they lie, or one the present and
-another one, or a library, the past. Elsewhere rows of equal length are put together with the present, one such group
-after the other and piece by piece: products over a copy that stays in the cache cost less there than two attentions and
-their merger. Groups of so few scores that a call costs more than padding are padded and go together.
+`kernels/attention_paths.py` chooses the path. On CUDA one kernel reads past and present in place, or one kernel reads
+the present and another kernel or a library the past. Elsewhere rows of equal length are concatenated with the present,
+group by group and in pieces: products over a copy that stays in the processor's cache cost less than two attentions and
+their merge. Small groups are padded to one length and share a call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kvbench.kernels.attention_choices import Choice, note_choice
+from kvbench.kernels.attention_choices import AttentionChoice, note_choice
 from kvbench.kernels.attention_paths import LIBRARIES, Path, choose_path, describe, explain_path
 from kvbench.kernels.batch_invariance import is_batch_invariant
 from kvbench.kernels.fused_attention import explain_backend, fused_attention
@@ -21,13 +21,13 @@ from kvbench.kernels.past_attention import attend_in_parts
 from kvbench.kernels.products import wide_products
 
 PIECE_BYTES = 4 << 20
-"""Bytes of scores that exist at a time outside CUDA, so that they stay in the cache."""
-LANES = 16
-"""Keys that are put together are padded to a multiple: softmax over 399 numbers takes longer than over 400."""
+"""Bytes of scores that exist at once outside CUDA, so that they stay in the processor's cache."""
+KEY_MULTIPLE = 16
+"""Concatenated keys are padded to a multiple of this: softmax over 399 numbers takes longer than over 400."""
 PADDED_SCORES = 1 << 15
-"""Scores of padding outside CUDA that cost about as much as the calls for one more group."""
+"""Padding scores outside CUDA that cost about as much as the calls for one more group."""
 
-DENSE_PRODUCTS = Choice("dense products", (("fused attention", "needs a GPU"),))
+DENSE_PRODUCTS = AttentionChoice("dense products", (("fused attention", "needs a GPU"),))
 Pair = tuple[Tensor, Tensor]
 
 
@@ -77,22 +77,22 @@ def ragged_attention(
     if path != "products":
         library = LIBRARIES.get(path)
         return attend_in_parts(q, k, v, past, scale, causal=causal, library=library, dtype=dtype)
-    asked, k, v = (fold_rows(x, len(past.keys), len(past.layout.counts)) for x in (q, k, v))
-    out, sums = _attend_folded(asked, k, v, past, scale, causal=causal, lse=lse)
+    folded, k, v = (fold_rows(x, len(past.keys), len(past.layout.counts)) for x in (q, k, v))
+    out, sums = _attend_folded(folded, k, v, past, scale, causal=causal, lse=lse)
     return out.reshape(q.shape).to(dtype), None if sums is None else sums.reshape(q.shape[:3])
 
 
 def _attend_folded(
     q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, *, causal: bool, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """`ragged_attention` outside CUDA, over rows [batch, rows, queries, D] as the layout counts them."""
+    """Compute `ragged_attention` outside CUDA over the layout's rows [batch, rows, queries, D]."""
     tokens, layout = k.shape[2] if causal else None, past.layout
     if layout.uniform:
-        return _attention(q, [*_view_past(past, layout.groups[0], q.dtype), (k, v)], scale, tokens, lse)
-    # Rows in the order of the storage, where equally long ones are neighbours.
+        return _attend_parts(q, [*_view_past(past, layout.groups[0], q.dtype), (k, v)], scale, tokens, lse)
+    # Rows in storage order, where equally long rows are adjacent.
     q, k, v = (x.transpose(0, 1).index_select(0, layout.order) for x in (q, k, v))
-    found, first = [], 0
-    for groups in _neighbours(layout.groups, k.shape[2], q.shape[1] * q.shape[2]):
+    states, first = [], 0
+    for groups in _join_groups(layout.groups, k.shape[2], q.shape[1] * q.shape[2]):
         rows = slice(first, first + sum(group.size for group in groups))
         present = k[rows], v[rows]
         pasts = [
@@ -100,35 +100,35 @@ def _attend_folded(
             for group in groups
         ]
         if len(groups) == 1:
-            found.append(_attention(q[rows], [*pasts[0], present], scale, tokens, lse))
+            states.append(_attend_parts(q[rows], [*pasts[0], present], scale, tokens, lse))
         else:
-            found.append(_padded_attention(q[rows], pasts, groups, present, scale, tokens, lse))
+            states.append(_padded_attention(q[rows], pasts, groups, present, scale, tokens, lse))
         first = rows.stop
-    # Gathered so that a token's rows are neighbours, as the projection that follows wants them.
+    # Rows of a token become adjacent, as the next projection reads them.
     out = (
-        torch.cat([out for out, _ in found])
+        torch.cat([out for out, _ in states])
         .permute(1, 2, 0, 3)
         .index_select(2, layout.places)
         .transpose(1, 2)
     )
-    sums = [sums.transpose(0, 1) for _, sums in found if sums is not None]
+    sums = [sums.transpose(0, 1) for _, sums in states if sums is not None]
     return out, torch.cat(sums, 1).index_select(1, layout.places) if sums else None
 
 
-def _neighbours(groups: Sequence[Group], tokens: int, each: int) -> Iterator[list[Group]]:
-    """Yield groups, longest first, those together that are cheaper padded to the first one's length than alone.
+def _join_groups(groups: Sequence[Group], tokens: int, scores_per_key: int) -> Iterator[list[Group]]:
+    """Yield lists of groups, longest first; groups share a list if padding costs less than another call.
 
     Args:
         groups: rows by length, longest first.
-        tokens: of the present.
-        each: scores of a row per key.
+        tokens: current tokens.
+        scores_per_key: scores of a row per key.
     """
     together: list[Group] = []
     rows = 0
     for group in groups:
         longest = together[0].length if together else group.length
-        padding = group.size * each * (longest - group.length)
-        whole = 4 * (rows + group.size) * each * _round_up(longest + tokens)
+        padding = group.size * scores_per_key * (longest - group.length)
+        whole = 4 * (rows + group.size) * scores_per_key * _round_up(longest + tokens)
         if together and (padding > PADDED_SCORES or whole > PIECE_BYTES):
             yield together
             together, rows = [], 0
@@ -138,7 +138,7 @@ def _neighbours(groups: Sequence[Group], tokens: int, each: int) -> Iterator[lis
 
 
 def _round_up(keys: int) -> int:
-    return -(-keys // LANES) * LANES
+    return -(-keys // KEY_MULTIPLE) * KEY_MULTIPLE
 
 
 def _view_past(past: Past, group: Group, dtype: torch.dtype) -> list[Pair]:
@@ -150,17 +150,17 @@ def _view_past(past: Past, group: Group, dtype: torch.dtype) -> list[Pair]:
 def dense_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, tokens: int | None = None, lse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention in torch's own operations, float32 inside, piece by piece; on CUDA by torch's fused attention.
+    """Compute attention with torch's operations, in float32 and in pieces; on CUDA with torch's fused attention.
 
-    For queries of fewer bits weights are rounded as fused kernels round them: those up to 1, before their sum divides.
+    For 16-bit queries weights are rounded as in fused kernels: before the division by their sum.
 
     Args:
         q: [batch, rows, queries, D].
         k: [batch, rows, keys, D], at least one key.
         v: values, shaped like k.
         scale: factor on q k^T.
-        tokens: the last so many keys are seen causally: query m sees of them the first m % tokens + 1; None: all.
-        lse: whether the log-sum-exp is wanted.
+        tokens: number of last keys under a causal mask: query m sees the first m % tokens + 1 of them; None: no mask.
+        lse: whether to return the log-sum-exp.
 
     Returns:
         Output in q's dtype [batch, rows, queries, D]; float32 log-sum-exp [batch, rows, queries] or None.
@@ -170,55 +170,55 @@ def dense_attention(
     if whole and is_batch_invariant():
         from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
 
-        nothing = k.new_empty(len(k), 0, k.shape[3])
-        past = Past(nothing, nothing, _lay_out_nothing(k.shape[1], k.device))
+        empty = k.new_empty(len(k), 0, k.shape[3])
+        past = Past(empty, empty, _make_empty_layout(k.shape[1], k.device))
         return ragged_attention_triton(q, k, v, past, scale)
     if whole:
         return fused_attention(q, k, v, scale)
-    return _attention(q, [(k, v)], scale, tokens, lse)
+    return _attend_parts(q, [(k, v)], scale, tokens, lse)
 
 
 @cache
-def _lay_out_nothing(rows: int, device: torch.device) -> Layout:
-    """Return the layout of rows that hold nothing, made once: no copy from the host may be part of a CUDA graph."""
+def _make_empty_layout(rows: int, device: torch.device) -> Layout:
+    """Return the layout of empty rows, cached: a CUDA graph must not contain a copy from the host."""
     return empty_layout(rows, device)
 
 
-def _attention(
+def _attend_parts(
     q: Tensor, parts: Sequence[Pair], scale: float, tokens: int | None, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """`dense_attention` over the keys and values of all parts together."""
+    """Compute `dense_attention` over the concatenated keys and values of all parts."""
     if len(q) == 1 < q.shape[1]:  # pieces are cut along the first dimension
         parts = [(k.transpose(0, 1), v.transpose(0, 1)) for k, v in parts]
-        out, sums = _attention(q.transpose(0, 1), parts, scale, tokens, lse)
+        out, sums = _attend_parts(q.transpose(0, 1), parts, scale, tokens, lse)
         return out.transpose(0, 1), None if sums is None else sums.transpose(0, 1)
     out = q.new_empty(q.shape, dtype=torch.float32)
     sums = q.new_empty(q.shape[:3], dtype=torch.float32) if lse else None
     outer, inner, count, channels = q.shape
     keys = sum(k.shape[2] for k, _ in parts)
     width = keys if len(parts) == 1 else _round_up(keys)
-    hidden = None if tokens is None else ~seen_by(count, keys, tokens, q.device)
+    hidden = None if tokens is None else ~make_causal_mask(count, keys, tokens, q.device)
     rows = max(1, min(outer, PIECE_BYTES // (4 * inner * count * width)))
-    some = count if rows > 1 else max(1, min(count, PIECE_BYTES // (4 * inner * width)))
-    buffer = out.new_empty(rows * inner, some, width)
+    step = count if rows > 1 else max(1, min(count, PIECE_BYTES // (4 * inner * width)))
+    buffer = out.new_empty(rows * inner, step, width)
     padded = out.new_empty(2, rows, inner, width, channels) if len(parts) > 1 else None
     if padded is not None and width > keys:
         padded[..., keys:, :].zero_()
     with wide_products(buffer.numel() * channels, q.device):
         for row in range(0, outer, rows):
             at = slice(row, row + rows)
-            k, v = _joined([(k[at], v[at]) for k, v in parts], padded)
-            for start in range(0, count, some):
-                asked = q[at, :, start : start + some].float().flatten(0, 1)
-                scores = buffer[: len(asked), : asked.shape[1]]
-                torch.baddbmm(scores, asked, k.mT, beta=0, alpha=scale, out=scores)
+            k, v = _join_parts([(k[at], v[at]) for k, v in parts], padded)
+            for start in range(0, count, step):
+                queries = q[at, :, start : start + step].float().flatten(0, 1)
+                scores = buffer[: len(queries), : queries.shape[1]]
+                torch.baddbmm(scores, queries, k.mT, beta=0, alpha=scale, out=scores)
                 if width > keys:
                     scores[..., keys:].fill_(-torch.inf)
                 if hidden is not None:
-                    scores[..., :keys].masked_fill_(hidden[start : start + some], -torch.inf)
+                    scores[..., :keys].masked_fill_(hidden[start : start + step], -torch.inf)
                 if sums is not None:
-                    torch.logsumexp(scores, -1, out=sums[at, :, start : start + some].flatten(0, 1))
-                _weigh(scores, v, q.dtype, out[at, :, start : start + some].flatten(0, 1))
+                    torch.logsumexp(scores, -1, out=sums[at, :, start : start + step].flatten(0, 1))
+                _weigh(scores, v, q.dtype, out[at, :, start : start + step].flatten(0, 1))
     return out.to(q.dtype), sums
 
 
@@ -231,16 +231,16 @@ def _padded_attention(
     tokens: int | None,
     lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Rows of several lengths at once, [rows, batch, queries, D], all padded to the first ones' keys.
+    """Attend for rows of several lengths at once, [rows, batch, queries, D], padded to the longest keys.
 
     Args:
         q: as in `dense_attention`, with rows first.
-        pasts: each group's keys and values [size, batch, length, D], none where it has no past.
+        pasts: keys and values [size, batch, length, D] of each group, empty without a past.
         groups: rows by length, longest first.
-        present: keys and values that follow every past, [rows, batch, tokens, D].
+        present: current keys and values, [rows, batch, tokens, D].
         scale: factor on q k^T.
         tokens: as in `dense_attention`.
-        lse: whether the log-sum-exp is wanted.
+        lse: whether to return the log-sum-exp.
     """
     rows, inner, count, channels = q.shape
     more = present[0].shape[2]
@@ -264,14 +264,16 @@ def _padded_attention(
         for at, end in ends:
             scores[at, ..., end:].fill_(-torch.inf)
             if tokens is not None:
-                scores[at, ..., :end].masked_fill_(~seen_by(count, end, tokens, q.device), -torch.inf)
+                scores[at, ..., :end].masked_fill_(
+                    ~make_causal_mask(count, end, tokens, q.device), -torch.inf
+                )
         sums = torch.logsumexp(scores, -1) if lse else None
         _weigh(flat, v, q.dtype, out)
     return out.unflatten(0, (rows, inner)).to(q.dtype), sums
 
 
 def _weigh(scores: Tensor, v: Tensor, dtype: torch.dtype, out: Tensor) -> None:
-    """Write the softmax of `scores` [pairs, queries, keys] times `v` to `out`; `scores` are used up."""
+    """Write the softmax of `scores` [pairs, queries, keys] times `v` to `out`; `scores` is overwritten."""
     if dtype == torch.float32:
         torch.softmax(scores, -1, out=scores)
         torch.bmm(scores, v, out=out)
@@ -281,8 +283,8 @@ def _weigh(scores: Tensor, v: Tensor, dtype: torch.dtype, out: Tensor) -> None:
         out.div_(total)
 
 
-def _joined(parts: Sequence[Pair], padded: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Keys and values of all parts behind each other, float32 [pairs, keys, D]; with padding they lie in `padded`."""
+def _join_parts(parts: Sequence[Pair], padded: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return concatenated keys and values of all parts, float32 [pairs, keys, D], in `padded` if it is set."""
     if padded is None:
         k, v = parts[0]
         return k.float().flatten(0, 1), v.float().flatten(0, 1)
@@ -295,7 +297,7 @@ def _joined(parts: Sequence[Pair], padded: Tensor | None) -> tuple[Tensor, Tenso
     return place[0].flatten(0, 1), place[1].flatten(0, 1)
 
 
-def seen_by(queries: int, keys: int, tokens: int, device: torch.device) -> Tensor:
-    """Bool [queries, keys]: query m sees all but the last `tokens` keys, and of those the first m % tokens + 1."""
+def make_causal_mask(queries: int, keys: int, tokens: int, device: torch.device) -> Tensor:
+    """Return a mask bool [queries, keys]: query m sees all keys but the last `tokens`, and m % tokens + 1 of these."""
     token = torch.arange(tokens - keys, tokens, device=device)
     return token <= (torch.arange(queries, device=device) % tokens)[:, None]

@@ -1,10 +1,13 @@
-"""Root-mean-square norm (arXiv:1910.07467), alone or of the sum that a residual stream becomes first."""
+"""Root-mean-square norm (arXiv:1910.07467), alone or after a residual addition."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.kernels import dispatch
+
+def uses_triton(x: Tensor) -> bool:
+    """Return whether a Triton kernel handles a tensor: on a GPU, without gradients (kernels have no backward pass)."""
+    return x.is_cuda and not torch.is_grad_enabled()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -18,11 +21,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         [..., channels].
     """
-    if dispatch.runs_program(x):
+    if uses_triton(x):
         from kvbench.kernels.triton.rms_norm import rms_norm_triton
 
         return rms_norm_triton(x, None, weight, eps)[1]
-    if x.dtype == weight.dtype == torch.float32:  # nothing is rounded in between
+    if x.dtype == weight.dtype == torch.float32:  # no rounding in between
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     return F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype) * weight
 
@@ -32,11 +35,11 @@ def add_rms_norm(x: Tensor, h: Tensor, weight: Tensor, eps: float) -> tuple[Tens
 
     Args:
         x: residual stream [..., channels].
-        h: what a branch adds to it, shaped like x.
+        h: output of a branch, shaped like x.
         weight: [channels].
         eps: added to the mean square.
     """
-    if dispatch.runs_program(x):
+    if uses_triton(x):
         from kvbench.kernels.triton.rms_norm import rms_norm_triton
 
         return rms_norm_triton(x, h, weight, eps)

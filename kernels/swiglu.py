@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.kernels import dispatch
+from kvbench.kernels.rms_norm import uses_triton
 
 
 def silu_mul(gate: Tensor, x: Tensor) -> Tensor:
@@ -11,9 +11,9 @@ def silu_mul(gate: Tensor, x: Tensor) -> Tensor:
 
     Args:
         gate: [...].
-        x: of gate's shape and dtype.
+        x: shape and dtype of `gate`.
     """
-    if dispatch.runs_program(gate):
+    if uses_triton(gate):
         from kvbench.kernels.triton.swiglu import silu_mul_triton
 
         return silu_mul_triton(gate, x)

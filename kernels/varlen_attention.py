@@ -1,8 +1,8 @@
 """Attention over the cached slots by torch's variable-length attention (torch 2.12), in cuDNN or FlashAttention.
 
-A row (a sequence and a KV head) is what that function calls a sequence, with one head. Heads that share a KV head are
-further queries of their row: all queries see all of a past, so that both are the same. Rows lie in the storage in the
-order that the function wants; queries are gathered by it, and outputs are put back.
+A row (a sequence and a KV head) is a sequence with one head for that function. Query heads that share a KV head become
+queries of their row, since all queries see the whole past. The function reads rows in storage order: queries are
+gathered in that order, and outputs are scattered back.
 """
 
 import inspect
@@ -20,19 +20,19 @@ from kvbench.kernels.fused_attention import Request, find_flash, why_not_cudnn, 
 from kvbench.kernels.layout import Layout, Past, fold_rows
 
 Library = Literal["cudnn", "flash", "fa3"]
-"""`flash` is FlashAttention-2, which torch brings."""
+"""`flash` is FlashAttention-2, which is part of torch."""
 CUDNN_VERSION = 91800
-"""Of cuDNN, as torch counts, from which on it attends to rows of unequal length."""
+"""First version of cuDNN that attends to rows of unequal length: 9.18."""
 
 
 class RowTable(NamedTuple):
     """Positions of N rows for `torch.nn.attention.varlen.varlen_attn`, in storage order.
 
     Attributes:
-        cu_seq_q: int32 [N + 1], first query of each row and the one behind the last.
-        cu_seq_k: int32 [N + 1], first slot of each row and the one behind the last; free slots lie between rows.
-        seqused_k: int32 [N], slots that a row holds.
-        max_q: queries of a row.
+        cu_seq_q: int32 [N + 1], first query of each row, and the end of the last row.
+        cu_seq_k: int32 [N + 1], first slot of each row, and the end of the last row; free slots may follow each row.
+        seqused_k: int32 [N], used slots of each row.
+        max_q: queries per row.
         max_k: slots of the longest row, or more.
     """
 
@@ -45,14 +45,14 @@ class RowTable(NamedTuple):
 
 @cache
 def find_varlen() -> Callable[..., Any] | None:
-    """Return torch's variable-length attention, asked for the log-sum-exp; None where it takes offsets alone."""
+    """Return torch's variable-length attention with log-sum-exp; None if it accepts no lengths."""
     try:
         from torch.nn.attention.varlen import AuxRequest, varlen_attn
     except ImportError:
         return None
-    known = inspect.signature(varlen_attn).parameters
-    wanted = {"seqused_k", "num_splits", "return_aux"}
-    return partial(varlen_attn, return_aux=AuxRequest(lse=True)) if wanted <= known.keys() else None
+    parameters = inspect.signature(varlen_attn).parameters
+    required = {"seqused_k", "num_splits", "return_aux"}
+    return partial(varlen_attn, return_aux=AuxRequest(lse=True)) if required <= parameters.keys() else None
 
 
 def why_not_varlen(library: Library, request: Request) -> str | None:
@@ -74,8 +74,8 @@ def why_not_varlen(library: Library, request: Request) -> str | None:
 
 
 def _why_not_ragged_cudnn(device: torch.device) -> str | None:
-    """Return why cuDNN attends to rows of one length alone."""
-    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    """Return why cuDNN cannot attend to rows of unequal length; None if it can."""
+    release = tuple(int(number) for number in torch.__version__.split(".")[:2])
     if release < (2, 15):
         return f"needs torch 2.15, which lets the caller choose it; this is {torch.__version__}"
     if (torch.backends.cudnn.version() or 0) < CUDNN_VERSION:
@@ -85,9 +85,9 @@ def _why_not_ragged_cudnn(device: torch.device) -> str | None:
 
 
 def tabulate_rows(past: Past, queries: int, library: Library) -> RowTable:
-    """Return where rows lie, each with as many queries; nothing waits for the device.
+    """Return the positions of rows with `queries` queries each, without waiting for the device.
 
-    cuDNN makes a plan for every number of slots that it is told to expect: it is told powers of two.
+    cuDNN builds a plan for every `max_k`, so `max_k` is a power of two there.
     """
     layout, (batch, slots, _) = past.layout, past.keys.shape
     device, longest = past.keys.device, layout.longest
@@ -105,28 +105,28 @@ def tabulate_rows(past: Past, queries: int, library: Library) -> RowTable:
 def varlen_attention(q: Tensor, past: Past, scale: float, library: Library) -> State:
     """Attend to each row's own cached slots.
 
-    FlashAttention gives all keys of a row to one program, so that no other row changes its bytes; how cuDNN divides
-    them is its own affair.
+    FlashAttention gives all keys of a row to one program, so that a row's bytes do not depend on other rows; cuDNN may
+    divide them differently.
 
     Args:
         q: [sequences, heads, queries, D].
-        past: stored keys and values of as many rows as there are sequences x heads, in that order.
+        past: stored keys and values; its rows are the sequences x heads, in that order.
         scale: factor on q k^T, positive.
-        library: whose attention.
+        library: library to call.
 
     Returns:
-        The state, its output in q's dtype; (0, -inf) of rows that hold nothing, whatever the library says of them.
+        The state, its output in q's dtype; (0, -inf) for empty rows.
     """
     layout, (batch, slots, channels) = past.layout, past.keys.shape
     if not layout.total:
         return attend_nothing(q)
     shape, rows = q.shape, len(layout.counts)
-    asked = fold_rows(q, batch, rows)
+    folded = fold_rows(q, batch, rows)
     if not layout.uniform:
-        asked = asked.index_select(1, layout.order)
+        folded = folded.index_select(1, layout.order)
     keys, values = (x.to(q.dtype).view(batch * slots, 1, channels) for x in past[:2])
     table = tabulate_rows(past, shape[2], library)
-    out, lse = _call(asked.reshape(-1, 1, channels), keys, values, table, scale, library)
+    out, lse = _call(folded.reshape(-1, 1, channels), keys, values, table, scale, library)
     out, lse = out.view(batch, rows, shape[2], channels), lse.view(batch, rows, shape[2])
     _clear_empty_rows(out, lse, layout)
     if not layout.uniform:
@@ -137,7 +137,7 @@ def varlen_attention(q: Tensor, past: Past, scale: float, library: Library) -> S
 def _call(
     q: Tensor, keys: Tensor, values: Tensor, table: RowTable, scale: float, library: Library
 ) -> tuple[Tensor, Tensor]:
-    """Ask a library; return the output [queries of all rows, 1, D] and the log-sum-exp [1, queries of all rows]."""
+    """Call a library; return the output [queries of all rows, 1, D] and the log-sum-exp [1, queries of all rows]."""
     attend = find_varlen()
     assert attend is not None
     backend = SDPBackend.CUDNN_ATTENTION if library == "cudnn" else SDPBackend.FLASH_ATTENTION
@@ -151,7 +151,7 @@ def _call(
 
 
 def _clear_empty_rows(out: Tensor, lse: Tensor, layout: Layout) -> None:
-    """Overwrite what a library says of rows that hold nothing: in the storage they are the last ones."""
+    """Overwrite the results of empty rows, which are last in storage order."""
     if not layout.groups[-1].length:
         first = len(layout.counts) - layout.groups[-1].size
         out[:, first:] = 0

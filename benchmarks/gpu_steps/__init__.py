@@ -1,1 +1,1 @@
-"""Steps of `python -m benchmarks gpu_check`, one module each; `table.py` lists them."""
+"""Steps of `python -m benchmarks gpu_check`, one module each, listed in `table.py`."""

@@ -1,12 +1,13 @@
-"""Two GPUs: the second computes what the first does, two processes share a run, and two hold one model together."""
+"""Step for two GPUs: equal results on both, two processes that share a run, and a model split over two processes."""
 
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,11 +22,11 @@ SHARED = ("method=heatkv", "budget=0.1", "prompts.count=8", "batch_size=2", "eva
 SPLIT = (
     "model=reasoner_tiny", "prompts=math_tiny", "prompts.count=2", "model.max_tokens=60", "eval=none", "method=full",
 )  # fmt: skip
-"""A run whose model two processes hold together."""
+"""A run with a model that is split over two processes."""
 
 
 def list_cases(machine: Machine) -> Iterator[Case]:
-    """Yield the cases; a rehearsal's cards are the CPU twice."""
+    """Yield the cases; a rehearsal uses the CPU twice."""
     cases = {
         "cuda:1 equals cuda:0": compare_cards, "two processes share a run": share_run,
         "two processes hold a model": hold_model,
@@ -35,104 +36,82 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 
 
 def on_two_cards(machine: Machine, check: "partial[Figures]") -> Figures:
-    """Run a check where there are two cards.
-
-    Raises:
-        Skipped: there is one.
-    """
+    """Run a check on two cards; skip it if there is only one."""
     if machine.cards < 2:
         raise Skipped("there is one GPU, this needs two")
     return check(machine)
 
 
 def compare_cards(machine: Machine) -> Figures:
-    """Generate on both cards.
-
-    Raises:
-        Failed: a byte differs.
-    """
-    dtype, made = machine.choose(torch.bfloat16, torch.float32), []
+    """Generate on both cards; every byte must be equal."""
+    dtype, batches = machine.choose(torch.bfloat16, torch.float32), []
     for device in machine.choose(("cuda:0", "cuda:1"), ("cpu", "cpu")):
         use_device(device)
         one = load(["model=infinity_tiny", *MODELS["infinity_tiny"]], 2, device, dtype)
-        made.append(one.draw(one.open_cache(one.prepare(("method=heatkv",), "0.5"), dtype)))
+        batches.append(one.draw(one.open_cache(one.prepare(("method=heatkv",), "0.5"), dtype)))
     use_device(machine.device)
-    if not are_equal(*made):
+    if not are_equal(*batches):
         raise Failed("images differ; the two cards may be of different kinds")
-    return {"images": len(made[0])}
+    return {"images": len(batches[0])}
 
 
 def share_run(machine: Machine) -> Figures:
-    """Have two processes, each on its card, share a run, and compare its images with those of one process.
+    """Let two processes, each on its card, share a run; the images must equal those of a run of one process."""
 
-    Raises:
-        Failed: a command fails, or a byte differs.
-    """
-    device = machine.choose("cuda", "cpu")
-    with tempfile.TemporaryDirectory() as folder:
-        alone, together = Path(folder, "alone"), Path(folder, "together")
-        call_all([run_words(device, alone, *SHARED)])
-        shards = [
-            run_words(device, together, *SHARED, f"shard.index={number}", "shard.count=2")
-            for number in range(2)
-        ]
+    def share(words: list[str]) -> None:
+        shards = [[*words, f"shard.index={number}", "shard.count=2"] for number in range(2)]
         call_all(shards, cards=machine.choose(("0", "1"), ("", "")))
-        found = [hash_samples(runs, "heatkv-*/images") for runs in (alone, together)]
-    if found[0] != found[1]:
-        raise Failed("images of two processes are not those of one")
-    return {"images": len(found[0])}
+
+    alone, together = run_twice(machine, SHARED, share, hash_images)
+    if alone != together:
+        raise Failed("images of two processes differ from a run of one")
+    return {"images": len(alone)}
 
 
 def hold_model(machine: Machine) -> Figures:
-    """Have two processes hold a language model together, and compare its texts with those of one process.
+    """Split a language model over two processes; another order of sums may change some texts, but not all."""
 
-    Raises:
-        Failed: a command fails, or no text is the same: sums in another order may change some.
-    """
-    device = machine.choose("cuda", "cpu")
-    with tempfile.TemporaryDirectory() as folder:
-        alone, together = Path(folder, "alone"), Path(folder, "together")
-        call_all([run_words(device, alone, *SPLIT)])
+    def split(words: list[str]) -> None:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        words = run_words(device, together, *SPLIT, "model.tensor_parallel=2")
-        call_all([[words[0], *torchrun, *words[1:]]])
-        texts = [read_texts(runs) for runs in (alone, together)]
+        call_all([[words[0], *torchrun, *words[1:], "model.tensor_parallel=2"]])
+
+    texts = run_twice(machine, SPLIT, split, read_texts)
     same = sum(one == other for one, other in zip(*texts, strict=True))
     if not same:
-        raise Failed("no text of two processes is that of one")
+        raise Failed("no text of two processes equals the text of one")
     return {"texts": len(texts[0]), "same": same}
 
 
-def run_words(device: str, runs: Path, *overrides: str) -> list[str]:
-    """Return the command of a run that writes into a folder."""
-    return [sys.executable, "run.py", f"device={device}", f"runs_dir={runs}", *overrides]
+def run_twice(
+    machine: Machine, settings: Sequence[str], call: Callable[[list[str]], None], read: Callable[[Path], Any]
+) -> tuple[Any, Any]:
+    """Run a command in one process and by `call` in two; return what `read` finds in the folders of both."""
+    with tempfile.TemporaryDirectory() as folder:
+        alone, together = Path(folder, "alone"), Path(folder, "together")
+        words = [sys.executable, "run.py", f"device={machine.choose('cuda', 'cpu')}", *settings]
+        call_all([[*words, f"runs_dir={alone}"]])
+        call([*words, f"runs_dir={together}"])
+        return read(alone), read(together)
 
 
 def call_all(commands: Sequence[list[str]], cards: Sequence[str] | None = None) -> None:
-    """Run commands side by side, each on its card if they are given.
-
-    Raises:
-        Failed: one failed; the message is the last line that it wrote.
-    """
-    environments = [
-        os.environ | ({} if cards is None else {"CUDA_VISIBLE_DEVICES": card})
-        for card in cards or [""] * len(commands)
-    ]
-    started = [
-        subprocess.Popen(
-            words, cwd=ROOT, env=one, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    """Run commands in parallel, each on its card if `cards` is set; one that fails raises `Failed`."""
+    processes = []
+    for number, words in enumerate(commands):
+        own = {} if cards is None else {"CUDA_VISIBLE_DEVICES": cards[number]}
+        process = subprocess.Popen(
+            words, cwd=ROOT, env=os.environ | own, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        for words, one in zip(commands, environments, strict=True)
-    ]
-    outputs = [process.communicate()[0] for process in started]
-    for process, output in zip(started, outputs, strict=True):
+        processes.append(process)
+    outputs = [process.communicate()[0] for process in processes]
+    for process, output in zip(processes, outputs, strict=True):
         if process.returncode:
             raise Failed((output.strip().splitlines() or ["no output"])[-1])
 
 
-def hash_samples(runs: Path, pattern: str) -> dict[str, str]:
-    """Return the digests of the files of the folder under `runs/<model>` that a pattern finds."""
-    (folder,) = runs.glob(f"*/{pattern}")
+def hash_images(runs: Path) -> dict[str, str]:
+    """Return the digests of the images of the run by HeatKV in a folder."""
+    (folder,) = runs.glob("*/heatkv-*/images")
     return {file.name: hash_path(file) for file in sorted(folder.iterdir())}
 
 

@@ -1,4 +1,4 @@
-"""Generations of a small model by a method, as the steps of the check compare them."""
+"""Generations of small models by methods, and their comparison."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.gpu_steps.base import Skipped
 from benchmarks.support.build import built, composed, prepare_method
-from kvbench.core.graphs import Record
+from kvbench.core.graphs import GraphRecorder
 from kvbench.core.storage import CODE_DTYPES, StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
@@ -19,14 +19,9 @@ from kvbench.models.outputs import Outputs, Text
 
 
 def shrink(*more: str, **shape: object) -> tuple[str, ...]:
-    """Return settings of a transformer of one layer and random weights.
-
-    Args:
-        more: other settings.
-        shape: settings of the transformer.
-    """
-    usual = {"depth": 1, "width": 32, "heads": 2}
-    settings = [f"model.transformer.{key}={value}" for key, value in (usual | shape).items()]
+    """Return settings of a transformer with one layer and random weights, and `more` settings."""
+    defaults = {"depth": 1, "width": 32, "heads": 2}
+    settings = [f"model.transformer.{key}={value}" for key, value in (defaults | shape).items()]
     return ("model.weights=random", "sinks=1", *settings, *more)
 
 
@@ -36,7 +31,7 @@ MODELS: Mapping[str, tuple[str, ...]] = {
     "llamagen_tiny": ("prompts=scenes",),
     "reasoner_tiny": ("prompts=math_tiny", "model.max_tokens=300"),
 }
-"""Embedded models, with prompts that they read, and texts that need not come to their end."""
+"""Embedded models with their prompts; texts may be cut off."""
 SHRUNK: Mapping[str, tuple[str, ...]] = {
     "infinity_tiny": shrink(
         "model.sizes=[[1,1],[2,2],[3,3]]", "model.tokenizer.mixers=0", "model.sampling.tau=0.5", width=48, pool_heads=12
@@ -50,29 +45,14 @@ SHRUNK: Mapping[str, tuple[str, ...]] = {
 
 @dataclass
 class Generator:
-    """A loaded model and its prompts.
-
-    Attributes:
-        model: of `conf/model`, its weights loaded.
-        overrides: that it was built of.
-        prompts: texts.
-    """
+    """A loaded model, the overrides that it was built with, and its prompts."""
 
     model: Any
     overrides: Sequence[str]
     prompts: list[str]
 
     def prepare(self, method: Sequence[str], budget: str) -> Method:
-        """Prepare a method; random numbers stand for its calibration.
-
-        Args:
-            method: choices and settings `key=value`.
-            budget: as on the command line.
-
-        Raises:
-            Skipped: the method is for models of another family.
-            ValueError: it does not fit the model, or the budget is too small for it.
-        """
+        """Prepare a method with a random calibration; skip the case if it is for models of another family."""
         overrides, spec = [*self.overrides, *method], self.model.spec
         families = built(composed(overrides)["method"]).families
         if spec.family not in families:
@@ -80,9 +60,13 @@ class Generator:
         return prepare_method(spec, budget, overrides)
 
     def open_cache(
-        self, method: Method, dtype: torch.dtype, stored: str | None = None, record: Record | None = None
+        self,
+        method: Method,
+        dtype: torch.dtype,
+        stored: str | None = None,
+        record: GraphRecorder | None = None,
     ) -> KVCache:
-        """Return a cache of numbers of a dtype, or of one in few bits as `cache_dtype` names it."""
+        """Return a cache with a dtype, or a low-bit cache (`stored` as in `cache_dtype`)."""
         packing = None
         if stored is not None:
             packing = Packing(CODE_DTYPES[stored], StorageConfig(), fp8=stored == "fp8")
@@ -91,21 +75,14 @@ class Generator:
         return KVCache(self.model.spec, method, device=self.model._device, **how)
 
     def draw(self, cache: KVCache, prompts: int | None = None, seed: int = 0) -> Outputs:
-        """Generate images or texts of the first prompts, all by default."""
+        """Generate images or texts for the first prompts, all by default."""
         texts = self.prompts[:prompts]
-        made: Outputs = self.model.generate(texts, cache, PromptNoise(seed, range(len(texts))))
-        return made
+        outputs: Outputs = self.model.generate(texts, cache, PromptNoise(seed, range(len(texts))))
+        return outputs
 
 
 def load(overrides: Sequence[str], prompts: int, device: str, dtype: torch.dtype) -> Generator:
-    """Load a model whose blocks compute in a dtype, and so many prompts.
-
-    Args:
-        overrides: choices and settings; `model` and `prompts` among them.
-        prompts: to load.
-        device: of the model.
-        dtype: of its blocks.
-    """
+    """Load a model, whose blocks compute in `dtype`, and its prompts."""
     values = composed(overrides)
     model = built(values["model"])
     model.compute_dtype = lambda _: dtype
@@ -115,7 +92,7 @@ def load(overrides: Sequence[str], prompts: int, device: str, dtype: torch.dtype
 
 
 def compare(found: Outputs, expected: Outputs) -> list[float]:
-    """Return of every sample how near it is: PSNR in dB of images (100 if equal), the share of equal leading text."""
+    """Return the similarity of every sample: PSNR in dB of images (100 if equal), share of equal leading text."""
     if isinstance(found, Tensor) and isinstance(expected, Tensor):
         return [measure_psnr(one, other) for one, other in zip(found, expected, strict=True)]
     return [measure_agreement(one, other) for one, other in zip(found, expected, strict=True)]
@@ -128,7 +105,7 @@ def measure_psnr(found: Tensor, expected: Tensor) -> float:
 
 
 def measure_agreement(found: Text, expected: Text) -> float:
-    """Return the share of a text up to the first letter that is another."""
+    """Return the share of a text before the first different letter."""
     longest = max(len(found.text), len(expected.text))
     for place in range(longest):
         if found.text[place : place + 1] != expected.text[place : place + 1]:
@@ -137,7 +114,7 @@ def measure_agreement(found: Text, expected: Text) -> float:
 
 
 def are_equal(found: Outputs, expected: Outputs) -> bool:
-    """Return whether two batches are the same, byte for byte."""
+    """Return whether two batches are equal, byte for byte."""
     if isinstance(found, Tensor) and isinstance(expected, Tensor):
         return torch.equal(found, expected)
     return list(found) == list(expected)

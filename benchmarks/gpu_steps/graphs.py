@@ -1,4 +1,4 @@
-"""CUDA graphs on and off: the same samples, memory that comes back, and a generation that runs out of memory."""
+"""Step that compares CUDA graphs on and off: same samples, freed memory, and generation after out-of-memory errors."""
 
 import gc
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from benchmarks.gpu_steps.generations import MODELS, SHRUNK, Generator, are_equa
 from kvbench.core.devices import if_it_fits, release_unused
 from kvbench.engine.cache import KVCache
 
-LEFT = 1 << 20
-"""Bytes that may be allocated more after a generation than before it."""
+MAX_LEAK = 1 << 20
+"""Bytes by which allocated memory may grow over a generation."""
 
 
 class Subject(NamedTuple):
-    """A model and a method whose steps can be recorded."""
+    """Model and method whose steps can be recorded."""
 
     model: str
     method: tuple[str, ...]
@@ -42,7 +42,7 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 
 
 def prepare(machine: Machine, subject: Subject) -> tuple[Generator, Any]:
-    """Load a subject's model, and return it with a function that opens a cache."""
+    """Load a subject's model; return it and a function that opens a cache."""
     overrides = [f"model={subject.model}", *MODELS[subject.model], *machine.choose((), SHRUNK[subject.model])]
     one = load(
         overrides,
@@ -55,19 +55,14 @@ def prepare(machine: Machine, subject: Subject) -> tuple[Generator, Any]:
 
 
 def compare_recorded(machine: Machine, subject: Subject) -> Figures:
-    """Generate without graphs, then three times with them: as it is, recorded, and repeated.
-
-    Raises:
-        Failed: samples differ, or memory does not come back.
-        Skipped: nothing here can record the model's steps.
-    """
+    """Generate without graphs, then three times with them: before recording, recording, and repeating."""
     one, open_cache = prepare(machine, subject)
     if machine.make_record(one.model.spec) is None:
         raise Skipped("steps of one token are recorded on a GPU only")
     prompts = len(one.prompts) // 2
     plain = one.draw(open_cache(), prompts)
     before = 0
-    for generation in range(2):  # what libraries allocate once is there after the first
+    for generation in range(2):  # libraries allocate once, in the first generation
         cache = open_cache(record=machine.make_record(one.model.spec))
         for number, name in enumerate(("as it is", "recorded", "repeated")):
             if not are_equal(one.draw(cache, prompts), plain):
@@ -77,17 +72,13 @@ def compare_recorded(machine: Machine, subject: Subject) -> Figures:
         left = count_allocated(machine)
         if not generation:
             before = left
-    if left > before + LEFT:
+    if left > before + MAX_LEAK:
         raise Failed(f"{left - before} bytes are held after the graphs are gone")
     return {"allocated_before": before, "allocated_after": left}
 
 
 def run_out_of_memory(machine: Machine, subject: Subject) -> Figures:
-    """Generate all prompts where there is memory for less, then half as many at a time until they fit.
-
-    Raises:
-        Failed: all fit, none fit, memory does not come back, or samples differ.
-    """
+    """Generate all prompts with too little memory, then halve the batch until it fits."""
     one, open_cache = prepare(machine, subject)
     few = len(one.prompts) // 4
     expected = one.draw(open_cache(), few)
@@ -96,26 +87,26 @@ def run_out_of_memory(machine: Machine, subject: Subject) -> Figures:
     least, most = (measure_peak(machine, one, cache, prompts) for prompts in (few, len(one.prompts)))
     allowed = (least + most) // 2
     with limit_memory(machine, allowed, len(one.prompts) // 2):
-        prompts, found, tries = len(one.prompts), None, 0
-        while found is None and prompts >= few:
+        prompts, samples, tries = len(one.prompts), None, 0
+        while samples is None and prompts >= few:
             tries += 1
-            found = if_it_fits(partial(one.draw, cache, prompts), cache.forget)
-            prompts = prompts if found is not None else prompts // 2
-    if found is None or tries == 1:
-        which = "no batch fits" if found is None else "all prompts fit"
+            samples = if_it_fits(partial(one.draw, cache, prompts), cache.forget)
+            prompts = prompts if samples is not None else prompts // 2
+    if samples is None or tries == 1:
+        which = "no batch fits" if samples is None else "all prompts fit"
         raise Failed(f"{which} into {allowed} bytes; few took {least}, all {most}")
     cache.forget()
     del cache
     if not are_equal(one.draw(open_cache(), few), expected):
-        raise Failed("samples after running out of memory are others")
+        raise Failed("samples differ after running out of memory")
     left = count_allocated(machine)
-    if left > before + LEFT:
+    if left > before + MAX_LEAK:
         raise Failed(f"{left - before} bytes are held after running out of memory")
     return {"allowed_bytes": allowed, "prompts_that_fit": prompts, "tries": tries}
 
 
 def measure_peak(machine: Machine, one: Generator, cache: KVCache, prompts: int) -> int:
-    """Return the bytes that torch's allocator reserves at most for so many prompts; limits are compared with those."""
+    """Return the peak bytes that torch's allocator reserves for `prompts` prompts; limits apply to reserved bytes."""
     release_unused(machine.device)
     torch.cuda.reset_peak_memory_stats(machine.device)
     one.draw(cache, prompts)
@@ -124,7 +115,7 @@ def measure_peak(machine: Machine, one: Generator, cache: KVCache, prompts: int)
 
 
 def count_allocated(machine: Machine) -> int:
-    """Return the bytes that tensors hold, once what is unused is gone."""
+    """Return the bytes of live tensors, after a garbage collection."""
     gc.collect()
     torch.cuda.synchronize(machine.device)
     torch.cuda.empty_cache()
@@ -133,13 +124,7 @@ def count_allocated(machine: Machine) -> int:
 
 @contextmanager
 def limit_memory(machine: Machine, allowed: int, prompts: int) -> Iterator[None]:
-    """Let this process have so many bytes of the GPU; in a rehearsal the memory of so many prompts.
-
-    Args:
-        machine: a GPU or a rehearsal.
-        allowed: bytes.
-        prompts: whose cache a rehearsal has memory for.
-    """
+    """Limit this process to `allowed` bytes of the GPU; a rehearsal limits the batch to `prompts` prompts."""
     if not machine.interpreted:
         total = torch.cuda.get_device_properties(machine.device).total_memory
         torch.cuda.empty_cache()

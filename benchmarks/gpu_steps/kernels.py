@@ -1,4 +1,4 @@
-"""Kernels against double precision, at the shapes of real models, and attention that a CUDA graph repeats."""
+"""Step that compares kernels with double precision at real shapes, and attention repeated by a CUDA graph."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -26,8 +26,8 @@ from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import ragged_attention
 
 BOUNDS = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
-"""Largest error of a row's output, a root mean square relative to the row's: half a unit of the last place in 16 bits.
-In 32 bits sums of thousands of products; products in TF32 would be off by some 5e-4."""
+"""Largest relative root mean square error of a row's output: half a unit in the last place in 16 bits. In 32 bits it
+allows sums of thousands of products; products in TF32 would have an error of about 5e-4."""
 LSE_BOUND = 1e-3
 """Largest error of a log-sum-exp in nats."""
 FORMS = (
@@ -37,16 +37,16 @@ FORMS = (
 
 
 class Shape(NamedTuple):
-    """Sequences, queries, what rows hold, channels of a head."""
+    """Sequences, queries, cached slots of each row, channels of a head."""
 
     batch: int
     queries: int
-    held: Sequence[int]
+    past: Sequence[int]
     channels: int
 
 
 class Inputs(NamedTuple):
-    """Queries, keys and values [batch, rows, queries, D] and what was cached before."""
+    """Queries, keys and values [batch, rows, queries, D] and the cached past."""
 
     q: Tensor
     k: Tensor
@@ -55,8 +55,8 @@ class Inputs(NamedTuple):
 
 
 def list_cases(machine: Machine) -> Iterator[Case]:
-    """Yield the cases, each attention at every shape."""
-    queries, held = (
+    """Yield the cases: each attention kernel at every shape, then the other kernels."""
+    queries, slots = (
         machine.choose((1, 64, 1024), (1, 20), (5,)),
         machine.choose((0, 33, 900, 4100), (0, 3, 40)),
     )
@@ -64,26 +64,26 @@ def list_cases(machine: Machine) -> Iterator[Case]:
     kinds = [(channels, machine.half) for channels in wide]
     kinds += [(wide[0], torch.float32)] if machine.interpreted else [(64, torch.float16), (64, torch.float32)]
     for (channels, dtype), count in product(kinds, queries):
-        shape, name = Shape(2, count, held, channels), f"{_name(dtype)} D={channels} queries={count}"
-        made = partial(make_inputs, machine, shape, dtype)
+        shape, name = Shape(2, count, slots, channels), f"{_name(dtype)} D={channels} queries={count}"
+        make = partial(make_inputs, machine, shape, dtype)
         for path in machine.choose(PATHS, ("kernel", "parts", "varlen_cudnn")):
             if path != "products":
-                yield Case(f"attention, {path} {name}", partial(check_attention, machine, made, path))
+                yield Case(f"attention, {path} {name}", partial(check_attention, machine, make, path))
         if count > 1:
-            yield Case(f"mass {name}", partial(check_mass, machine, made))
-        yield Case(f"attention to the past {name}", partial(check_past, machine, made))
+            yield Case(f"mass {name}", partial(check_mass, machine, make))
+        yield Case(f"attention to the past {name}", partial(check_past, machine, make))
     for (channels, dtype), form in product(kinds[: machine.choose(2, 2, 1)], FORMS):
-        shape = Shape(2, queries[-1], held[-1:] * 2, channels)
+        shape = Shape(2, queries[-1], slots[-1:] * 2, channels)
         name = f"{form.name} {_name(dtype)} D={channels}"
         yield Case(f"attention to codes {name}", partial(check_codes, machine, shape, dtype, form))
     for channels, dtype in kinds:
-        made = partial(make_inputs, machine, Shape(2, 1, held, channels), dtype, free_slots=4)
-        yield Case(f"one token {_name(dtype)} D={channels}", partial(check_step, machine, made))
-    made = partial(make_inputs, machine, Shape(2, queries[-1], held, wide[0]), machine.half)
-    yield Case("rebuild of storage", partial(check_rebuild, machine, made))
+        make = partial(make_inputs, machine, Shape(2, 1, slots, channels), dtype, free_slots=4)
+        yield Case(f"one token {_name(dtype)} D={channels}", partial(check_step, machine, make))
+    make = partial(make_inputs, machine, Shape(2, queries[-1], slots, wide[0]), machine.half)
+    yield Case("rebuild of storage", partial(check_rebuild, machine, make))
     yield Case("modulation", partial(check_modulate, machine))
     yield Case("norm and rotation", partial(check_norm_rope, machine))
-    yield Case("attention repeated by a CUDA graph", partial(check_graph, machine, made))
+    yield Case("attention repeated by a CUDA graph", partial(check_graph, machine, make))
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -91,16 +91,15 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def make_inputs(machine: Machine, shape: Shape, dtype: torch.dtype, free_slots: int = 0) -> Inputs:
-    """Draw inputs; scores have the variance of a trained model's, some four."""
-    generator = torch.Generator().manual_seed(sum(shape.held) + shape.queries + shape.channels)
+    """Draw inputs; the variance of scores is about 4, as in a trained model."""
+    generator = torch.Generator().manual_seed(sum(shape.past) + shape.queries + shape.channels)
 
     def draw(*sizes: int) -> Tensor:
         return torch.randn(*sizes, generator=generator).to(machine.device, dtype)
 
-    rows, longest = len(shape.held), max(shape.held)
-    both = draw(shape.batch, shape.queries, 3, rows, shape.channels).transpose(1, 3)
-    q, k, v = both.unbind(2)
-    keep = torch.arange(longest) < torch.tensor(shape.held)[:, None]
+    rows, longest = len(shape.past), max(shape.past)
+    q, k, v = draw(shape.batch, shape.queries, 3, rows, shape.channels).transpose(1, 3).unbind(2)
+    keep = torch.arange(longest) < torch.tensor(shape.past)[:, None]
     layout, _ = source_table(
         empty_layout(rows, machine.device), keep.to(machine.device), 0, longest, free_slots
     )
@@ -112,30 +111,25 @@ Make = Callable[[], Inputs]
 
 
 def check_attention(machine: Machine, make: Make, path: Path) -> Figures:
-    """Compare attention over past and present.
-
-    Raises:
-        Failed: a row is off by more than its bound.
-        Skipped: the path cannot serve the shape on this card.
-    """
+    """Compare attention over past and present by a path that can serve the shape on this card."""
     x = make()
     if not machine.interpreted and (reason := WHY_NOT[path](describe(x.q, x.k, x.past.layout), x.q.device)):
         raise Skipped(f"{path}: {reason}")
     with machine.branches():
-        found = ragged_attention(x.q, x.k, x.v, x.past, 1.0, path=path)
-    return compare_states(found, x, present=True)
+        state = ragged_attention(x.q, x.k, x.v, x.past, 1.0, path=path)
+    return compare_states(state, x, present=True)
 
 
 def check_past(machine: Machine, make: Make) -> Figures:
-    """Compare attention over the past alone."""
+    """Compare attention over the past."""
     x = make()
     with machine.branches():
-        found = attend_past(x.q, x.past, 1.0)
-    return compare_states(found, x, present=False)
+        state = attend_past(x.q, x.past, 1.0)
+    return compare_states(state, x, present=False)
 
 
 def check_step(machine: Machine, make: Make) -> Figures:
-    """Compare attention of one new token, which is stored as well."""
+    """Compare attention and storage of one new token."""
     x = make()
     filled = torch.zeros(1, dtype=torch.int64, device=machine.device)
     with machine.branches():
@@ -143,13 +137,9 @@ def check_step(machine: Machine, make: Make) -> Figures:
     return compare_states((out, None), x, present=True)
 
 
-def compare_states(found: tuple[Tensor, Tensor | None], x: Inputs, *, present: bool) -> Figures:
-    """Compare outputs and log-sum-exps row by row with double precision.
-
-    Raises:
-        Failed: a row is off by more than its bound.
-    """
-    out, lse = found
+def compare_states(state: tuple[Tensor, Tensor | None], x: Inputs, *, present: bool) -> Figures:
+    """Compare outputs and log-sum-exps row by row with double precision."""
+    out, lse = state
     worst, worst_lse, layout = 0.0, 0.0, x.past.layout
     for row, (start, length) in enumerate(zip(layout.offsets.tolist(), layout.counts, strict=True)):
         past = x.past.keys[:, start : start + length], x.past.values[:, start : start + length]
@@ -159,50 +149,46 @@ def compare_states(found: tuple[Tensor, Tensor | None], x: Inputs, *, present: b
         if lse is not None and torch.isfinite(sums).all():
             worst_lse = max(worst_lse, float((lse[:, row] - sums).abs().max()))
         elif lse is not None and not torch.equal(lse[:, row].double(), sums):
-            raise Failed(f"row {row} holds nothing, and its log-sum-exp is not -inf")
+            raise Failed(f"row {row} is empty, but its log-sum-exp is not -inf")
     require(worst, BOUNDS[x.q.dtype], "relative error of the output")
     require(worst_lse, LSE_BOUND, "error of the log-sum-exp")
     return {"error": worst} | ({} if lse is None else {"lse_error": worst_lse})
 
 
-def measure_error(found: Tensor, expected: Tensor) -> float:
-    """Return the root mean square of an error relative to that of what is expected."""
-    difference = (found.double() - expected.double()).norm()
+def measure_error(out: Tensor, expected: Tensor) -> float:
+    """Return the root mean square error relative to the expected result."""
+    difference = (out.double() - expected.double()).norm()
     return float(difference / expected.double().norm().clamp_min(1e-30))
 
 
 def require(error: float, bound: float, what: str) -> None:
-    """Check an error.
-
-    Raises:
-        Failed: it is above its bound, or no number.
-    """
+    """Raise `Failed` if an error exceeds its bound or is NaN."""
     if not error <= bound:
         raise Failed(f"{what} {error:.2g}, bound {bound:.2g}")
 
 
 def check_mass(machine: Machine, make: Make) -> Figures:
-    """Compare the attention that slots receive."""
+    """Compare attention mass."""
     x = make()
     with machine.branches():
-        found = attention_mass(x.q, x.k, x.past, 1.0)
+        mass = attention_mass(x.q, x.k, x.past, 1.0)
     worst, layout = 0.0, x.past.layout
     for row, (start, length) in enumerate(zip(layout.offsets.tolist(), layout.counts, strict=True)):
         past = x.past.keys[:, start : start + length]
         expected = received(x.q[:, row], past, x.k[:, row], 1.0, 1)
-        shown = torch.cat((found[:, row, :length], found[:, row, layout.longest :]), 1)
+        shown = torch.cat((mass[:, row, :length], mass[:, row, layout.longest :]), 1)
         worst = max(worst, measure_error(shown, expected))
     require(worst, 1e-4, "relative error of the mass")
     return {"error": worst}
 
 
 def check_codes(machine: Machine, shape: Shape, dtype: torch.dtype, form: Stored) -> Figures:
-    """Compare attention over stored codes with that over the numbers they stand for."""
-    layout = equal_rows(len(shape.held), shape.held[0])
-    drawn = make_plane(form, layout, shape.batch, shape.channels, block=min(256, shape.held[0]), rotated=True)
+    """Compare attention over codes with attention over the decoded numbers."""
+    layout = equal_rows(len(shape.past), shape.past[0])
+    drawn = make_plane(form, layout, shape.batch, shape.channels, block=min(256, shape.past[0]), rotated=True)
     plane = _send(drawn, machine.device)
     generator = torch.Generator().manual_seed(0)
-    size = shape.batch, len(shape.held), shape.queries, shape.channels
+    size = shape.batch, len(shape.past), shape.queries, shape.channels
     q = torch.randn(size, generator=generator).to(machine.device, dtype) * shape.channels**-0.5
     with machine.branches():
         out, lse = quantised_attention(q, plane, 1.0)
@@ -216,7 +202,7 @@ def check_codes(machine: Machine, shape: Shape, dtype: torch.dtype, form: Stored
 
 
 def _send(plane: Plane, device: str) -> Plane:
-    """Copy a plane to a device, with the rotation that a cache has there."""
+    """Copy a plane to a device, with a rotation in 16 bits."""
 
     def send(codes: Codes) -> Codes:
         return codes._replace(
@@ -235,7 +221,7 @@ def _send(plane: Plane, device: str) -> Plane:
 
 
 def check_rebuild(machine: Machine, make: Make) -> Figures:
-    """Compare moved keys and values, bit for bit, with what plain indexing moves."""
+    """Compare moved keys and values with plain indexing, bit for bit."""
     x = make()
     layout, tokens = x.past.layout, x.k.shape[2]
     generator = torch.Generator().manual_seed(0)
@@ -248,27 +234,27 @@ def check_rebuild(machine: Machine, make: Make) -> Figures:
     for moved, stored, present in zip(out, x.past[:2], (x.k, x.v), strict=True):
         expected = torch.cat((stored, present.flatten(1, 2)), 1).index_select(1, places)
         if not torch.equal(moved, expected):
-            raise Failed("keys or values are not those that were kept")
+            raise Failed("moved keys or values differ from the kept ones")
     return {"slots": after.total}
 
 
 def check_modulate(machine: Machine) -> Figures:
-    """Compare a layer norm that a condition scales and shifts."""
+    """Compare a layer norm with scale and shift by a condition."""
     tokens, width = machine.choose((4096, 2048), (20, 64))
     x = torch.randn(2, tokens, width, device=machine.device)
     factor, shift = (torch.randn(2, 1, width, device=machine.device) for _ in range(2))
     with torch.inference_mode(), machine.branches():
-        found = modulate(x, factor, shift, machine.half)
+        out = modulate(x, factor, shift, machine.half)
     wide = x.double()
     centred = wide - wide.mean(-1, keepdim=True)
     normal = centred / (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt()
-    error = measure_error(found, normal * factor.double() + shift.double())
+    error = measure_error(out, normal * factor.double() + shift.double())
     require(error, BOUNDS[machine.half], "relative error")
     return {"error": error}
 
 
 def check_norm_rope(machine: Machine) -> Figures:
-    """Compare queries and keys of one length, rotated."""
+    """Compare normalised and rotated queries and keys."""
     tokens, heads, channels = machine.choose((4096, 16, 128), (20, 2, 16))
     qkv = torch.randn(2, tokens, 3, heads, channels, device=machine.device)
     lengths = torch.rand(2, heads, device=machine.device) + 1
@@ -286,7 +272,7 @@ def check_norm_rope(machine: Machine) -> Figures:
 
 
 def check_graph(machine: Machine, make: Make) -> Figures:
-    """Compare attention that a graph repeats on other numbers with attention that is launched, bit for bit."""
+    """Compare a graph that repeats attention on new inputs with a launch, bit for bit."""
     x = make()
     work = partial(ragged_attention, x.q, x.k, x.v, x.past, 1.0)
     work()
@@ -296,5 +282,5 @@ def check_graph(machine: Machine, make: Make) -> Figures:
     x.past.keys.mul_(0.5)
     repeat()
     if not torch.equal(out, work()[0]):
-        raise Failed("a repeated graph gives other numbers than a launch")
+        raise Failed("a repeated graph and a launch give different results")
     return {}

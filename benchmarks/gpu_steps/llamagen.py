@@ -1,4 +1,4 @@
-"""LlamaGen-XL with random weights: tokens per second with and without CUDA graphs, and what drawing noise takes."""
+"""Step that measures LlamaGen-XL with random weights: tokens per second with and without CUDA graphs, noise time."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -10,7 +10,7 @@ from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine
 from benchmarks.gpu_steps.generations import are_equal, shrink
 from benchmarks.gpu_steps.timing import time_turns
 from benchmarks.support.build import build_model, prepare_method
-from kvbench.core.graphs import Record
+from kvbench.core.graphs import GraphRecorder
 from kvbench.engine.cache import KVCache
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import PromptNoise
@@ -20,16 +20,12 @@ SHRUNK = shrink(kv_heads=2, head_dim=16, hidden=64, grid="[3,3]")
 
 
 def list_cases(machine: Machine) -> Iterator[Case]:
-    """Yield the only case: both ways take turns on one model."""
+    """Yield the only case: runs with and without graphs take turns on one model."""
     yield Case("tokens per second", partial(race, machine, machine.choose(8, 1)))
 
 
 def race(machine: Machine, batch: int) -> Figures:
-    """Time generations without graphs and with them.
-
-    Raises:
-        Failed: they draw other images.
-    """
+    """Time generations without graphs and with them; the images must be equal."""
     model = build_model("llamagen_xl", "model.weights=random", *machine.choose((), SHRUNK))
     assert isinstance(model, LlamaGenModel)
     model.load(machine.device)
@@ -48,16 +44,11 @@ def race(machine: Machine, batch: int) -> Figures:
 
 
 class Generation:
-    """One batch of images by the full cache.
+    """One batch of images by the full cache; prompts are class numbers."""
 
-    Args:
-        machine: where.
-        model: loaded.
-        batch: prompts, class numbers.
-        record: what records steps; None for none.
-    """
-
-    def __init__(self, machine: Machine, model: LlamaGenModel, batch: int, record: Record | None) -> None:
+    def __init__(
+        self, machine: Machine, model: LlamaGenModel, batch: int, record: GraphRecorder | None
+    ) -> None:
         method = prepare_method(model.spec, "1", [f"model={model.name}", "method=full"])
         dtype = model.compute_dtype(machine.device)
         self._cache = KVCache(model.spec, method, dtype=dtype, device=machine.device, record=record)
@@ -69,7 +60,7 @@ class Generation:
         self._draw(PromptNoise(0, range(self._batch)))
 
     def measure_noise(self) -> float:
-        """Return the share of a generation's time that the host draws noise in."""
+        """Return the share of a generation's time that the host spends on noise."""
         noise, phases = PromptNoise(0, range(self._batch)), Phases(self._clock)
         phases.run(lambda: self._draw(noise), {"noise": [(noise, "draw")]})
         self._clock.wait()

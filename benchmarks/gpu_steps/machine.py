@@ -1,8 +1,6 @@
-"""The machine: `task=doctor`, and every variant of every kernel compiled for the card's capability and its limits."""
+"""Step that describes the machine and compiles every kernel variant for the card's capability and limits."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
@@ -10,56 +8,43 @@ from multiprocessing import get_context
 
 import torch
 
-from benchmarks.compiled import SHARED, Variant, compile_variant, sized_for, variants
-from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine
-from benchmarks.support.build import ROOT
+from benchmarks.compiled import SHARED, Variant, compile_variant, list_kernels, sized_for
+from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, call_python
 from kvbench.runs.record.provenance import provenance
 
-REHEARSED = 90
+REHEARSED_ARCH = 90
 """Compute capability that a rehearsal compiles for."""
-FEW = ("copy bf16", "merge")
+FEW_KERNELS = ("copy bf16", "merge")
 """Kernels that the smallest rehearsal compiles."""
 
 
 def list_cases(machine: Machine) -> Iterator[Case]:
-    """Yield what describes the machine, then each kind of kernel."""
+    """Yield the description of the machine, then each kind of kernel."""
     yield Case("provenance", partial(provenance, machine.device, "not recorded in this step"))
     yield Case("doctor", call_doctor)
     arch, limit = find_limits(machine)
     if not machine.interpreted:
         yield Case("shared memory of a block", partial(check_limit, arch, limit))
     names = sorted({variant.name for variant in list_variants(arch)})
-    for name in [name for name in names if machine.choose(True, name in (*FEW, "decode bf16"), name in FEW)]:
+    for name in machine.choose(names, [*FEW_KERNELS, "decode bf16"], FEW_KERNELS):
         yield Case(f"compile {name}", partial(compile_all, name, arch, limit))
 
 
 def call_doctor() -> Figures:
-    """Return what `task=doctor` says.
-
-    Raises:
-        Failed: it does not run.
-    """
-    command = [sys.executable, "run.py", "task=doctor"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise Failed((done.stderr.strip().splitlines() or ["task=doctor failed"])[-1])
-    return {"lines": [line.strip() for line in done.stdout.splitlines() if line.strip()]}
+    """Return the output of `task=doctor`."""
+    return {"lines": [line.strip() for line in call_python(["run.py", "task=doctor"]) if line.strip()]}
 
 
 def find_limits(machine: Machine) -> tuple[int, int]:
-    """Return the compute capability, as 90, and the bytes of shared memory that a block may have."""
+    """Return the compute capability, such as 90, and the maximum bytes of shared memory per block."""
     if machine.interpreted:
-        return REHEARSED, SHARED[REHEARSED]
-    about = torch.cuda.get_device_properties(machine.device)
-    return 10 * about.major + about.minor, int(about.shared_memory_per_block_optin)
+        return REHEARSED_ARCH, SHARED[REHEARSED_ARCH]
+    properties = torch.cuda.get_device_properties(machine.device)
+    return 10 * properties.major + properties.minor, int(properties.shared_memory_per_block_optin)
 
 
 def check_limit(arch: int, limit: int) -> Figures:
-    """Compare the card's shared memory with the table that the tests compile for.
-
-    Raises:
-        Failed: the table says that there is more.
-    """
+    """Check that the table that tests compile for has no larger shared memory than the card."""
     if limit < SHARED.get(arch, 0):
         raise Failed(f"sm_{arch} has {limit} bytes, benchmarks/compiled.py says {SHARED[arch]}")
     return {"arch": arch, "bytes": limit}
@@ -67,17 +52,13 @@ def check_limit(arch: int, limit: int) -> Figures:
 
 @cache
 def list_variants(arch: int) -> tuple[Variant, ...]:
-    """Return every variant as launchers choose it for a capability that `compiled` knows, or for the nearest one."""
+    """Return every variant as chosen by launchers for a capability, or for the nearest known one."""
     with sized_for(arch if arch in SHARED else min(SHARED, key=lambda known: abs(known - arch))):
-        return tuple(variants())
+        return tuple(list_kernels())
 
 
 def compile_all(name: str, arch: int, limit: int) -> Figures:
-    """Compile the variants of one name, in processes of their own.
-
-    Raises:
-        Failed: one needs more shared memory than there is.
-    """
+    """Compile the variants of one name, in other processes; each must fit the shared memory."""
     count = sum(variant.name == name for variant in list_variants(arch))
     needed = [*_open_pool().map(partial(measure_shared, name, arch), range(count))]
     if max(needed) > limit:
@@ -87,11 +68,11 @@ def compile_all(name: str, arch: int, limit: int) -> Figures:
 
 @cache
 def _open_pool() -> ProcessPoolExecutor:
-    """Return processes that compile, for all kernels the same: each imports torch first."""
+    """Return the compiling processes, shared by all kernels, since each imports torch first."""
     return ProcessPoolExecutor(min(8, os.cpu_count() or 1), get_context("spawn"))
 
 
 def measure_shared(name: str, arch: int, number: int) -> int:
     """Compile one variant and return its bytes of shared memory."""
-    alike = [variant for variant in list_variants(arch) if variant.name == name]
-    return compile_variant(alike[number], arch).shared
+    variants = [variant for variant in list_variants(arch) if variant.name == name]
+    return compile_variant(variants[number], arch).shared

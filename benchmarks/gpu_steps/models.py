@@ -1,4 +1,4 @@
-"""The embedded models on the GPU against the CPU: in float32 the same but for rounding, in 16 bits nearly so."""
+"""Step that compares the embedded models on the GPU with the CPU, in float32 and in 16 bits."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
@@ -17,7 +17,7 @@ BUDGET = "0.7"
 
 
 class Compressed(NamedTuple):
-    """A method by its choices and settings, and the dtype of a cache in few bits."""
+    """Choices and settings of a method, and the dtype of a low-bit cache."""
 
     method: tuple[str, ...]
     stored: str | None = None
@@ -31,34 +31,26 @@ CASES: Mapping[str, Compressed] = {
     "int4": Compressed(("method=full",), "int4"),
     "fp8": Compressed(("method=full",), "fp8"),
 }
-NEAR = {
-    "float32": {"images": 45.0, "texts": 0.999},
-    "16 bits": {"images": 30.0, "texts": 0.5},
-}
-"""Threshold of the median sample, dB of PSNR or the share of equal leading text. Another order of sums turns a drawn
-bit now and then, and that image becomes another one. In 16 bits a CPU's medians are 34 dB or more."""
+THRESHOLDS = {"float32": {"images": 45.0, "texts": 0.999}, "16 bits": {"images": 30.0, "texts": 0.5}}
+"""Minimum of the median sample: PSNR in dB or the share of equal leading text. Another order of sums sometimes flips a
+sampled bit, and then the image differs. In 16 bits a CPU's medians are at least 34 dB."""
 
 
 def list_cases(machine: Machine) -> Iterator[Case]:
-    """Yield every model with every way of compression, in float32 and then in 16 bits."""
+    """Yield every model with every compression, in float32 and then in 16 bits."""
     models = machine.choose([*MODELS], [*MODELS], ["var_tiny"])
-    kept = machine.choose([*CASES], [*CASES], ["heatkv", "int4"])
+    names = machine.choose([*CASES], [*CASES], ["heatkv", "int4"])
     expected = {name: Reference(machine, name) for name in models}
-    for label, model in product(machine.choose([*NEAR], [*NEAR], ["float32"]), models):
+    for label, model in product(machine.choose([*THRESHOLDS], [*THRESHOLDS], ["float32"]), models):
         device = cache(partial(load_on_device, machine, model, label))
-        for name in kept if label == "float32" else machine.choose(kept, ["heatkv"]):
+        for name in names if label == "float32" else machine.choose(names, ["heatkv"]):
             yield Case(
                 f"{model} {name} {label}", partial(check, machine, expected[model], device, name, label)
             )
 
 
 class Reference:
-    """A model on the CPU in float32, loaded once, and what it draws by every way of compression.
-
-    Args:
-        machine: says how many prompts there are.
-        name: of the model.
-    """
+    """A model on the CPU in float32, loaded once, and its samples for every compression."""
 
     def __init__(self, machine: Machine, name: str) -> None:
         self._load = cache(
@@ -73,7 +65,7 @@ def choose_settings(machine: Machine, name: str) -> list[str]:
 
 
 def load_on_device(machine: Machine, name: str, label: str) -> Generator:
-    """Load a model in float32, or in the 16 bits that it computes in on a GPU."""
+    """Load a model in float32, or in its 16-bit dtype on a GPU."""
     overrides = choose_settings(machine, name)
     half = build_model(name).half if not machine.interpreted else machine.half
     return load(
@@ -84,30 +76,21 @@ def load_on_device(machine: Machine, name: str, label: str) -> Generator:
 def check(
     machine: Machine, expected: Reference, load: Callable[[], Generator], name: str, label: str
 ) -> Figures:
-    """Generate on both and compare.
-
-    Raises:
-        Failed: the device makes something else.
-        Skipped: the method is for models of another family.
-    """
+    """Generate on both and compare."""
     reference, device = expected.draw(CASES[name]), load()
     with machine.branches():
-        found = draw(device, CASES[name], device.model.compute_dtype(machine.device))
-    near = compare(found, reference)
-    figures = {"nearness": round(median(near), 3), "least": round(min(near), 3)}
-    wanted = NEAR[label][device.model.output]
+        samples = draw(device, CASES[name], device.model.compute_dtype(machine.device))
+    similarity = compare(samples, reference)
+    figures = {"nearness": round(median(similarity), 3), "least": round(min(similarity), 3)}
+    threshold = THRESHOLDS[label][device.model.output]
     if label == "16 bits":
-        wanted *= machine.choose(1, 0.3)  # random weights enlarge what rounding does
-    if figures["nearness"] < wanted:
-        raise Failed(f"not what the CPU makes: {figures}, at least {wanted} wanted")
+        threshold *= machine.choose(1, 0.3)  # random weights amplify rounding
+    if figures["nearness"] < threshold:
+        raise Failed(f"samples differ from the CPU's: {figures}, the median must be at least {threshold}")
     return figures
 
 
 def draw(one: Generator, compressed: Compressed, dtype: torch.dtype) -> Outputs:
-    """Generate by a compression.
-
-    Raises:
-        Skipped: its method is for models of another family.
-    """
+    """Generate with a compression."""
     method = one.prepare(compressed.method, BUDGET)
     return one.draw(one.open_cache(method, dtype, compressed.stored))

@@ -1,4 +1,4 @@
-"""Steps of the check, in order."""
+"""Table of the steps of the check, in order."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -9,13 +9,13 @@ from benchmarks.gpu_steps.base import Case, Machine
 
 @dataclass(frozen=True)
 class Step:
-    """One step, which runs in a process of its own.
+    """One step, which runs in a separate process.
 
     Attributes:
-        name: of its module in `benchmarks.gpu_steps`.
-        title: what it finds out.
-        limit: seconds after which it is stopped.
-        interprets: whether its process interprets Triton's programs in a rehearsal; false where they are compiled.
+        name: name of its module in `benchmarks.gpu_steps`.
+        title: short description.
+        limit: timeout in seconds.
+        interprets: whether a rehearsal interprets Triton kernels; else it compiles them.
     """
 
     name: str
@@ -25,11 +25,10 @@ class Step:
 
     @property
     def list_cases(self) -> Callable[[Machine], Iterator[Case]]:
-        """The function of its module that yields its cases."""
-        found: Callable[[Machine], Iterator[Case]] = importlib.import_module(
-            f"benchmarks.gpu_steps.{self.name}"
-        ).list_cases
-        return found
+        """Function of its module that yields its cases."""
+        module = importlib.import_module(f"benchmarks.gpu_steps.{self.name}")
+        cases: Callable[[Machine], Iterator[Case]] = module.list_cases
+        return cases
 
 
 STEPS = {
@@ -42,6 +41,6 @@ STEPS = {
         Step("cards", "two cards: the same bytes, two workers, tensor parallelism", 90),
         Step("infinity", "Infinity-2B by random weights: time, idle time, memory, shares", 200),
         Step("llamagen", "LlamaGen-XL by random weights: tokens per second, noise", 120),
-        Step("paths", "ways of attention measured", 300),
+        Step("paths", "attention paths measured", 300),
     )
 }

@@ -1,4 +1,4 @@
-"""Times of a generation on a device: seconds, and how long the device waits for the host."""
+"""Timing of generations on a device, and the idle time of the device."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from kvbench.profile.stopwatch import HostClock
 
 
 def time_turns(machine: Machine, runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Return the median seconds of runs that take turns, with what they left on the device."""
+    """Return the median seconds of runs in turns, including their pending work on the device."""
     clock = HostClock(machine.device)
 
     def wait_and_read() -> float:
@@ -25,7 +25,7 @@ def time_turns(machine: Machine, runs: dict[str, Callable[[], object]], repeats:
 
 
 class Span(NamedTuple):
-    """A kernel's run on the device, in microseconds."""
+    """Run of a kernel on the device, in microseconds."""
 
     start: float
     end: float
@@ -33,21 +33,21 @@ class Span(NamedTuple):
 
 
 def trace(machine: Machine, work: Callable[[], object]) -> list[Span]:
-    """Return what the device ran during some work, in order, by torch's profiler.
+    """Return the kernels that the device ran during some work, in order, from torch's profiler.
 
-    A rehearsal takes the operations of the CPU for kernels.
+    A rehearsal counts CPU operations as kernels.
     """
     kind = DeviceType.CPU if machine.interpreted else DeviceType.CUDA
     activities = [ProfilerActivity.CPU if machine.interpreted else ProfilerActivity.CUDA]
-    with profile(activities=activities) as watched:
+    with profile(activities=activities) as profiler:
         work()
         torch.cuda.synchronize(machine.device)
-    ran = (event for event in watched.events() if event.device_type == kind)
-    return sorted(Span(event.time_range.start, event.time_range.end, event.name) for event in ran)
+    events = (event for event in profiler.events() if event.device_type == kind)
+    return sorted(Span(event.time_range.start, event.time_range.end, event.name) for event in events)
 
 
 def list_longest(spans: Iterable[Span], count: int) -> dict[str, dict[str, float]]:
-    """Return the milliseconds and the number of runs of the kernels that take longest together, by name."""
+    """Return total milliseconds and runs of the slowest kernels, by name."""
     times: defaultdict[str, list[float]] = defaultdict(list)
     for span in spans:
         times[span.name].append(span.end - span.start)
@@ -56,11 +56,7 @@ def list_longest(spans: Iterable[Span], count: int) -> dict[str, dict[str, float
 
 
 def find_idle(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the share of the time from the first start to the last end that no span covers.
-
-    Raises:
-        ValueError: there is no span.
-    """
+    """Return the idle share of the time from the first start to the last end; there must be a span."""
     ordered = sorted(spans)
     if not ordered:
         raise ValueError("the profiler saw nothing on the device")

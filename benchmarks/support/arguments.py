@@ -1,4 +1,4 @@
-"""Options of the benchmarks as data: those that several share have one meaning each."""
+"""Options of the benchmarks as data; shared options have one description each."""
 
 import argparse
 from collections.abc import Mapping
@@ -7,30 +7,30 @@ from typing import Any
 HELP = {
     "batch": "prompts of a batch",
     "budget": "share of the full cache, or tokens per head if above 1",
-    "cpu_time": "count processor time, for machines that others use too",
+    "cpu_time": "measure processor time, for shared machines",
     "device": "cpu or cuda; the GPU if there is one by default",
-    "method": "only this one, of conf/method",
-    "methods": "of conf/method, separated by commas",
-    "model": "of conf/model",
-    "overrides": "settings key=value, as for run.py",
+    "method": "a single method of conf/method",
+    "methods": "methods of conf/method, separated by commas",
+    "model": "model of conf/model",
+    "overrides": "settings key=value as for run.py",
     "prompts": "number of prompts",
-    "repeats": "measured repetitions, of which the median is reported",
-    "slope": "also print how a step's time grows with the tokens before it",
-    "threads": "threads of torch; its own choice by default",
+    "repeats": "measured repetitions; the median is reported",
+    "slope": "also print the growth of a step's time with earlier tokens",
+    "threads": "threads of torch; torch's choice by default",
     "tokens": "tokens to generate",
 }
-"""Descriptions by name of the option."""
+"""Descriptions of shared options, by name."""
 TYPES = {"threads": {"type": int}}
-"""Types of options whose default may be None and that are no text."""
+"""Types of options with a default of None that are not text."""
 
 
 class Option:
-    """An option that one program has.
+    """Option of one program.
 
     Args:
-        default: a value has its default's type, False is a switch, and a list takes several values.
-        description: for `--help`.
-        positional: whether it is given without its name.
+        default: default value, whose type is the option's; False makes a switch, a list accepts several values.
+        description: text of `--help`.
+        positional: whether it is positional.
         settings: other keywords of `argparse.ArgumentParser.add_argument`.
     """
 
@@ -49,11 +49,11 @@ class Option:
 
 
 OVERRIDES: Mapping[str, object] = {"overrides": Option([], HELP["overrides"], positional=True, nargs="*")}
-"""For programs whose options settings `key=value` may follow."""
+"""Trailing settings `key=value`."""
 
 
 def add_options(parser: argparse.ArgumentParser, options: Mapping[str, object]) -> None:
-    """Add options to a parser: by name an `Option`, or the default of one in `HELP`."""
-    for name, given in options.items():
-        option = given if isinstance(given, Option) else Option(given, HELP[name], **TYPES.get(name, {}))
+    """Add options to a parser; a value by name is an `Option` or the default of an option in `HELP`."""
+    for name, value in options.items():
+        option = value if isinstance(value, Option) else Option(value, HELP[name], **TYPES.get(name, {}))
         parser.add_argument(name if option.positional else f"--{name.replace('_', '-')}", **option.settings)

@@ -1,7 +1,7 @@
 """Objects from conf/*.yaml without Hydra, so that benchmarks need only torch and PyYAML.
 
-Understands what conf/ uses of Hydra: groups, `defaults` within a group, `_target_`, `${key}`, `${oc.select:key,value}`,
-overrides `key=value`.
+Supports the features of Hydra that conf/ uses: groups, `defaults` within a group, `_target_`, `${key}`,
+`${oc.select:key,value}` and overrides `key=value`.
 """
 
 import importlib
@@ -22,11 +22,11 @@ from kvbench.methods.shared.base import Method, Observer
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 GROUPS = ("model", "method", "protect", "storage", "prompts")
-"""Groups that benchmarks choose; the others are left out."""
+"""Groups that benchmarks use; others are left out."""
 
 
 def choices(overrides: Sequence[str] = ()) -> dict[str, str]:
-    """Choice in each of `GROUPS`."""
+    """Return the choice in each of `GROUPS`."""
     defaults = _read(CONF / "config.yaml")["defaults"]
     chosen = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
     chosen |= dict(override.split("=", 1) for override in overrides)
@@ -39,10 +39,10 @@ def list_choices(group: str) -> str:
 
 
 def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The configuration that `python run.py <overrides>` has, interpolations resolved, without Hydra's own keys.
+    """Return the resolved configuration of `python run.py <overrides>`, without Hydra's own keys.
 
     Raises:
-        ValueError: an override that names no key, or a choice without a file.
+        ValueError: an override matches no key, or a choice has no file.
     """
     values = _read(CONF / "config.yaml")
     for name in ("defaults", "hydra"):
@@ -58,7 +58,7 @@ def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def built(node: Any) -> Any:
-    """The object that a node's `_target_` names, everything inside built first; plain values as they are."""
+    """Build the object of a node's `_target_`, inner nodes first; return plain values unchanged."""
     if isinstance(node, list):
         return [built(item) for item in node]
     if not isinstance(node, Mapping):
@@ -71,17 +71,12 @@ def built(node: Any) -> Any:
 
 
 def build_model(name: str, *overrides: str) -> Any:
-    """The model of a file of `conf/model`; overrides as in `composed`."""
+    """Build a model of `conf/model`; overrides as in `composed`."""
     return built(composed([f"model={name}", *overrides])["model"])
 
 
 def prepare_method(spec: ModelSpec, budget: str | float, overrides: Sequence[str]) -> Method:
-    """A method prepared for a model; random numbers stand for its calibration, which costs no time.
-
-    Args:
-        spec: of the model.
-        budget: as on the command line; the full cache ignores it.
-        overrides: choices and settings `key=value`; `method` among them.
+    """Prepare a method for a model, with a random calibration; the full cache ignores the budget.
 
     Raises:
         ValueError: the method does not fit the model, or the budget is too small for it.
@@ -106,29 +101,30 @@ def _parse(path: Path) -> dict[str, Any]:
 def _choice(group: str, name: str) -> dict[str, Any]:
     path = CONF / group / f"{name}.yaml"
     if not path.is_file():
-        there = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
-        raise ValueError(f"{group}={name}: no such choice; choose from {there}")
+        names = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
+        raise ValueError(f"{group}={name}: no such choice; choose from {names}")
     own, values = _read(path), dict[str, Any]()
     for base in own.pop("defaults", ()):
         if base == "_self_":
             continue
         if isinstance(base, str):
-            values = _merged(values, _choice(group, base.removeprefix(f"/{group}/").removesuffix("@_here_")))
+            folder, _, file = base.removesuffix("@_here_").rpartition("/")
+            values = _merged(values, _choice(folder.strip("/") if folder or base[0] == "/" else group, file))
             continue
-        [(key, choice)] = base.items()  # another choice of a group, under a key of this one
+        [(key, choice)] = base.items()  # a choice of another group, under a key of this one
         other, _, place = key.removeprefix("override ").removeprefix("/").partition("@")
         values |= {place: _choice(other, choice)}
     return _merged(values, own)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    both = {
+    updates = {
         key: _merged(below[key], value)
         if isinstance(value, dict) and isinstance(below.get(key), dict)
         else value
         for key, value in above.items()
     }
-    return {**below, **both}
+    return {**below, **updates}
 
 
 def _put(values: dict[str, Any], key: str, value: object) -> None:
@@ -146,11 +142,11 @@ def _resolved(node: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(node, list):
         return [_resolved(item, values) for item in node]
     if isinstance(node, str) and node.startswith("${") and node.endswith("}"):
-        name, _, otherwise = node[2:-1].removeprefix("oc.select:").partition(",")
-        found: Any = values
-        for part in name.split("."):
-            if otherwise and part not in found:
-                return yaml.safe_load(otherwise)
-            found = found[part]
-        return _resolved(found, values)
+        name, _, default = node[2:-1].removeprefix("oc.select:").partition(",")
+        value: Any = values
+        for key in name.split("."):
+            if default and key not in value:
+                return yaml.safe_load(default)
+            value = value[key]
+        return _resolved(value, values)
     return node

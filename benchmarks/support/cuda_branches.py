@@ -1,4 +1,4 @@
-"""The branches of CUDA on a CPU: tensors say that they are on a GPU, and Triton interprets its programs."""
+"""CUDA branches on a CPU: tensors claim to be on a GPU, and Triton interprets its kernels."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,12 +14,12 @@ from kvbench.kernels.attention_paths import Path
 
 @contextmanager
 def on_cuda_branches(path: Path = "kernel") -> Iterator[None]:
-    """Have code that asks `is_cuda` of a tensor do what it does on a GPU.
+    """Make code that checks `is_cuda` take its GPU branch.
 
-    `TRITON_INTERPRET=1` must be set before the first import of a Triton program.
+    `TRITON_INTERPRET=1` must be set before the first import of a Triton kernel.
 
     Args:
-        path: the way that attention over past and present goes; a GPU's shape would decide.
+        path: path of attention over past and present, which on a GPU depends on the shape.
     """
     with ExitStack() as stack:
         stack.enter_context(patch.object(Tensor, "is_cuda", property(lambda _: True)))
@@ -32,6 +32,6 @@ def on_cuda_branches(path: Path = "kernel") -> Iterator[None]:
 
 
 def attend_with_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, _: bool) -> tuple[Tensor]:
-    """Compute what torch's attention on a GPU does of a mask that is added, for the text's tokens."""
+    """Compute torch's GPU attention with an additive mask, for the tokens of the text."""
     scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5 + bias.float()
     return ((scores.softmax(-1) @ v.float()).to(q.dtype),)

@@ -1,4 +1,4 @@
-"""A watch over the operations of torch that a device without numbers would do."""
+"""Observer of torch's operations on a device without data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class DeviceWatch(TorchDispatchMode):
-    """Runs operations and shows each of them; of those made of others, the others. Numbers read back are 1."""
+    """Runs and observes operations, composite ones as their components; numbers that the host reads are 1."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -21,7 +21,7 @@ class DeviceWatch(TorchDispatchMode):
             self.note_read(args[0])
             return 1
         if func is not torch.ops.prim.device.default:
-            with self:  # in inference mode operations made of others arrive whole
+            with self:  # inference mode passes composite operations whole
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -31,15 +31,15 @@ class DeviceWatch(TorchDispatchMode):
         return out
 
     def note_read(self, number: Tensor) -> None:
-        """Note that the host reads a number."""
+        """Observe that the host reads a number."""
 
     def note_inputs(self, tensors: list[Tensor]) -> None:
-        """Note what an operation is about to read."""
+        """Observe the inputs of an operation before it runs."""
 
     def note_operation(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[Tensor]
     ) -> None:
-        """Note an operation that was run."""
+        """Observe an operation after it ran."""
 
 
 def list_tensors(values: object) -> list[Tensor]:

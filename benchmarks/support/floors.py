@@ -1,4 +1,4 @@
-"""Lower bounds of attention, attention mass and rebuilds: operations and bytes, counted from a schedule."""
+"""Lower bounds of attention, attention mass and rebuilds, by operations and bytes of a schedule."""
 
 from typing import NamedTuple
 
@@ -15,11 +15,11 @@ from kvbench.methods.heatkv.scores import AttentionByScale
 Ints = NDArray[np.int64]
 ORDERS = ROOT / "tests" / "golden" / "heatkv"
 SIDES = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
-"""Scales of the schedule that published orders belong to."""
+"""Scales of the published orders."""
 
 
 class Work(NamedTuple):
-    """Floating-point operations, and bytes that have to be read or written once."""
+    """Floating-point operations, and bytes that must be read or written."""
 
     flops: float
     bytes: float
@@ -32,12 +32,12 @@ class Ceilings(NamedTuple):
     bytes: float
 
     def floors(self, work: Work) -> tuple[float, float]:
-        """Seconds that some work takes at least, by its operations and by its bytes."""
+        """Return the minimum seconds of some work, by operations and by bytes."""
         return work.flops / self.flops, work.bytes / self.bytes
 
 
 def heatkv(spec: ModelSpec, budget: Budget, sinks: int) -> tuple[Schedule, str]:
-    """HeatKV's schedule, and where its order of heads comes from: the authors, or random numbers."""
+    """Return HeatKV's schedule and the source of its order of heads: published or random."""
     path = ORDERS / f"orders_{spec.name.removeprefix('infinity_')}.npz"
     sides = tuple(segment.height for segment in spec.segments)
     if path.is_file() and sides == SIDES and sinks == 3:
@@ -50,27 +50,27 @@ def heatkv(spec: ModelSpec, budget: Budget, sinks: int) -> tuple[Schedule, str]:
 
 
 def past_tokens(spec: ModelSpec, schedule: Schedule) -> Ints:
-    """int64 [K, L, H]: cached tokens that the queries of each scale see."""
+    """Return the cached tokens that the queries of each scale see, int64 [K, L, H]."""
     lengths = np.array(spec.lengths)
     past = [np.einsum("i,ilh->lh", lengths[:k], ~schedule.absent[k, :k]) for k in range(len(lengths))]
     return np.stack(past).astype(np.int64)
 
 
 def share_of_full(spec: ModelSpec, past: Ints, scales: slice = slice(None)) -> float:
-    """Operations of attention over some scales, all by default, relative to the full cache's: a floor of its time."""
+    """Return operations of attention relative to the full cache, a lower bound of its time, over some or all scales."""
     lengths, ends = (np.array(values)[scales] for values in (spec.lengths, spec.ends))
     seen = (past[scales] + lengths[:, None, None]).sum((1, 2))
     return float((lengths * seen).sum() / (lengths * ends).sum() / spec.all_heads)
 
 
 def attention(queries: int, keys: Ints, dim: int, sequences: int, itemsize: int) -> Work:
-    """Of softmax(q k^T) v.
+    """Return the work of softmax(q k^T) v.
 
     Args:
-        queries: of every row.
-        keys: of every row, past and present.
+        queries: queries per row.
+        keys: keys of each row, past and present.
         dim: channels per head.
-        sequences: each has these rows.
+        sequences: sequences with these rows.
         itemsize: bytes of a number.
     """
     seen, rows = int(keys.sum()), keys.size
@@ -79,25 +79,25 @@ def attention(queries: int, keys: Ints, dim: int, sequences: int, itemsize: int)
 
 
 def step(keys: Ints, groups: int, dim: int, sequences: int, itemsize: int) -> Work:
-    """Of attention of one token, stored as well: `keys` are its row's, itself included, which `groups` heads read."""
+    """Return the work of attention and storage of one token; `keys` include it, and `groups` query heads read them."""
     seen, rows = int(keys.sum()), keys.size
     moved = 2 * seen + 2 * rows * (groups + 1)
     return Work(4.0 * dim * groups * seen * sequences, float(itemsize * dim * moved * sequences))
 
 
 def mass(queries: int, keys: Ints, dim: int, sequences: int, itemsize: int) -> Work:
-    """Of the mean over queries of softmax(q k^T), written in float32; arguments as of `attention`."""
+    """Return the work of the mean of softmax(q k^T) over queries, in float32; arguments as in `attention`."""
     seen, rows = int(keys.sum()), keys.size
     moved = itemsize * dim * (seen + rows * queries) + 4 * seen
     return Work(2.0 * dim * queries * seen * sequences, float(moved * sequences))
 
 
 def rebuild(kept: int, dim: int, sequences: int, itemsize: int) -> Work:
-    """Of copying keys and values of `kept` tokens a sequence."""
+    """Return the work of copying keys and values of `kept` tokens per sequence."""
     return Work(0.0, 4.0 * itemsize * dim * kept * sequences)
 
 
 def spread(mean: float, rows: int, ratio: float = 15) -> Ints:
-    """Lengths of rows in equal steps, the longest `ratio` times the shortest, with a given mean."""
+    """Return row lengths in equal steps with a given mean; the longest is `ratio` times the shortest."""
     shortest = 2 * mean / (1 + ratio)
     return np.linspace(shortest, ratio * shortest, rows).round().astype(np.int64)

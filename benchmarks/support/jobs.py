@@ -8,7 +8,7 @@ from kvbench.runs.job import Job
 
 
 def make_job(overrides: Sequence[str]) -> Job:
-    """Return the job that `python run.py <overrides>` would do."""
+    """Return the job of `python run.py <overrides>`."""
     values = composed(overrides)
     settings = Settings.of(values)
     prompts = built(values["prompts"])

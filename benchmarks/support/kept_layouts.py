@@ -1,14 +1,13 @@
-"""Ways to lay out what heads of unequal length keep: regularised, as Hard-KV does for its CUDA graphs, and ragged.
+"""Layouts of kept slots of heads of unequal length: regular as in Hard-KV, for CUDA graphs, and ragged.
 
-Source: Hard-KV, section 3.3 and appendix B.2. A captured graph reads the same slots in all layers, so that a layout
-has to make layers alike, and heads too where one launch reads them all. Sparse loading leaves all slots where they are
-and masks them (the paper's Sparse); rewriting moves what is kept to the front of as many slots as the longest head of
-any layer needs (Max). The paper's tasks are selections that have more or less in common along heads and layers, laid
-out by one of the two. The engine's layout allocates what is kept and nothing else; its rows lie behind each other, and
-those of one length are read together (`kernels/layout.py`).
+Source: Hard-KV, section 3.3 and appendix B.2. A captured graph reads the same slots in all layers, so a layout must
+make layers equal, and heads too if one launch reads them all. Sparse loading masks slots in place (the paper's Sparse);
+rewriting moves kept slots to the front of rows of the longest length over heads and layers (Max). The paper's tasks are
+selections that are shared along heads or layers to different degrees, in one of the two layouts. The engine's layout
+allocates only kept slots, row after row, and reads rows of one length together (`kernels/layout.py`).
 
-All three are rows of a `Layout`, of N slots, of the longest row's, and of each row's own, with as much room behind each
-row for the tokens that follow. Rows are (request, KV head), requests first.
+All three are rows of a `Layout`, with N slots, the slots of the longest row, or the slots of each row, and the same
+number of free slots after each row. Rows are (request, KV head), requests first.
 """
 
 from collections.abc import Sequence
@@ -23,17 +22,11 @@ from kvbench.kernels.decode_attention import DecodeRows, decode_attention, prepa
 from kvbench.kernels.layout import Layout, Past, arrange_rows, pack_rows
 
 Way = Literal["sparse", "max", "ragged"]
-"""Slots stay where they are under a mask, are rewritten to equally long rows, or to rows of what each keeps."""
+"""Slots are masked in place, rewritten to equally long rows, or rewritten to rows of their own length."""
 
 
 class Cost(NamedTuple):
-    """Costs of a layout.
-
-    Attributes:
-        memory: slots or bytes that are allocated.
-        prepare: seconds of the preparation of all layers.
-        step: seconds of a step's attention in all layers.
-    """
+    """Slots or bytes of a layout, seconds to prepare all layers, and seconds of a step's attention in all layers."""
 
     memory: float
     prepare: float
@@ -47,16 +40,16 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, slots: int) -> Tensor:
-    """Return the mask bool [..., slots] that was packed."""
+    """Unpack a mask bool [..., slots]."""
     bits = packed[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
     return bits.flatten(-2)[..., :slots].bool()
 
 
 def count_slots(keep: Tensor, way: Way) -> int:
-    """Return the slots that stay allocated for a selection bool [layers, requests, heads, slots].
+    """Return the allocated slots for kept slots bool [layers, requests, heads, slots].
 
-    Under masks an index of a head is a slot in every layer, so that it is released only if no layer of that head keeps
-    it. Rewritten, every row has as many slots as its request's longest.
+    With masks, a slot index of a head exists in every layer and is freed only if no layer keeps it. Rewritten rows have
+    the length of the longest row of their request.
     """
     if way == "sparse":
         return len(keep) * int(keep.any(0).sum())
@@ -64,7 +57,7 @@ def count_slots(keep: Tensor, way: Way) -> int:
 
 
 def find_widths(keep: Tensor) -> list[int]:
-    """Return the most that any layer and head of each row's request keeps of bool [layers, requests, heads, slots]."""
+    """Return for each row the largest number of kept slots in any layer and head of its request."""
     return keep.sum(3).amax((0, 2)).repeat_interleave(keep.shape[2]).tolist()
 
 
@@ -74,38 +67,31 @@ def find_utilisation(lengths: Tensor) -> float:
 
 
 def integrate(memory: float, prepare: float, step: float, steps: int = 128) -> float:
-    """Return memory x (preparation + steps x step), the memory-time integral over one interval (appendix B.2).
-
-    Args:
-        memory: slots or bytes that are allocated.
-        prepare: seconds of the preparation.
-        step: seconds of a step.
-        steps: of an interval.
-    """
+    """Return memory x (preparation + steps x step), the memory-time integral over one interval (appendix B.2)."""
     return memory * (prepare + steps * step)
 
 
 def break_even(first: Cost, second: Cost) -> tuple[float, float]:
-    """Return after how many steps `second`, prepared anew, is ahead of `first`: in time, and in memory x time.
+    """Return the steps after which `second`, including its preparation, beats `first` in time and in memory x time.
 
-    0 where it is from the start, infinity where it never is.
+    0 if it does from the start, infinity if it never does.
     """
-    found = []
+    steps = []
     for one, other in ((1.0, 1.0), (first.memory, second.memory)):
-        behind = other * second.prepare - one * first.prepare
-        gained = one * first.step - other * second.step
-        found.append(0.0 if behind <= 0 else behind / gained if gained > 0 else float("inf"))
-    return found[0], found[1]
+        debt = other * second.prepare - one * first.prepare
+        gain = one * first.step - other * second.step
+        steps.append(0.0 if debt <= 0 else debt / gain if gain > 0 else float("inf"))
+    return steps[0], steps[1]
 
 
 class Regular(NamedTuple):
-    """One layer's rows in a layout that a mask goes with.
+    """One layer's rows in a masked layout.
 
     Attributes:
-        rows: storage and where rows lie, those of one width together.
-        bits: uint8 [rows, ceil(longest / 8)], what is kept of each row's slots, the first slot in the lowest bit.
-        masks: added to the scores of every group of rows, 0 or -inf, float32 [1, rows, 1, width + room]; None where
-            all slots of the group are kept.
+        rows: storage and layout, with rows of one width together.
+        bits: uint8 [rows, ceil(longest / 8)], mask of kept slots, the first slot in the lowest bit.
+        masks: additive mask of every group of rows, 0 or -inf, float32 [1, rows, 1, width + free_slots]; None if the
+            group keeps all slots.
     """
 
     rows: DecodeRows
@@ -113,25 +99,25 @@ class Regular(NamedTuple):
     masks: tuple[Tensor | None, ...]
 
 
-def lay_dense(rows: int, slots: int, room: int) -> Layout:
-    """Return the layout of rows that hold tokens 0 to slots - 1 each, with `room` behind."""
-    return arrange_rows(torch.arange(slots).repeat(rows, 1), [slots] * rows, room)
+def lay_dense(rows: int, slots: int, free_slots: int) -> Layout:
+    """Return the layout of rows with tokens 0 to slots - 1 each, and free slots after them."""
+    return arrange_rows(torch.arange(slots).repeat(rows, 1), [slots] * rows, free_slots)
 
 
 def lay(
     way: Way, keys: Tensor, values: Tensor, layout: Layout, keep: Tensor, widths: Sequence[int]
 ) -> Regular | DecodeRows:
-    """Prepare what a layer keeps for the steps of an interval.
+    """Prepare the kept slots of a layer for the steps of an interval.
 
     Args:
-        way: where it comes to lie.
-        keys: flat storage [1, capacity, D]; masks leave it where it is.
-        values: of the same shape.
-        layout: where rows lie in both (`lay_dense`).
+        way: layout.
+        keys: flat storage [1, capacity, D], not moved by masks.
+        values: shaped like `keys`.
+        layout: layout of both (`lay_dense`).
         keep: bool [rows, slots].
-        widths: slots of every row if it is rewritten as all layers are (`find_widths`).
+        widths: slots of every row for rewritten rows (`find_widths`).
     """
-    if way == "ragged":  # as the engine does
+    if way == "ragged":  # as in the engine
         after, source = source_table(layout, keep, layout.longest, 0, layout.free_slots)
         return prepare_rows(Past(move_slots(keys, source), move_slots(values, source), after))
     if way == "sparse":
@@ -151,7 +137,7 @@ def lay(
 
 def _mask_rows(rows: DecodeRows, keep: Tensor) -> Regular:
     bits, layout, masks, first = pack_bits(keep), rows.past.layout, list[Tensor | None](), 0
-    # As a kernel reads them: torch's attention adds a mask of numbers to the scores.
+    # torch's attention needs an additive mask.
     kept = unpack_bits(bits, keep.shape[1]).index_select(0, layout.order)
     for group in layout.groups:
         hidden = ~kept[first : first + group.size, : group.length]
@@ -165,14 +151,14 @@ def _mask_rows(rows: DecodeRows, keep: Tensor) -> Regular:
 def attend_step(
     q: Tensor, k: Tensor, v: Tensor, layer: Regular | DecodeRows, filled: int, scale: float
 ) -> Tensor:
-    """Store a new token a row, and let it attend to what its row keeps, the tokens after that, and itself.
+    """Store a new token per row; it attends to the kept slots of its row, to later tokens, and to itself.
 
     Args:
         q: [1, rows, query heads per KV head, D].
         k: key of the new token [1, rows, 1, D].
         v: its value, shaped like k.
-        layer: written to.
-        filled: tokens of the interval before it.
+        layer: prepared rows, modified.
+        filled: earlier tokens of the interval.
         scale: factor on q k^T.
 
     Returns:
@@ -182,13 +168,13 @@ def attend_step(
         return decode_attention(q, k, v, layer, filled, scale)
     rows, layout = layer.rows, layer.rows.past.layout
     write_tokens(k, v, rows, filled)
-    parts = [q]
+    queries = [q]
     if len(layout.groups) > 1:
-        parts = list(q.index_select(1, layout.order).split([group.size for group in layout.groups], 1))
-    found = []
-    for part, (keys, values), mask, group in zip(parts, rows.groups, layer.masks, layout.groups, strict=True):
+        queries = list(q.index_select(1, layout.order).split([group.size for group in layout.groups], 1))
+    outputs = []
+    for x, (keys, values), mask, group in zip(queries, rows.groups, layer.masks, layout.groups, strict=True):
         end = group.length + filled + 1
         seen = None if mask is None else mask[..., :end]
         pair = keys[:, :, :end], values[:, :, :end]
-        found.append(F.scaled_dot_product_attention(part, *pair, attn_mask=seen, scale=scale))
-    return found[0] if len(found) == 1 else torch.cat(found, 1).index_select(1, layout.places)
+        outputs.append(F.scaled_dot_product_attention(x, *pair, attn_mask=seen, scale=scale))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1).index_select(1, layout.places)

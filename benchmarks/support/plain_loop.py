@@ -1,8 +1,8 @@
-"""Generation as the official program does it, on our weights: the baseline of the engine benchmark.
+"""Plain generation loop that follows the official program, on our weights: baseline of the engine benchmark.
 
-Every layer in the plainest operations: keys (float32) and values concatenated with all earlier ones, the last scale
-included; the text projected again at every scale; norms, modulation, rotation and activation one operation each.
-Images are equal to the engine's up to rounding (`tests/benchmarks/test_benchmarks.py`).
+Every layer uses basic operations: keys (float32) and values are concatenated with all earlier ones, including the last
+scale; the text is projected at every scale; norms, modulation, rotation and activation are one operation each. Images
+equal the engine's up to rounding (`tests/benchmarks/test_benchmarks.py`).
 """
 
 import math
@@ -17,52 +17,52 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvbench.core.segments import Segment
 from kvbench.models.infinity.model import InfinityModel
-from kvbench.models.parts.layers import Attend, Block
+from kvbench.models.parts.layers import Attend, InfinityBlock
 
 
 class PlainCache:
-    """Keys and values concatenated at every scale, the last one included."""
+    """Cache that concatenates keys and values at every scale, including the last."""
 
     repetitions = None
 
     def reset(self, sequences: int) -> None:
-        """Drops everything."""
-        self._held: dict[int, tuple[Tensor, Tensor]] = {}
+        """Drop everything."""
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin(self, segment: Segment) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def release(self) -> None:
-        """Keeps everything, as the official program does while it decodes."""
+        """Keep everything, as the official program does during decoding."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: object = None) -> Tensor:
-        """Concatenates, then attends in v's dtype; keys stay in the dtype they come in."""
-        if layer in self._held:
-            k, v = (torch.cat(pair, 2) for pair in zip(self._held[layer], (k, v), strict=True))
-        self._held[layer] = (k, v)
+        """Concatenate, then attend in v's dtype; keys keep their dtype."""
+        if layer in self._layers:
+            k, v = (torch.cat(pair, 2) for pair in zip(self._layers[layer], (k, v), strict=True))
+        self._layers[layer] = (k, v)
         return F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, scale=1.0)
 
 
 class PlainCondition(NamedTuple):
-    """Shared modulation [B, 1, 6, width], the text [B, words, width], 0 or -inf for its words [B, 1, 1, words]."""
+    """Shared modulation [B, 1, 6, width], text [B, words, width], additive mask of its words [B, 1, 1, words]."""
 
     gss: Tensor
     context: Tensor
     absent: Tensor
 
 
-class PlainBlock(Block):
-    """One layer of Infinity, operation by operation."""
+class PlainBlock(InfinityBlock):
+    """Layer of Infinity in basic operations."""
 
     def condition(self, gss: Tensor, context: Tensor, mask: Tensor) -> PlainCondition:
-        """Nothing is computed ahead."""
+        """Return the inputs, without precomputation."""
         absent = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -math.inf)
         return PlainCondition(gss, context, absent[:, None, None])
 
     def forward(
         self, x: Tensor, layer: int, condition: PlainCondition, rotation: Tensor, attend: Attend
     ) -> Tensor:
-        """One layer over the current tokens; arguments as of `Block`."""
+        """Apply the layer to the current tokens; arguments as in `InfinityBlock`."""
         gate1, gate2, scale1, scale2, shift1, shift2 = (self.ada_gss + condition.gss).unbind(2)
         h = self._self_attention(self._modulated(x, scale1, shift1), layer, rotation, attend)
         x = x + (h * gate1).to(h.dtype)
@@ -78,10 +78,10 @@ class PlainBlock(Block):
         dtype = ca.mat_q.weight.dtype
         q = F.linear(h.to(dtype), ca.mat_q.weight, ca.mat_q.bias)
         bias = torch.cat((torch.zeros_like(ca.v_bias), ca.v_bias))
-        both = F.linear(condition.context.to(dtype), ca.mat_kv.weight, bias)
-        k, v = both.unflatten(-1, (2, ca.heads, -1)).permute(2, 0, 3, 1, 4)
+        kv = F.linear(condition.context.to(dtype), ca.mat_kv.weight, bias)
+        k, v = kv.unflatten(-1, (2, ca.heads, -1)).permute(2, 0, 3, 1, 4)
         q = q.unflatten(-1, (ca.heads, -1)).transpose(1, 2)
-        # As in the engine: cuDNN plans masks of odd lengths anew, or not at all.
+        # As in the engine: cuDNN replans for masks of odd lengths, or fails.
         with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if q.is_cuda else nullcontext():
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=condition.absent.to(q))
         return F.linear(out.transpose(1, 2).flatten(2), ca.proj.weight, ca.proj.bias)
@@ -103,7 +103,7 @@ class PlainBlock(Block):
 
 
 def plain_loop(model: InfinityModel) -> InfinityModel:
-    """The loaded model with every layer replaced, weights shared; to be run with a `PlainCache`."""
+    """Return the loaded model with plain layers that share its weights; it runs with a `PlainCache`."""
     other, transformer = copy(model), copy(model._transformer)
     config = transformer.config
     with torch.device("meta"):

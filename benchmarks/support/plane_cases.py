@@ -1,4 +1,4 @@
-"""Planes of random codes in the forms that a cache stores keys and values in."""
+"""Planes of random codes in all storage formats of a cache."""
 
 from typing import NamedTuple
 
@@ -10,13 +10,7 @@ from kvbench.kernels.planes import Codes, Plane, list_slots
 
 
 class Stored(NamedTuple):
-    """Storage of numbers.
-
-    Attributes:
-        bits: of a number.
-        keys: `channel` or `token`, which share a scale; `codebook`; `fp8`; `plain`: numbers as they are.
-        values: as for `keys`.
-    """
+    """Bits of a number; `channel` or `token` (share a scale), `codebook`, `fp8` or `plain` for keys and values."""
 
     bits: int
     keys: str
@@ -24,7 +18,7 @@ class Stored(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """Name in tables."""
         if self.keys in ("plain", "fp8"):
             return f"float{self.bits}"
         return f"int{self.bits}, {self.keys}"
@@ -37,26 +31,21 @@ FORMS = (
     *(Stored(bits, "codebook", "codebook") for bits in (4, 3, 2)),
     Stored(8, "fp8", "fp8"),
 )
-"""Those of `conf/storage` and of `cache_dtype`."""
+"""Formats of `conf/storage` and of `cache_dtype`."""
 
 
 def equal_rows(rows: int, length: int) -> Layout:
-    """Return the layout of rows that hold the first `length` tokens."""
+    """Return the layout of rows with the first `length` tokens."""
     return arrange_rows(torch.arange(length).expand(rows, -1), [length] * rows)
 
 
 def make_plane(
     form: Stored, layout: Layout, batch: int, channels: int, *, block: int, rotated: bool
 ) -> Plane:
-    """Return a plane of random codes.
+    """Return a plane of random codes, with rows of equal length.
 
-    Args:
-        form: how numbers are stored.
-        layout: rows of equal length.
-        batch: sequences that are stored.
-        channels: D.
-        block: tokens of a row that share a channel's scale or a codebook.
-        rotated: whether keys are stored before rotation; `plain` ones never are.
+    Each `block` tokens of a row share a channel's scale or a codebook. If `rotated`, keys other than `plain` ones are
+    stored unrotated.
     """
     rows, length = len(layout.counts), layout.longest
     blocks = -(-length // block)
@@ -82,6 +71,6 @@ def make_plane(
 
 
 def make_rotation(positions: int, channels: int) -> Tensor:
-    """Return rotations complex64 [positions, D/2] of a line, base 10 000."""
+    """Return one-dimensional rotations complex64 [positions, D/2] with base 10 000."""
     angles = torch.arange(positions)[:, None] * 10_000.0 ** (-torch.arange(0, channels, 2) / channels)
     return torch.polar(torch.ones_like(angles), angles)

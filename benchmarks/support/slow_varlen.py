@@ -1,4 +1,4 @@
-"""torch's variable-length attention, sequence by sequence in double precision."""
+"""Stand-in for torch's variable-length attention: sequence by sequence, in double precision."""
 
 from itertools import pairwise
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 POISON = 7.0
-"""Output of a sequence without keys, which no one may read."""
+"""Output of a sequence without keys, which callers must not read."""
 
 
 def attend_slowly(
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
-    scale: float, seqused_k: Tensor, num_splits: int | None = None,  # noqa: ARG001 - torch gives it
+    scale: float, seqused_k: Tensor, num_splits: int | None = None,  # noqa: ARG001 - part of torch's signature
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Check what torch asks of the arguments, and return what it describes; a sequence without keys has +inf."""
+    """Check torch's requirements and compute attention; the log-sum-exp of a sequence without keys is +inf."""
     assert query.shape[1:] == key.shape[1:] == value.shape[1:]
     assert {x.dtype for x in (cu_seq_q, cu_seq_k, seqused_k)} == {torch.int32}
     assert len(cu_seq_q) == len(cu_seq_k) == len(seqused_k) + 1

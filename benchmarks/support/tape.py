@@ -1,4 +1,4 @@
-"""A recorder that does on a CPU what CUDA graphs do."""
+"""Recorder that replays operations on a CPU as CUDA graphs do on a GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +11,9 @@ from benchmarks.support.device_watch import list_tensors
 
 
 class Tape(TorchDispatchMode):
-    """Does on a CPU what a CUDA graph does: Python runs once, its operations are repeated on the tensors they had.
+    """Acts on a CPU like a CUDA graph: Python runs once, then its operations are repeated on the same tensors.
 
-    Recording leaves nothing done, as capturing does.
+    Like a capture, recording has no effect on the tensors.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Tape(TorchDispatchMode):
         self.recorded = self.repeated = self.cleared = 0
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        """Record work; a number that it reads on the host is an error, as on a GPU (`kvbench.core.graphs.Record`)."""
+        """Record work; reading a number on the host is an error, as on a GPU (`kvbench.core.graphs.GraphRecorder`)."""
         self._done: list[tuple[Any, Any, Any, Any]] = []
         self._before: list[tuple[Tensor, Tensor]] = []
         with self:
@@ -41,7 +41,7 @@ class Tape(TorchDispatchMode):
         return out, repeat
 
     def clear(self) -> None:
-        """Note that memory is to be let go of."""
+        """Count a request to release memory."""
         self.cleared += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,9 +49,9 @@ class Tape(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             raise AssertionError("a number is read on the host")
         written = [
-            given
-            for given, said in zip(args, func._schema.arguments, strict=False)
-            if said.alias_info is not None and said.alias_info.is_write
+            value
+            for value, argument in zip(args, func._schema.arguments, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
         ]
         self._before += [(tensor, tensor.clone()) for tensor in list_tensors((written, kwargs.get("out")))]
         out = func(*args, **kwargs)

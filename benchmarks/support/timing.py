@@ -1,4 +1,4 @@
-"""Timing of several runs that take turns in one process."""
+"""Timing of runs that take turns in one process."""
 
 import statistics
 import time
@@ -9,28 +9,21 @@ Clock = Callable[[], float]
 
 
 class Timed(NamedTuple):
-    """Median seconds of a run, and the result of its last repetition."""
+    """Median seconds of a run and the result of its last repetition."""
 
     seconds: float
     result: Any
 
 
 def choose_clock(cpu_time: bool) -> Clock:
-    """Return the clock of processor time or of wall time, in seconds."""
+    """Return a clock of processor time or wall time, in seconds."""
     return time.process_time if cpu_time else time.perf_counter
 
 
 def take_turns(
     runs: Mapping[str, Callable[[], object]], repeats: int, clock: Clock, warmups: int = 1
 ) -> dict[str, Timed]:
-    """Measure runs in turns, so that a change of the machine's load affects all of them.
-
-    Args:
-        runs: by name.
-        repeats: measured rounds.
-        clock: seconds so far.
-        warmups: rounds before them, which do not count.
-    """
+    """Measure runs in turns, after rounds of warm-up, so that changes of load affect all of them."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     results: dict[str, object] = {}
     for repeat in range(warmups + repeats):
@@ -39,4 +32,4 @@ def take_turns(
             results[name] = run()
             if repeat >= warmups:
                 seconds[name].append(clock() - started)
-    return {name: Timed(statistics.median(found), results[name]) for name, found in seconds.items()}
+    return {name: Timed(statistics.median(times), results[name]) for name, times in seconds.items()}

@@ -1,4 +1,4 @@
-"""Triton launches without a device: what a launcher asks for is noted in place of being run."""
+"""Triton launches without a device: launches are recorded instead of run."""
 
 import importlib
 import pkgutil
@@ -10,23 +10,23 @@ from unittest.mock import patch
 import kvbench.kernels.triton as programs
 
 Note = Callable[..., object]
-"""Takes the name of a kernel, the kernel, and the arguments of a launch."""
+"""Function of a kernel's name, the kernel, and the arguments of a launch."""
 
 
 class Launch:
-    """A kernel whose launches over any grid are calls."""
+    """Kernel whose launches over any grid call a function."""
 
     def __init__(self, call: Callable[..., object]) -> None:
         self._call = call
 
     def __getitem__(self, grid: object) -> Callable[..., object]:
-        """Return the call in place of a launch over a grid."""
+        """Return the function that replaces a launch over a grid."""
         return self._call
 
 
 @contextmanager
 def replace_launches(note: Note) -> Iterator[None]:
-    """Call `note` in place of every launch of a kernel of `kvbench.kernels.triton`."""
+    """Call `note` instead of every launch of a kernel of `kvbench.kernels.triton`."""
     with ExitStack() as stack:
         for module in pkgutil.iter_modules(programs.__path__):
             owner = importlib.import_module(f"{programs.__name__}.{module.name}")

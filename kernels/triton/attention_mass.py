@@ -1,7 +1,9 @@
-"""Attention that each key receives, in two passes over q k^T (see `attention_mass` in `kernels/attention_mass.py`).
+"""Attention mass of each key, in two passes over q k^T (see `attention_mass` in `kernels/attention_mass.py`).
 
-The first finds every query's log-sum-exp unless it is known, the second sums probabilities over the queries, one
-program per tile of keys: nothing is added atomically, so that equal inputs give equal bytes.
+The first pass computes every query's log-sum-exp unless it is given. The second sums probabilities over the queries,
+one program per tile of keys, without atomic additions, so that equal inputs give equal bytes.
+
+Shapes: B batch, R rows, M queries, N keys of a tile, D channels.
 """
 
 import torch
@@ -31,10 +33,10 @@ def sum_kernel(
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Query block, sequence, rank of the row: log-sum-exp of each query, float32 [batch, rows, queries]."""
+    """Store the log-sum-exp of each query, float32 [B, R, M]. Grid: query block, sequence, rank of the row."""
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row, batch, _, sequence, head, length = locate_row(order, lengths, heads, 1)
-    query, inside, channel, fits, asked = load_queries(
+    query, inside, channel, fits, q_tile = load_queries(
         q, q_b, q_r, q_t, sequence, head, queries, UNIT, HEAD_DIM, BLOCK_D, BLOCK_M
     )
     slot = tl.arange(0, BLOCK_N)
@@ -49,34 +51,34 @@ def sum_kernel(
     whole = length // BLOCK_N
     for index in tl.range(0, whole):
         top, total = _sum_slots(
-            top, total, asked, past_keys + index * past_tile, HEAD_DIM, slot, channel, fits, None, None, scale,
+            top, total, q_tile, past_keys + index * past_tile, HEAD_DIM, slot, channel, fits, None, None, scale,
             WHOLE_D, True, False, PRECISION,
         )  # fmt: skip
     if whole * BLOCK_N < length:
         keep = whole * BLOCK_N + slot < length
         top, total = _sum_slots(
-            top, total, asked, past_keys + whole * past_tile, HEAD_DIM, slot, channel, fits, keep, keep[None, :], scale,
-            WHOLE_D, False, False, PRECISION,
+            top, total, q_tile, past_keys + whole * past_tile, HEAD_DIM, slot, channel, fits, keep, keep[None, :],
+            scale, WHOLE_D, False, False, PRECISION,
         )  # fmt: skip
     if CAUSAL:
         last = tl.load(token + query, mask=inside, other=0)
         for index in tl.range(0, tl.cdiv(tokens, BLOCK_N)):
             place = index * BLOCK_N + slot
             top, total = _sum_slots(
-                top, total, asked, k + index * k_tile, k_step, slot, channel, fits, place < tokens,
+                top, total, q_tile, k + index * k_tile, k_step, slot, channel, fits, place < tokens,
                 place[None, :] <= last[:, None], scale, WHOLE_D, False, True, PRECISION,
             )  # fmt: skip
     else:
         whole = tokens // BLOCK_N
         for index in tl.range(0, whole):
             top, total = _sum_slots(
-                top, total, asked, k + index * k_tile, k_step, slot, channel, fits, None, None, scale,
+                top, total, q_tile, k + index * k_tile, k_step, slot, channel, fits, None, None, scale,
                 WHOLE_D, True, False, PRECISION,
             )  # fmt: skip
         if whole * BLOCK_N < tokens:
             keep = whole * BLOCK_N + slot < tokens
             top, total = _sum_slots(
-                top, total, asked, k + whole * k_tile, k_step, slot, channel, fits, keep, keep[None, :], scale,
+                top, total, q_tile, k + whole * k_tile, k_step, slot, channel, fits, keep, keep[None, :], scale,
                 WHOLE_D, False, False, PRECISION,
             )  # fmt: skip
     tl.store(
@@ -86,10 +88,10 @@ def sum_kernel(
 
 @triton.jit
 def _sum_slots(
-    top, total, asked, keys, step, slot, channel, fits, keep, seen, scale,
+    top, total, q_tile, keys, step, slot, channel, fits, keep, seen, scale,
     WHOLE_D: tl.constexpr, WHOLE: tl.constexpr, GUARD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    scores = score_slots(asked, keys, step, slot, channel, fits, keep, seen, WHOLE_D, WHOLE, PRECISION)
+    scores = score_slots(q_tile, keys, step, slot, channel, fits, keep, seen, WHOLE_D, WHOLE, PRECISION)
     _, _, top, total = add_scores(top, total, scores, scale, GUARD)
     return top, total
 
@@ -103,7 +105,7 @@ def mass_kernel(
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, POWER: tl.constexpr,
 ):  # fmt: skip
-    """Tile of keys (of the past, then of the present), sequence, rank of the row."""
+    """Store the mass of a tile of keys. Grid: tile (of the past, then of the present), sequence, rank of the row."""
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row, batch, _, sequence, head, length = locate_row(order, lengths, heads, 1)
     past_tiles = tl.cdiv(longest, BLOCK_N)
@@ -113,8 +115,8 @@ def mass_kernel(
     channel = tl.arange(0, BLOCK_D)
     fits = channel < HEAD_DIM
     first = tl.where(present, index - past_tiles, index) * BLOCK_N
-    count = tl.where(present, tokens, length)  # keys there are, and entries to write
-    width = tl.where(present, tokens, longest)
+    count = tl.where(present, tokens, length)  # keys to read
+    width = tl.where(present, tokens, longest)  # entries to write
     mass += (batch * rows + row) * (longest + tokens) + tl.where(present, longest, 0) + first
     received = tl.zeros([BLOCK_N], tl.float32)
     if first < count:
@@ -131,35 +133,35 @@ def mass_kernel(
         q += (sequence * q_b + head * q_r) * UNIT
         lse += (batch * rows + row) * queries
         q_step = (q_t * UNIT).to(tl.int32)
-        q_tile = q_t * (UNIT * BLOCK_M)
+        q_block = q_t * (UNIT * BLOCK_M)
         query = tl.arange(0, BLOCK_M)
         if CAUSAL:
-            # A query that does not see a key gives it no weight: its log-sum-exp counts as infinite there.
+            # An infinite log-sum-exp gives masked keys no weight.
             place = tl.where(present, first + slot, -1)
             for block in tl.range(0, tl.cdiv(queries, BLOCK_M)):
                 inside = block * BLOCK_M + query < queries
-                asked = load_tile(q + block * q_tile, q_step, query, channel, fits, inside, WHOLE_D, False)
+                q_tile = load_tile(q + block * q_block, q_step, query, channel, fits, inside, WHOLE_D, False)
                 one = tl.load(lse + block * BLOCK_M + query, mask=inside, other=float("inf"))
                 last = tl.load(token + block * BLOCK_M + query, mask=inside, other=0)
                 seen = tl.where(place[:, None] <= last[None, :], one[None, :], float("inf"))
-                received += _received(keys, asked, seen, scale, POWER, PRECISION)
+                received += _received(keys, q_tile, seen, scale, POWER, PRECISION)
         else:
             whole = queries // BLOCK_M
             for block in tl.range(0, whole):
-                asked = load_tile(q + block * q_tile, q_step, query, channel, fits, None, WHOLE_D, True)
+                q_tile = load_tile(q + block * q_block, q_step, query, channel, fits, None, WHOLE_D, True)
                 one = tl.load(lse + block * BLOCK_M + query)
-                received += _received(keys, asked, one[None, :], scale, POWER, PRECISION)
+                received += _received(keys, q_tile, one[None, :], scale, POWER, PRECISION)
             if whole * BLOCK_M < queries:
                 inside = whole * BLOCK_M + query < queries
-                asked = load_tile(q + whole * q_tile, q_step, query, channel, fits, inside, WHOLE_D, False)
+                q_tile = load_tile(q + whole * q_block, q_step, query, channel, fits, inside, WHOLE_D, False)
                 one = tl.load(lse + whole * BLOCK_M + query, mask=inside, other=float("inf"))  # weight 0
-                received += _received(keys, asked, one[None, :], scale, POWER, PRECISION)
+                received += _received(keys, q_tile, one[None, :], scale, POWER, PRECISION)
     tl.store(mass + slot, tl.where(first + slot < count, received / queries, 0.0), mask=first + slot < width)
 
 
 @triton.jit
-def _received(keys, asked, lse, scale, POWER: tl.constexpr, PRECISION: tl.constexpr):
-    scores = tl.dot(keys, tl.trans(asked), input_precision=PRECISION)
+def _received(keys, q_tile, lse, scale, POWER: tl.constexpr, PRECISION: tl.constexpr):
+    scores = tl.dot(keys, tl.trans(q_tile), input_precision=PRECISION)
     weights = tl.exp2((scores * scale - lse * 1.4426950408889634) * POWER)
     return tl.sum(weights, 1)
 
@@ -168,7 +170,7 @@ def attention_mass_triton(
     q: Tensor, k: Tensor, past: Past, scale: float, *, power: int = 1, lse: Tensor | None = None,
     tokens: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Take and return what `kernels.attention_mass.attention_mass` does; `tokens` int32 [queries] or None."""
+    """Compute `kernels.attention_mass.attention_mass` on a GPU; `tokens` is int32 [M] or None."""
     _, heads, queries, channels = q.shape
     layout, batch, rows = past.layout, len(past.keys), len(past.layout.counts)
     present, longest = k.shape[2], layout.longest
@@ -194,7 +196,7 @@ def attention_mass_triton(
 
 
 def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Queries and keys per tile, warps."""
-    if dtype == torch.float32:  # no matrix units: products in registers, which a large head overflows
+    """Return queries per tile, keys per tile, and warps."""
+    if dtype == torch.float32:  # no tensor cores: products in registers, which a large head overflows
         return (32, 32, 8) if head_dim <= 64 else (16, 32, 8) if head_dim <= 128 else (16, 16, 8)
     return (64, 64, 4) if head_dim <= 128 else (64, 32, 4)

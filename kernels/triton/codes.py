@@ -1,7 +1,6 @@
-"""Tiles of numbers out of codes (how these lie in bytes: `kernels/quantise.py`), for kernels that read planes.
+"""Decoding of tiles of codes (packed as in `kernels/quantise.py`), for kernels that read planes.
 
-Nothing is masked: channels beyond the head wrap around, so that what pads a tile is finite, and slots are the caller's
-to keep inside a row.
+Loads have no masks: channels past D wrap around, so that padding is finite, and the caller keeps slots inside a row.
 """
 
 import triton
@@ -10,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def load_codes(numbers, slot, channel, BITS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Load codes int32 [slots, channels] of one row; those of three bits are a part of two and a part of one."""
+    """Load codes int32 [slots, channels] of one row; codes of three bits have a part of two bits and a part of one."""
     row = numbers + slot[:, None] * (HEAD_DIM * BITS // 8)
     if BITS == 3:
         high = _load_part(row + HEAD_DIM // 4, channel, 1, HEAD_DIM)
@@ -21,7 +20,7 @@ def load_codes(numbers, slot, channel, BITS: tl.constexpr, HEAD_DIM: tl.constexp
 
 @triton.jit
 def _load_part(row, channel, BITS: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Codes of 1, 2, 4 or 8 bits: of W bytes, channel c is in byte c % W, from bit c // W BITS up."""
+    """Load codes of 1, 2, 4 or 8 bits: channel c is in byte c % WIDTH, from bit c // WIDTH * BITS up."""
     WIDTH: tl.constexpr = HEAD_DIM * BITS // 8
     byte = tl.load(row + (channel % WIDTH)[None, :]).to(tl.int32)
     if BITS == 8:
@@ -32,7 +31,7 @@ def _load_part(row, channel, BITS: tl.constexpr, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def split_word(word):
-    """Return the lower and the higher half of integers as float32: of 32 bits two float16, of 64 bits two float32."""
+    """Split 32-bit integers into two float16, 64-bit integers into two float32; return both halves as float32."""
     if word.dtype == tl.int32:
         low = (word & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True)
         high = ((word >> 16) & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True)
@@ -49,19 +48,19 @@ def load_numbers(
     SCHEME: tl.constexpr, ENTRIES: tl.constexpr, CHANNELS: tl.constexpr,
     BITS: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Load what is stored of one row, float32 [slots, channels].
+    """Load and decode numbers of one row, float32 [slots, channels].
 
     Args:
-        numbers: of the row's first slot, see `kernels.planes.Codes`.
-        table: `affine`, int32 [entries, CHANNELS], scale and zero in one word; `book`, float16 [entries, D, 2^BITS];
-            otherwise not read.
-        entry: int32, each slot's entry, if there are ENTRIES; `affine` without them has one for every slot.
+        numbers: pointer to the row's first slot, see `kernels.planes.Codes`.
+        table: for `affine` int32 [entries, CHANNELS], scale and zero in one word; for `book` float16
+            [entries, D, 2^BITS]; otherwise not read.
+        entry: int32, entry of each slot if ENTRIES; `affine` without ENTRIES has one entry per slot.
         slot: int32 [slots], inside the row.
-        channel: int32 [channels], in the order of storage.
+        channel: int32 [channels], in storage order.
         SCHEME: `affine`, `book`, `float8` (bytes of e4m3) or `float`.
         ENTRIES: see `entry`.
-        CHANNELS: D, or 1 where all channels of a slot share scale and zero.
-        BITS: of a number.
+        CHANNELS: D, or 1 if all channels of a slot share scale and zero.
+        BITS: bits of a number.
         HEAD_DIM: D.
     """
     place = (channel % HEAD_DIM)[None, :]
@@ -70,7 +69,7 @@ def load_numbers(
     else:
         code = load_codes(numbers, slot, channel, BITS, HEAD_DIM)
         if SCHEME == "float8":
-            # Exponent and mantissa at their places in float16, whose bias is larger by 8.
+            # Move exponent and mantissa to their places in float16; its exponent bias is larger by 8.
             half = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
             return half.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256
         else:

@@ -1,4 +1,4 @@
-"""The copy of kept slots into a new buffer in one launch (see `rebuild` in `kernels/compact.py`)."""
+"""Copy of kept slots into a new buffer in one launch (see `rebuild` in `kernels/compact.py`)."""
 
 from collections.abc import Sequence
 
@@ -13,15 +13,15 @@ BLOCK = 64  # slots per program
 
 @triton.jit
 def _copy_slots(
-    storage, current, result, kept, fresh, written, old, new, inside, fits, HEAD_DIM: tl.constexpr
+    storage, current, result, stored, fresh, target, old, new, inside, fits, HEAD_DIM: tl.constexpr
 ):  # fmt: skip
-    """Copy a block of slots: of the old storage at `kept`, or of the segment at `fresh`, to `written`."""
+    """Copy a block of slots to `target`, from the old storage at `stored` or from the segment at `fresh`."""
     channel = tl.arange(0, fits.shape[1])[None, :]
-    # Every slot comes from one of the two: the loads are predicated, none is read twice.
-    past = tl.load(storage + kept[:, None] * HEAD_DIM + channel, mask=old[:, None] & fits, other=0.0)
+    # Every slot has one source, so the predicated loads read nothing twice.
+    past = tl.load(storage + stored[:, None] * HEAD_DIM + channel, mask=old[:, None] & fits, other=0.0)
     present = tl.load(current + fresh[:, None] + channel, mask=new[:, None] & fits, other=0.0)
     moved = tl.where(old[:, None], past, present.to(storage.dtype.element_ty))
-    tl.store(result + written[:, None] * HEAD_DIM + channel, moved, mask=inside[:, None] & fits)
+    tl.store(result + target[:, None] * HEAD_DIM + channel, moved, mask=inside[:, None] & fits)
 
 
 @kernel("source")
@@ -32,7 +32,7 @@ def copy_kernel(
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     BOTH: tl.constexpr,
 ):  # fmt: skip
-    """Copy one block of slots of one sequence, keys and, if `BOTH`, values; strides of k and v count `UNIT`s."""
+    """Copy one block of slots of one sequence: keys and, if `BOTH`, values; strides of k and v count `UNIT`s."""
     batch = tl.program_id(1).to(tl.int64)
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = slot < total
@@ -40,18 +40,18 @@ def copy_kernel(
     old = inside & (origin >= 0)
     new = inside & (origin < 0)
     fits = (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
-    kept = batch * slots + tl.where(old, origin, 0).to(tl.int64)
-    written = batch * total + slot.to(tl.int64)
+    stored = batch * slots + tl.where(old, origin, 0).to(tl.int64)
+    target = batch * total + slot.to(tl.int64)
     token = tl.where(new, -1 - origin, 0)
     row = tl.program_id(1) * rows + token // length
     sequence = (row // heads).to(tl.int64)
     head = (row % heads).to(tl.int64)
     at = (token % length).to(tl.int64)
     fresh = (sequence * k_b + head * k_r + at * k_t) * UNIT
-    _copy_slots(keys, k, new_keys, kept, fresh, written, old, new, inside, fits, HEAD_DIM)
+    _copy_slots(keys, k, new_keys, stored, fresh, target, old, new, inside, fits, HEAD_DIM)
     if BOTH:
         fresh = (sequence * v_b + head * v_r + at * v_t) * UNIT
-        _copy_slots(values, v, new_values, kept, fresh, written, old, new, inside, fits, HEAD_DIM)
+        _copy_slots(values, v, new_values, stored, fresh, target, old, new, inside, fits, HEAD_DIM)
 
 
 def rebuild_triton(
@@ -61,9 +61,9 @@ def rebuild_triton(
 
     Args:
         stored: flat buffers [batch, slots, D], one or two.
-        current: of each the segment's [sequences, heads, length, D], of any dtype and strides.
-        source: of the new slots, see `kernels.compact.source_table`.
-        out: where each goes, [batch, len(source), D].
+        current: the segment's keys or values for each, [sequences, heads, length, D], with any dtype and strides.
+        source: source of each new slot, see `kernels.compact.source_table`.
+        out: new buffer for each, [batch, len(source), D].
     """
     batch, slots, channels = stored[0].shape
     if not out[0].numel():

@@ -1,7 +1,9 @@
-"""Attention of one new token a row, which also puts the token's key and value behind those before it.
+"""Attention of one new token per row; the kernel also appends the token's key and value to the row.
 
-A program takes a share of a row's keys, for all query heads that read them. How many tokens of the segment came before
-is read on the device, and nothing else that a launch is given changes within a segment: launches can be recorded.
+A program handles a share of a row's keys for all query heads that read them. The number of earlier tokens of the
+segment is read on the device and all other arguments are constant within a segment, so that launches can be recorded.
+
+Shapes: B batch, R rows, M queries (query heads of a row), N keys of a tile, D channels, S shares of a row's keys.
 """
 
 import torch
@@ -18,12 +20,12 @@ from kvbench.kernels.triton.launch import (
     make_partials,
     next_power_of_2,
 )
-from kvbench.kernels.triton.ragged_attention import Tile, splits
+from kvbench.kernels.triton.ragged_attention import Tile, count_splits
 from kvbench.kernels.triton.softmax import add_tile, attend_slots, merge_shares, score_tile
 
 
-def tile(head_dim: int, dtype: torch.dtype, queries: int) -> Tile:
-    """Return the sizes for a head dim and dtype where so many queries share a row; one alone needs no matrix units."""
+def choose_tile(head_dim: int, dtype: torch.dtype, queries: int) -> Tile:
+    """Return the tile for a head dim, dtype and number of queries per row; one query needs no tensor cores."""
     wide = head_dim > 128
     if queries == 1:
         return Tile(1, 32 if wide or dtype == torch.float32 else 64, 4, 3)
@@ -41,11 +43,10 @@ def decode_kernel(
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sequence and share of the keys (fastest), rank of the row by length.
+    """Attend and append one token. Grid: sequence and share of the keys (fastest), rank of the row by length.
 
-    Strides count `UNIT` elements; `scale` includes log2(e). With one split `out` [batch, rows, queries, D] is final,
-    else `partial` float32 [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for
-    `softmax.merge_kernel`.
+    Strides count `UNIT` elements; `scale` includes log2(e). With one split `out` [B, R, M, D] is final, else `partial`
+    float32 [S, B, R, M, D] and `lse` [S, B, R, M] are inputs of `softmax.merge_kernel`.
     """
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row = tl.load(order + tl.program_id(1)).to(tl.int64)
@@ -62,12 +63,12 @@ def decode_kernel(
     past_keys += past
     past_values += past
     q += (batch * q_b + row * q_r) * UNIT
-    asked = load_tile(q, (q_t * UNIT).to(tl.int32), query, channel, fits, query < queries, WHOLE_D, False)
+    q_tile = load_tile(q, (q_t * UNIT).to(tl.int32), query, channel, fits, query < queries, WHOLE_D, False)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
-    # The last tile of a row is never whole: it ends with the new token.
+    # The last tile of a row is never full: it ends with the new token.
     whole = length // BLOCK_N
     share = whole // splits + 1
     begin = part * share
@@ -75,30 +76,30 @@ def decode_kernel(
     for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole), num_stages=STAGES):
         at = index * step
         acc, top, total = attend_slots(
-            acc, top, total, asked, past_keys + at, HEAD_DIM, past_values + at, HEAD_DIM, slot, channel, fits,
+            acc, top, total, q_tile, past_keys + at, HEAD_DIM, past_values + at, HEAD_DIM, slot, channel, fits,
             None, None, scale, WHOLE_D, True, False, PRECISION,
         )  # fmt: skip
     if (begin <= whole) & (whole < end):
         place = whole * BLOCK_N + slot
         at = whole * step
         new = (place == length)[:, None]
-        # Rounded as it is stored, so that later steps see the same key and value.
+        # Rounded to the stored dtype, so that later steps see the same key and value.
         k += (batch * k_b + row * k_r) * UNIT
         key = tl.load(k + channel, mask=fits, other=0.0).to(past_keys.dtype.element_ty)
         v += (batch * v_b + row * v_r) * UNIT
         value = tl.load(v + channel, mask=fits, other=0.0).to(past_values.dtype.element_ty)
         keys = load_tile(past_keys + at, HEAD_DIM, slot, channel, fits, place < length, WHOLE_D, False)
         keys = tl.where(new, key[None, :], keys)
-        scores = score_tile(asked, keys.to(q.dtype.element_ty), PRECISION)
+        scores = score_tile(q_tile, keys.to(q.dtype.element_ty), PRECISION)
         scores = tl.where((place <= length)[None, :], scores, float("-inf"))
         values = load_tile(past_values + at, HEAD_DIM, slot, channel, fits, place < length, WHOLE_D, False)
         values = tl.where(new, value[None, :], values)
         acc, top, total = add_tile(
             acc, top, total, scores, values.to(q.dtype.element_ty), scale, False, PRECISION
         )
-        behind = length.to(tl.int64) * HEAD_DIM + channel
-        tl.store(past_keys + behind, key, mask=fits)
-        tl.store(past_values + behind, value, mask=fits)
+        end_of_row = length.to(tl.int64) * HEAD_DIM + channel
+        tl.store(past_keys + end_of_row, key, mask=fits)
+        tl.store(past_values + end_of_row, value, mask=fits)
 
     batches = tl.num_programs(0) // splits
     place = ((part * batches + batch) * rows + row) * queries + query
@@ -116,16 +117,16 @@ def decode_kernel(
 def decode_attention_triton(
     q: Tensor, k: Tensor, v: Tensor, past: Past, filled: Tensor, scale: float, *, share: int | None = None
 ) -> Tensor:
-    """Write a token's key and value into the free slots behind every row, and attend to all that the row then holds.
+    """Append a token's key and value to every row, and attend to all of the row.
 
     Args:
-        q: [batch, rows, queries, D]: the query heads that read the row.
+        q: [batch, rows, queries, D], the query heads of each row.
         k: the token's key [batch, rows, 1, D].
         v: its value, shaped like k.
-        past: stored keys and values [batch, capacity, D], written to; rows have free slots behind them.
-        filled: int64 [1], tokens that the free slots hold already.
+        past: stored keys and values [batch, capacity, D], modified; rows have free slots after them.
+        filled: int64 [1], used free slots of each row.
         scale: factor on q k^T, positive.
-        share: programs that share a row's keys; None: as many as fill the device.
+        share: programs that share a row's keys; None to fill the device.
 
     Returns:
         [batch, rows, queries, D] in q's dtype, contiguous.
@@ -133,9 +134,9 @@ def decode_attention_triton(
     layout = past.layout
     batch, rows, queries, channels = q.shape
     (q, q_strides), (k, k_strides), (v, v_strides) = align_rows(q), align_rows(k), align_rows(v)
-    sizes = tile(channels, q.dtype, queries)
+    sizes = choose_tile(channels, q.dtype, queries)
     if share is None:
-        share = splits(batch * rows, layout.longest + layout.free_slots, sizes, q.device)
+        share = count_splits(batch * rows, layout.longest + layout.free_slots, sizes, q.device)
     out = q.new_empty(batch, rows, queries, channels)
     partial, lse = make_partials(q, share)
     decode_kernel[batch * share, rows](

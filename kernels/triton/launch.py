@@ -1,4 +1,4 @@
-"""Shared parts of Triton kernels and of their launches: aligned strides, grids, addresses, tiles and outputs."""
+"""Shared parts of Triton kernels and their launches: aligned strides, grids, addresses, tiles and outputs."""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,15 +11,15 @@ from torch import Tensor
 
 UNIT = 8  # strides and head dims are multiples of it, so that rows start on 16 bytes in any 16-bit dtype
 SMALL_MEMORY = 128 << 10
-"""Bytes of shared memory of a block below which large tiles do not fit; sm_86, 89 and 120 have 99 KiB, others 163."""
+"""Bytes of shared memory per block below which large tiles do not fit; sm_86, 89 and 120 have 99 KiB, others 163."""
 LOG2_E = 1.4426950408889634
 
 
 def kernel(*unaligned: str) -> Callable[[Callable[..., None]], Any]:
-    """Return the decorator of a Triton kernel that no value of an annotated integer compiles anew.
+    """Return a decorator for Triton kernels that does not specialise on values of annotated integers.
 
     Args:
-        unaligned: pointers whose alignment compiles no variant either.
+        unaligned: pointers whose alignment is not specialised either.
     """
 
     def decorate(function: Callable[..., None]) -> Any:
@@ -35,14 +35,14 @@ def kernel(*unaligned: str) -> Callable[[Callable[..., None]], Any]:
 def align_rows(tensor: Tensor) -> tuple[Tensor, list[int]]:
     """Return a tensor whose rows start on multiples of `UNIT` elements, and its strides but the last in units.
 
-    Kernels take strides in units because only a factor known at compile time tells them that loads are aligned, and
-    Triton would compile a variant for every pattern of divisible strides. What does not fit is copied.
+    Kernels take strides in units, since the compiler knows that loads are aligned only from a constant factor, and
+    Triton would compile a variant for every pattern of divisible strides. Other tensors are copied.
 
     Args:
         tensor: [..., D].
 
     Raises:
-        ValueError: D is no multiple of `UNIT`.
+        ValueError: D is not a multiple of `UNIT`.
     """
     if tensor.shape[-1] % UNIT:
         raise ValueError(f"head dim {tensor.shape[-1]}: kernels on CUDA need a multiple of {UNIT}")
@@ -56,31 +56,31 @@ def align_rows(tensor: Tensor) -> tuple[Tensor, list[int]]:
 
 
 def cdiv(count: int, size: int) -> int:
-    """Return how many blocks of `size` cover `count`. In plain Python: Triton's costs microseconds per launch."""
+    """Return the number of blocks of `size` that cover `count`, in plain Python: Triton's takes microseconds."""
     return -(-count // size)
 
 
 def next_power_of_2(number: int) -> int:
-    """Return the smallest power of two >= `number`. In plain Python: Triton's costs microseconds per launch."""
+    """Return the smallest power of two >= `number`, in plain Python: Triton's takes microseconds."""
     return 1 << (number - 1).bit_length()
 
 
 @cache
 def count_processors(device: torch.device) -> int:
-    """Return the multiprocessors of a CUDA device; elsewhere, where kernels are only interpreted, those of an H200."""
+    """Return the multiprocessors of a CUDA device; for interpreted kernels, of an H200."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 @cache
 def has_small_memory(device: torch.device) -> bool:
-    """Return whether large tiles do not fit a CUDA device; elsewhere, where kernels are only interpreted, they do."""
+    """Return whether large tiles do not fit a CUDA device; False for interpreted kernels."""
     if device.type != "cuda":
         return False
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) < SMALL_MEMORY
 
 
 def list_constants(q: Tensor) -> dict[str, int | str | bool]:
-    """Return the compile-time constants and options that attention kernels share for queries [..., D]."""
+    """Return the shared compile-time constants and options of attention kernels for queries [..., D]."""
     channels = q.shape[-1]
     return {
         "UNIT": UNIT, "HEAD_DIM": channels, "BLOCK_D": max(16, next_power_of_2(channels)),
@@ -89,15 +89,15 @@ def list_constants(q: Tensor) -> dict[str, int | str | bool]:
 
 
 def make_partials(q: Tensor, share: int, lse: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Allocate what programs that share a row's keys write for `softmax.merge_shares`.
+    """Allocate the outputs of programs that share a row's keys, inputs of `softmax.merge_shares`.
 
     Args:
         q: [sequences, heads, queries, D].
         share: programs that share a row's keys.
-        lse: log-sum-exp to overwrite where one program does all keys; None allocates it.
+        lse: log-sum-exp to overwrite if one program handles all keys; None allocates it.
 
     Returns:
-        float32 outputs [share, sequences, heads, queries, D], never written for one share, and log-sum-exps
+        float32 outputs [share, sequences, heads, queries, D], unused for one share, and log-sum-exps
         [share, sequences, heads, queries].
     """
     if lse is None or share > 1:
@@ -109,10 +109,10 @@ def make_partials(q: Tensor, share: int, lse: Tensor | None = None) -> tuple[Ten
 
 @triton.jit
 def locate_row(order, lengths, heads, splits):
-    """Row of a program (query block, sequence and share of the keys, rank of the row by length).
+    """Locate the row of a program. Grid: query block, sequence and share of the keys, rank of the row by length.
 
     Returns:
-        Row, batch, share, sequence and head of its queries, and cached slots of the row.
+        Row, batch, share, sequence and head of its queries, and number of cached slots of the row.
     """
     row = tl.load(order + tl.program_id(2)).to(tl.int64)
     batch = (tl.program_id(1) // splits).to(tl.int64)
@@ -121,7 +121,7 @@ def locate_row(order, lengths, heads, splits):
 
 @triton.jit
 def load_tile(base, stride, slot, channel, fits, keep, WHOLE_D: tl.constexpr, WHOLE: tl.constexpr):
-    """Load a tile [slots, channels], zeros where masked; a whole tile of a whole head needs no mask."""
+    """Load a tile [slots, channels] with zeros where masked; a full tile of a full head needs no mask."""
     place = base + slot[:, None] * stride + channel[None, :]
     if WHOLE and WHOLE_D:
         return tl.load(place)
@@ -138,10 +138,10 @@ def load_queries(
     q, q_b, q_r, q_t, sequence, head, queries,
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Load the tile of queries of a program whose first axis counts blocks of them.
+    """Load the query tile of a program; the first grid axis counts query blocks.
 
     Returns:
-        Queries, whether they exist, channels, whether those exist, and the tile [M, D].
+        Query indices, their mask, channel indices, their mask, and the tile [M, D].
     """
     first = tl.program_id(0) * BLOCK_M
     query = first + tl.arange(0, BLOCK_M)

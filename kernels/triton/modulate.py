@@ -1,4 +1,4 @@
-"""`modulate` on a GPU: every number is read once and written once, in the dtype that the next layer wants."""
+"""`modulate` on a GPU: one pass, with the output in the dtype of the next layer."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ def modulate_kernel(
     x, factor, shift, out, tokens, factor_stride, shift_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and modulate one token; the `tokens` tokens of a sequence share its factor and shift."""
+    """Normalise and modulate one token; all tokens of a sequence share factor and shift."""
     row = tl.program_id(0).to(tl.int64)
     sequence = row // tokens
     lane = tl.arange(0, BLOCK)
@@ -28,7 +28,7 @@ def modulate_kernel(
 
 
 def modulate_triton(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype, epsilon: float) -> Tensor:
-    """Return LayerNorm(x) factor + shift; arguments and result are those of `kvbench.kernels.modulate.modulate`."""
+    """Return LayerNorm(x) factor + shift; arguments and result as in `kvbench.kernels.modulate.modulate`."""
     batch, tokens, width = x.shape
     x, block = x.contiguous(), next_power_of_2(width)
     out = torch.empty_like(x, dtype=dtype)
@@ -40,5 +40,5 @@ def modulate_triton(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype
 
 
 def count_warps(block: int) -> int:
-    """Return the warps of a program that handles a row of `block` lanes: one for every 512 lanes, 8 at most."""
+    """Return the warps for a row of `block` lanes: one for every 512 lanes, at most 8."""
     return max(1, min(8, block // 512))

@@ -1,8 +1,10 @@
-"""Attention over the cached slots alone, which carries on from attention over other keys (see `attend_past`).
+"""Attention over the cached slots, optionally resumed from attention over other keys (see `attend_past`).
 
-Tiles of keys and values are fetched by tensor descriptors: the copy engine works out addresses, for which a kernel of
-pointers spends registers. A state to carry on from is the start of the online softmax, so that merging costs neither a
-launch nor an output of its own. Where queries are few the keys of a row are split between programs.
+Tensor descriptors load tiles of keys and values: the copy engine computes addresses, for which pointers would need
+registers. The online softmax starts from the given state, so that merging needs no launch and no second output. With
+few queries, several programs share the keys of a row.
+
+Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S shares of a row's keys.
 """
 
 import torch
@@ -22,20 +24,20 @@ from kvbench.kernels.triton.launch import (
     locate_row,
     make_partials,
 )
-from kvbench.kernels.triton.ragged_attention import Tile, fit_keys, make_output, splits, tile
+from kvbench.kernels.triton.ragged_attention import Tile, choose_tile, count_splits, fit_keys, make_output
 from kvbench.kernels.triton.softmax import add_tile, finish_shares, store_state
 
 
 def max_keys(sizes: Tile, head_dim: int) -> int:
-    """Return the keys of a tile for long rows: without pointers to keep, 128 queries can meet 128 of 128 channels.
+    """Return the keys of a tile for long rows: without pointers, registers suffice for 128 x 128 at 128 channels.
 
-    Where heads are smaller, two programs with fewer registers share a multiprocessor.
+    With smaller heads, two programs with fewer registers share a multiprocessor.
     """
     return 128 if sizes.queries == 128 and 64 < head_dim <= 128 else sizes.keys
 
 
 def with_keys(sizes: Tile, keys: int) -> Tile:
-    """Return sizes with so many keys in a tile; of the largest tiles shared memory holds two."""
+    """Return sizes with `keys` keys per tile; shared memory has space for two of the largest tiles."""
     return sizes._replace(keys=keys, stages=2 if keys == 128 else sizes.stages)
 
 
@@ -47,15 +49,15 @@ def past_kernel(
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, RESUME: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
+    """Attend. Grid: query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
 
-    `past_keys` and `past_values` are descriptors of all slots of all sequences, [batch slots, D]. Strides count `UNIT`
-    elements; `scale` includes log2(e). To resume, `out` and `state` float32 [batch, rows, queries] hold what other
-    keys came to, which the first share takes in. With one split `out` and `lse` are final, else `partial` float32
-    [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `softmax.merge_kernel`.
+    `past_keys` and `past_values` are descriptors of all slots of all sequences, [B slots, D]. Strides count `UNIT`
+    elements; `scale` includes log2(e). With RESUME the first share starts from the state in `out` and `state` float32
+    [B, R, M]. With one split `out` and `lse` are final, else `partial` float32 [S, B, R, M, D] and `lse` [S, B, R, M]
+    are inputs of `softmax.merge_kernel`.
     """
     row, batch, part, sequence, head, length = locate_row(order, lengths, heads, splits)
-    query, inside, channel, fits, asked = load_queries(
+    query, inside, channel, fits, q_tile = load_queries(
         q, q_b, q_r, q_t, sequence, head, queries, UNIT, HEAD_DIM, BLOCK_D, BLOCK_M
     )
     slot = tl.arange(0, BLOCK_N)
@@ -80,14 +82,14 @@ def past_kernel(
     whole = length // BLOCK_N
     for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole)):
         keys = past_keys.load([start + index * BLOCK_N, 0]).to(q.dtype.element_ty)
-        scores = tl.dot(asked, keys.T, input_precision=PRECISION)
+        scores = tl.dot(q_tile, keys.T, input_precision=PRECISION)
         values = past_values.load([start + index * BLOCK_N, 0]).to(q.dtype.element_ty)
         acc, top, total = add_tile(acc, top, total, scores, values, scale, False, PRECISION)
     for index in tl.range(tl.maximum(begin, whole), tl.minimum(end, tiles), num_stages=1):
-        # The slots behind the row's end are another row's, and get no weight.
+        # Slots past the end of the row belong to another row and get no weight.
         keep = index * BLOCK_N + slot < length
         keys = past_keys.load([start + index * BLOCK_N, 0]).to(q.dtype.element_ty)
-        scores = tl.dot(asked, keys.T, input_precision=PRECISION)
+        scores = tl.dot(q_tile, keys.T, input_precision=PRECISION)
         scores = tl.where(keep[None, :], scores, float("-inf"))
         values = past_values.load([start + index * BLOCK_N, 0]).to(q.dtype.element_ty)
         acc, top, total = add_tile(acc, top, total, scores, values, scale, False, PRECISION)
@@ -100,22 +102,20 @@ def past_kernel(
 def past_attention_triton(
     q: Tensor, past: Past, scale: float, *, state: State | None = None, share: int | None = None
 ) -> State:
-    """Take and return what `kernels.past_attention.attend_past` does, of at least one slot.
+    """Compute `kernels.past_attention.attend_past` on a GPU, for at least one slot.
 
-    Without a state the output is float32.
-
-    `share` programs share a row's keys; None: as many as fill the device.
+    `share` programs share a row's keys; None fills the device. Without a state the output is float32.
     """
     sequences, heads, queries, channels = q.shape
     layout = past.layout
     batch, slots, _ = past.keys.shape
     rows = sequences * heads // batch
     q, q_strides = align_rows(q)
-    sizes = tile(channels, q.dtype, queries, batch * rows, q.device)
+    sizes = choose_tile(channels, q.dtype, queries, batch * rows, q.device)
     sizes = with_keys(sizes, fit_keys(layout, 0, max_keys(sizes, channels)))
     blocks = cdiv(queries, sizes.queries)
     if share is None:
-        share = splits(batch * rows * blocks, layout.longest, sizes, q.device)
+        share = count_splits(batch * rows * blocks, layout.longest, sizes, q.device)
     out = make_output(q, torch.float32) if state is None else state[0]
     partial, lse = make_partials(q, share, None if state is None else state[1])
     constants = list_constants(q)

@@ -1,4 +1,4 @@
-"""`qk_norm_rope` and `grouped_norm_rope` on a GPU: one pass from the projection to queries and keys."""
+"""`qk_norm_rope` and `grouped_norm_rope` on a GPU, in one pass over the projection."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from kvbench.kernels.triton.launch import cdiv, kernel, next_power_of_2
 
 BLOCK_T = 32
-"""Tokens of a program."""
+"""Tokens per program."""
 Norm = Literal["unit", "none", "rms", "layer"]
 Norms = tuple[Tensor, Tensor, Tensor | None, Tensor | None, float]
 """Fields of `kvbench.kernels.qk_norm_rope.HeadNorms`."""
@@ -22,9 +22,9 @@ def norm_rope_kernel(
     NORM: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr,
     IN_PLACE: tl.constexpr, ROTATE: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and rotate a block of tokens of one head, or copy values; rounds where the functions of torch do.
+    """Normalise and rotate a block of tokens of one head, or copy values; rounding as in the torch functions.
 
-    The grid is (blocks of the tokens of all sequences, heads of queries, of keys and, unless in place, of values).
+    Grid: block of the tokens of all sequences; heads of queries, of keys and, unless in place, of values.
     """
     head = tl.program_id(1)
     row = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -68,7 +68,7 @@ def qk_norm_rope_triton(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Overwrite queries and keys of `qkv` and return views of it; see `kvbench.kernels.qk_norm_rope.qk_norm_rope`.
 
-    Heads stay inside tokens, as in the projection, so that attention's output is merged without a copy.
+    Heads stay inside tokens, as in the projection, so that the output of attention needs no copy.
     """
     qkv = qkv.contiguous()
     norms = (lengths[0], lengths[1], None, None, epsilon)
@@ -80,9 +80,9 @@ def qk_norm_rope_triton(
 def grouped_norm_rope_triton(
     joint: Tensor, kv_heads: int, norms: Norms | None, rotation: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, each in a block of memory of its own, so that heads become rows without a copy.
+    """Return queries, keys and values, each contiguous, so that heads become rows without a copy.
 
-    Arguments are those of `kvbench.kernels.qk_norm_rope.grouped_norm_rope`.
+    Arguments as in `kvbench.kernels.qk_norm_rope.grouped_norm_rope`.
     """
     joint = joint.contiguous()
     batch, tokens, all_heads, dim = joint.shape
@@ -90,9 +90,9 @@ def grouped_norm_rope_triton(
     out = joint.new_empty(joint.numel())
     norm: Norm = "none" if norms is None else "rms" if norms[2] is None else "layer"
     _launch(joint, out, kv_heads, norms, norm, rotation)
-    parts = out.split([batch * tokens * count * dim for count in heads])
+    blocks = out.split([batch * tokens * count * dim for count in heads])
     q, k, v = (
-        part.view(batch, tokens, count, dim).transpose(1, 2) for part, count in zip(parts, heads, strict=True)
+        x.view(batch, tokens, count, dim).transpose(1, 2) for x, count in zip(blocks, heads, strict=True)
     )
     return q, k, v
 
@@ -105,11 +105,11 @@ def _launch(
     norm: Norm,
     rotation: Tensor | None,
 ) -> None:
-    """Fill `out` with queries, keys and values, one behind the other; None overwrites those in `joint`."""
+    """Fill `out` with queries, then keys, then values; None overwrites queries and keys in `joint`."""
     batch, tokens, all_heads, dim = joint.shape
     written = all_heads if out is not None else all_heads - kv_heads
     table = joint if rotation is None else torch.view_as_real(rotation)
-    # What a norm lacks is not read; any tensor takes its place.
+    # Placeholders for absent tensors, which are not read.
     q_weight, k_weight, q_bias, k_bias, eps = norms or (joint, joint, None, None, 0.0)
     norm_rope_kernel[cdiv(batch * tokens, BLOCK_T), written](
         joint, joint if out is None else out,

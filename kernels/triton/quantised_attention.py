@@ -1,8 +1,10 @@
 """Attention over a plane of quantised keys and values (see `quantised_attention` in `kernels/quantised_attention.py`).
 
-Codes become numbers in registers, tile by tile, on their way to the products: nothing but codes and tables is read from
-memory. Keys that are yet to be rotated come as two half tiles, of the first and of the second part of every pair, so
-that turning them moves nothing between threads, and their products with the queries are two.
+Codes are decoded in registers, tile by tile: only codes and tables are read from memory. Unrotated keys are loaded as
+two half tiles, the even and the odd channels of all pairs, so that rotation moves nothing between threads; each half
+has its own product with the queries.
+
+Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S shares of a row's keys.
 """
 
 from typing import NamedTuple
@@ -27,22 +29,22 @@ from kvbench.kernels.triton.launch import (
     make_partials,
     next_power_of_2,
 )
-from kvbench.kernels.triton.ragged_attention import Tile, make_output, splits
+from kvbench.kernels.triton.ragged_attention import Tile, count_splits, make_output
 from kvbench.kernels.triton.softmax import add_tile, finish_shares, score_tile, store_state
 
-WORDS = {torch.complex64: torch.int64, torch.complex32: torch.int32}
-"""Integers as large as a rotation."""
+ROTATION_WORDS = {torch.complex64: torch.int64, torch.complex32: torch.int32}
+"""Integer dtypes of the size of a rotation."""
 
 
-def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: torch.device) -> Tile:
-    """Return the sizes for a head dim and dtype; arguments as of `ragged_attention.tile`."""
+def choose_tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: torch.device) -> Tile:
+    """Return the tile for a head dim and dtype; arguments as in `ragged_attention.choose_tile`."""
     wide = head_dim > 128
     less = wide and has_small_memory(device)
     if queries == 1:
         return Tile(1, 32, 4, 3 - less)
     if dtype == torch.float32:
         return Tile(16, 16 if wide else 32, 8, 2)
-    if queries <= 16:  # with three tiles in flight turning keys of 128 channels spills
+    if queries <= 16:  # rotation of 128 channels spills with three stages
         return Tile(16, 32, 4, 3 if head_dim <= 64 else 2 - less)
     fills = is_batch_invariant() or rows * cdiv(queries, 128) >= 2 * count_processors(device)
     if wide or not fills:
@@ -50,15 +52,15 @@ def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: tor
     return Tile(128, 32, 8, 2)
 
 
-class Source(NamedTuple):
-    """Kernel arguments that describe a plane's keys or values.
+class CodeArguments(NamedTuple):
+    """Kernel arguments for a plane's keys or values.
 
     Attributes:
-        tensors: numbers, table and entries; where one does not exist the numbers stand in and are not read.
-        step: table elements of a sequence, 0 where one table is for all.
+        tensors: numbers, table and entries; absent ones are replaced by the numbers and not read.
+        step: table elements per sequence, 0 if sequences share a table.
         scheme: `affine`, `book`, `float8` or `float`.
-        entries: whether slots name their entry of the table.
-        channels: of an entry that are stored, D or 1.
+        entries: whether there is a table entry index for each slot.
+        channels: stored channels of an entry, D or 1.
     """
 
     tensors: tuple[Tensor, Tensor, Tensor]
@@ -68,8 +70,8 @@ class Source(NamedTuple):
     channels: int
 
 
-def read_source(codes: Codes) -> Source:
-    """Return what the kernel reads of codes; scale and zero are one word to it."""
+def list_arguments(codes: Codes) -> CodeArguments:
+    """Return the kernel arguments for codes; scale and zero are viewed as one word."""
     numbers, channels = codes.numbers, codes.numbers.shape[-1]
     if numbers.dtype == torch.float8_e4m3fn:
         numbers = numbers.view(torch.uint8)
@@ -77,16 +79,16 @@ def read_source(codes: Codes) -> Source:
     if codes.affine is not None:
         words = codes.affine.view(torch.int32)
         step = words[0].numel() if len(words) > 1 else 0
-        return Source((numbers, words, entry), step, "affine", codes.entry is not None, words.shape[2])
+        return CodeArguments((numbers, words, entry), step, "affine", codes.entry is not None, words.shape[2])
     if codes.book is not None:
-        return Source((numbers, codes.book, entry), 0, "book", True, codes.book.shape[1])
+        return CodeArguments((numbers, codes.book, entry), 0, "book", True, codes.book.shape[1])
     scheme = "float8" if numbers.dtype == torch.uint8 else "float"
-    return Source((numbers, numbers, numbers), 0, scheme, False, channels)
+    return CodeArguments((numbers, numbers, numbers), 0, scheme, False, channels)
 
 
 def list_formats(plane: Plane) -> dict[str, int | bool | str]:
-    """Return what the kernel is compiled for of a plane."""
-    keys, values = read_source(plane.keys), read_source(plane.values)
+    """Return the compile-time constants for a plane."""
+    keys, values = list_arguments(plane.keys), list_arguments(plane.values)
     return {
         "BITS": plane.bits, "ROTATE": plane.rotation is not None,
         "KEYS": keys.scheme, "KEY_ENTRIES": keys.entries, "KEY_CHANNELS": keys.channels,
@@ -96,15 +98,15 @@ def list_formats(plane: Plane) -> dict[str, int | bool | str]:
 
 @triton.jit
 def attend_codes(
-    acc, top, total, asked, other, keys, key_table, key_entry, values, value_table, value_entry,
+    acc, top, total, q_tile, q_odd, keys, key_table, key_entry, values, value_table, value_entry,
     rotation, positions, slot, seen, scale,
     WHOLE: tl.constexpr, BITS: tl.constexpr,
     KEYS: tl.constexpr, KEY_ENTRIES: tl.constexpr, KEY_CHANNELS: tl.constexpr,
     VALUES: tl.constexpr, VALUE_ENTRIES: tl.constexpr, VALUE_CHANNELS: tl.constexpr,
     ROTATE: tl.constexpr, HEAD_DIM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of a row's slots, unless `WHOLE` those `seen`; keys that turn are scored in halves: `asked`, `other`."""
-    lane = tl.arange(0, asked.shape[1])
+    """Attend to one tile of a row's slots, `seen` ones unless `WHOLE`; `q_tile` and `q_odd` score rotated halves."""
+    lane = tl.arange(0, q_tile.shape[1])
     first = load_numbers(
         keys, key_table, key_entry, slot, lane, KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, HEAD_DIM
     )
@@ -115,18 +117,18 @@ def attend_codes(
         )
         place = tl.load(positions + slot)[:, None] * HALF + (lane % HALF)[None, :]
         cos, sin = split_word(tl.load(rotation + place))
-        turned = (first * cos - second * sin).to(asked.dtype)
-        second = (first * sin + second * cos).to(asked.dtype)
-        scores = score_tile(asked, turned, PRECISION) + score_tile(other, second, PRECISION)
+        rotated = (first * cos - second * sin).to(q_tile.dtype)
+        second = (first * sin + second * cos).to(q_tile.dtype)
+        scores = score_tile(q_tile, rotated, PRECISION) + score_tile(q_odd, second, PRECISION)
     else:
-        scores = score_tile(asked, first.to(asked.dtype), PRECISION)
+        scores = score_tile(q_tile, first.to(q_tile.dtype), PRECISION)
     if not WHOLE:
         scores = tl.where(seen[None, :], scores, float("-inf"))
     channel = tl.arange(0, acc.shape[1])
-    weighed = load_numbers(
+    value_tile = load_numbers(
         values, value_table, value_entry, slot, channel, VALUES, VALUE_ENTRIES, VALUE_CHANNELS, BITS, HEAD_DIM
     )
-    return add_tile(acc, top, total, scores, weighed.to(asked.dtype), scale, False, PRECISION)
+    return add_tile(acc, top, total, scores, value_tile.to(q_tile.dtype), scale, False, PRECISION)
 
 
 @kernel(
@@ -145,13 +147,12 @@ def quantised_kernel(
     VALUE_ENTRIES: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROTATE: tl.constexpr, RESUME: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
+    """Attend. Grid: query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
 
-    Strides of q and out count `UNIT` elements, those of tables entries; `scale` includes log2(e); sequences beyond the
-    `stored` ones read those again. With one split `out` and `lse` are final, else `partial` float32
-    [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `softmax.merge_kernel`. To
-    resume, `out` and `state` float32 [batch, rows, queries] hold what other keys came to, which the first share takes
-    in.
+    Strides of q and out count `UNIT` elements, strides of tables count entries; `scale` includes log2(e); sequence b
+    reads sequence b % `stored`. With one split `out` and `lse` are final, else `partial` float32 [S, B, R, M, D] and
+    `lse` [S, B, R, M] are inputs of `softmax.merge_kernel`. With RESUME the first share starts from the state in `out`
+    and `state` float32 [B, R, M].
     """
     row = tl.load(order + tl.program_id(2)).to(tl.int64)
     batch = (tl.program_id(1) // splits).to(tl.int64)
@@ -160,26 +161,26 @@ def quantised_kernel(
     query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     channel = tl.arange(0, BLOCK_D)
     lane = tl.arange(0, BLOCK_N)
-    asks = query < queries
-    inside = asks[:, None] & (channel < HEAD_DIM)[None, :]
+    in_range = query < queries
+    inside = in_range[:, None] & (channel < HEAD_DIM)[None, :]
 
     q += (batch * q_b + row * q_r) * UNIT
     place = query.to(tl.int64)[:, None] * (q_t * UNIT)
     if ROTATE:
         pair = tl.arange(0, BLOCK_H)
-        whole_pair = asks[:, None] & (pair < HEAD_DIM // 2)[None, :]
-        asked = tl.load(q + place + 2 * pair[None, :], mask=whole_pair, other=0.0)
-        other = tl.load(q + place + 2 * pair[None, :] + 1, mask=whole_pair, other=0.0)
+        whole_pair = in_range[:, None] & (pair < HEAD_DIM // 2)[None, :]
+        q_tile = tl.load(q + place + 2 * pair[None, :], mask=whole_pair, other=0.0)
+        q_odd = tl.load(q + place + 2 * pair[None, :] + 1, mask=whole_pair, other=0.0)
     else:
-        asked = tl.load(q + place + channel[None, :], mask=inside, other=0.0)
-        other = asked
+        q_tile = tl.load(q + place + channel[None, :], mask=inside, other=0.0)
+        q_odd = q_tile
 
     first = tl.load(offsets + row)
-    held = batch % stored
-    keys += (held * slots + first) * (HEAD_DIM * BITS // 8 if KEYS != "float" else HEAD_DIM)
-    values += (held * slots + first) * (HEAD_DIM * BITS // 8 if VALUES != "float" else HEAD_DIM)
-    key_table += held * key_step
-    value_table += held * value_step
+    source = batch % stored
+    keys += (source * slots + first) * (HEAD_DIM * BITS // 8 if KEYS != "float" else HEAD_DIM)
+    values += (source * slots + first) * (HEAD_DIM * BITS // 8 if VALUES != "float" else HEAD_DIM)
+    key_table += source * key_step
+    value_table += source * value_step
     key_entry += first
     value_entry += first
     positions += first
@@ -189,13 +190,13 @@ def quantised_kernel(
         value_table += first * VALUE_CHANNELS
 
     batches = tl.num_programs(1) // splits
-    mine = (batch * rows + row) * queries + query
+    state_place = (batch * rows + row) * queries + query
     out += (batch * out_b + row * out_r) * UNIT
     out_place = query.to(tl.int64)[:, None] * (out_t * UNIT) + channel[None, :]
     total = tl.zeros([BLOCK_M], tl.float32)
     if RESUME:
         begins = query < tl.where(part == 0, queries, 0)
-        top = tl.load(state + mine, mask=begins, other=float("-inf")) * 1.4426950408889634
+        top = tl.load(state + state_place, mask=begins, other=float("-inf")) * 1.4426950408889634
         total = tl.where(top == float("-inf"), 0.0, 1.0)
         started = begins[:, None] & (channel < HEAD_DIM)[None, :]
         acc = tl.load(out + out_place, mask=started, other=0.0).to(tl.float32)
@@ -209,42 +210,56 @@ def quantised_kernel(
     end = begin + share
     for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole), num_stages=STAGES):
         acc, top, total = attend_codes(
-            acc, top, total, asked, other, keys, key_table, key_entry, values, value_table, value_entry,
+            acc, top, total, q_tile, q_odd, keys, key_table, key_entry, values, value_table, value_entry,
             rotation, positions, index * BLOCK_N + lane, None, scale, True, BITS, KEYS, KEY_ENTRIES, KEY_CHANNELS,
             VALUES, VALUE_ENTRIES, VALUE_CHANNELS, ROTATE, HEAD_DIM, PRECISION,
         )  # fmt: skip
     if (whole * BLOCK_N < length) & (begin <= whole) & (whole < end):
         slot = whole * BLOCK_N + lane
         acc, top, total = attend_codes(
-            acc, top, total, asked, other, keys, key_table, key_entry, values, value_table, value_entry,
+            acc, top, total, q_tile, q_odd, keys, key_table, key_entry, values, value_table, value_entry,
             rotation, positions, tl.minimum(slot, length - 1), slot < length, scale, False, BITS, KEYS, KEY_ENTRIES,
             KEY_CHANNELS, VALUES, VALUE_ENTRIES, VALUE_CHANNELS, ROTATE, HEAD_DIM, PRECISION,
         )  # fmt: skip
 
-    mine += part * (batches * rows * queries).to(tl.int64)
-    store_state(out, partial, lse, out_place, mine, acc, top, total, asks, inside, channel, splits, HEAD_DIM)
+    state_place += part * (batches * rows * queries).to(tl.int64)
+    store_state(
+        out,
+        partial,
+        lse,
+        out_place,
+        state_place,
+        acc,
+        top,
+        total,
+        in_range,
+        inside,
+        channel,
+        splits,
+        HEAD_DIM,
+    )
 
 
 def quantised_attention_triton(
     q: Tensor, plane: Plane, scale: float, state: State | None = None, *, share: int | None = None
 ) -> State:
-    """Take and return what `kernels.quantised_attention.quantised_attention` does; the plane's tensors are contiguous.
+    """Compute `kernels.quantised_attention.quantised_attention` on a GPU; the plane's tensors are contiguous.
 
-    `share` programs share a row's keys; None: as many as fill the device.
+    `share` programs share a row's keys; None fills the device.
     """
     batch, rows, queries, channels = q.shape
     layout = plane.layout
     q, q_strides = align_rows(q)
     out = make_output(q) if state is None else state[0]
-    sizes = tile(channels, q.dtype, queries, batch * rows, q.device)
+    sizes = choose_tile(channels, q.dtype, queries, batch * rows, q.device)
     blocks = cdiv(queries, sizes.queries)
     if share is None:
-        share = splits(batch * rows * blocks, layout.longest, sizes, q.device)
+        share = count_splits(batch * rows * blocks, layout.longest, sizes, q.device)
     partial, lse = make_partials(q, share, None if state is None else state[1])
-    keys, values = read_source(plane.keys), read_source(plane.values)
+    keys, values = list_arguments(plane.keys), list_arguments(plane.values)
     rotation = plane.positions
     if plane.rotation is not None:
-        rotation = plane.rotation.view(WORDS[plane.rotation.dtype])
+        rotation = plane.rotation.view(ROTATION_WORDS[plane.rotation.dtype])
     quantised_kernel[blocks, batch * share, rows](
         q, *keys.tensors, *values.tensors, rotation, plane.positions,
         out, partial, lse if state is None else state[1], lse,

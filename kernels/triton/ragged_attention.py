@@ -1,8 +1,10 @@
 """Ragged attention in one pass over past and present (see `ragged_attention` in `kernels/ragged_attention.py`).
 
-Online softmax in base 2 with float32 statistics. Loops over whole tiles are counted and unmasked, so that the compiler
-keeps the next tiles' copies in flight; what is left of a row is one masked tile. A program takes a block of queries of
-one row, longest rows first, and where queries are few the keys of a row are split between programs.
+Online softmax in base 2 with float32 statistics. Loops over full tiles are counted and unmasked, so that the compiler
+prefetches the next tiles; the rest of a row is one masked tile. A program handles a block of queries of one row,
+longest rows first. With few queries, several programs share the keys of a row.
+
+Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S shares of a row's keys.
 """
 
 from typing import NamedTuple
@@ -29,7 +31,7 @@ from kvbench.kernels.triton.softmax import attend_slots, finish_shares, store_st
 
 
 class Tile(NamedTuple):
-    """Compile-time sizes: queries and keys per tile, warps, tiles in flight."""
+    """Compile-time sizes: queries and keys per tile, warps, pipeline stages."""
 
     queries: int
     keys: int
@@ -37,22 +39,22 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: torch.device) -> Tile:
-    """Sizes for a head dim and dtype; one of at most three per generation.
+def choose_tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: torch.device) -> Tile:
+    """Return the tile for a head dim and dtype, one of at most three per generation.
 
-    Tiles of more than 128 channels are fewer in flight where shared memory is small. Batches that are to be invariant
-    have one for each number of queries.
+    With more than 128 channels and little shared memory there are fewer pipeline stages. In batch-invariance mode the
+    tile depends on the number of queries only.
 
     Args:
         head_dim: D.
-        dtype: of the queries.
-        queries: per row.
+        dtype: dtype of the queries.
+        queries: queries per row.
         rows: rows times batch.
-        device: whose multiprocessors are to be filled.
+        device: device to fill.
     """
     wide = head_dim > 128
     less = wide and has_small_memory(device)
-    if dtype == torch.float32:  # no matrix units: products in registers, which a large head overflows
+    if dtype == torch.float32:  # no tensor cores: products in registers, which a large head overflows
         return Tile(32, 32, 8, 2) if head_dim <= 64 else Tile(16, 16 if wide else 32, 8, 2)
     if queries <= 16:
         return Tile(16, 32 if wide else 64, 4, 3)
@@ -62,16 +64,16 @@ def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: tor
 
 
 def fit_keys(layout: Layout, tokens: int, largest: int) -> int:
-    """Return how many keys a tile is to have: short rows would leave most of a large one empty.
+    """Return the number of keys per tile: short rows would leave most of a large tile empty.
 
     Args:
-        layout: of the past.
-        tokens: of the present, tiles of its own.
-        largest: what long rows take, a power of two of at least 16.
+        layout: layout of the past.
+        tokens: current tokens, which have separate tiles.
+        largest: keys of a tile for long rows, a power of two of at least 16.
 
     Returns:
-        The largest power of two from 16 to `largest` that makes a quarter more keys of all rows together, or fewer;
-        `largest` for batches that are to be invariant.
+        The largest power of two from 16 to `largest` with at most a quarter of padding over all rows; `largest` in
+        batch-invariance mode.
     """
     if is_batch_invariant():
         return largest
@@ -87,10 +89,10 @@ def fit_keys(layout: Layout, tokens: int, largest: int) -> int:
     return size
 
 
-def splits(programs: int, keys: int, sizes: Tile, device: torch.device) -> int:
-    """Programs that share one row's keys: enough to fill the device, with at least four tiles each.
+def count_splits(programs: int, keys: int, sizes: Tile, device: torch.device) -> int:
+    """Return the number of programs that share a row's keys: enough to fill the device, at least four tiles each.
 
-    It is one for batches that are to be invariant.
+    It is 1 in batch-invariance mode.
     """
     if is_batch_invariant():
         return 1
@@ -107,15 +109,15 @@ def attention_kernel(
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
+    """Attend. Grid: query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
 
-    Rows are heads of one sequence, or of all sequences in turn where each has a layout of its own and the batch is 1.
+    Rows are the heads of one sequence, or, if sequences keep different slots, of all sequences with a batch of 1.
     Strides count `UNIT` elements; `scale` includes log2(e). With one split `out` and `lse` are final, else `partial`
-    float32 [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `softmax.merge_kernel`.
+    float32 [S, B, R, M, D] and `lse` [S, B, R, M] are inputs of `softmax.merge_kernel`.
     """
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row, batch, part, sequence, head, length = locate_row(order, lengths, heads, splits)
-    query, inside, channel, fits, asked = load_queries(
+    query, inside, channel, fits, q_tile = load_queries(
         q, q_b, q_r, q_t, sequence, head, queries, UNIT, HEAD_DIM, BLOCK_D, BLOCK_M
     )
     slot = tl.arange(0, BLOCK_N)
@@ -127,7 +129,7 @@ def attention_kernel(
     k += (sequence * k_b + head * k_r) * UNIT
     v += (sequence * v_b + head * v_r) * UNIT
 
-    # This program's share: tiles of the past, then of the present.
+    # Share of this program: tiles of the past, then of the present.
     past_tiles = tl.cdiv(length, BLOCK_N)
     share = tl.cdiv(past_tiles + tl.cdiv(tokens, BLOCK_N), splits)
     begin = part * share
@@ -140,14 +142,14 @@ def attention_kernel(
     for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole)):
         at = index * past_tile
         acc, top, total = attend_slots(
-            acc, top, total, asked, past_keys + at, HEAD_DIM, past_values + at, HEAD_DIM, slot, channel, fits,
+            acc, top, total, q_tile, past_keys + at, HEAD_DIM, past_values + at, HEAD_DIM, slot, channel, fits,
             None, None, scale, WHOLE_D, True, False, PRECISION,
         )  # fmt: skip
     if (whole < past_tiles) & (begin <= whole) & (whole < end):
         at = whole * past_tile
         keep = whole * BLOCK_N + slot < length
         acc, top, total = attend_slots(
-            acc, top, total, asked, past_keys + at, HEAD_DIM, past_values + at, HEAD_DIM, slot, channel, fits,
+            acc, top, total, q_tile, past_keys + at, HEAD_DIM, past_values + at, HEAD_DIM, slot, channel, fits,
             keep, keep[None, :], scale, WHOLE_D, False, False, PRECISION,
         )  # fmt: skip
 
@@ -161,7 +163,7 @@ def attention_kernel(
     last = tl.cdiv(tokens, BLOCK_N)
     if CAUSAL:
         first = tl.program_id(0) * BLOCK_M
-        # Tokens of the block's first and last query; a block that wraps around holds every token in between.
+        # Tokens of the block's first and last query; a block that wraps around may contain every token.
         final = tl.minimum(first + BLOCK_M, queries) - 1
         same = first // tokens == final // tokens
         lowest = tl.where(same, first % tokens, 0)
@@ -170,7 +172,7 @@ def attention_kernel(
         last = tl.minimum(last, highest // BLOCK_N + 1)
     for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole)):
         acc, top, total = attend_slots(
-            acc, top, total, asked, k + index * k_tile, k_step, v + index * v_tile, v_step, slot, channel, fits,
+            acc, top, total, q_tile, k + index * k_tile, k_step, v + index * v_tile, v_step, slot, channel, fits,
             None, None, scale, WHOLE_D, True, False, PRECISION,
         )  # fmt: skip
     for index in tl.range(tl.maximum(begin, whole), tl.minimum(end, last), num_stages=1):
@@ -180,7 +182,7 @@ def attention_kernel(
         if CAUSAL:
             seen = seen & (token[None, :] <= (query % tokens)[:, None])
         acc, top, total = attend_slots(
-            acc, top, total, asked, k + index * k_tile, k_step, v + index * v_tile, v_step, slot, channel, fits,
+            acc, top, total, q_tile, k + index * k_tile, k_step, v + index * v_tile, v_step, slot, channel, fits,
             keep, seen, scale, WHOLE_D, False, CAUSAL, PRECISION,
         )  # fmt: skip
 
@@ -196,20 +198,20 @@ def ragged_attention_triton(
     q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, *, causal: bool = False, share: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Take and return what `kernels.ragged_attention.ragged_attention` does.
+    """Compute `kernels.ragged_attention.ragged_attention` on a GPU.
 
-    `share` programs share a row's keys; None: as many as fill the device. The output is in `dtype`, None for q's.
+    `share` programs share a row's keys; None fills the device. The output is in `dtype`, None for q's.
     """
     sequences, heads, queries, channels = q.shape
     layout = past.layout
     batch, slots, _ = past.keys.shape
     rows, tokens = sequences * heads // batch, k.shape[2]
     (q, q_strides), (k, k_strides), (v, v_strides) = align_rows(q), align_rows(k), align_rows(v)
-    sizes = tile(channels, q.dtype, queries, batch * rows, q.device)
+    sizes = choose_tile(channels, q.dtype, queries, batch * rows, q.device)
     sizes = sizes._replace(keys=fit_keys(layout, tokens, sizes.keys))
     blocks = cdiv(queries, sizes.queries)
     if share is None:
-        share = splits(batch * rows * blocks, layout.longest + tokens, sizes, q.device)
+        share = count_splits(batch * rows * blocks, layout.longest + tokens, sizes, q.device)
     out = make_output(q, dtype)
     _, out_strides = align_rows(out)
     partial, lse = make_partials(q, share)
@@ -224,7 +226,7 @@ def ragged_attention_triton(
 
 
 def make_output(q: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an empty output, heads inside tokens where the queries lie so: they are then merged without a copy."""
+    """Return an empty output in the memory order of the queries, so that merging heads inside tokens needs no copy."""
     batch, rows, queries, channels = q.shape
     if q.stride(1) < q.stride(2):
         return q.new_empty(batch, queries, rows, channels, dtype=dtype).transpose(1, 2)

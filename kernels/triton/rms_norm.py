@@ -1,4 +1,4 @@
-"""`rms_norm` and `add_rms_norm` on a GPU: the stream is read once, sum and norm are written once."""
+"""`rms_norm` and `add_rms_norm` on a GPU, in one pass."""
 
 import torch
 import triton.language as tl
@@ -13,7 +13,7 @@ def rms_norm_kernel(
     x, h, weight, stream, out,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, EPSILON: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Add a branch to one token's stream if there is one, and normalise; rounds where `add_rms_norm` does."""
+    """Normalise one token's stream, after adding a branch if `ADD`; rounding as in `add_rms_norm`."""
     lane = tl.arange(0, BLOCK)
     inside = lane < WIDTH
     place = tl.program_id(0).to(tl.int64) * WIDTH + lane
@@ -30,7 +30,7 @@ def rms_norm_kernel(
 
 
 def rms_norm_triton(x: Tensor, h: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return x + h, or x where h is None, and its norm; arguments as in `kvbench.kernels.rms_norm.add_rms_norm`."""
+    """Return x + h, or x if h is None, and its norm; arguments as in `kvbench.kernels.rms_norm.add_rms_norm`."""
     x, block = x.contiguous(), next_power_of_2(x.shape[-1])
     stream = x if h is None else torch.empty_like(x)
     out = torch.empty_like(x, dtype=torch.promote_types(x.dtype, weight.dtype))

@@ -1,4 +1,7 @@
-"""Online softmax in base 2: one tile of keys after the other, and attentions over shares of the keys made one."""
+"""Online softmax in base 2, tile by tile, and the merge of attention over shares of the keys.
+
+Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S shares of a row's keys.
+"""
 
 import torch
 import triton
@@ -9,33 +12,33 @@ from kvbench.kernels.triton.launch import UNIT, align_rows, cdiv, kernel, load_t
 
 
 @triton.jit
-def score_tile(asked, keys, PRECISION: tl.constexpr):
-    """Products of queries [M, D] and keys [N, D], float32 [M, N]; a single query needs no matrix units."""
-    if asked.shape[0] == 1:
-        return tl.sum(asked.to(tl.float32) * keys.to(tl.float32), 1)[None, :]
+def score_tile(q_tile, keys, PRECISION: tl.constexpr):
+    """Return q k^T float32 [M, N] of queries [M, D] and keys [N, D]; a single query needs no tensor cores."""
+    if q_tile.shape[0] == 1:
+        return tl.sum(q_tile.to(tl.float32) * keys.to(tl.float32), 1)[None, :]
     else:
-        return tl.dot(asked, tl.trans(keys), input_precision=PRECISION)
+        return tl.dot(q_tile, tl.trans(keys), input_precision=PRECISION)
 
 
 @triton.jit
 def score_slots(
-    asked, keys, step, slot, channel, fits, keep, seen,
+    q_tile, keys, step, slot, channel, fits, keep, seen,
     WHOLE_D: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Scores of one tile of stored keys, float32 [M, N]; unless it is `WHOLE`, slots are read where `keep`.
+    """Return the scores of one tile of stored keys, float32 [M, N].
 
-    What is not `seen` [M or 1, N] has a score of -inf.
+    Unless the tile is `WHOLE`, only slots in `keep` [N] are read, and scores outside `seen` [M or 1, N] are -inf.
     """
     tile = load_tile(keys, step, slot, channel, fits, keep, WHOLE_D, WHOLE)
-    scores = score_tile(asked, tile.to(asked.dtype), PRECISION)
+    scores = score_tile(q_tile, tile.to(q_tile.dtype), PRECISION)
     return scores if WHOLE else tl.where(seen, scores, float("-inf"))
 
 
 @triton.jit
 def add_scores(top, total, scores, scale, GUARD: tl.constexpr):
-    """One tile of the online softmax: weights, factor on what came before, largest scaled score, sum of weights."""
+    """Advance the online softmax by one tile; return weights, decay of earlier tiles, largest score, sum of weights."""
     peak = tl.maximum(top, tl.max(scores, 1) * scale)
-    if GUARD:  # rows that have seen nothing yet
+    if GUARD:  # queries without a visible key so far
         base = tl.where(peak == float("-inf"), 0.0, peak)
     else:
         base = peak
@@ -46,9 +49,9 @@ def add_scores(top, total, scores, scale, GUARD: tl.constexpr):
 
 @triton.jit
 def add_tile(acc, top, total, scores, values, scale, GUARD: tl.constexpr, PRECISION: tl.constexpr):
-    """One tile of the online softmax: weighted values, largest scaled score so far, sum of weights.
+    """Advance the online softmax by one tile; return weighted values, largest scaled score and sum of weights.
 
-    A single query's weights meet the values without matrix units, in float32.
+    A single query multiplies weights and values without tensor cores, in float32.
     """
     weights, decay, top, total = add_scores(top, total, scores, scale, GUARD)
     acc = acc * decay[:, None]
@@ -61,20 +64,20 @@ def add_tile(acc, top, total, scores, values, scale, GUARD: tl.constexpr, PRECIS
 
 @triton.jit
 def attend_slots(
-    acc, top, total, asked, keys, k_step, values, v_step, slot, channel, fits, keep, seen, scale,
+    acc, top, total, q_tile, keys, k_step, values, v_step, slot, channel, fits, keep, seen, scale,
     WHOLE_D: tl.constexpr, WHOLE: tl.constexpr, GUARD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of stored keys and values; see `score_slots` and `add_tile`."""
-    scores = score_slots(asked, keys, k_step, slot, channel, fits, keep, seen, WHOLE_D, WHOLE, PRECISION)
+    """Attend to one tile of stored keys and values; see `score_slots` and `add_tile`."""
+    scores = score_slots(q_tile, keys, k_step, slot, channel, fits, keep, seen, WHOLE_D, WHOLE, PRECISION)
     tile = load_tile(values, v_step, slot, channel, fits, keep, WHOLE_D, WHOLE)
-    return add_tile(acc, top, total, scores, tile.to(asked.dtype), scale, GUARD, PRECISION)
+    return add_tile(acc, top, total, scores, tile.to(q_tile.dtype), scale, GUARD, PRECISION)
 
 
 @triton.jit
 def store_state(
     out, partial, lse, written, place, acc, top, total, inside, stored, channel, splits, HEAD_DIM: tl.constexpr
 ):  # fmt: skip
-    """Store an attention: with one split as the final output at `written`, else as a share at `place`."""
+    """Store the result: with one split as the final output at `written`, else as a share at `place`."""
     total = tl.maximum(total, 1e-30)  # a share without keys leaves zeros and a weight of exp(-inf)
     tl.store(lse + place, (top + tl.log2(total)) * 0.6931471805599453, mask=inside)
     acc = acc / total[:, None]
@@ -86,10 +89,10 @@ def store_state(
 
 @triton.jit
 def locate_queries(rows, queries, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Queries of a program (query block, row, sequence).
+    """Locate the queries of a program. Grid: query block, row, sequence.
 
     Returns:
-        Queries int64, row, sequence, channels, whether queries exist, whether numbers do, and the queries' places.
+        Query indices int64, row, sequence, channel indices, mask of queries, mask of the tile, and flat query indices.
     """
     query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     row = tl.program_id(1).to(tl.int64)
@@ -107,7 +110,7 @@ def merge_kernel(
     out_b: tl.int64, out_r: tl.int64, out_t: tl.int64,
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Query block, row, sequence: attentions over shares of the keys into one, weighted by their log-sum-exp."""
+    """Merge attention over shares of the keys, weighted by log-sum-exp. Grid: query block, row, sequence."""
     query, row, batch, channel, inside, stored, place = locate_queries(
         rows, queries, HEAD_DIM, BLOCK_D, BLOCK_M
     )
@@ -136,15 +139,15 @@ def merge_kernel(
 
 
 def merge_shares(partial: Tensor, lse: Tensor, out: Tensor) -> Tensor:
-    """Merge attentions over shares of the keys.
+    """Merge attention over shares of the keys.
 
     Args:
-        partial: float32 [shares, batch, rows, queries, D], contiguous.
-        lse: their log-sum-exp, float32 [shares, batch, rows, queries]; a share without keys has -inf.
-        out: [batch, rows, queries, D], written to.
+        partial: float32 [S, B, R, M, D], contiguous.
+        lse: their log-sum-exp, float32 [S, B, R, M]; -inf for a share without keys.
+        out: [B, R, M, D], overwritten.
 
     Returns:
-        The log-sum-exp over all keys, float32 [batch, rows, queries].
+        The log-sum-exp over all keys, float32 [B, R, M].
     """
     share, batch, rows, queries, channels = partial.shape
     merged = torch.empty_like(lse[0])
@@ -157,7 +160,7 @@ def merge_shares(partial: Tensor, lse: Tensor, out: Tensor) -> Tensor:
 
 
 def finish_shares(partial: Tensor, lse: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output and the log-sum-exp of programs that shared rows' keys; arguments as of `merge_shares`."""
+    """Return output and log-sum-exp, merged if there are several shares; arguments as in `merge_shares`."""
     return out, lse[0] if len(lse) == 1 else merge_shares(partial, lse, out)
 
 
@@ -168,7 +171,7 @@ def pair_kernel(
     out_b: tl.int64, out_h: tl.int64, out_t: tl.int64, more_b: tl.int64, more_h: tl.int64, more_t: tl.int64,
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Query block, head, sequence: a second attention taken into the first one, in place."""
+    """Merge a second state into the first one, in place. Grid: query block, head, sequence."""
     query, head, sequence, channel, inside, stored, place = locate_queries(
         heads, queries, HEAD_DIM, BLOCK_D, BLOCK_M
     )
@@ -190,9 +193,9 @@ def pair_kernel(
 
 
 def merge_pair_triton(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """Take a second attention into the first one, [sequences, heads, queries, D] and [sequences, heads, queries] each.
+    """Merge a second state into the first one, each [sequences, heads, queries, D] and [sequences, heads, queries].
 
-    Outputs may have any strides and dtypes, both log-sum-exps are float32 and contiguous.
+    Outputs may have any strides and dtypes; both log-sum-exps are float32 and contiguous.
     """
     sequences, heads, queries, channels = out.shape
     more, more_strides = align_rows(more)

@@ -1,4 +1,4 @@
-"""`silu_mul` on a GPU: both inputs are read once, the product is written once."""
+"""`silu_mul` on a GPU, in one pass."""
 
 import torch
 import triton.language as tl
@@ -7,12 +7,12 @@ from torch import Tensor
 from kvbench.kernels.triton.launch import cdiv, kernel
 
 BLOCK = 1024
-"""Numbers of a program."""
+"""Elements per program."""
 
 
 @kernel()
 def silu_mul_kernel(gate, x, out, numbers: tl.int64, BLOCK: tl.constexpr):
-    """Gate a block of numbers; rounds where `silu_mul` does."""
+    """Gate a block of elements; rounding as in `silu_mul`."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < numbers
     value = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
@@ -22,7 +22,7 @@ def silu_mul_kernel(gate, x, out, numbers: tl.int64, BLOCK: tl.constexpr):
 
 
 def silu_mul_triton(gate: Tensor, x: Tensor) -> Tensor:
-    """Return silu(gate) x; arguments are those of `kvbench.kernels.swiglu.silu_mul`."""
+    """Return silu(gate) x; arguments as in `kvbench.kernels.swiglu.silu_mul`."""
     gate, x = gate.contiguous(), x.contiguous()
     out = torch.empty_like(gate)
     silu_mul_kernel[(cdiv(gate.numel(), BLOCK),)](gate, x, out, gate.numel(), BLOCK)

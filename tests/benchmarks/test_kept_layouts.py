@@ -1,4 +1,4 @@
-"""Layouts of one kept set: outputs are those of dense attention under a mask, slots are those the paper counts."""
+"""Layouts of kept slots: outputs equal dense attention under a mask, and slot counts equal the paper's."""
 
 import json
 
@@ -30,7 +30,7 @@ LATENCIES = {
 def draw_selection(
     task: str, layers: int, requests: int, heads: int, slots: int, rng: np.random.Generator
 ) -> Tensor:
-    """A selection bool [layers, requests, heads, slots] with as much in common as a task has, some rows empty."""
+    """Draw kept slots bool [layers, requests, heads, slots], shared as in a task, with some empty rows."""
     shape = {"LS": (1, requests, 1), "LA": (layers, requests, 1), "HS": (1, requests, heads)}
     lengths = rng.integers(0, slots + 1, shape.get(task, (layers, requests, heads)))
     lengths[rng.random(lengths.shape) < 0.2] = 0

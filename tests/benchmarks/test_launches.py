@@ -1,4 +1,4 @@
-"""What a token asks a GPU for: ten kernels a layer, in place of over thirty, and no wait of the host."""
+"""Launches per token: ten kernels a layer instead of over thirty, and no wait of the host."""
 
 from argparse import Namespace
 

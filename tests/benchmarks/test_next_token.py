@@ -1,4 +1,4 @@
-"""Benchmarks of next-token models: the official loop is LlamaGen's, texts are those of transformers."""
+"""Benchmarks of next-token models: the official loop matches LlamaGen, texts match transformers."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def test_a_step_s_time_is_that_of_its_segment() -> None:
     def run() -> None:
         for segment in model.spec.segments:
             cache.begin(segment)
-            clock[0] += segment.length * (1 + segment.start)  # so many seconds a step
+            clock[0] += segment.length * (1 + segment.start)  # 1 + start seconds a step
 
     cache.reset(2)
     points = loop.measure_slope(cache, model, run, 3, lambda: clock[0])

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.__main__ import main
-from kvbench.methods.hack.printed import load_printed
+from benchmarks.printed_classes import load_printed
 
 
 def test_calibrations_agree_or_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,9 +26,7 @@ def test_calibrations_agree_or_not(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "no calibration of method=hack or method=hackpp" in capsys.readouterr().out
 
 
-def test_layers_of_infinity_2b_are_held_against_the_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layers_of_infinity_2b_match_the_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sigma = torch.rand(32, 16, dtype=torch.float64)
     sigma[[9, 10, 11, 16, 17, 20, 21, 22]] += 1
     save_file({"sigma": sigma}, tmp_path / "calibration")

@@ -1,4 +1,4 @@
-"""Whole generations by the branches of CUDA, whose Triton programs are interpreted, against those of a CPU."""
+"""Whole generations on CUDA branches, with interpreted Triton kernels, against a CPU."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -157,12 +157,10 @@ def test_methods_of_next_scale_models(name: str) -> None:
     ids=str,
 )
 @pytest.mark.parametrize(
-    "method",
-    slow_but_every(3, (H2O(), Full(), StreamingLLM(sinks=1))),
-    ids=lambda one: type(one).__name__,
+    "method", slow_but_every(3, (H2O(), Full(), StreamingLLM(sinks=1))), ids=lambda one: type(one).__name__
 )
 def test_every_form_of_storage(packing: Packing, method: Method) -> None:
-    """Codes are read where they lie; on a CPU they are read back."""
+    """Codes are read in place; on a CPU they are decoded first."""
     spec = small(layers=2, heads=2, sides=(1, 2, 3, 4))
     inputs = tokens_of(spec, 2, seed=5)
 

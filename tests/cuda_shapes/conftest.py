@@ -30,14 +30,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         return values, torch.empty(values.shape[:2], dtype=torch.bool, device=CUDA)
 
     def conclude(check: FiniteCheck) -> None:
-        on_cuda(*check._worst)
-        assert {worst.shape[1:] for worst in check._worst} == {(1,)}
+        on_cuda(*check._maxima)
+        assert {maximum.shape[1:] for maximum in check._maxima} == {(1,)}
         waits["finite"] += 1
 
     monkeypatch.setattr(TextFeatures, "pad", pad)
     monkeypatch.setattr(FiniteCheck, "conclude", conclude)
     monkeypatch.setattr(Tensor, "pin_memory", lambda numbers: numbers)
-    monkeypatch.setattr("kvbench.models.noise.MANY", 1 << 62)  # a second thread has tensors with numbers
+    monkeypatch.setattr(
+        "kvbench.models.noise.MIN_THREADED", 1 << 62
+    )  # a second thread has tensors with numbers
     return waits
 
 

@@ -6,11 +6,10 @@ import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.support.build import built, composed
-from kvbench.core.budget import Budget
 from kvbench.core.segments import Family
 from kvbench.engine.cache import KVCache
 from kvbench.methods.shared.base import Observer
-from kvbench.runs.calibrate import _Watching
+from kvbench.runs.calibrate import Observation
 from tests.cuda_shapes.test_next_token import SHORT, unread
 from tests.support.fake_device import CUDA
 from tests.support.fake_models import FakeNoise, loaded
@@ -32,10 +31,10 @@ def list_observers(family: Family, model: str) -> list[Observer]:
 
 
 def watch(model: Any, observers: list[Observer]) -> None:
-    watching = _Watching(observers)
-    watching.prepare(model.spec, Budget.parse(1, model.spec))
+    for observer in observers:
+        observer.prepare(model.spec)
     cache = KVCache(
-        model.spec, watching, dtype=model.compute_dtype(CUDA), device=CUDA,
+        model.spec, Observation(observers, model.spec), dtype=model.compute_dtype(CUDA), device=CUDA,
         projection=model.output_projection, rotation=model.key_rotation(),
     )  # fmt: skip
     model.generate(["1 a", "2 b"], cache, FakeNoise())

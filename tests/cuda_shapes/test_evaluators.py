@@ -1,6 +1,6 @@
 """Networks of evaluators on a GPU that is not there: a batch of images goes in, scores or features stay on the device.
 
-Real architectures; tensors of the right names and shapes stand in for the files of weights.
+Real architectures, with tensors of the right names and shapes instead of weight files.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,13 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from kvbench.eval.alignment import clip as clips
 from kvbench.eval.alignment.hps import Hps
 from kvbench.eval.files.weights import Weight
+from kvbench.eval.networks import to_unit
 from kvbench.eval.paired.dists import DistsNetwork
-from kvbench.eval.paired.metrics import Ssim, alex
+from kvbench.eval.paired.lpips import alex
 from kvbench.eval.paired.ms_ssim import MsSsim
+from kvbench.eval.paired.ssim import Ssim
 from kvbench.eval.spaces import dinov2
-from kvbench.eval.spaces.base import Adm, AdmSpatial
 from kvbench.eval.spaces.clip import ClipImages
-from kvbench.eval.spaces.scenes import SceneFeatures, Scenes, perceptual_distance, to_unit
+from kvbench.eval.spaces.inception import Adm, AdmSpatial
+from kvbench.eval.spaces.scenes import SceneFeatures, Scenes, perceptual_distance
 from tests.support.fake_device import CUDA
 
 PIXELS = np.zeros((2, 64, 80, 3), np.uint8)
@@ -52,7 +54,7 @@ def no_numbers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def hold(found: Mapping[str, Tensor], widths: Mapping[str, int]) -> None:
-    """What a space gives lies on the device, in float32."""
+    """The output of a space is float32 on the device."""
     shapes = {name: (2, width) for name, width in widths.items()}
     assert {name: tuple(x.shape) for name, x in found.items()} == shapes
     assert {(x.device, x.dtype) for x in found.values()} == {(CUDA, torch.float32)}
@@ -85,7 +87,7 @@ def test_inception(space: Adm, widths: dict[str, int], monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_dinov2(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
-    with unset_fake_temporarily():  # timm asks for numbers of its own
+    with unset_fake_temporarily():  # timm reads numbers
         give(monkeypatch, timm.create_model(SMALL, num_classes=0, img_size=518).state_dict())
         network = dinov2.load_dinov2(SMALL, FILE)
     monkeypatch.setattr(dinov2, "load_dinov2", lambda *_: network)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from kvbench.core.graphs import Record
+from kvbench.core.graphs import GraphRecorder
 from kvbench.engine.cache import KVCache
 from kvbench.methods.shared.base import Method
-from kvbench.models.qwen3.loop import Drawn
+from kvbench.models.qwen3.loop import DrawnTexts
 from tests.support.fake_device import CUDA
 from tests.support.fake_models import FakeNoise, loaded, prepared
 from tests.support.marks import slow_except
@@ -52,10 +52,10 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         assert sums.device == CUDA
         checked.append(sums)
 
-    for family in ("llamagen", "qwen3"):
-        monkeypatch.setattr(f"kvbench.models.{family}.loop.require_finite", note)
-    monkeypatch.setattr(Drawn, "rows", lambda drawn: [[] for _ in range(len(drawn.tokens))])
-    monkeypatch.setattr("kvbench.models.qwen3.loop.LOOKS", 1 << 20)
+    for module in ("image_loop", "qwen3.loop"):
+        monkeypatch.setattr(f"kvbench.models.{module}.require_finite", note)
+    monkeypatch.setattr(DrawnTexts, "rows", lambda drawn: [[] for _ in range(len(drawn.tokens))])
+    monkeypatch.setattr("kvbench.models.qwen3.loop.CHECK_INTERVAL", 1 << 20)
     monkeypatch.setattr(FakeTensor, "tolist", lambda x: [False] * len(x))
     make = torch.tensor
 
@@ -69,7 +69,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return checked
 
 
-def generate(name: str, method: str, record: Record | None, monkeypatch: pytest.MonkeyPatch) -> Any:
+def generate(name: str, method: str, record: GraphRecorder | None, monkeypatch: pytest.MonkeyPatch) -> Any:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = loaded(name, *SHORT[name])
     chosen: Method = prepared(method, model, 0.9)

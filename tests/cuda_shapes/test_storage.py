@@ -1,6 +1,6 @@
 """Storage in few bits on a GPU that is not there: codes, scales and tables that kernels are given.
 
-Where slots come to lie needs numbers: a CPU works it out first, on heads of few channels.
+Slot positions need data: a CPU computes them first, on heads of few channels.
 """
 
 from dataclasses import replace

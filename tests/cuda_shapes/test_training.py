@@ -1,6 +1,6 @@
 """A training step of each recipe on a GPU that is not there: loss, gradients, optimisers and averaged weights.
 
-Networks and batches are those of the recipes. What a transformer reads is drawn before, from numbers; checkpoints and
+Networks and batches are those of the recipes. The transformer's inputs are computed before, with data; checkpoints and
 the search for codes need numbers and are left out.
 """
 
@@ -75,7 +75,7 @@ def sort_nodes(node: Any) -> list[Any]:
 
 @torch.no_grad()
 def run_backward(loss: Tensor) -> None:
-    """`loss.backward()` without torch's engine, which asks the driver for the device."""
+    """`loss.backward()` without torch's engine, which queries the driver."""
     gradients: dict[Any, dict[int, Tensor]] = {loss.grad_fn: {0: torch.ones_like(loss)}}
     for node in sort_nodes(loss.grad_fn):
         given = gradients.pop(node, {})

@@ -21,9 +21,7 @@ HELD = {"ragged": [300, 0, 33, 1, 130, 0], "uniform": [1100, 1100], "one slot": 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("held", HELD.values(), ids=list(HELD))
 @pytest.mark.parametrize(("tokens", "folds", "causal"), [(1, 1, False), (200, 1, False), (64, 2, True)])
-def test_a_path_agrees_with_double_precision(
-    path: Path, held: list[int], tokens: int, folds: int, causal: bool
-) -> None:
+def test_paths_agree_with_float64(path: Path, held: list[int], tokens: int, folds: int, causal: bool) -> None:
     for apart in (False, True):
         case = make(2, held, folds, tokens, 64, dtype=DTYPE, apart=apart, device=str(DEVICE))
         if reason := WHY_NOT[path](describe(case.q, case.k, case.layout), DEVICE):
@@ -35,9 +33,7 @@ def test_a_path_agrees_with_double_precision(
 
 @pytest.mark.parametrize("backend", get_args(Backend))
 @pytest.mark.parametrize(("tokens", "folds", "causal"), [(1, 1, False), (200, 1, False), (64, 2, True)])
-def test_a_backend_agrees_with_double_precision(
-    backend: Backend, tokens: int, folds: int, causal: bool
-) -> None:
+def test_a_backend_agrees_with_float64(backend: Backend, tokens: int, folds: int, causal: bool) -> None:
     q, k, v, _ = make(2, [1, 1], folds, tokens, 64, dtype=DTYPE, device=str(DEVICE))
     if reason := WHY_NOT_FUSED[backend](Request(64, DTYPE, q.shape[2], DEVICE)):
         pytest.skip(f"{backend}: {reason}")

@@ -10,7 +10,7 @@ import torch
 
 from kvbench.kernels import attention_paths as paths
 from kvbench.kernels import fused_attention, varlen_attention
-from kvbench.kernels.attention_choices import Choice, note_choice, watch_choices
+from kvbench.kernels.attention_choices import AttentionChoice, note_choice, watch_choices
 from kvbench.kernels.batch_invariance import set_batch_invariant
 from kvbench.kernels.decode_attention import Arrangement, prepare_rows
 from kvbench.kernels.fused_attention import Backend, Request, choose_backend
@@ -53,15 +53,13 @@ def test_backends_are_chosen_by_published_rates(hopper: pytest.MonkeyPatch) -> N
 
 
 def test_a_single_query_goes_to_cudnn_unless_torch_keeps_it_from_it(hopper: pytest.MonkeyPatch) -> None:
-    hopper.setattr(fused_attention, "_refuses_single", lambda: True)
+    hopper.setattr(fused_attention, "_is_single_query_disabled", lambda: True)
     assert choose_backend(Request(128, torch.bfloat16, 1, CUDA)) == "flash"
     assert choose_backend(Request(128, torch.bfloat16, 2, CUDA)) == "cudnn"
 
 
 @pytest.mark.parametrize("refused", [None, RuntimeError("no\nkernels")], ids=["activates", "fails"])
-def test_flash_attention_3_is_activated_once_where_it_is_installed(
-    hopper: pytest.MonkeyPatch, refused: Exception | None
-) -> None:
+def test_flash_attention_3_is_activated_once(hopper: pytest.MonkeyPatch, refused: Exception | None) -> None:
     activated = []
 
     def activate(name: str) -> None:
@@ -86,7 +84,7 @@ def test_flash_attention_3_is_activated_once_where_it_is_installed(
 
 
 @pytest.mark.parametrize(
-    ("path", "asked", "device", "reason"),
+    ("path", "changes", "device", "reason"),
     [
         ("kernel", {}, Device(), None),
         ("kernel", {"head_dim": 260}, Device(), "needs at most 256 channels, a multiple of 8"),
@@ -110,13 +108,13 @@ def test_flash_attention_3_is_activated_once_where_it_is_installed(
 )
 def test_a_path_says_why_not(
     path: paths.Path,
-    asked: dict[str, object],
+    changes: dict[str, object],
     device: Device,
     reason: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand_in(monkeypatch, device)
-    assert paths.WHY_NOT[path](shape(4096, 400)._replace(**asked), CUDA) == reason
+    assert paths.WHY_NOT[path](shape(4096, 400)._replace(**changes), CUDA) == reason
 
 
 def test_torch_takes_lengths_from_2_12_on() -> None:
@@ -161,9 +159,7 @@ def test_cudnn_is_asked_where_torch_would_ask_it(cudnn: int, monkeypatch: pytest
     varlen._should_use_cudnn.cache_clear()
 
 
-def test_without_measurements_two_parts_are_taken_where_they_save_more_than_a_launch_costs(
-    hopper: pytest.MonkeyPatch,
-) -> None:
+def test_unmeasured_two_parts_must_save_a_launch(hopper: pytest.MonkeyPatch) -> None:
     """The scales of Infinity-2B at batch 8 with guidance, and what has no published rate."""
     sides = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
     chosen = [paths.choose_path(shape(side**2, 400), CUDA) for side in sides]
@@ -226,7 +222,7 @@ def test_the_table_of_this_package_can_be_read() -> None:
 
 def test_what_was_not_measured_is_not_asked(hopper: pytest.MonkeyPatch) -> None:
     """The first question about variable-length attention imports torch's compiler, which takes seconds."""
-    hopper.setattr(varlen_attention, "find_varlen", lambda: pytest.fail("asked"))
+    hopper.setattr(varlen_attention, "find_varlen", lambda: pytest.fail("called"))
     assert paths.choose_path(shape(4096, 400), CUDA) == "parts"
 
 
@@ -243,7 +239,7 @@ def test_an_explanation_names_every_other_path(hopper: pytest.MonkeyPatch) -> No
     small = dict(paths.explain_path(shape(16, 400), CUDA).others)
     assert small["parts"] == "saves no 20 us by published rates"
     on_cpu = paths.explain_path(shape(16, 400), CPU)
-    assert on_cpu == Choice("products", tuple((path, "needs a GPU") for path in paths.PATHS[1:]))
+    assert on_cpu == AttentionChoice("products", tuple((path, "needs a GPU") for path in paths.PATHS[1:]))
 
 
 def test_invariant_batches_rule_libraries_out(hopper: pytest.MonkeyPatch) -> None:
@@ -264,7 +260,7 @@ def test_invariant_batches_rule_libraries_out(hopper: pytest.MonkeyPatch) -> Non
 def test_a_backend_says_why_not(hopper: pytest.MonkeyPatch) -> None:
     with torch._subclasses.fake_tensor.FakeTensorMode():
         q = torch.empty(1, 2, 400, 64, dtype=torch.bfloat16, device=CUDA)
-        assert fused_attention.explain_backend(q) == Choice(
+        assert fused_attention.explain_backend(q) == AttentionChoice(
             "dense cudnn",
             (
                 ("flash", "slower than cudnn by published rates"),
@@ -282,7 +278,7 @@ def test_choices_are_told_to_who_watches() -> None:
         dense_attention(case.q, case.k, case.v, 1.0)
     assert [choice.path for choice in seen] == ["products", "dense products"]
     assert dict(seen[0].others)["kernel"] == "needs a GPU"
-    note_choice(lambda: pytest.fail("explained though nobody watches"))
+    note_choice(lambda: pytest.fail("explained without an observer"))
 
 
 @pytest.mark.parametrize(
@@ -296,7 +292,7 @@ def test_choices_are_told_to_who_watches() -> None:
 def test_steps_tell_how_rows_are_read(
     held: list[int], arrangement: Arrangement | None, path: str, other: tuple[str, str]
 ) -> None:
-    seen: list[Choice] = []
+    seen: list[AttentionChoice] = []
     with watch_choices(seen.append):
         prepare_rows(make(1, held, 1, 1, 16, device="cpu").stored, arrangement)
     assert [choice.path for choice in seen] == [path]

@@ -57,17 +57,17 @@ def test_what_a_user_forbade_stays_forbidden() -> None:
 
 
 def choices(rows: int, dtype: torch.dtype) -> list[object]:
-    """Tile sizes and splits of every kernel that takes rows or codes, for a batch of so many rows of 400 slots."""
+    """Tile sizes and splits of every kernel for rows or codes, for a batch of `rows` rows of 400 slots."""
     from kvbench.kernels.triton import quantised_attention, ragged_attention
 
     device = torch.device(DEVICE)
     layout = arrange_rows(torch.zeros(rows + 1, 400, dtype=torch.int64), [400] + [3] * rows)
-    sizes = ragged_attention.tile(128, dtype, 300, rows, device)
+    sizes = ragged_attention.choose_tile(128, dtype, 300, rows, device)
     return [
         sizes,
-        quantised_attention.tile(128, dtype, 300, rows, device),
+        quantised_attention.choose_tile(128, dtype, 300, rows, device),
         ragged_attention.fit_keys(layout, 16, sizes.keys),
-        ragged_attention.splits(rows, 400, sizes, device),
+        ragged_attention.count_splits(rows, 400, sizes, device),
     ]
 
 

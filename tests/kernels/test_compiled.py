@@ -173,7 +173,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_the_largest_tiles_fit_shared_memory(root: Path) -> None:
-    """Heads of 136 channels are those of `hard_kv merge=exact`; RTX cards have 99 KiB."""
+    """`hard_kv merge=exact` has heads of 136 channels; RTX cards have 99 KiB."""
     used = answer(FIT, root)
     assert len(used) == 3
     assert max(used.values()) <= 1

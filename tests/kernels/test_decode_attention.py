@@ -32,7 +32,7 @@ def make(
     batch: int, held: list[int], queries: int, channels: int, dtype: torch.dtype = torch.float32,
     stored: torch.dtype | None = None, seed: int = 0, tokens: int = 1, device: str = DEVICE,
 ) -> Case:  # fmt: skip
-    """Queries lie as a model leaves them, keys and values as parts of one product [batch, tokens, 2, rows, D]."""
+    """Queries in a model's memory order, keys and values as parts of one product [batch, tokens, 2, rows, D]."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -125,9 +125,7 @@ def test_a_token_attends_to_its_row_and_joins_it(
     seed=st.integers(0, 10**6),
 )
 @settings(max_examples=10, deadline=None)
-def test_steps_of_a_segment_are_those_of_the_other_arrangements(
-    held: list[int], batch: int, queries: int, seed: int
-) -> None:
+def test_steps_agree_with_other_arrangements(held: list[int], batch: int, queries: int, seed: int) -> None:
     case, filled = make(batch, held, queries, 16, seed=seed), torch.zeros(1, dtype=torch.int64, device=DEVICE)
     kernel = prepare_rows(
         Past(case.stored.keys.clone(), case.stored.values.clone(), case.stored.layout), "kernel", filled

@@ -40,9 +40,7 @@ def ragged(draw: st.DrawFn) -> Case:
     st.sampled_from((-1, 20, 1 << 15)),
 )  # fmt: skip
 @settings(max_examples=200, deadline=None)
-def test_ragged_attention_is_softmax_over_past_and_present(
-    case: Case, causal: bool, scale: float, piece: int, padded: int
-) -> None:
+def test_ragged_attention_is_softmax(case: Case, causal: bool, scale: float, piece: int, padded: int) -> None:
     with pytest.MonkeyPatch.context() as patch:  # groups alone, some of them together, all together
         patch.setattr(module, "PIECE_BYTES", piece)
         patch.setattr(module, "PADDED_SCORES", padded)
@@ -133,9 +131,7 @@ def test_weights_are_rounded_as_fused_kernels_round_them(dtype: torch.dtype, cau
     share=st.sampled_from((0.0, 0.3, 0.7, 1.0)),
 )
 @settings(max_examples=120, deadline=None)
-def test_plan_and_rebuild_equal_a_list_of_lists(
-    rows: int, lengths: list[int], seed: int, share: float
-) -> None:
+def test_plan_and_rebuild_equal_lists(rows: int, lengths: list[int], seed: int, share: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     layout, storage = empty_layout(rows, "cpu"), torch.empty(2, 0, 1)
     model: list[list[int]] = [[] for _ in range(rows)]

@@ -123,7 +123,7 @@ def rounding(q: Tensor, keys: Tensor, values: Tensor) -> tuple[float, float]:
 
 
 def agrees(found: tuple[Tensor, Tensor], q: Tensor, plane: Plane) -> None:
-    """Assert that an output and a log-sum-exp are those of attention in double precision."""
+    """Assert that an output and a log-sum-exp equal attention in double precision."""
     keys, values = read_slowly(plane, q.shape[3])
     repeated = len(q) // len(keys)
     keys, values = keys.repeat(repeated, 1, 1), values.repeat(repeated, 1, 1)
@@ -136,9 +136,9 @@ def agrees(found: tuple[Tensor, Tensor], q: Tensor, plane: Plane) -> None:
             assert not out.any()
             assert (lse == -torch.inf).all()
             continue
-        asked = q[:, row].double().cpu()
+        queries = q[:, row].double().cpu()
         k, v = (x[:, first : first + length] for x in (keys, values))
-        expected, sums = reference_attention.attention(asked, (k, v), (k[:, :0], v[:, :0]), SCALE, False)
+        expected, sums = reference_attention.attention(queries, (k, v), (k[:, :0], v[:, :0]), SCALE, False)
         off, off_sums = rounding(q[:, row].cpu(), k, v)
         assert (out - expected).abs().max() <= off
         assert (lse - sums).abs().max() <= off_sums

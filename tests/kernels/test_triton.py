@@ -79,7 +79,7 @@ def test_rebuild(
     generator = torch.Generator().manual_seed(seed)
     layout, start = empty_layout(rows, DEVICE), 0
     storage = torch.empty(2, 0, channels, dtype=dtypes[0], device=DEVICE)
-    negative = storage  # in place of values: keys of the opposite sign, which lie otherwise
+    negative = storage  # instead of values: keys of the opposite sign, in another memory order
     model: list[list[Tensor]] = [[] for _ in range(rows)]
     for length in steps:
         current = torch.randn(2, length, rows, channels, generator=generator).to(DEVICE, dtypes[1])

@@ -27,7 +27,7 @@ from tests.support.triton_device import DEVICE, needs_loops
 def test_parts_are_one_attention(causal: bool, scale: float, long: int, **given: object) -> None:
     case = make(**{**given, "dtype": torch.float32, "device": "cpu"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(past_attention, "LONG", long)
+        patch.setattr(past_attention, "MIN_FUSED_SLOTS", long)
         out, lse = ragged_attention(*case, scale, causal=causal, path="parts")
     assert lse is not None
     check((out, lse), case, scale, causal)
@@ -80,9 +80,7 @@ def test_a_kernel_hands_on_float32() -> None:
     resume=st.booleans(),
 )
 @settings(max_examples=25, deadline=None)
-def test_the_kernel_of_the_past_carries_on(
-    share: int | None, scale: float, resume: bool, **given: object
-) -> None:
+def test_the_past_kernel_resumes(share: int | None, scale: float, resume: bool, **given: object) -> None:
     from kvbench.kernels.triton.past_attention import past_attention_triton
 
     case = make(**given)
@@ -98,7 +96,7 @@ def test_the_kernel_of_the_past_carries_on(
 
 @pytest.mark.parametrize("backend", get_args(Backend))
 def test_attention_over_no_keys_is_the_same_for_every_backend(backend: Backend) -> None:
-    """FlashAttention-2 says +inf of such rows and FlashAttention-3 -inf, so that neither is asked."""
+    """FlashAttention-2 returns +inf for such rows and FlashAttention-3 -inf, so that neither is called."""
     q, none = torch.randn(1, 2, 3, 8), torch.empty(1, 2, 0, 8)
     out, lse = fused_attention(q, none, none, 1.0, backend=backend)
     assert torch.equal(out, torch.zeros_like(q))

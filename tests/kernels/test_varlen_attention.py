@@ -94,7 +94,7 @@ def test_empty_rows_are_nothing_whatever_a_library_says(library: Library) -> Non
 
 
 def test_of_no_slots_no_library_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen, "find_varlen", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(varlen, "find_varlen", lambda: pytest.fail("called"))
     nothing = torch.empty(1, 0, 16)
     out, lse = varlen_attention(
         torch.randn(1, 2, 3, 16), Past(nothing, nothing, empty_layout(2, "cpu")), 1.0, "fa3"
