@@ -13,43 +13,40 @@ from kvbench.dashboard.repeat import write_command
 from kvbench.dashboard.retention_maps import pack_retention
 from kvbench.dashboard.samples import list_samples
 from kvbench.dashboard.sweeps import find_sweeps
-from kvbench.eval.protocol.intervals import MANY, find_quantile
+from kvbench.eval.protocol.intervals import NORMAL_CLUSTERS, find_quantile
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.figures.method_styles import COLOURS, DARK_COLOURS, choose_styles
 from kvbench.report.runs_table import find_metric, list_metrics, name_methods
 from kvbench.runs.record.results import Results
 
-QUANTITY = ("better", "unit", "digits", "detail", "evaluator", "needs_reference")
-"""Fields of a metric that are alike in all runs, which the page has once."""
-NUMBERS = ("value", "ci95", "sd", "se", "bias")
-"""Fields of a metric that are a run's own."""
-SHEET = "contact_sheet.png"
+SHARED_FIELDS = ("better", "unit", "digits", "detail", "evaluator", "needs_reference")
+"""Fields of a metric that are equal in all runs; the page stores them once."""
+RUN_FIELDS = ("value", "ci95", "sd", "se", "bias")
+"""Fields of a metric that differ between runs."""
+CONTACT_SHEET = "contact_sheet.png"
 
 
 def make_document(runs_dir: Path) -> dict[str, object]:
-    """Return what lies below `runs_dir`: runs with their numbers and where those are from, and what is not finished.
+    """Return the runs below `runs_dir` with numbers and provenance, unfinished and damaged runs, and sweeps.
 
-    `shared` holds values that runs name by their number: sections of configurations and provenance, prompts and texts.
+    `shared` holds values that runs reference by number: sections of configurations and provenance, prompts and texts.
     `quantiles` are the 97.5 % quantiles of Student's distribution for 2, 3, ... clusters.
     """
-    found, pool = find_folders(runs_dir), Pool()
-    runs = list(found.finished.values())
+    folders, pool = find_folders(runs_dir), Pool()
+    runs = list(folders.finished.values())
     labels = name_methods(runs)
-    places = {folder: number for number, folder in enumerate(found.finished)}
-    samples = list_samples(found.finished, pool)
+    places = {folder: number for number, folder in enumerate(folders.finished)}
+    samples = list_samples(folders.finished, pool)
     described = [
-        {
-            **_describe_run(folder, run, label, places, pool),
-            "folder": folder.relative_to(runs_dir).as_posix(),
-            "samples": samples[folder],
-        }
-        for (folder, run), label in zip(found.finished.items(), labels, strict=True)
+        _describe_run(folder, run, label, places, pool)
+        | {"folder": folder.relative_to(runs_dir).as_posix(), "samples": samples[folder]}
+        for (folder, run), label in zip(folders.finished.items(), labels, strict=True)
     ]
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
-        "metrics": _list_quantities(runs),
-        "quantiles": [find_quantile(count) for count in range(2, MANY + 1)],
+        "metrics": _describe_metrics(runs),
+        "quantiles": [find_quantile(count) for count in range(2, NORMAL_CLUSTERS + 1)],
         "palette": {"light": COLOURS, "dark": DARK_COLOURS},
         "styles": {
             label: {"colour": COLOURS.index(colour), "marker": marker}
@@ -58,21 +55,17 @@ def make_document(runs_dir: Path) -> dict[str, object]:
         "runs": described,
         "published": list_tables(runs),
         "sweeps": [asdict(one) for one in find_sweeps(runs_dir)],
-        "unfinished": [asdict(one) for one in found.unfinished],
-        "damaged": [asdict(one) for one in found.damaged],
+        "unfinished": [asdict(one) for one in folders.unfinished],
+        "damaged": [asdict(one) for one in folders.damaged],
         "shared": pool.values,
     }
 
 
-def _list_quantities(runs: list[Results]) -> dict[str, dict[str, object]]:
-    """Return the metrics that some run has a value of, in the order of tables, with what their numbers mean."""
-    return {
-        name: {
-            key: getattr(next(run.metrics[name] for run in runs if name in run.metrics), key)
-            for key in QUANTITY
-        }
-        for name in list_metrics(runs, details=True)
-    }
+def _describe_metrics(runs: list[Results]) -> dict[str, dict[str, object]]:
+    """Return the shared fields of each metric that has a value in some run, in the order of tables."""
+    first = {name: metric for run in reversed(runs) for name, metric in run.metrics.items()}
+    names = list_metrics(runs, details=True)
+    return {name: {key: getattr(first[name], key) for key in SHARED_FIELDS} for name in names}
 
 
 def _describe_run(
@@ -97,22 +90,24 @@ def _describe_run(
         "provenance": {key: pool.add(value) for key, value in (run.provenance or {}).items()},
         "command": write_command(run),
         "finished": run.finished,
-        "sheet": (folder / SHEET).is_file(),
+        "sheet": (folder / CONTACT_SHEET).is_file(),
         "retention": pack_retention(folder),
     }
 
 
 def _describe_metric(metric: Metric, pool: Pool) -> dict[str, object]:
-    """Return a metric's numbers, and as `how` what many runs have alike; what is alike in all is in `metrics`."""
+    """Return a metric's numbers, and its other fields, which many runs share, as `how`."""
     values = asdict(metric)
-    numbers = {key: _shorten(values.pop(key)) for key in NUMBERS}
-    how = {key: value for key, value in values.items() if key not in QUANTITY and value not in (None, "")}
+    numbers = {key: _shorten(values.pop(key)) for key in RUN_FIELDS}
+    how = {
+        key: value for key, value in values.items() if key not in SHARED_FIELDS and value not in (None, "")
+    }
     known = {key: value for key, value in numbers.items() if value is not None}
     return {"value": None, **known, "how": pool.add(how)}
 
 
 def _shorten(value: float | tuple[float | None, ...] | None) -> object:
-    """Keep as many digits of a number as can mean anything."""
+    """Round numbers to nine significant digits."""
     if isinstance(value, tuple):
         return [_shorten(end) for end in value]
     return None if value is None else float(f"{value:.9g}")

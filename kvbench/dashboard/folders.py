@@ -1,4 +1,4 @@
-"""Run folders in any state: finished, unfinished with their progress, damaged."""
+"""Run folders by state: finished, unfinished with progress, damaged."""
 
 import json
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from kvbench.core.config import ConfigError
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import FILE, Results, read_results
 
-SIGNS = (FILE, "config.yaml", RECORDS, "status")
-"""Files of which a run folder holds at least one."""
+RUN_FILES = (FILE, "config.yaml", RECORDS, "status")
+"""Files of a run folder; it contains at least one of them."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Unfinished:
 
     Attributes:
         folder: below `runs_dir`, with slashes.
-        status: `running`, `failed: <why>`, or `started` where the folder does not say.
-        done: samples that are there.
-        total: samples that there will be; None where the configuration does not say.
-        changed: UTC time of the last sample, or of the folder; empty if both are gone.
+        status: `running`, `failed: <reason>`, or `started` if unknown.
+        done: number of samples so far.
+        total: number of all samples; None if unknown.
+        changed: UTC time of the last sample, or of the folder; empty if neither exists.
     """
 
     folder: str
@@ -37,29 +37,29 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A run whose results cannot be read, and why."""
+    """A run whose results cannot be read, with the reason."""
 
     folder: str
     reason: str
 
 
 @dataclass(frozen=True)
-class Found:
-    """Contents of a `runs_dir`, ordered by path; finished runs by folder."""
+class RunFolders:
+    """Runs of a `runs_dir` by state, ordered by path."""
 
     finished: Mapping[Path, Results]
     unfinished: tuple[Unfinished, ...]
     damaged: tuple[Damaged, ...]
 
 
-def find_folders(runs_dir: Path) -> Found:
-    """Read every run folder below `runs_dir`; none of them can make it fail, as others may be writing to them."""
+def find_folders(runs_dir: Path) -> RunFolders:
+    """Read every run folder below `runs_dir`; a folder in any state, even while it is written, raises no error."""
     finished: dict[Path, Results] = {}
     unfinished: list[Unfinished] = []
     damaged: list[Damaged] = []
     for folder in sorted(runs_dir.glob("*/*/")):
         name = folder.relative_to(runs_dir).as_posix()
-        if not any((folder / sign).is_file() for sign in SIGNS):
+        if not any((folder / sign).is_file() for sign in RUN_FILES):
             continue
         try:
             results = read_results(folder)
@@ -70,11 +70,11 @@ def find_folders(runs_dir: Path) -> Found:
             unfinished.append(_describe(folder, name))
         else:
             finished[folder] = results
-    return Found(finished, tuple(unfinished), tuple(damaged))
+    return RunFolders(finished, tuple(unfinished), tuple(damaged))
 
 
 def read_lines(path: Path) -> list[Mapping[str, object]]:
-    """Return the JSON objects of a file with one a line; lines that are none, such as a torn end, are left out."""
+    """Return the objects of a JSON Lines file; other lines, such as an incomplete last one, are left out."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:
@@ -102,7 +102,7 @@ def _read_status(folder: Path) -> str:
 
 
 def _count_prompts(folder: Path) -> int | None:
-    """Return how many prompts the configuration asks for; None where all of a set were, or it cannot be read."""
+    """Return the configured number of samples; None for all prompts of a set, or if unknown."""
     try:
         config = yaml.safe_load((folder / "config.yaml").read_bytes())
     except (OSError, ValueError, yaml.YAMLError, RecursionError):

@@ -1,4 +1,4 @@
-"""The page: one file with its styles, programs and data inside, which needs nothing else but the runs' images."""
+"""The page: one HTML file with styles, scripts and data, which links the images of runs."""
 
 import base64
 import hashlib
@@ -17,43 +17,25 @@ from kvbench.dashboard.vendor import VENDORED, Vendored
 FILE = "dashboard.html"
 TEMPLATE = "dashboard.html.j2"
 STYLES = ("theme", "frame", "tables", "views", "controls", "drawer")
-"""Files of styles/, in their order."""
+"""Files of styles/, in order."""
 SCRIPTS = (
-    "elements",
-    "document",
-    "address",
-    "costs",
-    "theme",
-    "provenance",
-    "tables",
-    "pareto",
-    "filters",
-    "groups",
-    "differences",
-    "columns",
-    "leaderboard",
-    "changes",
-    "grid",
-    "comparison",
-    "retention",
-    "published",
-    "progress",
-    "keys",
-    "main",
-)
-"""Files of scripts/, in their order; together they are one program."""
+    "elements", "document", "address", "costs", "theme", "provenance", "tables", "pareto", "filters", "groups",
+    "differences", "columns", "leaderboard", "changes", "grid", "comparison", "retention", "published", "progress",
+    "keys", "main",
+)  # fmt: skip
+"""Files of scripts/, in order; they are joined to one script."""
 
 
 def write_dashboard(runs_dir: Path, output: Path | None = None, reload: float | None = None) -> Path:
     """Write dashboard.html and return its path.
 
     Args:
-        runs_dir: folder of the runs, whose images the page links by relative path.
-        output: folder of the page; None for that of the runs.
-        reload: seconds after which a browser loads the page again; None for never.
+        runs_dir: folder of the runs; the page links their images by relative path.
+        output: folder of the page; None for `runs_dir`.
+        reload: seconds after which a browser reloads the page; None for never.
 
     Raises:
-        ConfigError: there is nothing to show, Jinja2 is not installed, or a vendored file is not what it should be.
+        ConfigError: there is nothing to show, Jinja2 is not installed, or a vendored file was changed.
     """
     output = output or runs_dir
     document = make_document(runs_dir) | {"root": Path(os.path.relpath(runs_dir, output)).as_posix()}
@@ -65,12 +47,12 @@ def write_dashboard(runs_dir: Path, output: Path | None = None, reload: float | 
 
 
 def render_page(document: Mapping[str, object], reload: float | None = None) -> str:
-    """Return the page that shows a document of `make_document`; see `write_dashboard` for `reload`.
+    """Return the page of a document of `make_document`; see `write_dashboard` for `reload`.
 
-    Its policy lets the browser run the page's own programs and no others, and load nothing but images.
+    Its content security policy allows only the page's own scripts and images.
 
     Raises:
-        ConfigError: Jinja2 is not installed, or a vendored file is not what it should be.
+        ConfigError: Jinja2 is not installed, or a vendored file was changed.
     """
     try:
         import jinja2
@@ -100,7 +82,7 @@ def _read(folder: str, name: str) -> str:
 
 
 def _shorten(folder: str, name: str, comments: tuple[str, ...]) -> str:
-    """Return a file without indentation, lines that begin as comments do, and line ends that mean nothing."""
+    """Return a file without indentation, comment lines and redundant line ends."""
     lines = map(str.strip, _read(folder, name).splitlines())
     text = "\n".join(line for line in lines if line and not line.startswith(comments))
     return re.sub(r"(?<=[{(\[,;])\n", "", text)
@@ -112,18 +94,18 @@ def _join_scripts() -> str:
 
 
 def _inline(vendored: Vendored) -> str:
-    """Return a vendored program under its licence, without the pointer to a file that the page does not have."""
+    """Return a vendored script with its licence, without the address of its source map."""
     lines = vendored.read().splitlines()
-    kept = "\n".join(line for line in lines if not line.startswith("//# sourceMappingURL="))
-    return f"/*! {vendored.package} {vendored.version}\n{vendored.read_licence()}*/\n{kept}\n"
+    text = "\n".join(line for line in lines if not line.startswith("//# sourceMappingURL="))
+    return f"/*! {vendored.package} {vendored.version}\n{vendored.read_licence()}*/\n{text}\n"
 
 
 def _hash_program(program: str) -> str:
-    """Return the hash by which a policy names a program inside a page."""
+    """Return the hash of an inline script for a content security policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()}"
 
 
 def _escape(document: Mapping[str, object]) -> str:
-    """Return a document as JSON that cannot end the element that holds it."""
+    """Return a document as JSON that is safe inside a script element."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False, default=str)
     return text.replace("<", "\\u003c")

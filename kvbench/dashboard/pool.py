@@ -1,4 +1,4 @@
-"""Values that many runs share, written once: a page of a thousand runs stays small."""
+"""Values that runs share, stored once, so that a page of a thousand runs stays small."""
 
 import json
 
@@ -7,7 +7,7 @@ class Pool:
     """Distinct JSON values by number.
 
     Attributes:
-        values: in the order in which they were first seen.
+        values: values in the order of their numbers.
     """
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class Pool:
         self._numbers: dict[str, int] = {}
 
     def add(self, value: object) -> int:
-        """Return the number of a value, which is added unless an equal one is there."""
+        """Return the number of a value; a new value is added."""
         key = json.dumps(value, sort_keys=True, default=str)
         if key not in self._numbers:
             self._numbers[key] = len(self.values)

@@ -1,4 +1,4 @@
-"""Published tables that some run belongs to a row of, for the page to show beside what was measured."""
+"""Published tables with a row that matches a run, for the page's comparison with measured numbers."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ from kvbench.runs.record.results import Results
 
 
 def list_tables(runs: Sequence[Results]) -> list[dict[str, object]]:
-    """Return the tables that a run belongs to, their rows with the numbers of the run and of the printed row."""
-    return [made for table in load().values() if (made := _make_table(table, runs))["rows"]]
+    """Return the tables that match a run; their rows hold the indices of the run and of the printed row."""
+    return [entry for table in load().values() if (entry := _make_table(table, runs))["rows"]]
 
 
 def _make_table(table: PublishedTable, runs: Sequence[Results]) -> dict[str, object]:
@@ -42,5 +42,5 @@ def _make_table(table: PublishedTable, runs: Sequence[Results]) -> dict[str, obj
 
 
 def _list_measured(name: str, runs: Sequence[Results]) -> list[str]:
-    """Return the metrics of the runs that stand for a published one: itself, and its variants on other detectors."""
+    """Return the measured metrics to compare with a published one: itself and its variants on other detectors."""
     return [*([name] if any(name in run.metrics for run in runs) else []), *list_variants(name, runs)]

@@ -1,4 +1,4 @@
-"""The command that repeats a run: the differences of its configuration from the files of conf/."""
+"""Command that repeats a run: the differences of its configuration from the files of conf/."""
 
 import re
 import shlex
@@ -11,18 +11,18 @@ import yaml
 
 from kvbench.runs.record.results import Results
 
-PLAIN = (
+TOP_LEVEL_KEYS = (
     "budget", "budget_unit", "sinks", "seed", "batch_size", "device", "cache_dtype", "cuda_graph", "batch_invariant",
 )  # fmt: skip
-"""Keys of the configuration's first level that can change samples or costs."""
+"""Top-level keys that can change samples or costs."""
 DEFAULTS = {"protect": "equal", "storage": "channel", "prompts": "scenes"}
-"""Choices that conf/config.yaml makes where the command names none."""
+"""Default choices of conf/config.yaml."""
 
 
 def write_command(run: Results) -> str:
-    """Return the command that does a run again, in the runs_dir that is the default.
+    """Return the command that repeats a run in the default runs_dir.
 
-    Models, methods and prompts of plugins are named without their settings; their evaluators are left out.
+    Plugins' models, methods and prompts are named without their settings; plugins' evaluators are left out.
     """
     bound = run.method.startswith("full, ")
     words = ["task=bounds"] if bound else []
@@ -39,7 +39,7 @@ def write_command(run: Results) -> str:
 
 @lru_cache
 def _load(path: str) -> Mapping[str, Any]:
-    """Return a file of conf/ with the files of its defaults, empty where there is none."""
+    """Return a file of conf/ merged with the files of its defaults; empty if there is no such file."""
     file = files("kvbench.conf").joinpath(*f"{path}.yaml".split("/"))
     if not file.is_file():
         return {}
@@ -48,7 +48,8 @@ def _load(path: str) -> Mapping[str, Any]:
     bases = [base for base in values.pop("defaults", []) if isinstance(base, str) and base != "_self_"]
     merged: dict[str, Any] = {}
     for base in bases:
-        merged = _merge(merged, _load(f"{folder}/{base}" if not base.startswith("/") else base[1:]))
+        name = base.removesuffix("@_here_")
+        merged = _merge(merged, _load(name[1:] if name.startswith("/") else f"{folder}/{name}"))
     return _merge(merged, values)
 
 
@@ -69,25 +70,25 @@ def _section(run: Results, group: str) -> Mapping[str, Any]:
 def _compare_plain(run: Results) -> list[str]:
     return [
         f"{key}={_format(run.setting(key))}"
-        for key in PLAIN
+        for key in TOP_LEVEL_KEYS
         if key in run.config and run.setting(key) != _resolve(_load("config").get(key), run)
     ]
 
 
 def _compare_evaluators(run: Results) -> list[str]:
     names = [name for name in _section(run, "eval") if _load(f"eval/{name}")]
-    given: Mapping[str, Any] = {}
+    defaults: Mapping[str, Any] = {}
     for name in names:
-        given = _merge(given, _load(f"eval/{name}"))
-    known = {name: _section(run, f"eval.{name}") for name in names}
+        defaults = _merge(defaults, _load(f"eval/{name}"))
+    actual = {name: _section(run, f"eval.{name}") for name in names}
     return [
         f"eval=[{','.join(names)}]" if names else "eval=none",
-        *_list_differences(run, "eval", given, known),
+        *_list_differences(run, "eval", defaults, actual),
     ]
 
 
 def _find_choice(run: Results, group: str) -> str | None:
-    """Return the file of a group that differs least from what a run has; None where none is of its class."""
+    """Return the choice of a group that differs least from a run's section; None if none has its class."""
     section = _section(run, group)
     names = sorted(
         path.name.removesuffix(".yaml")
@@ -99,34 +100,34 @@ def _find_choice(run: Results, group: str) -> str | None:
 
 
 def _compare(run: Results, group: str, choice: str) -> list[str]:
-    """Return the overrides that lead from a choice of a group to what a run has."""
-    given = _load(f"{group}/{choice}")
-    return list(_list_differences(run, group, given, _section(run, group))) if given else []
+    """Return the overrides that turn a choice of a group into a run's section."""
+    defaults = _load(f"{group}/{choice}")
+    return list(_list_differences(run, group, defaults, _section(run, group))) if defaults else []
 
 
 def _list_differences(
-    run: Results, key: str, given: Mapping[str, Any], actual: Mapping[str, Any]
+    run: Results, key: str, defaults: Mapping[str, Any], actual: Mapping[str, Any]
 ) -> Iterator[str]:
     for name, value in actual.items():
-        place, theirs = f"{key}.{name}", given.get(name)
+        path, default = f"{key}.{name}", defaults.get(name)
         if name.startswith("_"):
             continue
-        if isinstance(value, Mapping) and isinstance(theirs, Mapping):
-            yield from _list_differences(run, place, theirs, value)
-        elif name not in given:
-            yield f"++{place}={_format(value)}"
-        elif value != _resolve(theirs, run):
-            yield f"{place}={_format(value)}"
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            yield from _list_differences(run, path, default, value)
+        elif name not in defaults:
+            yield f"++{path}={_format(value)}"
+        elif value != _resolve(default, run):
+            yield f"{path}={_format(value)}"
 
 
 def _resolve(value: object, run: Results) -> object:
-    """Return a setting of conf/ as it stands in a run: `${key}` is what the run has under that key."""
-    found = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
-    return run.setting(found[1]) if found else value
+    """Return a setting of conf/ with `${key}` replaced by the run's value of that key."""
+    reference = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
+    return run.setting(reference[1]) if reference else value
 
 
 def _format(value: object) -> str:
-    """Write a setting as Hydra's command line reads it."""
+    """Return a setting in the syntax of Hydra's command line."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{_format(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):

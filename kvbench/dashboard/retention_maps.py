@@ -8,28 +8,28 @@ import numpy as np
 from kvbench.core.config import ConfigError
 from kvbench.runs.generate.retention import read_retention
 
-STEPS = 65535
-"""Packed value of a share of 1, in 16 bits."""
+MAX_UINT16 = 65535
+"""Packed value of a share of 1."""
 
 
 def pack_retention(folder: Path) -> dict[str, object] | None:
-    """Return a run's retention with its shares as base64 of 16-bit numbers; None where there is none.
+    """Return a run's retention with its shares as base64 of 16-bit numbers; None if it was not recorded.
 
-    `kept` holds [layers, KV heads, sources] in that order, little-endian; `reason` stands alone if the file is damaged.
+    `kept` is [layers, KV heads, sources], little-endian. A damaged file gives only its `reason`.
     """
     try:
-        found = read_retention(folder)
-        if found is None:
+        retention = read_retention(folder)
+        if retention is None:
             return None
-        kept = np.asarray(found.kept, np.float64)
+        kept = np.asarray(retention.kept, np.float64)
     except (ConfigError, ValueError) as error:
         return {"reason": str(error)}
-    packed = np.rint(kept.clip(0, 1) * STEPS).astype("<u2").tobytes()
+    packed = np.rint(kept.clip(0, 1) * MAX_UINT16).astype("<u2").tobytes()
     return {
-        "segment": found.segment,
-        "sources": found.sources,
-        "tokens": found.tokens,
-        "prompts": found.prompts,
+        "segment": retention.segment,
+        "sources": retention.sources,
+        "tokens": retention.tokens,
+        "prompts": retention.prompts,
         "shape": kept.shape,
         "kept": base64.b64encode(packed).decode(),
     }

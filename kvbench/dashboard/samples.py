@@ -1,15 +1,14 @@
-"""Samples for the comparison of two runs: the worst of each run by each metric, with prompts and texts."""
+"""Samples for the comparison of two runs: the worst samples of each run by metric, with prompts and texts."""
 
 import base64
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from kvbench.dashboard.folders import read_lines
 from kvbench.dashboard.pool import Pool
-from kvbench.eval.protocol.scores import Better
 from kvbench.report.runs_table import find_metric
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.kinds import TEXTS
@@ -17,40 +16,32 @@ from kvbench.runs.record.results import Results
 from kvbench.runs.record.samples import find_sample, find_stored_kind
 
 MAX_SAMPLES, MIN_SAMPLES, MAX_ALTOGETHER = 100, 12, 40_000
-"""Samples of a run by each metric: at most, however many runs there are, and of all runs together."""
+"""Number of samples of a run and metric, largest and smallest, and of all runs together."""
 MAX_TEXTS = 24
-"""The same of a run whose samples are texts, which lie in the page itself."""
-LETTERS = 12_000
-"""Characters of a text beyond which its middle is left out."""
+"""Largest number for a run of texts, which are stored in the page."""
+MAX_LETTERS = 12_000
+"""Number of characters beyond which the middle of a text is left out."""
 MAX_PAIRED = 2_000_000
-"""Values per sample of all runs together, of 5 bytes each in the page, beyond which it has no paired differences."""
+"""Number of sample values of all runs, 5 bytes each, beyond which the page has no paired differences."""
 
 Values = Mapping[str, Mapping[int, float]]
-"""By metric, what it gives each sample; samples without a finite value are left out."""
+"""Values of samples by metric; samples without a finite value are left out."""
 
 
 def list_samples(finished: Mapping[Path, Results], pool: Pool) -> dict[Path, dict[str, object]]:
     """Return the samples to show of every run, by folder.
 
-    Each entry holds `kind` (images or texts), `index`, and parallel to it `prompt`, `answer` and `text` (numbers in the
-    pool, the latter two of texts only) and `values` (by metric). For paired differences `drawn` is the number in the
-    pool of all samples' prompts and seeds, and `columns` has by metric the values of all samples, float32 in base64,
-    nan where there is none; only of metrics that are the mean of these values.
-
-    Args:
-        finished: results by folder.
-        pool: receives prompts and texts.
+    Each entry holds `kind` (images or texts), `index`, and in the same order `prompt`, `answer` and `text` (numbers in
+    the pool; the latter two for texts only) and `values` (by metric). For paired differences, `drawn` is the number in
+    the pool of the prompts and seeds of all samples, and `columns` holds the values of all samples by metric (float32
+    in base64, nan for missing values), only of metrics that are the mean of their samples.
     """
     share = max(MIN_SAMPLES, min(MAX_SAMPLES, MAX_ALTOGETHER // max(1, len(finished))))
     values = {folder: _read_values(folder, run) for folder, run in finished.items()}
-    chosen = {
-        folder: _choose(
-            values[folder],
-            run,
-            min(share, MAX_TEXTS) if find_stored_kind(folder).kind == TEXTS.kind else share,
-        )
-        for folder, run in finished.items()
-    }
+    chosen = {}
+    for folder, run in finished.items():
+        count = min(share, MAX_TEXTS) if find_stored_kind(folder).kind == TEXTS.kind else share
+        chosen[folder] = _choose(values[folder], run, count)
     for folder, run in finished.items():
         reference = folder.parent / (run.reference or run.run)
         if reference in chosen:
@@ -70,18 +61,15 @@ def _pack_columns(run: Results, values: Values) -> dict[str, str]:
     for name, column in values.items():
         metric = find_metric(run, name)
         mean = math.fsum(column.values()) / len(column)
-        if (
-            metric
-            and metric.value is not None
-            and math.isclose(mean, metric.value, rel_tol=1e-6, abs_tol=1e-9)
-        ):
+        value = metric.value if metric else None
+        if value is not None and math.isclose(mean, value, rel_tol=1e-6, abs_tol=1e-9):
             numbers = np.array([column.get(index, math.nan) for index in range(run.n)], "<f4")
             packed[name] = base64.b64encode(numbers.tobytes()).decode()
     return packed
 
 
 def _read_values(folder: Path, run: Results) -> Values:
-    found: dict[str, dict[int, float]] = {}
+    columns: dict[str, dict[int, float]] = {}
     stems: dict[str, list[Mapping[str, object]]] = {}
     for name in run.metrics:
         metric = find_metric(run, name)
@@ -91,48 +79,46 @@ def _read_values(folder: Path, run: Results) -> Values:
         if stem not in stems:
             stems[stem] = read_lines(folder / "metrics" / f"{stem}.samples.jsonl")
         column = {line["index"]: line.get(name) for line in stems[stem] if type(line.get("index")) is int}
-        numbers = {int(str(i)): float(v) for i, v in column.items() if _is_number(v)}  # type: ignore[arg-type]
+        numbers = {
+            int(str(i)): float(v)
+            for i, v in column.items()
+            if isinstance(v, int | float) and math.isfinite(v)
+        }  # type: ignore[arg-type]
         if numbers:
-            found[name] = numbers
-    return found
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+            columns[name] = numbers
+    return columns
 
 
 def _choose(values: Values, run: Results, count: int) -> set[int]:
-    """Return the samples that are among the worst `count` by some metric."""
-    worst = (_find_worst(column, run.metrics[name].better, count) for name, column in values.items())
-    return set().union(*worst)
-
-
-def _find_worst(column: Mapping[int, float], better: Better, count: int) -> Iterable[int]:
-    sign = 1 if better == "higher" else -1
-    return sorted(column, key=lambda index: (sign * column[index], index))[:count]
+    """Return the samples that are among the `count` worst by some metric."""
+    worst: set[int] = set()
+    for name, column in values.items():
+        sign = 1 if run.metrics[name].better == "higher" else -1
+        ordered = sorted((sign * value, index) for index, value in column.items())
+        worst.update(index for _, index in ordered[:count])
+    return worst
 
 
 def _describe(folder: Path, count: int, indices: list[int], values: Values, pool: Pool) -> dict[str, object]:
-    lines = read_lines(folder / RECORDS)
-    records = {line.get("index"): line for line in lines}
-    drawn = [
-        (records.get(index, {}).get("prompt"), records.get(index, {}).get("seed")) for index in range(count)
-    ]
-    found: dict[str, object] = {
+    records = {line.get("index"): line for line in read_lines(folder / RECORDS)}
+    every = [records.get(index, {}) for index in range(count)]
+    chosen = [records.get(index, {}) for index in indices]
+    entry: dict[str, object] = {
         "kind": find_stored_kind(folder).kind,
         "index": indices,
-        "drawn": pool.add([(pool.add(prompt), seed) for prompt, seed in drawn]),
-        "prompt": [pool.add(records.get(index, {}).get("prompt")) for index in indices],
+        "drawn": pool.add([(pool.add(record.get("prompt")), record.get("seed")) for record in every]),
+        "prompt": [pool.add(record.get("prompt")) for record in chosen],
         "values": {
             name: [_shorten(column.get(index)) for index in indices] for name, column in values.items()
         },
     }
-    if found["kind"] == TEXTS.kind:
-        found["text"] = [pool.add(_read_text(folder, index)) for index in indices]
-        metas = (records.get(index, {}).get("meta") for index in indices)
-        answers = [meta.get("answer") if isinstance(meta, Mapping) else None for meta in metas]
-        found["answer"] = [pool.add(answer) for answer in answers]
-    return found
+    if entry["kind"] == TEXTS.kind:
+        entry["text"] = [pool.add(_read_text(folder, index)) for index in indices]
+        metas = (record.get("meta") for record in chosen)
+        entry["answer"] = [
+            pool.add(meta.get("answer") if isinstance(meta, Mapping) else None) for meta in metas
+        ]
+    return entry
 
 
 def _shorten(value: float | None) -> float | None:
@@ -144,7 +130,9 @@ def _read_text(folder: Path, index: int) -> str | None:
         text = find_sample(folder, index).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    if len(text) <= LETTERS:
+    if len(text) <= MAX_LETTERS:
         return text
-    left_out = len(text) - LETTERS
-    return f"{text[: LETTERS // 2]}\n[{left_out} characters are left out here]\n{text[-LETTERS // 2 :]}"
+    left_out = len(text) - MAX_LETTERS
+    return (
+        f"{text[: MAX_LETTERS // 2]}\n[{left_out} characters are left out here]\n{text[-MAX_LETTERS // 2 :]}"
+    )

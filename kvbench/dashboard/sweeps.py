@@ -10,14 +10,14 @@ from kvbench.core.files import parse_json
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that is not done, or some of whose jobs failed.
+    """An unfinished sweep.
 
     Attributes:
         folder: below `runs_dir`, with slashes.
-        jobs: how many it has, without those that were dropped.
-        finished: how many are.
-        started: how many are at work, or were killed.
-        failed: what tells those that failed from others, and their errors.
+        jobs: number of jobs without dropped ones.
+        finished: number of finished jobs.
+        started: number of jobs that run or were killed.
+        failed: name and error of each failed job.
     """
 
     folder: str
@@ -28,9 +28,9 @@ class Sweep:
 
 
 def find_sweeps(runs_dir: Path) -> tuple[Sweep, ...]:
-    """Read what is known of every sweep; those of which every job is finished, or that cannot be read, are left out."""
-    found = (_read_sweep(runs_dir, path) for path in sorted(runs_dir.glob("sweeps/*/sweep.json")))
-    return tuple(sweep for sweep in found if sweep is not None and sweep.finished < sweep.jobs)
+    """Read the progress of sweeps; finished and unreadable sweeps are left out."""
+    sweeps = (_read_sweep(runs_dir, path) for path in sorted(runs_dir.glob("sweeps/*/sweep.json")))
+    return tuple(sweep for sweep in sweeps if sweep is not None and sweep.finished < sweep.jobs)
 
 
 def _read_sweep(runs_dir: Path, path: Path) -> Sweep | None:
@@ -64,7 +64,7 @@ def _count(entries: list[Mapping[str, object]], outcome: str) -> int:
 
 
 def _name(entry: Mapping[str, object], shared: Collection[str]) -> str:
-    """Name a job by the overrides that not every job has."""
+    """Return the overrides of a job that not all jobs share."""
     overrides = entry.get("overrides")
     words = [str(word) for word in overrides] if isinstance(overrides, list) else []
     return " ".join(word for word in words if word not in shared) or "the one job"

@@ -9,32 +9,34 @@ from kvbench.runs.record.costs import Cost
 from kvbench.runs.record.results import Latency, Memory, Results
 
 Value = str | float | bool | None
-Row = Mapping[str, Value]
+FlatRow = Mapping[str, Value]
 """Values by column."""
-Kind = Literal["null", "bool", "int", "float", "text"]
-Kinds = Mapping[str, Kind]
+ColumnType = Literal["null", "bool", "int", "float", "text"]
+ColumnTypes = Mapping[str, ColumnType]
 """Types of columns; a `null` column is empty."""
 
-KINDS: Mapping[type, Kind] = {bool: "bool", int: "int", float: "float", str: "text"}
+COLUMN_TYPES: Mapping[type, ColumnType] = {bool: "bool", int: "int", float: "float", str: "text"}
 SECTIONS = ("method", "model", "prompts", "calibrate")
 """Groups of the configuration whose settings are columns."""
-UNSAID = ("_target_", "_convert_", "name", "transformer", "tokenizer", "sources")
-"""Settings of these groups that follow from the names of model, method and prompts, or that identify no run."""
-ENDS = ("", ".low", ".high", ".n")
-"""Columns of a metric: its value, the ends of its 95 % interval, the samples behind it."""
+DERIVED_SETTINGS = ("_target_", "_convert_", "name", "transformer", "tokenizer", "sources")
+"""Settings without a column: they follow from the names of model, method and prompts, or identify no run."""
+METRIC_SUFFIXES = ("", ".low", ".high", ".n")
+"""Suffixes of a metric's columns: value, ends of the 95 % interval, number of samples."""
 
 
-def list_kinds(section: str, kind: type) -> dict[str, Kind]:
-    """Return the columns of a dataclass of numbers and texts, `<section>.<field>`."""
-    found: dict[str, Kind] = {}
+def list_kinds(section: str, kind: type) -> dict[str, ColumnType]:
+    """Return the column types of a dataclass, `<section>.<field>`."""
+    columns: dict[str, ColumnType] = {}
     for field in fields(kind):
-        inner = get_args(field.type)  # of a literal its values
-        held = (field.type, *inner, *map(type, inner))
-        found[f"{section}.{field.name}"] = next(word for one, word in KINDS.items() if one in held)
-    return found
+        arguments = get_args(field.type)  # the values of a Literal
+        types = (field.type, *arguments, *map(type, arguments))
+        columns[f"{section}.{field.name}"] = next(
+            name for kind, name in COLUMN_TYPES.items() if kind in types
+        )
+    return columns
 
 
-IDENTITY: Mapping[str, tuple[Kind, Callable[[Results], object]]] = {
+IDENTITY: Mapping[str, tuple[ColumnType, Callable[[Results], object]]] = {
     "run": ("text", lambda run: run.run),
     "model": ("text", lambda run: run.model),
     "method": ("text", lambda run: run.method),
@@ -54,26 +56,26 @@ IDENTITY: Mapping[str, tuple[Kind, Callable[[Results], object]]] = {
     "commit": ("text", lambda run: _find_commit(run)),
     "finished": ("text", lambda run: run.finished),
 }
-"""Columns that describe a run: type and value of each."""
-FIXED: Kinds = {
+"""Type and value of the columns that identify a run."""
+FIXED: ColumnTypes = {
     "folder": "text",
     **{name: kind for name, (kind, _) in IDENTITY.items()},
     **list_kinds("memory", Memory),
     **list_kinds("latency", Latency),
 }
-"""Columns that every frame of runs has."""
-SAMPLE: Kinds = {
+"""Columns of every frame of runs."""
+SAMPLE: ColumnTypes = {
     "folder": "text",
     "index": "int",
     "prompt": "text",
     "seed": "int",
     **{name.removeprefix("sample."): kind for name, kind in list_kinds("sample", Cost).items()},
 }
-"""Columns that every frame of samples has."""
+"""Columns of every frame of samples."""
 
 
 def flatten_run(run: Results) -> dict[str, Value]:
-    """Return a run as a row without its `folder`; of its configuration the settings that identify it."""
+    """Return a run as a row without `folder`, with the settings of `SECTIONS`."""
     row = {name: _write(find(run)) for name, (_, find) in IDENTITY.items()}
     for section in SECTIONS:
         row |= _flatten_settings(section, run.setting(section))
@@ -81,7 +83,7 @@ def flatten_run(run: Results) -> dict[str, Value]:
     row |= {f"latency.{name}": value for name, value in asdict(run.latency).items()}
     for name, metric in run.metrics.items():
         values = (metric.value, *(metric.ci95 or (None, None)), None if metric.value is None else metric.n)
-        row |= zip((name + end for end in ENDS), values, strict=True)
+        row |= zip((name + end for end in METRIC_SUFFIXES), values, strict=True)
     return row
 
 
@@ -91,44 +93,44 @@ def _find_commit(run: Results) -> object:
 
 
 def _flatten_settings(name: str, value: object) -> Iterator[tuple[str, Value]]:
-    """Yield every setting below a name with its dotted path."""
+    """Yield the settings below a name by dotted path."""
     if isinstance(value, Mapping):
-        if name.startswith("method.") and "_target_" in value:  # the class of a method inside another
+        if name.startswith("method.") and "_target_" in value:  # the class of an inner method
             yield name, str(value["_target_"]).rpartition(".")[2]
         for key, item in value.items():
-            if key not in UNSAID:
+            if key not in DERIVED_SETTINGS:
                 yield from _flatten_settings(f"{name}.{key}", item)
     else:
         yield name, _write(value)
 
 
 def _write(value: object) -> Value:
-    """Return a setting as one value: a list as JSON."""
+    """Return a setting as one value; a list becomes JSON."""
     return value if value is None or isinstance(value, str | int | float) else json.dumps(value)
 
 
-def find_kinds(row: Row) -> dict[str, Kind]:
-    """Return what the columns of one row hold."""
-    return {name: "null" if value is None else KINDS[type(value)] for name, value in row.items()}
+def find_kinds(row: FlatRow) -> dict[str, ColumnType]:
+    """Return the column types of a row."""
+    return {name: "null" if value is None else COLUMN_TYPES[type(value)] for name, value in row.items()}
 
 
-def merge_kinds(every: Iterable[Kinds]) -> dict[str, Kind]:
-    """Return what columns hold that hold several kinds: whole numbers beside others are numbers, all else is text."""
-    found: dict[str, set[Kind]] = {}
+def merge_kinds(every: Iterable[ColumnTypes]) -> dict[str, ColumnType]:
+    """Return the column types of several rows: integers and floats are floats, other mixtures are text."""
+    merged: dict[str, set[ColumnType]] = {}
     for kinds in every:
         for name, kind in kinds.items():
-            found.setdefault(name, set()).add(kind)
-    return {name: _merge(kinds - {"null"}) for name, kinds in found.items()}
+            merged.setdefault(name, set()).add(kind)
+    return {name: _merge(kinds - {"null"}) for name, kinds in merged.items()}
 
 
-def _merge(kinds: set[Kind]) -> Kind:
+def _merge(kinds: set[ColumnType]) -> ColumnType:
     if len(kinds) < 2:
         return next(iter(kinds), "null")
     return "float" if kinds == {"int", "float"} else "text"
 
 
-def order_columns(names: Iterable[str], fixed: Kinds) -> list[str]:
-    """Return columns in order: those that are fixed, settings, then metrics, each with its interval behind it."""
+def order_columns(names: Iterable[str], fixed: ColumnTypes) -> list[str]:
+    """Return columns in order: fixed columns, settings, then metrics, each followed by its interval."""
     first = {name: place for place, name in enumerate(fixed)}
 
     def place(name: str) -> tuple[int, str, int]:
@@ -136,7 +138,7 @@ def order_columns(names: Iterable[str], fixed: Kinds) -> list[str]:
             return first[name], "", 0
         if name.partition(".")[0] in SECTIONS:
             return len(first), name, 0
-        end = next((place for place, end in enumerate(ENDS) if end and name.endswith(end)), 0)
-        return len(first) + 1, name.removesuffix(ENDS[end]), end
+        end = next((place for place, end in enumerate(METRIC_SUFFIXES) if end and name.endswith(end)), 0)
+        return len(first) + 1, name.removesuffix(METRIC_SUFFIXES[end]), end
 
     return sorted(names, key=place)

@@ -6,10 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json
-from kvbench.data.flatten import FIXED, SAMPLE, Kinds, Row, Value, find_kinds, merge_kinds, order_columns
-from kvbench.data.optional import import_polars
-from kvbench.data.row_cache import Lines, load_rows, scan_results
+from kvbench.core.files import parse_json, write_beside
+from kvbench.data.flatten import (
+    FIXED,
+    SAMPLE,
+    ColumnTypes,
+    FlatRow,
+    Value,
+    find_kinds,
+    merge_kinds,
+    order_columns,
+)
+from kvbench.data.row_cache import JsonRows, import_polars, load_rows, scan_results
 from kvbench.runs.record.results import FILE
 
 if TYPE_CHECKING:
@@ -21,7 +29,7 @@ SCORES = ".samples.jsonl"
 
 
 def runs_df(runs_dir: Path | str = "runs") -> "pl.DataFrame":
-    """Return a row for each finished run under a folder: what it is, memory, time, and every metric with its interval.
+    """Return a row for each finished run under a folder: identity, memory, time, and metrics with intervals.
 
     Rows are cached in `<runs_dir>/.rows.parquet`, which may be deleted at any time.
 
@@ -32,10 +40,10 @@ def runs_df(runs_dir: Path | str = "runs") -> "pl.DataFrame":
 
 
 def samples_df(source: Path | str | Iterable[Path | str] = "runs") -> "pl.DataFrame":
-    """Return a row for each sample of finished runs: its prompt, what it cost, and its value of every metric.
+    """Return a row for each sample of finished runs: prompt, cost and metrics.
 
     Args:
-        source: a folder of runs, or some runs' own folders; their files are read, nothing is cached.
+        source: a folder of runs, or the folders of single runs; nothing is cached.
 
     Raises:
         ConfigError: there is no such folder, a run is not finished, its files are damaged, or polars is missing.
@@ -47,39 +55,34 @@ def samples_df(source: Path | str | Iterable[Path | str] = "runs") -> "pl.DataFr
         folders = [Path(folder) for folder in source]
     rows = [row for folder in folders for row in list_samples(folder)]
     kinds = merge_kinds(map(find_kinds, rows))
-    return _make_frame(Lines([json.dumps(row).encode() for row in rows], kinds), SAMPLE)
+    return _make_frame(JsonRows([json.dumps(row).encode() for row in rows], kinds), SAMPLE)
 
 
-def list_samples(folder: Path) -> list[Row]:
-    """Return a row for each sample of a finished run: SAMPLE's columns, and what evaluators found, numbers and answers.
+def list_samples(folder: Path) -> list[FlatRow]:
+    """Return a row for each sample of a finished run: the columns of `SAMPLE` and the values of evaluators.
 
     Raises:
-        ConfigError: the run is not finished, or a file of it is damaged.
+        ConfigError: the run is not finished, or one of its files is damaged.
     """
     if not (folder / FILE).is_file():
         raise ConfigError(f"{folder}: is not a finished run; it has no {FILE}")
     place = f"{folder.absolute().parent.name}/{folder.absolute().name}"
-    found: dict[int, dict[str, Value]] = {}
+    rows: dict[int, dict[str, Value]] = {}
     for index, line in _read_lines(folder / RECORDS):
-        found[index] = {
-            "folder": place,
-            **{name: _keep(line.get(name)) for name in SAMPLE if name != "folder"},
-        }
+        cells = {name: line.get(name) for name in SAMPLE if name != "folder"}
+        plain = {key: cell if isinstance(cell, str | int | float) else None for key, cell in cells.items()}
+        rows[index] = {"folder": place, **plain}
     for path in sorted((folder / "metrics").glob(f"*{SCORES}")):
         for index, line in _read_lines(path):
             values = {
                 name: value for name, value in line.items() if value is None or isinstance(value, int | float)
             }
-            found[index] = {**values, **found.get(index, {})}
-    return [found[index] for index in sorted(found)]
-
-
-def _keep(value: object) -> Value:
-    return value if isinstance(value, str | int | float) else None
+            rows[index] = {**values, **rows.get(index, {})}
+    return [rows[index] for index in sorted(rows)]
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the objects of a file of JSON lines, each with its `index`."""
+    """Yield the objects of a JSON Lines file with their `index`."""
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             values = parse_json(line, finite=True)
@@ -88,8 +91,8 @@ def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         raise ConfigError(f"{path}: damaged ({type(error).__name__} {error}); run it again") from None
 
 
-def _make_frame(rows: Lines, fixed: Kinds) -> "pl.DataFrame":
-    """Return rows as a frame: the fixed columns, and those that hold anything."""
+def _make_frame(rows: JsonRows, fixed: ColumnTypes) -> "pl.DataFrame":
+    """Return rows as a frame of the fixed columns and other columns that are not empty."""
     polars = import_polars()
     types = {"bool": polars.Boolean, "int": polars.Int64, "float": polars.Float64, "text": polars.String}
     kinds = {**rows.kinds, **fixed}
@@ -104,3 +107,21 @@ def _check_folder(path: Path | str) -> Path:
     if not root.is_dir():
         raise ConfigError(f"runs_dir={path}: no such folder")
     return root
+
+
+def export_frames(runs_dir: Path, form: str, output: Path | None = None) -> list[Path]:
+    """Write `runs.<form>` and `samples.<form>` of a folder of runs, each whole or not at all; return their paths.
+
+    Raises:
+        ConfigError: the folder holds no finished runs, a run is damaged, or polars is missing.
+    """
+    runs = runs_df(runs_dir)
+    if runs.is_empty():
+        raise ConfigError(f"runs_dir={runs_dir}: holds no finished runs")
+    paths = []
+    for name, frame in (("runs", runs), ("samples", samples_df(runs_dir))):
+        path = (output or runs_dir) / f"{name}.{form}"
+        with write_beside(path) as beside:
+            (frame.write_csv if form == "csv" else frame.write_parquet)(beside)
+        paths.append(path)
+    return paths

@@ -1,1 +1,1 @@
-"""Tables and figures over finished runs, beside what papers published."""
+"""Tables and figures of finished runs, and comparisons with published numbers."""

@@ -1,4 +1,4 @@
-"""Runs that differ in one setting, as a paper's table of an ablation has them, and which of them is best."""
+"""Ablations: runs that differ in one setting, and the best values of a table."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from kvbench.runs.record.results import Results
 
 @dataclass(frozen=True)
 class Ablation:
-    """Runs of one model, prompts, method and budget that differ in one setting alone.
+    """Runs of one model, prompts, method and budget that differ in one setting.
 
     Attributes:
-        setting: its dotted path in the configuration.
-        runs: one for each of its values, ascending.
-        others: the further settings in which runs of the method differ, and their values here.
+        setting: dotted path in the configuration.
+        runs: a run for each value, ascending.
+        others: other settings in which runs of the method differ, with their values here.
     """
 
     setting: str
@@ -27,7 +27,7 @@ class Ablation:
 
 
 def find_ablations(runs: Sequence[Results]) -> list[Ablation]:
-    """Return what finished runs have of ablations: two or more values of a setting, all other settings alike."""
+    """Return the ablations among finished runs: two or more values of a setting, all other settings equal."""
     groups: dict[Hashable, list[Results]] = {}
     for run in runs:
         if not is_full(run):
@@ -42,19 +42,18 @@ def _split_group(runs: Sequence[Results]) -> Iterator[Ablation]:
     names = dict.fromkeys(name for one in settings for name in one)
     varied = [name for name in names if len({_sort_key(one.get(name)) for one in settings}) > 1]
     for name in varied:
-        parts: dict[tuple[tuple[str, Value], ...], dict[Value, Results]] = {}
+        by_others: dict[tuple[tuple[str, Value], ...], dict[Value, Results]] = {}
         for run, one in zip(runs, settings, strict=True):
             others = tuple((other, one.get(other)) for other in varied if other != name)
-            parts.setdefault(others, {}).setdefault(one.get(name), run)
-        for others, part in parts.items():
-            if len(part) > 1:
-                yield Ablation(
-                    name, tuple(part[value] for value in sorted(part, key=_sort_key)), dict(others)
-                )
+            by_others.setdefault(others, {}).setdefault(one.get(name), run)
+        for others, by_value in by_others.items():
+            if len(by_value) > 1:
+                ordered = tuple(by_value[value] for value in sorted(by_value, key=_sort_key))
+                yield Ablation(name, ordered, dict(others))
 
 
 def make_ablation_rows(ablation: Ablation) -> list[Row]:
-    """Return a row for each value of the setting: the value, memory, and metrics, as HeatKV's Table 3 has them."""
+    """Return a row for each value of the setting with memory and metrics, as in HeatKV's Table 3."""
     metrics = list_metrics(ablation.runs)
     return [
         {
@@ -67,7 +66,7 @@ def make_ablation_rows(ablation: Ablation) -> list[Row]:
 
 
 def name_ablation(ablation: Ablation) -> str:
-    """Say what an ablation varies, and what of."""
+    """Return a title that names the runs of an ablation and its setting."""
     run = ablation.runs[0]
     also = "".join(f", {name}={value}" for name, value in ablation.others.items())
     return (
@@ -77,18 +76,18 @@ def name_ablation(ablation: Ablation) -> str:
 
 
 def is_full(run: Results) -> bool:
-    """Return whether a run compresses nothing: the reference, or a bound of it."""
+    """Return whether a run compresses nothing: a reference or one of its bounds."""
     return run.method.split(",")[0] == "full"
 
 
 def find_best(rows: Sequence[Row], groups: Sequence[Hashable]) -> set[tuple[int, str]]:
-    """Return the cells (row, column) of the best value of each metric within a group, by the metric's own direction.
+    """Return the cells (row, column) with the best value of each metric within a group.
 
-    Several are best if they are equal in the digits that are shown; a group in which all are has no best.
+    Values are compared in the digits that are shown, so several can be best; a group of equal values has no best.
 
     Args:
-        rows: of one table.
-        groups: of each row; None for one that does not compete.
+        rows: rows of one table.
+        groups: group of each row; None for a row that does not compete.
     """
     best: set[tuple[int, str]] = set()
     for column in rows[0] if rows else ():
@@ -111,6 +110,6 @@ def _list_settings(run: Results) -> dict[str, Value]:
 
 
 def _sort_key(value: Value) -> tuple[bool, float, str]:
-    """Order numbers before words, and both in their own order."""
+    """Sort numbers before words."""
     number = isinstance(value, int | float)
     return not number, float(value) if isinstance(value, int | float) else 0.0, str(value)

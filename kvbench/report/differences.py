@@ -1,4 +1,4 @@
-"""Paired differences of all methods to one of them at the same budget."""
+"""Paired differences between methods and one of them at the same budget."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,15 +13,12 @@ from kvbench.runs.record.results import Results
 
 
 def make_difference_rows(runs: Sequence[Results], runs_dir: Path, against: str) -> list[Row]:
-    """Return one row per run that has a partner of the same model, reference, budget (and unit) and number of samples.
+    """Return a row per run that has a partner with the same model, reference, budget, unit and number of samples.
 
-    Args:
-        runs: finished ones.
-        runs_dir: where their folders are.
-        against: method of the partners, or a run's folder name.
+    `against` is the method of the partners, or the folder name of one run.
 
     Raises:
-        ConfigError: no run is of that method or name, or a run has several partners.
+        ConfigError: no run has that method or name, or a run has several partners.
     """
     partners: dict[object, list[Results]] = {}
     for run in runs:
@@ -39,22 +36,20 @@ def make_difference_rows(runs: Sequence[Results], runs_dir: Path, against: str) 
         if chosen and run is not chosen[0] and run.reference is not None:
             pairs.append((run, compare_runs(_folder(run, runs_dir), _folder(chosen[0], runs_dir))))
     names = list_metrics([run for run, _ in pairs])
-    compared = [name for name in names if any(name in found for _, found in pairs)]
+    compared = [name for name in names if any(name in metrics for _, metrics in pairs)]
     return [
-        {"model": run.model_label, "run": run.run, **{name: found.get(name) for name in compared}}
-        for run, found in pairs
+        {"model": run.model_label, "run": run.run, **{name: metrics.get(name) for name in compared}}
+        for run, metrics in pairs
     ]
 
 
 def show_differences(
     console: Console, runs: Sequence[Results], runs_dir: Path, against: str, output: Path
 ) -> None:
-    """Print the differences and write them as Markdown into report-against-<method>.md of the folder `output`."""
+    """Print the differences and write them into report-against-<method>.md of the folder `output`."""
     rows = make_difference_rows(runs, runs_dir, against)
     if not rows:
-        console.print(
-            f"against={against}: no two finished runs differ in their method alone", highlight=False
-        )
+        console.print(f"against={against}: no two finished runs differ only in method", highlight=False)
         return
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     shown = rows if len(models) > 1 else drop_columns(rows, ["model"])

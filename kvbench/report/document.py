@@ -1,4 +1,4 @@
-"""The report of finished runs: tables as Markdown, LaTeX and CSV, with what is best in bold, ablations and figures."""
+"""Report of finished runs: tables in Markdown, LaTeX and CSV with the best values in bold, ablations and figures."""
 
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -7,16 +7,18 @@ from typing import NamedTuple
 from kvbench.core.files import write_whole
 from kvbench.report.ablations import find_ablations, find_best, is_full, make_ablation_rows, name_ablation
 from kvbench.report.latex import format_latex
-from kvbench.report.memory import AT_ONCE
+from kvbench.report.memory import IN_FLIGHT_COLUMN
 from kvbench.report.runs_table import make_rows, order_runs
 from kvbench.report.tables import Row, drop_columns, format_csv, format_markdown
 from kvbench.runs.record.folder import slug
 from kvbench.runs.record.results import Results
 
-BOLD = "Bold: the best value of a metric among methods that compress at the same budget, whatever the intervals say"
-MIN_SHARE = "least / B"
-COSTS = ("peak tokens", "last / B", MIN_SHARE, AT_ONCE, "GPU MiB", "state MiB", "n")
-"""Columns that LaTeX leaves out for want of room."""
+BOLD_NOTE = (
+    "Bold: the best value of a metric among methods that compress at the same budget, regardless of intervals"
+)
+MIN_SHARE_COLUMN = "least / B"
+OMITTED_COLUMNS = ("peak tokens", "last / B", MIN_SHARE_COLUMN, IN_FLIGHT_COLUMN, "GPU MiB", "state MiB", "n")
+"""Columns that the LaTeX tables leave out, to fit a page."""
 
 
 class Section(NamedTuple):
@@ -24,9 +26,9 @@ class Section(NamedTuple):
 
     Attributes:
         title: one line.
-        caption: what the table's numbers are.
+        caption: description of the numbers.
         rows: at least one.
-        groups: rows that compete for the best value, and stand together; None for one that does not.
+        groups: group of each row; rows of a group compete for the best value. None for a row that does not compete.
     """
 
     title: str
@@ -38,13 +40,9 @@ class Section(NamedTuple):
 def write_report(
     runs_dir: Path, runs: Sequence[Results], published: Section | None = None, figures: Sequence[Path] = ()
 ) -> Path:
-    """Write report.md, report.tex and report.csv (parts and variants of metrics included); return the first.
+    """Write report.md, report.tex and report.csv (with parts and variants of metrics); return the path of report.md.
 
-    Args:
-        runs_dir: where they go.
-        runs: finished ones, at least one.
-        published: a paper's table beside what was measured.
-        figures: PNG files in `runs_dir`, each with an SVG beside it.
+    `figures` are PNG files in `runs_dir`, each also written as SVG.
     """
     sections = [*list_sections(runs), *([] if published is None else [published])]
     write_whole(runs_dir / "report.csv", format_csv(make_rows(runs, details=True)))
@@ -54,18 +52,19 @@ def write_report(
 
 
 def list_sections(runs: Sequence[Results]) -> list[Section]:
-    """Return the table of all runs, one for each model, and the ablations that are among them."""
-    found = []
+    """Return a table for each model and for each ablation among the runs."""
+    sections = []
     for model in sorted({run.model_label for run in runs}):
         own = order_runs([run for run in runs if run.model_label == model])
         rows = drop_columns(make_rows(own), ["model"])
         prompts = ", ".join(sorted({f"{run.prompts_label} (n = {run.n})" for run in own}))
-        caption = f"{model}, {prompts}. 95 % intervals. {BOLD}.{describe_unused(own)}"
-        found.append(Section(model, caption, rows, [*map(find_group, own)]))
+        caption = f"{model}, {prompts}. 95 % intervals. {BOLD_NOTE}.{describe_unused(own)}"
+        sections.append(Section(model, caption, rows, [*map(find_group, own)]))
     for ablation in find_ablations(runs):
         rows, title = make_ablation_rows(ablation), name_ablation(ablation)
-        found.append(Section(title, f"{title}. 95 % intervals. Bold: the best value.", rows, [0] * len(rows)))
-    return found
+        caption = f"{title}. 95 % intervals. Bold: the best value."
+        sections.append(Section(title, caption, rows, [0] * len(rows)))
+    return sections
 
 
 def _write_markdown(sections: Sequence[Section], figures: Sequence[Path]) -> str:
@@ -79,31 +78,24 @@ def _write_markdown(sections: Sequence[Section], figures: Sequence[Path]) -> str
 
 
 def _list_dropped(rows: Sequence[Row]) -> list[str]:
-    """Return the columns that LaTeX leaves out; that of the least share stays where one is marked."""
-    marked = any(str(row.get(MIN_SHARE, "")).endswith("!") for row in rows)
-    return [name for name in COSTS if not (marked and name == MIN_SHARE)]
-
-
-def is_roomy(run: Results) -> bool:
-    """Return whether a run left more than 3 % of its budget unused; False if unknown."""
-    return not run.memory.well_used
+    """Return the columns that LaTeX leaves out; the smallest share of the budget stays if one is marked."""
+    marked = any(str(row.get(MIN_SHARE_COLUMN, "")).endswith("!") for row in rows)
+    return [name for name in OMITTED_COLUMNS if not (marked and name == MIN_SHARE_COLUMN)]
 
 
 def describe_unused(runs: Sequence[Results]) -> str:
-    """Return a sentence that says what the mark of `is_roomy` means, with a space in front; nothing if none has it."""
-    return " !: less than 97 % of the budget in use after some segment." if any(map(is_roomy, runs)) else ""
+    """Return a sentence, after a space, on the mark of runs that leave more than 3 % unused; empty without one."""
+    unused = any(not run.memory.well_used for run in runs)
+    return " !: less than 97 % of the budget in use after some segment." * unused
 
 
 def find_group(run: Results) -> Hashable:
-    """Return what runs have in common that compete for the best value: prompts, budget and number of samples.
-
-    None of one that compresses nothing.
-    """
+    """Return the prompts, budget and number of samples of a run, which competing runs share; None for a full cache."""
     return None if is_full(run) else (run.prompts_label, run.memory.allowed, run.n)
 
 
 def write_latex(sections: Sequence[Section]) -> str:
-    """Write sections as tables one after the other."""
+    """Return sections as LaTeX tables."""
     tables = [
         format_latex(
             drop_columns(section.rows, _list_dropped(section.rows)),

@@ -1,4 +1,4 @@
-"""Tables in LaTeX (booktabs): metrics with half of their 95 % interval, the best in bold."""
+"""Tables in LaTeX (booktabs): metrics with half of their 95 % interval, best values in bold."""
 
 from collections.abc import Collection, Hashable, Sequence
 
@@ -13,7 +13,7 @@ ARROWS: dict[Better, str] = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
 
 
 def escape(text: str) -> str:
-    """Return text as LaTeX shows it."""
+    """Return text with LaTeX's special characters escaped."""
     return "".join(SPECIAL.get(letter, letter) for letter in text)
 
 
@@ -24,14 +24,9 @@ def format_latex(
     best: Collection[tuple[int, str]] = (),
     groups: Sequence[Hashable] = (),
 ) -> str:
-    """Write rows, at least one, as a table.
+    """Return rows, at least one, as a LaTeX table.
 
-    Args:
-        rows: of the table.
-        caption: below it, plain text.
-        label: for references.
-        best: cells (row, column) in bold.
-        groups: of the rows; a rule parts neighbours of different groups.
+    The cells (row, column) in `best` are bold, and a rule separates the `groups` of rows.
     """
     columns = list(rows[0])
     metrics = {name for name in columns if any(isinstance(row[name], Metric) for row in rows)}

@@ -1,4 +1,4 @@
-"""One run: memory, time and metrics with their intervals, or why they were not computed."""
+"""Table of one run: memory, time and metrics with their intervals, or why metrics are missing."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,23 +13,20 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.report.tables import format_name, format_number
 from kvbench.runs.record.results import Memory, Outcome, Results
 
-REMEDY = ". Get it with: "
+REMEDY_SEPARATOR = ". Get it with: "
 """Separator between a reason and its remedy (`kvbench.eval.protocol.base.find_missing`)."""
 UNITS = {"1e-3": "x 10⁻³"}
-"""Units as the terminal shows them."""
-SHOWN = 2
-"""Metrics of one evaluator that the short form shows."""
-OVERLOADED = 1.5
-"""Processes ready to run per processor beyond which times are marked."""
+"""Units as shown on the terminal."""
+METRICS_PER_EVALUATOR = 2
+"""Largest number of metrics of an evaluator in the short form."""
+MAX_LOAD = 1.5
+"""Load per processor above which times are marked."""
 
 
 def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
-    """Print a run; metrics without a value stand below the table, those with the same remedy together.
+    """Print a run; metrics without a value are listed below the table, grouped by remedy.
 
-    Args:
-        console: where.
-        run: what was measured.
-        verbose: print every metric, in place of two of each evaluator and no groups.
+    Without `verbose`, only two metrics of each evaluator are printed.
     """
     budget = run.config.get("budget")
     typed = "" if budget is None else f"   budget {budget}"
@@ -40,19 +37,20 @@ def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
         table.add_column(name, justify="right" if name in ("value", "n") else "left")
     for cells in _cost_rows(run, verbose=verbose):
         table.add_row(*cells)
-    found = {name: metric for name, metric in run.metrics.items() if _has_value(metric)}
-    shown = found if verbose else dict(_choose_main(found))
+    metrics = {name: metric for name, metric in run.metrics.items() if _has_value(metric)}
+    shown = metrics if verbose else dict(_choose_main(metrics))
     for name, metric in shown.items():
         table.add_row(*map(escape, _metric_row(name, metric)))
     console.print(table)
-    if len(shown) < len(found):
-        console.print(f"{len(found) - len(shown)} more metrics: add -v", style="dim", highlight=False)
+    if hidden := len(metrics) - len(shown):
+        more = f"{hidden} more metric{'s' * (hidden > 1)}: add -v"
+        console.print(more, style="dim", highlight=False)
     for line in _describe_missing(run.metrics):
         console.print(line, markup=False, highlight=False, style="dim", soft_wrap=True)
 
 
 def show_outcome(console: Console, outcome: Outcome, *, verbose: bool = True) -> Path:
-    """Print a finished run and where it is, which is also returned; for `verbose` see `show_run`."""
+    """Print a finished run and its folder; return the folder. For `verbose` see `show_run`."""
     assert outcome.results is not None
     show_run(console, outcome.results, verbose=verbose)
     verb = "found finished" if outcome.reused else "finished"
@@ -65,40 +63,35 @@ def _has_value(metric: Metric) -> bool:
 
 
 def _choose_main(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
-    """Yield the first metrics of every evaluator that are no detail."""
+    """Yield the first metrics of each evaluator, without details."""
     seen: dict[str, int] = {}
     for name, metric in metrics.items():
         seen[metric.evaluator] = seen.get(metric.evaluator, 0) + (not metric.detail)
-        if not metric.detail and seen[metric.evaluator] <= SHOWN:
+        if not metric.detail and seen[metric.evaluator] <= METRICS_PER_EVALUATOR:
             yield name, metric
 
 
 def _describe_missing(metrics: Mapping[str, Metric]) -> Iterator[str]:
-    """Yield one line for each remedy of metrics that have no value, and for each reason without a remedy."""
-    lacking: dict[str, dict[str, list[str]]] = {}
+    """Yield a line for each remedy of metrics without a value, and for each reason without a remedy."""
+    missing: dict[str, dict[str, list[str]]] = {}
     for name, metric in metrics.items():
         if not _has_value(metric):
-            reason, _, remedy = f"{metric.status}: {metric.reason}".partition(REMEDY)
-            lacking.setdefault(remedy or reason, {}).setdefault(reason, []).append(name)
-    for remedy, reasons in lacking.items():
+            reason, _, remedy = f"{metric.status}: {metric.reason}".partition(REMEDY_SEPARATOR)
+            missing.setdefault(remedy or reason, {}).setdefault(reason, []).append(name)
+    for remedy, reasons in missing.items():
         line = ", ".join(f"{', '.join(names)} {reason}" for reason, names in reasons.items())
-        yield line if remedy in reasons else f"{line}{REMEDY}{remedy}"
+        yield line if remedy in reasons else f"{line}{REMEDY_SEPARATOR}{remedy}"
 
 
 def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, str, str]]:
     memory, latency, speed = run.memory, run.latency, run.latency.tokens_per_second
     rebuilt, flying = memory.rebuild_bytes / MIB, memory.transient_bytes / MIB
-    kept = f", {memory.state_bytes / MIB:.2f} of scores and keys beside" if memory.state_bytes else ""
+    state = f", {memory.state_bytes / MIB:.2f} of method state" if memory.state_bytes else ""
     yield "tokens/sequence", str(memory.peak_tokens), "", "", _describe_tokens(memory)
     yield "bytes/sequence", str(memory.sequence_bytes), "", "", _describe_bytes(memory)
     if verbose:
-        yield (
-            "MiB stored",
-            f"{memory.peak_bytes / MIB:.2f}",
-            "",
-            "",
-            f"batch {memory.batch}; {rebuilt:.2f} while a layer is rebuilt, {flying:.2f} more in flight{kept}",
-        )
+        note = f"batch {memory.batch}; {rebuilt:.2f} during a layer's rebuild, {flying:.2f} more in flight{state}"
+        yield "MiB stored", f"{memory.peak_bytes / MIB:.2f}", "", "", note
     notes = [latency.device, f"batch {latency.batch}"]
     if speed is not None:
         notes.append(f"{speed:.1f} tokens/s")
@@ -109,35 +102,35 @@ def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, 
 
 
 def _describe_load(run: Results) -> str:
-    """Say that other processes took the processors when the run began; nothing if they did not or it is not known."""
+    """Return a note if other processes used the processors when the run began; empty if not or unknown."""
     known = run.provenance or {}
     load, processors = known.get("load"), known.get("processors")
-    if not (isinstance(load, float) and isinstance(processors, int) and load > OVERLOADED * processors):
+    if not (isinstance(load, float) and isinstance(processors, int) and load > MAX_LOAD * processors):
         return ""
     return f"measured on a busy machine (load {load:.1f} of {processors} processors)"
 
 
 def _describe_tokens(memory: Memory) -> str:
-    """Say how many tokens were allowed and used; of a budget in bytes, how many these came to."""
+    """Return the allowed and used tokens; for a budget in bytes, the tokens guaranteed to fit."""
     if memory.budget_unit == "bytes":
         share = f"{100 * memory.peak:.2f} % of {memory.full_tokens}"
-        return f"at least {memory.budget_tokens:g} fit the budget ({share} held at the peak)"
-    return f"budget {memory.budget_tokens:g} of {memory.full_tokens} ({_describe_use(memory, memory.peak)})"
+        return f"at least {memory.budget_tokens:g} fit the budget (peak {share})"
+    return f"budget {memory.budget_tokens:g} of {memory.full_tokens}: {_describe_use(memory, memory.peak)}"
 
 
 def _describe_bytes(memory: Memory) -> str:
-    """Say which share of the full cache in 16 bits was held; of a budget in bytes, how many were allowed and used."""
+    """Return the used share of the full cache in 16 bits; for a budget in bytes, also the allowed bytes."""
     share, full = memory.byte_peak, memory.full_sequence_bytes
     if memory.budget_bytes is None:
         return f"{100 * share:.2f} % of the full cache in 16 bits ({full})"
-    return f"budget {memory.budget_bytes:.10g} of {full} in 16 bits ({_describe_use(memory, share)})"
+    return f"budget {memory.budget_bytes:.10g} of {full} in 16 bits: {_describe_use(memory, share)}"
 
 
 def _describe_use(memory: Memory, peak: float) -> str:
-    broken = ", above the budget: measured, not promised" if memory.exceeded else ""
-    used = f"{100 * peak:.2f} % used at the peak{broken}"
+    exceeded = ", above the budget, which this method does not guarantee" if memory.exceeded else ""
     last, smallest = 100 * memory.last_share, 100 * memory.least_share
-    return f"{used}; of the budget {last:.1f} % at the last scale, {smallest:.1f} % at least"
+    used = f"{last:.1f} % of the budget in use at the last scale (minimum {smallest:.1f} %)"
+    return f"peak {100 * peak:.2f} % of the full cache{exceeded}; {used}"
 
 
 def _metric_row(name: str, metric: Metric) -> tuple[str, str, str, str, str]:

@@ -1,4 +1,4 @@
-"""A plan: the schedule of a method and the memory it needs, from shapes alone."""
+"""Tables of a plan: a method's schedule and memory, computed from shapes."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from kvbench.plan import Plan
 
 
 def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
-    """Print the schedule, memory columns and the largest batch of a plan, and the methods that fit the model."""
+    """Print the schedule, memory and largest batch of a plan, and the methods that fit the model."""
     spec, budget = plan.spec, plan.budget
     table = Table(title=f"{spec.name}: tokens one sequence holds", title_justify="left")
     scheduled = plan.segments[0].pruned is not None
@@ -18,7 +18,7 @@ def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
     for name in [*names, "heads pruned N_k", "evicted early |E_k|"] if scheduled else names:
         table.add_column(name, justify="right")
     for row in plan.segments:
-        at = row.at
+        at = row.segment
         used = row.held / budget.capacity if budget.bytes is None else row.held_bytes / budget.bytes
         share = f"{100 * float(used):.1f} %"
         kib = f"{row.held_bytes / 1024:.1f}"
@@ -35,13 +35,11 @@ def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
 
 
 def _tabulate_memory(plan: Plan) -> Table:
-    """Return the table of what a sequence and a batch take: the full cache, the budget, the method's peak."""
+    """Return the table of memory of a sequence and a batch: full cache, budget and the method's peak."""
     spec, budget = plan.spec, plan.budget
-    table = Table(
-        title=f"memory at batch {plan.batch}, {spec.branches} sequences per prompt; a token in one head: "
-        f"{plan.token_bytes} bytes" + ("" if plan.at_once else " at most"),
-        title_justify="left",
-    )
+    title = f"memory at batch {plan.batch}, {spec.branches} sequences per prompt; a token in one head: "
+    title += f"{plan.token_bytes} bytes{'' if plan.at_once else ' at most'}"
+    table = Table(title=title, title_justify="left")
     columns = ("tokens per sequence", "KiB per sequence", "% of 16 bits", "MiB, papers' convention")
     for name in ("", *columns, "MiB, 16 bits", "MiB, cache + in flight", "% of full"):
         table.add_column(name, justify="right" if name else "left")
@@ -53,17 +51,10 @@ def _tabulate_memory(plan: Plan) -> Table:
         ("peak of the method", plan.peak_tokens, plan.peak_bytes, plan.at_once.get("method")),
     ):
         half = cache_bytes(tokens, spec, plan.batch, 2) / MIB
-        known = plan.at_once or name != "full cache"  # what the full cache takes in few bits its run measures
-        shares = (
-            (f"{float(size) / 1024:.1f}", f"{100 * float(size) / spec.full_bytes:.2f}")
-            if known
-            else ("-", "-")
-        )
+        shares = ["-", "-"]
+        if plan.at_once or name != "full cache":  # the full cache in low-bit storage is measured by its run
+            shares = [f"{float(size) / 1024:.1f}", f"{100 * float(size) / spec.full_bytes:.2f}"]
         mib = f"{paper_mib(tokens, spec, plan.batch):.1f}", f"{half:.1f}"
-        needed = (
-            ()
-            if at_once is None or whole is None
-            else (f"{at_once / MIB:.1f}", f"{100 * at_once / whole:.1f}")
-        )
+        needed = [f"{at_once / MIB:.1f}", f"{100 * at_once / whole:.1f}"] if at_once and whole else []
         table.add_row(name, f"{tokens:.10g}", *shares, *mib, *needed)
     return table

@@ -1,29 +1,22 @@
-"""Tables of many runs with all their metrics."""
+"""Tables of runs with all their metrics."""
 
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.memory import AT_ONCE, list_costs
+from kvbench.report.memory import IN_FLIGHT_COLUMN, list_costs
 from kvbench.report.tables import Cell, Row, drop_columns, print_rows
 from kvbench.runs.record.results import Results
 
-ROOMY = 120
-"""Least width of a terminal for intervals."""
-NARROW = ("peak tokens", "least / B", AT_ONCE, "GPU MiB", "state MiB", "s/image", "n")
-"""Columns that a terminal without room for intervals leaves out too."""
+INTERVAL_WIDTH = 120
+"""Smallest width of a terminal at which intervals are shown."""
+WIDE_COLUMNS = ("peak tokens", "least / B", IN_FLIGHT_COLUMN, "GPU MiB", "state MiB", "s/image", "n")
+"""Columns that a narrower terminal leaves out."""
 
 
 def list_metrics(runs: Sequence[Results], *, details: bool = False) -> list[str]:
-    """Return the names of the metrics that some run has a value of, those of an evaluator together.
-
-    Evaluators and their metrics stand in the order in which runs have them.
-
-    Args:
-        runs: finished ones.
-        details: also parts and variants of other metrics.
-    """
+    """Return the metrics that have a value in some run, grouped by evaluator; `details` adds parts and variants."""
     evaluators = {name: metric.evaluator for run in runs for name, metric in run.metrics.items()}
     places = list(dict.fromkeys(evaluators.values()))
     shown = {
@@ -32,19 +25,17 @@ def list_metrics(runs: Sequence[Results], *, details: bool = False) -> list[str]
         for name, metric in run.metrics.items()
         if metric.value is not None and (details or not metric.detail)
     }
-    return sorted(
-        (name for name in evaluators if name in shown), key=lambda name: places.index(evaluators[name])
-    )
+    return sorted(filter(shown.__contains__, evaluators), key=lambda name: places.index(evaluators[name]))
 
 
 def find_metric(run: Results, name: str) -> Metric | None:
-    """Return a metric of a run; None if it was not asked for, or compares with the reference that the run itself is."""
+    """Return a metric of a run; None if it was not requested, or needs a reference and the run is the reference."""
     metric = run.metrics.get(name)
     return None if metric is None or (metric.needs_reference and run.reference is None) else metric
 
 
 def list_settings(runs: Sequence[Results]) -> list[str]:
-    """Return the names of the settings of methods that differ between runs of one model, method and budget."""
+    """Return the names of method settings that differ between runs of one model, method and budget."""
     alike: dict[object, list[Mapping[str, object]]] = {}
     for run in runs:
         place = run.model_label, run.prompts_label, run.method, run.memory.allowed, run.stored
@@ -63,7 +54,7 @@ def list_settings(runs: Sequence[Results]) -> list[str]:
 
 
 def read_settings(run: Results) -> dict[str, object]:
-    """Return a method's settings; of a method inside, its class, and its settings by dotted path."""
+    """Return a method's settings; an inner method gives its class, and its settings by dotted path."""
     settings = run.setting("method")
     return _open_bases(settings) if isinstance(settings, Mapping) else {}
 
@@ -81,9 +72,9 @@ def _open_bases(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def name_methods(runs: Sequence[Results]) -> list[str]:
-    """Return each run's method, followed by the settings in which runs of the method differ: `snapkv kernel=3`.
+    """Return each run's method and the settings in which runs of the method differ: `snapkv kernel=3`.
 
-    Where runs differ in the dtype of storage, their names include it: `full int4`.
+    If runs differ in cache_dtype, it follows the method: `full int4`.
     """
     stored = {run.stored for run in runs}
     differ = {
@@ -103,7 +94,7 @@ def name_methods(runs: Sequence[Results]) -> list[str]:
 
 
 def identifying_columns(runs: Sequence[Results]) -> list[Row]:
-    """Return what says which run is which: model, method, budget; prompts, dtype and settings where these differ."""
+    """Return the identifying cells of runs: model, method, budget; prompts, dtype and settings where these differ."""
     settings = list_settings(runs)
     several = len({run.prompts_label for run in runs}) > 1
     mixed = len({run.stored for run in runs}) > 1
@@ -120,12 +111,12 @@ def identifying_columns(runs: Sequence[Results]) -> list[Row]:
 
 
 def order_runs(runs: Sequence[Results]) -> list[Results]:
-    """Return runs by model, budget, method and dtype."""
+    """Return runs sorted by model, budget, method and dtype."""
     return sorted(runs, key=lambda run: (run.model_label, *run.memory.allowed, run.method, run.stored))
 
 
 def make_rows(runs: Sequence[Results], *, details: bool = False) -> list[Row]:
-    """Return a row per run by model, budget and method: which it is, memory, time and the metrics of `list_metrics`."""
+    """Return a sorted row per run: identity, memory, time and the metrics of `list_metrics`."""
     metrics = list_metrics(runs, details=details)
     ordered = order_runs(runs)
     return [
@@ -135,14 +126,14 @@ def make_rows(runs: Sequence[Results], *, details: bool = False) -> list[Row]:
 
 
 def show_runs(console: Console, runs: Sequence[Results], failures: Sequence[tuple[str, str]] = ()) -> None:
-    """Print one row per run, and the reasons of those that failed (name, reason)."""
+    """Print one row per run, and the (name, reason) of failed runs."""
     rows = make_rows(runs)
     if rows:
         models = list(dict.fromkeys(run.model_label for run in runs))
-        roomy = console.width >= ROOMY
-        shown = drop_columns(rows, [*([] if roomy else NARROW), *([] if len(models) > 1 else ["model"])])
-        title = ", ".join(models) + (" (± half of the 95 % interval)" if roomy else "")
+        wide = console.width >= INTERVAL_WIDTH
+        shown = drop_columns(rows, [*([] if wide else WIDE_COLUMNS), *([] if len(models) > 1 else ["model"])])
+        title = ", ".join(models) + (" (± half of the 95 % interval)" if wide else "")
         lead = sum(name in identifying_columns(runs)[0] for name in shown[0])
-        print_rows(console, title, shown, lead, "half" if roomy else "value")
+        print_rows(console, title, shown, lead, "half" if wide else "value")
     for name, reason in failures:
         console.print(f"failed {name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)

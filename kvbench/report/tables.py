@@ -1,4 +1,4 @@
-"""Tables: rows of texts and metrics, on the terminal, as Markdown and as CSV."""
+"""Tables of texts and metrics for the terminal, Markdown and CSV."""
 
 import csv
 import io
@@ -20,21 +20,16 @@ Cell = str | Metric | None
 Row = Mapping[str, Cell]
 """Cells by column; the rows of a table have the same columns."""
 Style = Literal["value", "half", "range"]
-"""Forms of a metric in a table: value, value ± half of its 95 % interval, or value with the interval."""
+"""Form of a metric: its value, value ± half of the 95 % interval, or value with the interval."""
 ARROWS: Mapping[Better, str] = {"higher": "↑", "lower": "↓"}
-SHORT = 11
-"""Characters up to which a column's header stays on one line."""
+HEADER_WIDTH = 11
+"""Number of characters up to which a header is not broken."""
 
 
 def publish(console: Console, title: str, rows: Sequence[Row], lead: int, path: Path) -> None:
-    """Print a table, write it as Markdown, and say where.
+    """Print a table, write it as Markdown and print the path.
 
-    Args:
-        console: where to print.
-        title: one line above the table.
-        rows: at least one.
-        lead: number of columns that say what a row is about.
-        path: the Markdown file.
+    The first `lead` columns identify a row.
     """
     print_rows(console, title, rows, lead)
     write_whole(path, f"{title}\n\n{format_markdown(rows)}")
@@ -44,14 +39,8 @@ def publish(console: Console, title: str, rows: Sequence[Row], lead: int, path: 
 def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, style: Style = "half") -> None:
     """Print a table.
 
-    Columns that do not fit beside each other stand below each other, in blocks that all begin with the leading ones.
-
-    Args:
-        console: where to print.
-        title: one line above the table.
-        rows: at least one.
-        lead: number of columns that say what a row is about.
-        style: what is written of metrics.
+    Columns that do not fit the terminal's width are printed in further blocks. The first `lead` columns, which identify
+    a row, are repeated in each block.
     """
     cells = {name: [format_cell(row[name], style) for row in rows] for name in rows[0]}
     headers = {name: _stack(_header(name, rows), max(map(len, cells[name]))) for name in cells}
@@ -59,8 +48,8 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
     console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
     for names in _split_columns(widths, lead, console.width):
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for place, name in enumerate(names):
-            justify: Literal["left", "right"] = "left" if place < lead else "right"
+        for index, name in enumerate(names):
+            justify: Literal["left", "right"] = "left" if index < lead else "right"
             table.add_column(escape(headers[name]), justify=justify, overflow="fold")
         for texts in zip(*(cells[name] for name in names), strict=True):
             table.add_row(*map(escape, texts))
@@ -68,12 +57,12 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
 
 
 def drop_columns(rows: Sequence[Row], names: Collection[str]) -> list[Row]:
-    """Return the rows without some columns."""
+    """Return rows without the named columns."""
     return [{name: cell for name, cell in row.items() if name not in names} for row in rows]
 
 
 def format_cell(cell: Cell, style: Style) -> str:
-    """Write a cell; of a metric without a value what became of it."""
+    """Return a cell as text; a metric without a value shows its status."""
     if cell is None:
         return "-"
     if isinstance(cell, str):
@@ -90,17 +79,17 @@ def format_cell(cell: Cell, style: Style) -> str:
 
 
 def format_number(value: float, digits: int) -> str:
-    """Write a number with so many digits after the point, and no minus before a zero."""
+    """Return a number with a fixed number of decimals, without a minus before zero."""
     return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def format_name(name: str, metric: Metric) -> str:
-    """Write a metric's name with an arrow in the direction that is better."""
+    """Return a metric's name with an arrow towards better values."""
     return f"{name} {ARROWS[metric.better]}"
 
 
 def format_markdown(rows: Sequence[Row], best: Collection[tuple[int, str]] = ()) -> str:
-    """Write rows, at least one, as a Markdown table with intervals as ranges, and some cells (row, column) in bold."""
+    """Return rows, at least one, as a Markdown table with intervals; the cells (row, column) in `best` are bold."""
     head = [_header(name, rows) for name in rows[0]]
     lines = [head]
     for place, row in enumerate(rows):
@@ -111,7 +100,7 @@ def format_markdown(rows: Sequence[Row], best: Collection[tuple[int, str]] = ())
 
 
 def format_csv(rows: Sequence[Row]) -> str:
-    """Write rows, at least one, as CSV: of a metric the value and both ends of its interval, with all digits."""
+    """Return rows, at least one, as CSV: value and interval of each metric, with all digits."""
     metrics = [name for name in rows[0] if any(isinstance(row[name], Metric) for row in rows)]
     columns = [c for n in rows[0] for c in ([n, f"{n} low", f"{n} high"] if n in metrics else [n])]
     buffer = io.StringIO()
@@ -135,8 +124,8 @@ def _header(name: str, rows: Sequence[Row]) -> str:
 
 
 def _stack(header: str, width: int) -> str:
-    """Break a header into lines: at every comma and slash between spaces, elsewhere as its cells' `width` wants it."""
-    width, lines = max(width, SHORT), []
+    """Break a header into lines: at every comma and " / ", and elsewhere to fit the `width` of its cells."""
+    width, lines = max(width, HEADER_WIDTH), []
     for part in re.split(r"(?<=,) | / ", header):
         lines.append("")
         for piece in re.split(r"(?<=_)|(?<= )(?![↑↓])|(?=\[)", part):
@@ -147,7 +136,7 @@ def _stack(header: str, width: int) -> str:
 
 
 def _split_columns(widths: Mapping[str, int], lead: int, width: int) -> Iterator[list[str]]:
-    """Deal columns to blocks that fit `width`, each behind the leading ones."""
+    """Yield blocks of columns that fit `width`; each block begins with the leading columns."""
     names = list(widths)
     block = names[:lead]
     for name in names[lead:]:

@@ -6,18 +6,14 @@ from kvbench.core.config import ConfigError
 
 
 def upload(folder: Path, repo: str) -> str | None:
-    """Upload a folder as a dataset, which is made if it is not there yet.
-
-    Args:
-        folder: what `prepare_dataset` wrote.
-        repo: user/name.
+    """Upload the folder of a dataset to the repository user/name, which is created if it does not exist.
 
     Returns:
-        Address of what was uploaded; None if no token is known (`hf auth login`, or HF_TOKEN).
+        Address of the upload; None without a token (`hf auth login`, or HF_TOKEN).
 
     Raises:
         ConfigError: huggingface_hub is not installed.
-        OSError: the Hub refuses, or cannot be reached.
+        OSError: the Hub refuses the upload or cannot be reached.
     """
     try:
         import huggingface_hub
@@ -30,10 +26,6 @@ def upload(folder: Path, repo: str) -> str | None:
         return None
     hub = huggingface_hub.HfApi(token=token)
     hub.create_repo(repo, repo_type="dataset", exist_ok=True)
-    done = hub.upload_folder(
-        repo_id=repo,
-        repo_type="dataset",
-        folder_path=folder,
-        commit_message=f"Results of kvbench: {folder.name}",
-    )
-    return str(done.commit_url)
+    message = f"Results of kvbench: {folder.name}"
+    commit = hub.upload_folder(repo_id=repo, repo_type="dataset", folder_path=folder, commit_message=message)
+    return str(commit.commit_url)

@@ -9,15 +9,7 @@ import pytest
 from kvbench.core.files import name_sample
 from kvbench.dashboard.page import write_dashboard
 from tests.support.results import LPIPS, PSNR, made_up
-from tests.support.run_folders import (
-    HOSTILE,
-    PROMPTS,
-    WORTH,
-    score,
-    with_bytes,
-    write_image_runs,
-    write_run,
-)
+from tests.support.run_folders import HOSTILE, PROMPTS, WORTH, score, with_bytes, write_image_runs, write_run
 
 pytestmark = pytest.mark.slow
 PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}

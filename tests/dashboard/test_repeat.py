@@ -38,6 +38,9 @@ def test_the_command_composes_to_the_same(model: str, method: str, others: list[
     run = made_up(method, 0.5, {}, config=config)
     python, program, *words = shlex.split(write_command(run))
     assert (python, program) == ("python", "run.py")
+    assert not any(
+        word.startswith("++method") for word in words
+    )  # each setting is known from the method's file
     again = compose(words)
     ignored = {"runs_dir", "task"}
     assert {k: v for k, v in again.items() if k not in ignored} == {

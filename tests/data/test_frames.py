@@ -1,8 +1,6 @@
 """Frames of runs and samples, against the files they are made of."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,11 +11,12 @@ from hypothesis import strategies as st
 
 import kvbench
 from kvbench.core.config import ConfigError
-from kvbench.data.export import export_frames
 from kvbench.data.flatten import FIXED, find_kinds, merge_kinds
+from kvbench.data.frames import export_frames
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs import execute
 from kvbench.runs.record.results import Results
+from tests.support.command_line import run_python
 from tests.support.fake_run import job_in
 from tests.support.results import LPIPS, PSNR, made_up
 
@@ -174,10 +173,7 @@ print([name for name in ("torch", "scipy", "matplotlib", "hydra") if name in sys
 
 
 def test_without_polars_a_line_names_the_extra(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    told, slow = done.stdout.splitlines()
+    told, slow = run_python(tmp_path, "-c", PROGRAM).stdout.splitlines()
     assert told == 'polars is missing; install it with pip install "kvbench[data]"'
     assert slow == "[]"
 

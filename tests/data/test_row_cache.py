@@ -12,7 +12,7 @@ import pytest
 
 from kvbench.data import row_cache
 from kvbench.data.frames import runs_df
-from kvbench.data.row_cache import NAME, Lines, load_rows
+from kvbench.data.row_cache import NAME, JsonRows, load_rows
 from tests.data.test_frames import write
 from tests.support.results import PSNR, made_up
 
@@ -37,7 +37,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def fresh(root: Path) -> Lines:
+def fresh(root: Path) -> JsonRows:
     (root / NAME).unlink(missing_ok=True)
     return load_rows(root)
 
@@ -105,9 +105,7 @@ def test_a_damaged_or_foreign_cache_is_made_anew(root: Path, reads: list[str], h
     assert reads == []
 
 
-def test_rows_of_another_version_are_made_anew(
-    root: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_versions_are_made_anew(root: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     expected = load_rows(root)
     monkeypatch.setattr(row_cache, "VERSION", 1)
     assert load_rows(root) == expected
@@ -127,9 +125,7 @@ def test_where_nothing_can_be_written_the_user_has_a_cache(
     assert len(list((caches / "kvbench").iterdir())) == 1
 
 
-def test_where_no_cache_can_be_it_goes_without(
-    root: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_works_without_a_cache(root: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     expected = load_rows(root)
     (root / NAME).unlink()
     (root / NAME).mkdir()
@@ -161,5 +157,5 @@ def test_processes_share_it(root: Path) -> None:
 
 
 def test_no_folder_is_made(tmp_path: Path) -> None:
-    assert load_rows(tmp_path / "nowhere") == Lines([], {})
+    assert load_rows(tmp_path / "nowhere") == JsonRows([], {})
     assert list(tmp_path.iterdir()) == []

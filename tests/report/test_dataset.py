@@ -80,7 +80,7 @@ def test_the_viewer_finds_every_image_and_its_reference(published: Path) -> None
 
 
 def test_folders_of_many_images_stay_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.core.files.FOLDED", 3)
+    monkeypatch.setattr("kvbench.core.files.FILES_PER_FOLDER", 3)
     run = execute.run(job_in(tmp_path / "runs", count=4)).folder
     prepare_dataset(read_published([run]), tmp_path / "set", "apache-2.0", "user/name")
     listed = pl.read_parquet(tmp_path / "set/images/metadata.parquet")
@@ -202,9 +202,7 @@ class FakeHub:
         return SimpleNamespace(commit_url="https://hub/commit")
 
 
-def test_the_hub_is_handed_the_folder_once_a_token_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_gets_the_folder_with_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "HfApi", FakeHub)
     monkeypatch.setattr(hub, "get_token", lambda: None)
     assert upload(tmp_path, "user/name") is None
@@ -247,8 +245,8 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "publish: names no run"),
-        (["out=set"], "publish: names no run"),
+        ([], "publish: no run given"),
+        (["out=set"], "publish: no run given"),
         (["runs/a", "outt=set"], "outt=set: no such key"),
         (["runs/a", "out="], "out=: no such key or no value"),
         (["runs/a", "repo=name"], "repo=name: must be USER/NAME"),

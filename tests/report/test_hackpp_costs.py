@@ -4,7 +4,7 @@ import pytest
 
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.models.infinity.scales import schedule
-from kvbench.report.papers import memory as paper_memory
+from kvbench.report.papers import memory
 from kvbench.report.papers.hackpp_costs import count_gib, count_tera
 
 VAR_SIDES = [(side, side) for side in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16)]
@@ -57,9 +57,7 @@ def test_printed_operations_follow_within_a_thousandth(
         ("var_d24", 136, 204, 1.154, 1.14),
     ],
 )
-def test_unequal_budgets_cost_less_than_equal_ones(
-    model: str, cached: int, read: int, uniform: float, printed: float
-) -> None:
+def test_uneven_budgets_cost_less(model: str, cached: int, read: int, uniform: float, printed: float) -> None:
     batch = 32 if model.startswith("var") else 1
     assert count_tera(SPECS[model], batch, cached, read) == pytest.approx(uniform, abs=6e-4)
     assert printed < uniform
@@ -74,10 +72,8 @@ def test_full_caches_follow(model: str, batch: int, printed: float) -> None:
 
 
 def test_every_figure_but_those_of_calibrated_budgets_is_reproduced() -> None:
-    claims = [
-        claim for name in ("hackpp_table1", "hackpp_table2") for claim in paper_memory.TABLES[name](SPECS)
-    ]
-    open_ones = {(claim.model, claim.what) for claim in claims if claim.verdict == "not derivable"}
+    figures = [figure for name in ("hackpp_table1", "hackpp_table2") for figure in memory.TABLES[name](SPECS)]
+    open_ones = {(figure.model, figure.row) for figure in figures if figure.verdict == "not derivable"}
     assert open_ones == {
         *((model, "hackpp/read_30 at 0.1") for model in ("infinity_2b", "infinity_8b")),
         *(
@@ -86,7 +82,7 @@ def test_every_figure_but_those_of_calibrated_budgets_is_reproduced() -> None:
             for what in ("hack at 0.3", "hackpp/read_50 at 0.3", "hackpp/read_30 at 0.2")
         ),
     }
-    readings = {claim.printed for claim in claims if claim.verdict == "under one reading"}
+    readings = {figure.printed for figure in figures if figure.verdict == "under one reading"}
     assert readings == {"15.34 TFLOPs", "33.55 TFLOPs", "26.50 TFLOPs"}  # shares rounded up
-    assert {claim.verdict for claim in claims if claim.printed.endswith("GiB")} == {"reproduced"}
-    assert paper_memory.models("hackpp_table1") == ("infinity_2b", "infinity_8b", "hart")
+    assert {figure.verdict for figure in figures if figure.printed.endswith("GiB")} == {"reproduced"}
+    assert memory.models("hackpp_table1") == ("infinity_2b", "infinity_8b", "hart")

@@ -8,8 +8,7 @@ from hydra.utils import instantiate
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.report.papers import headkv_memory, published
-from kvbench.report.papers import memory as paper_memory
+from kvbench.report.papers import headkv_memory, memory, published
 from tests.support.results import made_up
 
 XL = ModelSpec("llamagen_xl", 36, 20, 64, next_token(1, [24] * 23 + [23]))
@@ -41,10 +40,10 @@ def test_budgets_of_every_model_follow_from_its_shapes(name: str) -> None:
 
 
 def test_shapes_give_what_another_budget_saves() -> None:
-    claims = {claim.what: claim for claim in paper_memory.TABLES["headkv_table4"]({XL.name: XL})}
+    figures = {figure.row: figure for figure in memory.TABLES["headkv_table4"]({XL.name: XL})}
     # A token is 128 prompts x 2 branches x 36 layers x 20 heads x 64 channels x 2 x 2 bytes.
     assert headkv_memory.token_gb(XL) == 128 * 2 * 36 * 20 * 64 * 4 / 1e9
-    reproduced = {what: claim.ours for what, claim in claims.items() if claim.verdict == "reproduced"}
+    reproduced = {what: figure.computed for what, figure in figures.items() if figure.verdict == "reproduced"}
     assert reproduced == {
         "linear_ar, 144 tokens to 96": "2.265 GB",
         "linear_ar, 144 tokens, saving": "56.119 %",
@@ -52,29 +51,29 @@ def test_shapes_give_what_another_budget_saves() -> None:
         "linear_ar, 96 tokens, saving": "62.784 %",
         "headkv, 96 tokens, saving": "63.610 %",
     }
-    assert claims["full"].ours == "cache 27.18 GB"
-    assert claims["linear_ar, 144 tokens, saved"].printed == "33.91 - 14.88 = 19.03 GB"
-    assert claims["linear_ar, 144 tokens, saved"].ours == "20.38 GB"
-    assert "18.98 GiB" in claims["linear_ar, 144 tokens, saved"].how
-    shares = [claims[f"{tokens} tokens, headkv below linear_ar"].ours for tokens in (144, 96)]
+    assert figures["full"].computed == "cache 27.18 GB"
+    assert figures["linear_ar, 144 tokens, saved"].printed == "33.91 - 14.88 = 19.03 GB"
+    assert figures["linear_ar, 144 tokens, saved"].computed == "20.38 GB"
+    assert "18.98 GiB" in figures["linear_ar, 144 tokens, saved"].how
+    shares = [figures[f"{tokens} tokens, headkv below linear_ar"].computed for tokens in (144, 96)]
     assert shares == ["5.5 % local heads", "12.4 % local heads"]
-    assert len(claims) == 13
+    assert len(figures) == 13
     assert headkv_memory.headkv_table4({}) == []
 
 
 def test_other_models_count_their_own_batch_and_rows() -> None:
     janus = ModelSpec("janus_pro_7b", 30, 32, 128, next_token(64, [24] * 23 + [23]))
     lumina = ModelSpec("lumina_mgpt_7b_768", 32, 32, 128, next_token(64, [49] * 47 + [48]))
-    found = paper_memory.TABLES["headkv_table4"]({one.name: one for one in (janus, lumina)})
-    claims = {(claim.model, claim.what): claim for claim in found}
+    found = memory.TABLES["headkv_table4"]({one.name: one for one in (janus, lumina)})
+    figures = {(figure.model, figure.row): figure for figure in found}
     assert headkv_memory.token_gb(janus) == 55 * 2 * 30 * 32 * 128 * 4 / 1e9
     assert headkv_memory.token_gb(lumina) == 6 * 2 * 32 * 32 * 128 * 4 / 1e9
-    savings = {what: claim for what, claim in claims.items() if what[1].endswith("saving")}
+    savings = {what: figure for what, figure in figures.items() if what[1].endswith("saving")}
     assert len(savings) == 6
-    assert {claim.verdict for claim in savings.values()} == {"reproduced"}
+    assert {figure.verdict for figure in savings.values()} == {"reproduced"}
     # 24 tokens of 110 sequences are 1.30 GB; the paper's program gained 1.37 by them.
-    step = claims[janus.name, "linear_ar, 96 tokens to 72"]
-    assert (step.printed, step.ours, step.verdict) == ("1.37 GB", "1.298 GB", "not derivable")
+    step = figures[janus.name, "linear_ar, 96 tokens to 72"]
+    assert (step.printed, step.computed, step.verdict) == ("1.37 GB", "1.298 GB", "not derivable")
     # A local head keeps two rows: 48 of Janus's tokens, 98 of Lumina's.
-    assert claims[lumina.name, "294 tokens, headkv below linear_ar"].ours == "8.1 % local heads"
-    assert claims[janus.name, "72 tokens, headkv below linear_ar"].ours == "16.2 % local heads"
+    assert figures[lumina.name, "294 tokens, headkv below linear_ar"].computed == "8.1 % local heads"
+    assert figures[janus.name, "72 tokens, headkv below linear_ar"].computed == "16.2 % local heads"

@@ -140,10 +140,16 @@ def test_what_was_needed_at_once_is_a_share_of_what_the_reference_needed() -> No
 
 def test_one_run_tells_both() -> None:
     for one, told in (
-        (TOKENS[0], ("budget 100 of 1000 (9.90 % used", "9.90 % of the full cache in 16 bits (64000)")),
+        (
+            TOKENS[0],
+            ("budget 100 of 1000: peak 9.90 % of the", "9.90 % of the full cache in 16 bits (64000)"),
+        ),
         (
             run("heatkv", 0.1, 29.0, "float32", unit="bytes"),
-            ("at least 50 fit the budget (4.90 % of 1000", "budget 6400 of 64000 in 16 bits (9.90 % used"),
+            (
+                "at least 50 fit the budget (peak 4.90 % of 1000",
+                "budget 6400 of 64000 in 16 bits: peak 9.90 % of the",
+            ),
         ),
     ):
         shown = printed(250, show_run, one)

@@ -4,9 +4,9 @@ import pytest
 
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.methods.ams_kv import effective_capacities
-from kvbench.report.papers import memory as paper_memory
+from kvbench.report.papers import memory
 from kvbench.report.papers.memory import implied_layers, thousands
-from kvbench.report.papers.printed import Claim, prints_as, rounding_interval
+from kvbench.report.papers.printed import PrintedFigure, prints_as, rounding_interval
 
 
 def square(name: str, layers: int, heads: int, head_dim: int, *sides: int) -> ModelSpec:
@@ -23,7 +23,7 @@ SPECS = {
 
 
 def verdicts(table: str) -> list[tuple[str, str, str]]:
-    return [(claim.model, claim.printed, claim.verdict) for claim in paper_memory.TABLES[table](SPECS)]
+    return [(figure.model, figure.printed, figure.verdict) for figure in memory.TABLES[table](SPECS)]
 
 
 def test_heatkv_table_1_follows_from_shapes() -> None:
@@ -72,9 +72,7 @@ def layers(spec: ModelSpec, batch: int, printed: str) -> tuple[float, float]:
         ("var_d30", 256, "44.94", 28.64),
     ],
 )
-def test_compressed_caches_need_a_broken_number_of_demanding_layers(
-    model: str, batch: int, printed: str, near: float
-) -> None:
+def test_compressed_caches_need_broken_layers(model: str, batch: int, printed: str, near: float) -> None:
     low, high = layers(SPECS[model], batch, printed)
     assert low - 0.01 <= near <= high + 0.01
     assert int(low) == int(high)
@@ -88,26 +86,26 @@ def test_capacities_are_the_last_scales_that_are_read() -> None:
 
 
 def test_figures_of_the_text_and_the_factor_of_equation_4() -> None:
-    claims = {(claim.model, claim.what): claim for claim in paper_memory.ams_kv_eq4(SPECS)}
+    figures = {(figure.model, figure.row): figure for figure in memory.ams_kv_eq4(SPECS)}
 
-    def claim(model: str, what: str) -> Claim:
-        return claims[model, what]
+    def figure(model: str, what: str) -> PrintedFigure:
+        return figures[model, what]
 
-    assert claim("var_d30", "full cache, batch 50, factor 16").ours == "29.883 x 1000 MiB"
-    assert claim("var_d30", "full cache, batch 50, factor 16").verdict == "not derivable"
-    assert claim("var_d30", "full cache, batch 50, factor 12").verdict == "reproduced"
-    assert claim("var_d36", "full cache, batch 25, factor 12").verdict == "reproduced"
-    assert claim("var_d30", "abstract, saving").ours == "84.828 %"
-    assert claim("var_d30", "abstract, saving").verdict == "under one reading"
-    assert claim("infinity_2b", "memory saved").ours == "10.107 GiB"
-    assert claim("infinity_2b", "memory saved, share").ours == "35.92 %"
-    assert claim("infinity_2b", "memory saved, share").verdict == "not derivable"
+    assert figure("var_d30", "full cache, batch 50, factor 16").computed == "29.883 x 1000 MiB"
+    assert figure("var_d30", "full cache, batch 50, factor 16").verdict == "not derivable"
+    assert figure("var_d30", "full cache, batch 50, factor 12").verdict == "reproduced"
+    assert figure("var_d36", "full cache, batch 25, factor 12").verdict == "reproduced"
+    assert figure("var_d30", "abstract, saving").computed == "84.828 %"
+    assert figure("var_d30", "abstract, saving").verdict == "under one reading"
+    assert figure("infinity_2b", "memory saved").computed == "10.107 GiB"
+    assert figure("infinity_2b", "memory saved, share").computed == "35.92 %"
+    assert figure("infinity_2b", "memory saved, share").verdict == "not derivable"
 
 
 def test_a_model_that_is_not_there_is_left_out() -> None:
-    assert {claim.model for claim in paper_memory.ams_kv_eq4({"var_d30": SPECS["var_d30"]})} == {"var_d30"}
-    assert paper_memory.ams_kv_table3({}) == []
-    assert paper_memory.models("ams_kv_eq4") == ("var_d30", "var_d36", "infinity_2b")
+    assert {figure.model for figure in memory.ams_kv_eq4({"var_d30": SPECS["var_d30"]})} == {"var_d30"}
+    assert memory.ams_kv_table3({}) == []
+    assert memory.models("ams_kv_eq4") == ("var_d30", "var_d36", "infinity_2b")
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,9 @@ def test_a_random_choice_stands_beside_full_caches_whatever_it_holds() -> None:
 
 def test_budget_that_was_left_unused_is_marked_and_the_mark_explained() -> None:
     table, one = published.find("heatkv_table1"), run("heatkv", 0.1)
-    roomy, full = (replace(one, memory=replace(one.memory, least_share=share)) for share in (0.969, 0.97))
-    assert [row["budget"] for row in summary.make_rows(table, [roomy, full])] == ["0.1!", "0.1"]
-    told = {len(runs): summary.make_section(table, runs) for runs in ([full], [full, roomy])}
+    underused, full = (replace(one, memory=replace(one.memory, least_share=share)) for share in (0.969, 0.97))
+    assert [row["budget"] for row in summary.make_rows(table, [underused, full])] == ["0.1!", "0.1"]
+    told = {len(runs): summary.make_section(table, runs) for runs in ([full], [full, underused])}
     assert all(section is not None for section in told.values())
     assert ["!: less than 97 %" in section.caption for section in told.values() if section] == [False, True]
 

@@ -9,8 +9,7 @@ from omegaconf import OmegaConf
 
 from kvbench.engine.ledger import Step
 from kvbench.report.figures import step_plots
-from kvbench.report.papers import comparison as published_comparison
-from kvbench.report.papers import published
+from kvbench.report.papers import comparison, published
 from kvbench.runs.record.results import Results
 from tests.support.places import ROOT
 from tests.support.results import made_up, printed
@@ -60,9 +59,9 @@ def test_a_sweep_ends_with_its_table_and_its_figure(name: str, tmp_path: Path) -
     assert (file.published, file.hydra.sweeper.params["method.watch_lse"]) == (name, True)
     table = published.find(name)
     runs = [told(0.5), told(0.25, selector="rkv"), told(1, ())]
-    printed(200, published_comparison.show_beside, table, runs, tmp_path)
+    printed(200, comparison.show_comparison, table, runs, tmp_path)
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    rows = published_comparison.make_rows(table, [told(0.5)])
+    rows = comparison.make_rows(table, [told(0.5)])
     [cells] = [{metric: row[metric] for metric in table.metrics} for row in rows]
     assert (
         cells
@@ -77,6 +76,6 @@ def test_a_sweep_ends_with_its_table_and_its_figure(name: str, tmp_path: Path) -
 
 def test_runs_that_tell_no_steps_have_no_figure(tmp_path: Path) -> None:
     table = published.find("hard_kv_fig20")
-    text = printed(200, published_comparison.show_beside, table, [told(0.5, ())], tmp_path)
+    text = printed(200, comparison.show_comparison, table, [told(0.5, ())], tmp_path)
     assert not (tmp_path / "hard_kv_fig20.png").exists()
     assert "watch_lse" in text

@@ -1,19 +1,19 @@
-// The address of the page holds the whole view: a link shows what its sender saw.
+// The address of the page: it stores the whole view, so that a link shows it again.
 
 const KEPT = ["model", "prompts", "budget", "samples", "search", "quality", "against", "group", "differ"];
 KEPT.push("details", "ours", "theirs", "worst", "judged", "phrase", "paper", "kept", "panels");
-const OF_RUNS = new Set(["differ", "ours", "theirs", "kept"]); // selects of runs, which a link names by folder
-const asked = new URLSearchParams(location.hash.split("?")[1] ?? "");
+const OF_RUNS = new Set(["differ", "ours", "theirs", "kept"]); // selects of runs; a link contains their folders
+const requested = new URLSearchParams(location.hash.split("?")[1] ?? "");
 let written = null;
 
-/** What the address asked for under a name when the page was opened; asked once, null afterwards. */
+/** Return and remove a value of the address that the page was opened with; null afterwards. */
 function takeAsked(name) {
-  const value = asked.get(name);
-  asked.delete(name);
+  const value = requested.get(name);
+  requested.delete(name);
   return value;
 }
 
-/** The value of a control that the address asked for; selects of runs hold numbers, addresses folders. */
+/** Return a control's value from the address; folders become the numbers that selects of runs use. */
 function takeAskedValue(id) {
   const value = takeAsked(id);
   if (value === null || !OF_RUNS.has(id)) return value;
@@ -21,7 +21,7 @@ function takeAskedValue(id) {
   return run ? String(run.number) : value;
 }
 
-/** Put what the address asks for into fields, methods, columns and order, before anything is drawn. */
+/** Apply the address to fields, methods, columns and order, before anything is drawn. */
 function readAddress() {
   for (const id of ["search", "phrase"]) byId(id).value = takeAsked(id) ?? "";
   byId("details").checked = takeAsked("details") === "1";
@@ -34,7 +34,7 @@ function readAddress() {
   board.chosen = RUNS.find((run) => run.folder === chosen)?.number ?? null;
 }
 
-/** The address of what is shown now. */
+/** Return the address of the current view. */
 function describeView() {
   const parameters = new URLSearchParams();
   const put = (name, value) => value && parameters.set(name, value);
@@ -54,7 +54,7 @@ function describeView() {
   return `#/${view}${parameters.size ? `?${parameters}` : ""}`;
 }
 
-/** Write the address anew if the view has changed; browsers allow this a few times a second. */
+/** Update the address if the view has changed; browsers allow a few updates a second. */
 function writeAddress() {
   const now = describeView();
   if (now === written) return;
@@ -69,7 +69,7 @@ function startAddress() {
     waiting = setTimeout(writeAddress, 300);
   };
   for (const event of ["change", "input", "click", "keyup"]) document.addEventListener(event, renew);
-  // A link pasted into an open page is a view of its own.
+  // A link pasted into an open page opens its own view.
   addEventListener("hashchange", () => {
     if (location.hash.startsWith("#/")) location.reload();
   });

@@ -1,4 +1,4 @@
-// What differs between two texts, word by word.
+// Differences between two texts by words.
 
 const LARGEST = 8e6; // cells of the table of common subsequences: some 16 MB
 
@@ -20,7 +20,7 @@ function findChanges(theirs, ours) {
   return [join(a, x, keepX), join(b, y, keepY)];
 }
 
-/** Which words of each list belong to a longest common subsequence; none where the lists are too long to tell. */
+/** Mark the words of two lists that belong to a longest common subsequence; none if the lists are too long. */
 function findCommon(x, y) {
   const [keepX, keepY] = [x, y].map((words) => new Array(words.length).fill(false));
   const wide = y.length + 1;

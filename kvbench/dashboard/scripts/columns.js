@@ -1,8 +1,8 @@
-// Columns of the leaderboard: which there are, which are shown, and which are folded as they say the same of all rows.
+// Columns of the leaderboard: shown columns, and columns folded into a line because all rows are equal.
 
-const toggled = new Map(); // columns that were switched by hand: key to whether it is shown
+const toggled = new Map(); // columns switched by the user: key to whether it is shown
 
-/** The columns that the rows can have: method, budget, n, memory and time, then metrics, then other costs. */
+/** Return all columns of some rows: method, budget, n, memory and time, then metrics, then other costs. */
 function listColumns(rows) {
   const several = (key) => new Set(rows.map((run) => run[key])).size > 1;
   const known = (key) => rows.some((run) => Number.isFinite(costOf(run, key)));
@@ -18,7 +18,7 @@ function listColumns(rows) {
   ];
 }
 
-/** Divide columns into those that the table shows and those folded into a line, whose cells are all alike. */
+/** Divide columns into those of the table and those folded into a line, whose cells are all equal. */
 function divideColumns(columns, rows) {
   const shown = [];
   const folded = [];
@@ -31,7 +31,7 @@ function divideColumns(columns, rows) {
   return { shown, folded };
 }
 
-/** Whether a column says the same of all rows; rows without a value, such as the reference's, are left out. */
+/** Return whether all rows of a column are equal; rows without a value, such as the reference's, are ignored. */
 function isConstant(column, rows) {
   const texts = rows.map(column.text).filter((text) => text !== null);
   return texts.length > 2 && new Set(texts).size === 1;
@@ -50,7 +50,7 @@ function drawFolded(folded, rows) {
   );
 }
 
-/** Draw the menu in which columns are switched on and off; method and budget always stay. */
+/** Draw the menu that switches columns on and off; method and budget are always shown. */
 function drawColumnMenu(columns, shown) {
   const on = new Set(shown.map((column) => column.key));
   byId("columns").replaceChildren(
@@ -87,7 +87,7 @@ function makeMethodColumn(rows) {
     cell: (run) =>
       makeNumber(run.label, () => link(run, "choose"), {
         sign: makeSwatch(run.label),
-        title: "Keep this run in sight",
+        title: "Select this run",
         more: describe(run),
       }),
     value: (run) => run.label,

@@ -1,16 +1,16 @@
-// Two runs sample by sample, worst first: images under a slider, texts side by side with what differs.
+// Comparison of two runs by sample, worst first: images under a slider, texts side by side with differences.
 
-const JUDGED = ["exact_answer", "accuracy"]; // metrics of 1 for a right text and 0 for a wrong one
+const JUDGED = ["exact_answer", "accuracy"]; // metrics that are 1 for a right text and 0 for a wrong one
 const JUDGEMENTS = {
   "": "all",
   right: "right",
   wrong: "wrong",
-  lost: "wrong, right beside",
-  won: "right, wrong beside",
+  lost: "wrong here, right in the other run",
+  won: "right here, wrong in the other run",
 };
 const pair = { place: 0, order: [] };
 
-/** Runs that hold the same samples as a run: its reference first. */
+/** Return the runs with the same samples as a run, its reference first. */
 function findPartners(run) {
   const alike = RUNS.filter(
     (other) =>
@@ -26,7 +26,7 @@ function chosenRuns() {
   return [RUNS[byId("ours").value], RUNS[byId("theirs").value]];
 }
 
-/** Choose the run, then what can stand beside it, then by what samples are ordered. */
+/** Update the selects: the run, the runs to compare it with, and the order of samples. */
 function drawComparison() {
   const able = RUNS.filter((run) => run.samples.index.length);
   const first =
@@ -54,13 +54,13 @@ function drawComparison() {
   orderSamples();
 }
 
-/** Whether a sample is right (1), wrong (0) or not judged (undefined) in a run. */
+/** Return whether a sample of a run is right (1), wrong (0) or not judged (undefined). */
 function findJudgement(run, index) {
   const place = run?.samples.index.indexOf(index) ?? -1;
   return JUDGED.map((name) => run?.samples.values[name]?.[place]).find((value) => value === 0 || value === 1);
 }
 
-/** Whether a sample passes the filters: its text or prompt holds a phrase, and its answer is right or wrong. */
+/** Return whether a sample passes the filters: a phrase in its text or prompt, and a right or wrong answer. */
 function passesFilters(run, other, place) {
   const index = run.samples.index[place];
   const [own, theirs] = [findJudgement(run, index), findJudgement(other, index)];
@@ -77,7 +77,7 @@ function passesFilters(run, other, place) {
   return words.some((text) => text?.toLowerCase().includes(phrase));
 }
 
-/** Order a run's samples, worst first; those without a value come last. */
+/** Sort a run's samples, worst first; samples without a value come last. */
 function orderSamples() {
   const [run, other] = chosenRuns();
   const name = byId("worst").value;
@@ -125,14 +125,14 @@ function nameSample(run, place) {
   return shared(run.samples.prompt[place]) ?? `sample ${run.samples.index[place]}`;
 }
 
-/** Where a run has an image: as `name_sample` of kvbench.core.files, 500 to a folder. */
+/** Return the path of a run's image, as `name_sample` of kvbench.core.files: 500 per folder. */
 function imageOf(run, index) {
   const number = (value) => String(value).padStart(6, "0");
   const folder = index < 500 ? [] : [number(index - (index % 500))];
   return addressOf(run, "images", ...folder, `${number(index)}.png`);
 }
 
-/** Show the sample at a rank. */
+/** Show a sample by its rank. */
 function showSample(rank) {
   const [run, other] = chosenRuns();
   if (!run) return;
@@ -240,7 +240,7 @@ function judge(run, index) {
     : [make("span", { class: `badge ${found ? "right" : "wrong"}` }, found ? "right" : "wrong")];
 }
 
-/** Values of a sample by metric, ours and, where it has them, those of the run beside it. */
+/** Show the values of a sample by metric, of the run and of the run compared with it. */
 function listValues(run, other, index) {
   const [own, beside] = [run, other].map((which) => which?.samples.index.indexOf(index) ?? -1);
   return Object.keys(run.samples.values).map((name) => {

@@ -1,5 +1,5 @@
-// Numbers of a run that are no metrics: what its cache held and how long it took.
-// Those that are `shown` are columns of the leaderboard by themselves, others on request.
+// Costs of a run: memory of its cache, and time.
+// Costs that are `shown` are default columns of the leaderboard.
 
 const COSTS = {
   budget: {
@@ -7,7 +7,7 @@ const COSTS = {
     unit: "% of the full cache",
     digits: 2,
     field: "memory.budget_tokens",
-    about: "Capacity that held tokens, or bytes, may not exceed after any layer of any segment.",
+    about: "Largest number of tokens, or bytes, allowed after any layer of any segment.",
     value: (run) => 100 * run.budget,
   },
   byte_share: {
@@ -16,7 +16,7 @@ const COSTS = {
     unit: "%",
     digits: 2,
     field: "memory.sequence_bytes",
-    about: "Most bytes that a sequence held after any layer, of those of the run's reference, the full cache.",
+    about: "Most bytes of a sequence after any layer, as a share of the reference's full cache.",
     value: (run) => (100 * (run.memory.sequence_bytes ?? NaN)) / findFullBytes(run),
   },
   sequence_mib: {
@@ -24,7 +24,7 @@ const COSTS = {
     unit: "MiB",
     digits: 2,
     field: "memory.sequence_bytes",
-    about: "Most bytes that a sequence held after any layer, as stored.",
+    about: "Most stored bytes of a sequence after any layer.",
     value: (run) => (run.memory.sequence_bytes ?? NaN) / MIB,
   },
   peak_mib: {
@@ -32,7 +32,7 @@ const COSTS = {
     unit: "MiB",
     digits: 2,
     field: "memory.peak_bytes",
-    about: "Storage of keys and values at the peak, as allocated, of the largest batch.",
+    about: "Peak of allocated keys and values in the largest batch.",
     value: (run) => run.memory.peak_bytes / MIB,
   },
   peak_share: {
@@ -40,7 +40,7 @@ const COSTS = {
     unit: "%",
     digits: 2,
     field: "memory.peak_tokens",
-    about: "Most tokens held after any layer, of those of the full cache.",
+    about: "Most tokens after any layer, as a share of the full cache.",
     value: (run) => (100 * run.memory.peak_tokens) / run.memory.full_tokens,
   },
   rebuild_mib: {
@@ -48,7 +48,7 @@ const COSTS = {
     unit: "MiB",
     digits: 2,
     field: "memory.rebuild_bytes",
-    about: "Storage at the worst instant of a rebuild, old and new rows of the layer in work included.",
+    about: "Peak during a layer's rebuild, including its old and new rows.",
     value: (run) => run.memory.rebuild_bytes / MIB,
   },
   least_share: {
@@ -59,7 +59,7 @@ const COSTS = {
     better: "higher",
     least: 0.97,
     about:
-      "Least share of the budget, or of all tokens so far, that is held after any segment; ! below 97 %.",
+      "Smallest share of the budget, or of all tokens so far, in use after any segment; ! below 97 %.",
     value: (run) => run.memory.least_share,
   },
   utilisation: {
@@ -69,7 +69,7 @@ const COSTS = {
     field: "memory.utilisation",
     better: "higher",
     about:
-      "Tokens held over the slots of rows that are all as long as the longest (Hard-KV's slot utilisation).",
+      "Held tokens over slots, if all rows were as long as the longest (Hard-KV's slot utilisation).",
     value: (run) => run.memory.utilisation,
   },
   seconds: {
@@ -78,7 +78,7 @@ const COSTS = {
     unit: "s",
     digits: 3,
     field: "latency.seconds_per_image",
-    about: "Mean over samples of the time of their batch over the prompts in it; generation alone.",
+    about: "Mean over samples of the batch's generation time divided by its prompts.",
     value: (run) => run.latency.seconds_per_image,
   },
   tokens_per_second: {
@@ -88,7 +88,7 @@ const COSTS = {
     digits: 0,
     field: "latency.tokens_per_second",
     better: "higher",
-    about: "Tokens of all texts, their ends included, over total time.",
+    about: "Tokens of all texts, including end tokens, divided by total time.",
     value: (run) => run.latency.tokens_per_second,
   },
   n: {
@@ -106,22 +106,22 @@ const AXES = {
   sequence_mib: "memory per sequence, MiB",
   peak_share: "peak tokens, % of the full cache",
   peak_mib: "storage of the largest batch, MiB",
-  rebuild_mib: "worst instant of the largest batch, MiB",
+  rebuild_mib: "peak of a rebuild in the largest batch, MiB",
   seconds: "seconds per sample",
 };
 
-/** Bytes of a sequence under the full cache, of the reference's dtype; in 16 bits where the page lacks the reference. */
+/** Return the bytes of a sequence under the full cache in the reference's dtype; in 16 bits without a reference. */
 function findFullBytes(run) {
   const reference = RUNS[run.reference] ?? (run.method === "full" ? run : null);
   return reference?.memory.sequence_bytes ?? run.memory.full_sequence_bytes;
 }
 
-/** A cost of a run; of runs that are shown as one, their mean. */
+/** Return a cost of a run; the mean for runs that are merged into one row. */
 function costOf(run, key) {
   return run.merged ? d3.mean(run.merged, COSTS[key].value) : COSTS[key].value(run);
 }
 
-/** A cost as tables show it. */
+/** Return a cost as text. */
 function formatCost(run, key) {
   const { digits, least = -Infinity } = COSTS[key];
   const value = costOf(run, key);

@@ -2,7 +2,7 @@
 
 const columnsOfRuns = new Map();
 
-/** Values of a metric for all samples of a run, float32; null if the page does not hold them. */
+/** Return the values of a metric for all samples of a run, float32; null if the page lacks them. */
 function readColumn(run, name) {
   const packed = run.samples.columns?.[name];
   if (!packed) return null;
@@ -14,15 +14,15 @@ function readColumn(run, name) {
   return columnsOfRuns.get(key);
 }
 
-/** Whether two runs hold the same samples: prompts, seeds and number. */
+/** Return whether two runs have the same samples: prompts, seeds and number. */
 function areSameSamples(run, base) {
   return run.model === base.model && run.samples.drawn === base.samples.drawn;
 }
 
 /**
- * The mean difference of a metric, run minus base, as {value, half, n}; null where there is none.
+ * Return the mean difference of a metric, run minus base, as {value, half, n}; null if there is none.
  *
- * Samples without a value on either side are left out. `half` is half of the 95 % interval: the standard error over
+ * Samples without a value in either run are left out. `half` is half of the 95 % interval: the standard error over
  * prompts times the quantile of Student's distribution; null below two prompts.
  */
 function findDifference(run, base, name) {
@@ -46,12 +46,12 @@ function findDifference(run, base, name) {
   return { value, half: quantile(groups.length) * error, n };
 }
 
-/** The 97.5 % quantile of Student's distribution for a number of prompts. */
+/** Return the 97.5 % quantile of Student's distribution for a number of prompts. */
 function quantile(count) {
   return DOC.quantiles[Math.min(count - 2, DOC.quantiles.length - 1)];
 }
 
-/** A difference as tables show it: signed, bold where its interval excludes zero on the better side. */
+/** Return the cell of a difference: signed, bold if its interval excludes zero on the better side. */
 function makeDifference(run, base, name) {
   if (run.number === base.number) return make("span", { class: "dim" }, "base");
   const { digits, better } = readMetric(run, name) ?? {};
@@ -68,7 +68,7 @@ function formatSigned(value, digits) {
   return `${value > 0 ? "+" : ""}${format(value, digits)}`;
 }
 
-/** Show where a difference is from. */
+/** Show the provenance of a difference. */
 function openDifference(run, base, name, { value, half, n }) {
   const metric = readMetric(run, name);
   openDrawer(

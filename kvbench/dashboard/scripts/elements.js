@@ -1,11 +1,11 @@
-// Elements of the page. Text of runs only ever becomes text: nothing here, or elsewhere, parses a string as HTML.
+// Elements of the page. Texts of runs are inserted as text nodes only; no script parses a string as HTML.
 
-/** The element with an id. */
+/** Return the element with an id. */
 function byId(id) {
   return document.getElementById(id);
 }
 
-/** A new element; attributes that begin with `on` are listeners, absent attributes and children are left out. */
+/** Return a new element; attributes with `on` are listeners, null attributes and children are left out. */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -17,7 +17,7 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Options of a select, [value, label] each or {group, options}; keeps what was chosen, at first what a link asks for. */
+/** Set the options of a select, [value, label] or {group, options}; keep its value, at first the address's. */
 function fillSelect(select, options, fallback) {
   const before = select.options.length ? select.value : takeAskedValue(select.id);
   const option = ([value, label]) => make("option", { value }, label);
@@ -31,7 +31,7 @@ function fillSelect(select, options, fallback) {
   select.value = values.includes(before) ? before : select.dataset.fallback;
 }
 
-/** Items by what `key` gives for them, in the order of their first. */
+/** Return items grouped by `key`, in the order of first items. */
 function groupBy(items, key) {
   const groups = new Map();
   for (const item of items) {
@@ -42,7 +42,7 @@ function groupBy(items, key) {
   return groups;
 }
 
-/** The value of a colour variable of the style sheet. */
+/** Return the value of a colour variable of the style sheet. */
 function styleColour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }

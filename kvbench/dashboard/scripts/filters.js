@@ -1,6 +1,6 @@
-// Which runs the leaderboard shows.
+// Filters of the leaderboard.
 
-/** Runs that pass the filters. */
+/** Return the runs that pass the filters. */
 function filterRuns() {
   const [model, prompts, budget, samples] = ["model", "prompts", "budget", "samples"].map((id) => byId(id).value);
   const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -64,7 +64,7 @@ function toggleMethod(label) {
     ?.focus();
 }
 
-/** The most common value of a key, which the page begins with. */
+/** Return the most common value of a key, the initial choice. */
 function mostCommon(runs, key) {
   const groups = [...groupBy(runs, (run) => run[key])];
   return groups.length ? groups.reduce((a, b) => (b[1].length > a[1].length ? b : a))[0] : "";

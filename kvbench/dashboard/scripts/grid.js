@@ -1,8 +1,8 @@
-// One prompt under many methods: an image or a text of each, by budget.
+// Grid of one prompt under many methods: images or texts, by budget.
 
 const GRIDS = { budget: "all methods at its budget", all: "all methods and budgets" };
 
-/** Runs for the grid: the reference, then by budget and name those of the same prompts that the filters leave. */
+/** Return the runs of the grid: the reference, then filtered runs of the same prompts by budget and name. */
 function listGrid(run, which) {
   const runs = [run, ...findPartners(run)].filter(
     (other) =>
@@ -18,7 +18,7 @@ function listGrid(run, which) {
   );
 }
 
-/** A grid of one sample; a click on a cell sets its run beside the chosen one. */
+/** Return the grid of a sample; a click on a cell compares its run with the chosen one. */
 function makeGrid(run, which, index) {
   const images = run.samples.kind === "images";
   return make(
@@ -66,7 +66,7 @@ function makeGridText(other, index) {
     : make("pre", { tabindex: "0" }, text);
 }
 
-/** The value of the metric that samples are ordered by, and whether an answer is right. */
+/** Return the value of the metric that orders samples, and whether the answer is right. */
 function describeCell(run, index) {
   const name = byId("worst").value;
   const column = name ? readColumn(run, name) : null;

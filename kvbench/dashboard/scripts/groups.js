@@ -1,9 +1,9 @@
-// Rows put together: means over seeds, or under a heading for each value of a setting.
+// Grouped rows: means over seeds, or a heading for each value of a setting.
 
 const IGNORED_SETTINGS = /^(runs_dir|task|device|shard|work|logger|hydra|published|against)\b|\._target_$/;
-const MAX_VALUES = 24; // a setting with more values divides nothing
+const MAX_VALUES = 24; // a setting with more values is not offered
 
-/** A run's settings by their path, such as method.window; each value as text. */
+/** Return a run's settings as text by path, such as method.window. */
 function listSettings(run) {
   if (!run.settings) {
     run.settings = new Map();
@@ -18,7 +18,7 @@ function flatten(value, path, into) {
   } else into.set(path, typeof value === "string" ? value : JSON.stringify(value));
 }
 
-/** Settings that differ among runs, the reference aside. */
+/** Return the settings that differ between runs other than references. */
 function findVarying(runs) {
   const values = new Map();
   for (const run of runs) {
@@ -32,7 +32,7 @@ function findVarying(runs) {
   return [...values].filter(([, texts]) => texts.size > 1 && texts.size <= MAX_VALUES).map(([path]) => path);
 }
 
-/** Offer what rows can be put together by. */
+/** Update the select of groupings. */
 function fillGroups(runs) {
   const varying = findVarying(runs);
   const seeds = new Set(runs.map((run) => listSettings(run).get("seed"))).size > 1;
@@ -43,12 +43,12 @@ function fillGroups(runs) {
   ]);
 }
 
-/** The value of a setting of a run, as a heading shows it. */
+/** Return the heading of a run's value of a setting. */
 function nameGroup(run, path) {
   return `${path} = ${listSettings(run).get(path) ?? "not set"}`;
 }
 
-/** Runs that differ in nothing but their seed as one row each: the mean of every number, ± the deviation. */
+/** Merge runs that differ only in seed into one row: the mean of each number, ± the deviation. */
 function mergeSeeds(runs) {
   const groups = groupBy(runs, (run) => {
     const rest = [...listSettings(run)].filter(([path]) => path !== "seed" && !IGNORED_SETTINGS.test(path));

@@ -1,4 +1,4 @@
-// Keys that work everywhere but in fields.
+// Keyboard shortcuts, which are disabled in fields.
 
 const VIEWS = ["leaderboard", "comparison", "retention", "published"];
 
@@ -26,7 +26,7 @@ function pressKey(event) {
   else if (event.key === "?") byId("keys").showModal();
 }
 
-/** Let arrow keys walk through the tabs. */
+/** Move between tabs with arrow keys. */
 function walkTabs(event) {
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!step) return;

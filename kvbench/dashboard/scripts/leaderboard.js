@@ -1,16 +1,16 @@
-// The table of runs with its filters, tied to the plot: what is pointed at or chosen in one is so in the other.
+// The table of runs with its filters; hovered and chosen runs are shared with the plot.
 
 const SHOWN = 100; // rows before "show more": a thousand rows of buttons take a second to lay out
 const board = {
   off: new Set(),
   sort: { key: null, descending: true },
-  sorted: false, // whether the order was chosen
+  sorted: false, // whether the user chose the order
   limit: SHOWN,
   hover: null,
   chosen: null,
 };
 
-/** Metrics to show of some runs: those with a value, parts and variants only if asked for. */
+/** Return the metrics to show: those with a value; parts and variants only on request. */
 function chooseMetrics(runs) {
   const details = byId("details").checked;
   return METRICS.filter(
@@ -18,7 +18,7 @@ function chooseMetrics(runs) {
   );
 }
 
-/** The runs that are best at a metric among those of their model, prompts and budget, where there is a choice. */
+/** Return the best runs at a metric among two or more of the same model, prompts and budget. */
 function findBest(runs, name) {
   const sign = DOC.metrics[name].better === "higher" ? 1 : -1;
   const own = runs.filter((run) => findMetric(run, name));
@@ -34,7 +34,7 @@ function findBest(runs, name) {
   return best;
 }
 
-/** Runs in the order of a column; those without a value come last either way. */
+/** Return runs sorted by a column; runs without a value always come last. */
 function sortRuns(runs, column, descending) {
   const sign = descending ? -1 : 1;
   const lacks = (value) => value === undefined || value === null;
@@ -45,7 +45,7 @@ function sortRuns(runs, column, descending) {
   });
 }
 
-/** Draw filters, plot and table again. */
+/** Redraw filters, plot and table. */
 function drawBoard() {
   fillFilters();
   const runs = filterRuns();
@@ -77,7 +77,7 @@ function drawBoard() {
   mark();
 }
 
-/** Rows in the order of the chosen column, at first of the first metric; those of a group together. */
+/** Return rows sorted by group and the chosen column, at first the first metric. */
 function sortBoard(rows, columns, quality, group) {
   const named = columns.find((column) => column.key === board.sort.key);
   const first = columns.find((column) => column.key === quality) ?? columns[0];
@@ -111,7 +111,7 @@ function drawRows(sorted, columns, group) {
   table.style.setProperty("--lead", `${lead}px`);
 }
 
-/** Offer the runs that others can be compared with. */
+/** Update the select of runs to compare with. */
 function fillBases(runs) {
   fillSelect(byId("differ"), [
     ["", "nothing"],
@@ -122,9 +122,9 @@ function fillBases(runs) {
 function explainNumbers(group) {
   const base = RUNS[byId("differ").value];
   if (base)
-    return `Differences to ${nameRun(base)}, on the same prompts and noise, ± half of the 95 % interval. Bold: better, and the interval excludes 0.`;
+    return `Differences to ${nameRun(base)} with the same prompts and noise, ± half of the 95 % interval. Bold: better, and the interval excludes 0.`;
   const half = group === "mean" ? "the standard deviation over seeds" : "half of the 95 % interval";
-  return `Every number opens its provenance. ± is ${half}. Bold: best of its model, prompts, n and budget.`;
+  return `Click a number for its provenance. ± is ${half}. Bold: best of its model, prompts, n and budget.`;
 }
 
 function turnSort(column) {
@@ -134,7 +134,7 @@ function turnSort(column) {
   drawBoard();
 }
 
-/** Tie plot and table: a run is pointed at, or chosen (chosen again: released). */
+/** Mark a run as hovered or chosen in plot and table; choosing it again releases it. */
 function link(run, how) {
   if (how === "hover") board.hover = run?.number ?? null;
   else board.chosen = run === null || board.chosen === run.number ? null : run.number;
@@ -143,7 +143,7 @@ function link(run, how) {
     byId("runs").querySelector(`tr[data-run="${board.chosen}"]`)?.scrollIntoView({ block: "nearest" });
 }
 
-/** Show in plot and table what is pointed at and chosen. */
+/** Show hovered and chosen runs in plot and table. */
 function mark() {
   const on = [board.hover, board.chosen].filter((number) => number !== null);
   for (const row of byId("runs").querySelectorAll("tbody tr")) {
@@ -160,7 +160,7 @@ function readOut(number) {
   const run = RUNS[number];
   if (!run) {
     byId("reading").textContent =
-      "Dotted: no run shown is at least as good with less. Bars are 95 % intervals.";
+      "Dotted: the Pareto front, where no shown run is at least as good at lower cost. Bars: 95 % intervals.";
     return;
   }
   const name = byId("quality").value;

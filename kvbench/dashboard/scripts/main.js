@@ -1,4 +1,4 @@
-// The page itself: its views, and how it starts.
+// Views and start of the page.
 
 const DRAWS = {
   leaderboard: drawBoard,
@@ -7,11 +7,11 @@ const DRAWS = {
   published: drawPublished,
 };
 
-/** Show a view, which is drawn when it is first or again looked at; the address follows. */
+/** Show a view, draw it and update the address. */
 function showView(name) {
   if (byId(name).hidden) scrollTo(0, 0);
   for (const view of VIEWS) byId(view).hidden = view !== name;
-  // A menu closes by a click beside it.
+  // A click outside a menu closes it.
   document.addEventListener("click", (event) => {
     for (const menu of document.querySelectorAll("details.menu[open]"))
       if (!menu.contains(event.target)) menu.open = false;
@@ -24,7 +24,7 @@ function showView(name) {
   writeAddress();
 }
 
-/** The view that the address names; a slash keeps the browser from scrolling to an element of that name. */
+/** Return the view of the address; the slash keeps the browser from scrolling to an element of that name. */
 function readView() {
   return VIEWS.find((view) => location.hash.split("?")[0] === `#/${view}`) ?? null;
 }
@@ -36,7 +36,7 @@ function start() {
       if (event.target === dialog) dialog.close();
     });
   }
-  // A menu closes by a click beside it.
+  // A click outside a menu closes it.
   document.addEventListener("click", (event) => {
     for (const menu of document.querySelectorAll("details.menu[open]"))
       if (!menu.contains(event.target)) menu.open = false;

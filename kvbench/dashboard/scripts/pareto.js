@@ -1,6 +1,6 @@
-// Quality against memory: a point per run with its interval, and the front of those that no other run beats.
+// Plot of quality against memory: a point and interval per run, and the Pareto front.
 
-/** The points of some runs that have both numbers, by ascending cost. */
+/** Return the points of runs that have both numbers, by ascending cost. */
 function listPoints(runs, name, axis) {
   const points = [];
   for (const run of runs) {
@@ -13,7 +13,7 @@ function listPoints(runs, name, axis) {
   return points.sort((a, b) => a.x - b.x);
 }
 
-/** The points that no other beats: none is at least as good at no higher cost. */
+/** Return the Pareto front: no other point is at least as good at no higher cost. */
 function findFront(points, better) {
   const sign = better === "higher" ? 1 : -1;
   const front = [];
@@ -24,7 +24,7 @@ function findFront(points, better) {
   return front;
 }
 
-/** Both ends of the x axis; a narrow range is widened to a tenth, so that rounding does not look like a difference. */
+/** Return the ends of the x axis; a range below a tenth is widened, as rounding would look like a difference. */
 function findRange(points) {
   const [low, high] = [points[0].x, points.at(-1).x];
   if (high - low >= 0.1 * Math.abs(high)) return [low, high];
@@ -32,9 +32,9 @@ function findRange(points) {
   return [0.95 * centre, 1.05 * centre];
 }
 
-const MAX_SPREAD = 150; // points beyond which they stay where they are: side by side they would only blur
+const MAX_SPREAD = 150; // number of points beyond which overlapping points are not shifted
 
-/** Set points that would lie on each other side by side: `shift` is in pixels. */
+/** Shift overlapping points side by side; `shift` is in pixels. */
 function spreadPoints(points, near) {
   if (points.length > MAX_SPREAD) {
     for (const point of points) point.shift = 0;
@@ -53,11 +53,11 @@ function spreadPoints(points, near) {
   }
 }
 
-/** Draw the plot into `box`; `visit(run, how)` is told what is pointed at (hover) and chosen (click). */
+/** Draw the plot into `box`; `visit(run, how)` is called on hover and click. */
 function drawPareto(box, runs, name, axis, visit) {
   const points = name ? listPoints(runs, name, axis) : [];
   if (!points.length) {
-    box.replaceChildren(make("p", { class: "empty" }, "No run shown here has both numbers."));
+    box.replaceChildren(make("p", { class: "empty" }, "No shown run has both numbers."));
     return;
   }
   const { better, unit } = DOC.metrics[name];
@@ -172,7 +172,7 @@ function drawPareto(box, runs, name, axis, visit) {
   placeNames([...plot.querySelectorAll("text.mark")], [...plot.querySelectorAll("path.mark, line.mark")]);
 }
 
-/** Ticks of the x axis: round numbers inside its range whose labels all differ. */
+/** Return ticks of the x axis: round numbers inside its range with distinct labels. */
 function chooseTicks(low, high, log, count) {
   const scale = log ? d3.scaleLog([low, high], [0, 1]) : d3.scaleLinear([low, high], [0, 1]);
   let ticks = scale.ticks(count);
@@ -194,7 +194,7 @@ function chooseTicks(low, high, log, count) {
   return { ticks, tickFormat: (value) => write(value, digits) };
 }
 
-/** Move each name above, below, or beside its point, where it covers no other name, point or bar; else remove it. */
+/** Move each name next to its point where it covers no other name, point or bar; otherwise remove it. */
 function placeNames(names, marks) {
   const taken = marks.map((mark) => mark.getBoundingClientRect());
   const covers = (box, dx, dy) =>
@@ -227,7 +227,7 @@ function placeNames(names, marks) {
   }
 }
 
-/** Let a point be pointed at, reached by keyboard, and chosen. */
+/** Make a point respond to hover, keyboard and click. */
 function listen(hit, { run, x, y, low, high }, name, axis, visit) {
   const ends = low === null ? "" : `, interval ${low} to ${high}`;
   hit.setAttribute("tabindex", "0");
@@ -247,7 +247,7 @@ function listen(hit, { run, x, y, low, high }, name, axis, visit) {
   });
 }
 
-/** Give elements of a plot, in the order of their points, a class and the number of their run; return them. */
+/** Give the elements of points a class and the number of their run; return them. */
 function tie(plot, selector, points, name) {
   const found = [...plot.querySelectorAll(selector)];
   for (const [index, element] of found.entries()) {

@@ -76,7 +76,7 @@ function describeDamaged(run) {
   );
 }
 
-/** How long before the page was made a moment was. */
+/** Return the time between a moment and the making of the page. */
 function tellSpan(moment) {
   const seconds = Math.max(0, (Date.parse(DOC.made) - Date.parse(moment)) / 1000);
   if (seconds < 120) return `${Math.round(seconds)} s`;

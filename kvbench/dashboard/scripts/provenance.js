@@ -1,6 +1,6 @@
-// The drawer: where a number is from.
+// The drawer: provenance of a number.
 
-/** Facts under a heading: [name, text or element, whether it is code] each; those without a value are left out. */
+/** Return facts under a heading, [name, text or element, whether it is code]; facts without a value are left out. */
 function makeFacts(title, facts, ...more) {
   const known = facts.filter(([, value]) => value !== null && value !== undefined && value !== "");
   if (!known.length && !more.length) return null;
@@ -24,7 +24,7 @@ function openDrawer(title, ...parts) {
   byId("drawer").scrollTop = 0;
 }
 
-/** Show where a metric of a run is from. */
+/** Show the provenance of a metric. */
 function openMetric(run, name) {
   if (run.merged) {
     const show = (one) => String(findMetric(one, name)?.value ?? "no value");
@@ -64,7 +64,7 @@ function openMetric(run, name) {
   );
 }
 
-/** Show where a cost of a run is from. */
+/** Show the provenance of a cost. */
 function openCost(run, key) {
   if (run.merged) {
     openMerged(run, COSTS[key].title, (one) => formatCost(one, key));
@@ -73,7 +73,7 @@ function openCost(run, key) {
   showCost(run, COSTS[key], formatCost(run, key));
 }
 
-/** Show a cost of a run, {title, unit, about, field}, beside what its memory is of. */
+/** Show a cost of a run, {title, unit, about, field}, with the totals of its memory. */
 function showCost(run, { title, unit, about, field }, text) {
   openDrawer(
     `${title}, ${run.label}`,
@@ -94,7 +94,7 @@ function showCost(run, { title, unit, about, field }, text) {
   );
 }
 
-/** Show where a printed number is from. */
+/** Show the source of a published number. */
 function openPrinted(table, label, name, text) {
   openDrawer(
     `${name}, published`,
@@ -127,7 +127,7 @@ function describeEvaluator(run, evaluator) {
   return named ? JSON.stringify(shared(named[1]).settings) : null;
 }
 
-/** Facts that all numbers of a run share: folder, code, machine, configuration and the command that repeats it. */
+/** Return the facts of a run: folder, code, machine, configuration and the command that repeats it. */
 function describeRun(run) {
   const known = Object.fromEntries(
     Object.entries(run.provenance).map(([key, number]) => [key, shared(number)]),
@@ -182,7 +182,7 @@ function describeRun(run) {
       make(
         "details",
         {},
-        make("summary", {}, "The whole configuration"),
+        make("summary", {}, "Full configuration"),
         make("pre", {}, JSON.stringify(config, null, 1)),
       ),
     ),
@@ -196,7 +196,7 @@ function describeRun(run) {
             make("img", {
               src: addressOf(run, "contact_sheet.png"),
               loading: "lazy",
-              alt: "Reference beside compressed, worst first",
+              alt: "Reference and compressed samples, worst first",
             }),
           ),
         )
@@ -220,8 +220,8 @@ function makeVisits(run) {
   return make(
     "div",
     { class: "controls" },
-    run.samples.index.length ? visit("Its samples", visitComparison) : null,
-    run.retention?.kept ? visit("Its retention", visitRetention) : null,
+    run.samples.index.length ? visit("Samples", visitComparison) : null,
+    run.retention?.kept ? visit("Retention", visitRetention) : null,
   );
 }
 
@@ -232,7 +232,7 @@ function copyCommand(run) {
       await navigator.clipboard.writeText(run.command);
       button.textContent = "Copied";
     } catch {
-      button.textContent = "Select it by hand: the browser does not let a page copy";
+      button.textContent = "Copying is blocked by the browser; select the text";
     }
   };
 }

@@ -1,4 +1,4 @@
-// Published tables beside what was measured.
+// Published tables compared with measured numbers.
 
 function drawPublished() {
   fillSelect(
@@ -18,7 +18,7 @@ function drawPublished() {
   byId("beside").querySelector(".num")?.setAttribute("tabindex", "0");
 }
 
-/** Say what was published on what, what was measured on what, and what that means where models differ. */
+/** Return a note about models and data of published and measured numbers. */
 function describeTable(table) {
   const models = [...new Set(table.rows.map((row) => RUNS[row.run].model))];
   const prompts = [...new Set(table.rows.map((row) => RUNS[row.run].prompts))];
@@ -89,7 +89,7 @@ function makePrinted(table, label, name, text) {
   return text === null ? makeNothing() : makeNumber(text, () => openPrinted(table, label, name, text));
 }
 
-/** A cost that papers print, with the digits that the project's own tables have. */
+/** Return a published cost with the digits of the project's own tables. */
 function makeMeasuredCost(run, name, value) {
   if (value === null) return makeNothing();
   const text = value >= 1000 ? format(value, 0) : String(Number(value.toPrecision(4)));
@@ -98,7 +98,7 @@ function makeMeasuredCost(run, name, value) {
   return makeNumber(text, () => showCost(run, { title: name, unit: "", about }, text));
 }
 
-/** A measured number, with its difference to the printed one where the model is the same. */
+/** Return a measured number, with its difference to the published one of the same model. */
 function makeMeasured(table, row, name, own) {
   const run = RUNS[row.run];
   const metric = findMetric(run, own);

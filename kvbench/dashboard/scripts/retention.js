@@ -1,9 +1,9 @@
-// What a run kept of every source, head by head: a small map per source, or per layer.
+// Retention maps: the share of each source that each head kept, by source or by layer.
 
 const STEPS = 65535;
 let maps = [];
 
-/** A run's shares by layer, head and source. */
+/** Return a run's shares by layer, head and source. */
 function unpack(retention) {
   const bytes = Uint8Array.from(atob(retention.kept), (letter) => letter.charCodeAt(0));
   const view = new DataView(bytes.buffer);
@@ -12,7 +12,7 @@ function unpack(retention) {
     view.getUint16(2 * ((layer * heads + head) * sources + source), true) / STEPS;
 }
 
-/** The maps of a run: a title, sizes, and a share for every column and row. */
+/** Return the maps of a run: title, size, and the share for each column and row. */
 function listMaps(retention, panels) {
   const share = unpack(retention);
   const [layers, heads, sources] = retention.shape;
@@ -125,7 +125,7 @@ function paintMaps() {
   for (const map of maps) paint(map.canvas, map, null);
 }
 
-/** Paint a map in the pixels of the screen; the cell at `place`, if any, gets a frame. */
+/** Draw a map at screen resolution; the cell at `place`, if any, gets a frame. */
 function paint(canvas, map, place) {
   if (!canvas.clientWidth) return;
   const ramp = d3.interpolateRgbBasis(
@@ -144,7 +144,7 @@ function paint(canvas, map, place) {
   const gap = Math.min(x(1), y(1)) > 5 ? 1 : 0;
   for (let row = 0; row < map.rows; row += 1) {
     for (let column = 0; column < map.columns; column += 1) {
-      pen.fillStyle = ramp(Math.sqrt(map.at(column, row))); // small shares are where methods differ
+      pen.fillStyle = ramp(Math.sqrt(map.at(column, row))); // the root spreads small shares, where methods differ
       pen.fillRect(x(column), y(row), x(column + 1) - x(column) - gap, y(row + 1) - y(row) - gap);
     }
   }
@@ -155,7 +155,7 @@ function paint(canvas, map, place) {
   pen.strokeRect(x(column), y(row), x(column + 1) - x(column) - gap, y(row + 1) - y(row) - gap);
 }
 
-/** Show what a run kept. */
+/** Show the retention of a run. */
 function visitRetention(run) {
   showView("retention");
   byId("kept").value = run.number;

@@ -1,9 +1,9 @@
-// Tables whose numbers are buttons: sorted by their headers, walked through with arrow keys.
+// Tables with sortable headers whose numbers are buttons, reached with arrow keys.
 
 /**
- * What a cell opens, mostly where its number is from.
+ * Return a button that opens the details of a number.
  *
- * Those of tables are reached with arrow keys, others (`tab`) with the tab key.
+ * Buttons of tables are reached with arrow keys, others (`tab`) with the tab key.
  */
 function makeNumber(text, open, { more = "", best = false, title = null, tab = false, sign = null } = {}) {
   return make(
@@ -27,7 +27,7 @@ function makeNumber(text, open, { more = "", best = false, title = null, tab = f
 /**
  * Draw the body and the sorted header of a table.
  *
- * Columns are {key, title, words, cell(row), about}; rows come sorted. `sort` is {key, descending}; headers call
+ * Columns are {key, title, words, cell(row), about}; rows are sorted. `sort` is {key, descending}; headers call
  * `turn(column)`.
  */
 function drawTable(table, columns, rows, sort, turn, describeRow) {
@@ -63,7 +63,7 @@ function drawTable(table, columns, rows, sort, turn, describeRow) {
   if (focused) table.querySelector(`[data-sort="${CSS.escape(focused)}"]`)?.focus();
 }
 
-/** Let arrow keys walk through the numbers of a table, of which one at a time can be reached with the tab key. */
+/** Move between the numbers of a table with arrow keys; the tab key reaches one of them. */
 function walkThrough(table) {
   table.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
@@ -86,7 +86,7 @@ function walkThrough(table) {
   });
 }
 
-/** What stands where there is no number. */
+/** Return the placeholder of a missing number. */
 function makeNothing() {
   return make("span", { class: "dim" }, "–");
 }

@@ -1,4 +1,4 @@
-// Light, dark, or as the system has it; and the colour and sign of every method, the same in all views.
+// Light, dark or system theme, and the colour and symbol of each method in all views.
 
 const THEMES = ["auto", "light", "dark"];
 const systemDark = matchMedia("(prefers-color-scheme: dark)");
@@ -11,34 +11,34 @@ function readTheme() {
       ? localStorage.getItem("kvbench-theme")
       : "auto";
   } catch {
-    return "auto"; // some browsers keep nothing for files
+    return "auto"; // some browsers have no storage for files
   }
 }
 
-/** Whether the page is dark now. */
+/** Return whether the page is dark. */
 function isDark() {
   return theme === "dark" || (theme === "auto" && systemDark.matches);
 }
 
-/** Put the theme into force; everything that draws with colours of its own draws again. */
+/** Apply the theme; views with their own colours are redrawn. */
 function applyTheme() {
   document.documentElement.dataset.theme = isDark() ? "dark" : "light";
   byId("theme").textContent = theme[0].toUpperCase() + theme.slice(1);
   for (const redraw of redraws) redraw();
 }
 
-/** Go to the next theme. */
+/** Switch to the next theme. */
 function turnTheme() {
   theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
   try {
     localStorage.setItem("kvbench-theme", theme);
   } catch {
-    // it holds until the page is closed
+    // without storage the theme lasts until the page is closed
   }
   applyTheme();
 }
 
-/** A symbol as d3 and Plot take it, of the corners of a polygon in a square of side 2. */
+/** Return a symbol for d3 and Plot from the corners of a polygon in a square of side 2. */
 function drawPolygon(corners) {
   return {
     draw(context, size) {
@@ -64,13 +64,13 @@ const SYMBOLS = {
   X: drawPolygon(TURNED_CROSS),
 };
 
-/** Colour and symbol of a method's label, those of the figures of task=report. */
+/** Return the colour and symbol of a method's label, as in the figures of task=report. */
 function styleOf(label) {
   const { colour, marker } = DOC.styles[label];
   return { colour: DOC.palette[isDark() ? "dark" : "light"][colour], sign: SYMBOLS[marker] };
 }
 
-/** A small picture of a method's symbol in its colour. */
+/** Return an icon of a method's symbol in its colour. */
 function makeSwatch(label) {
   const { colour, sign } = styleOf(label);
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");

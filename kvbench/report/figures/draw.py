@@ -1,4 +1,4 @@
-"""The figures of a report: quality against memory, time against batch size, and what heads kept."""
+"""Figures of a report: metrics against memory, time against batch size, and retention maps."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,28 +10,23 @@ from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.record.folder import slug
 from kvbench.runs.record.results import Results
 
-MAPPED = 0.1
-"""Share of the full cache near which a method's map of what it kept is drawn: the papers' middle budget."""
+MAP_BUDGET = 0.1
+"""Budget, as a share of the full cache, whose retention map is drawn: the papers' middle budget."""
 
 
 def draw_figures(runs_dir: Path, runs: Sequence[Results], place: Path) -> tuple[list[Path], list[str]]:
-    """Draw finished runs and profiles.
-
-    Args:
-        runs_dir: where runs' own folders and profiles are.
-        runs: finished ones.
-        place: folder of the figures.
+    """Draw finished runs and profiles into the folder `place`.
 
     Returns:
-        PNG files, each with an SVG beside it, and a line for each figure that cannot be drawn, with the reason.
+        PNG files, each also written as SVG, and a line with the reason for each figure that cannot be drawn.
     """
     paths: list[Path] = []
     left_out: list[str] = []
-    kept = [(f"map of {run.run}", partial(draw_kept, runs_dir, run, place)) for run in choose_mapped(runs)]
+    maps = [(f"map of {run.run}", partial(draw_map, runs_dir, run, place)) for run in choose_mapped(runs)]
     for name, draw in (
         ("fidelity", partial(draw_fidelity, place, runs, "fidelity")),
         ("latency", partial(draw_latency, runs_dir, place)),
-        *kept,
+        *maps,
     ):
         try:
             paths += draw()
@@ -41,11 +36,8 @@ def draw_figures(runs_dir: Path, runs: Sequence[Results], place: Path) -> tuple[
 
 
 def draw_fidelity(place: Path, runs: Sequence[Results], name: str) -> list[Path]:
-    """Draw every metric against measured memory, one figure per model that has a method at two budgets."""
-    from kvbench.report.figures import (
-        plots,
-        styles,  # take long to import
-    )
+    """Draw metrics against measured memory, a figure for each model that has a method at two budgets."""
+    from kvbench.report.figures import plots, styles  # take long to import
 
     models, paths = sorted({run.model_label for run in runs}), []
     for model in models:
@@ -59,11 +51,8 @@ def draw_fidelity(place: Path, runs: Sequence[Results], name: str) -> list[Path]
 
 
 def draw_latency(runs_dir: Path, place: Path) -> list[Path]:
-    """Draw time against batch size, one figure per model and device that was profiled."""
-    from kvbench.report.figures import (
-        latency_plots,
-        styles,  # take long to import
-    )
+    """Draw time against batch size, a figure for each profiled model and device."""
+    from kvbench.report.figures import latency_plots, styles  # take long to import
 
     profiles = latency_plots.read_profiles(runs_dir)
     return [
@@ -76,26 +65,21 @@ def draw_latency(runs_dir: Path, place: Path) -> list[Path]:
 
 
 def choose_mapped(runs: Sequence[Results]) -> list[Results]:
-    """Return the run of each model and compressing method whose budget is nearest to a tenth."""
+    """Return the run of each model and compressing method whose budget is nearest to `MAP_BUDGET`."""
     chosen: dict[tuple[str, str], Results] = {}
-    for run in sorted(runs, key=lambda run: abs(run.memory.budget - MAPPED)):
+    for run in sorted(runs, key=lambda run: abs(run.memory.budget - MAP_BUDGET)):
         if not is_full(run):
             chosen.setdefault((run.model, run.method), run)
     return [run for _, run in sorted(chosen.items())]
 
 
-def draw_kept(runs_dir: Path, run: Results, place: Path) -> list[Path]:
-    """Draw what every head of a run kept; nothing of a run that has not recorded it."""
-    from kvbench.report.figures import (
-        retention_plots,
-        styles,  # take long to import
-    )
+def draw_map(runs_dir: Path, run: Results, place: Path) -> list[Path]:
+    """Draw the retention map of a run; nothing if the run did not record it."""
+    from kvbench.report.figures import retention_plots, styles  # take long to import
 
     retention = read_retention(runs_dir / run.model / run.run)
     if retention is None:
         return []
-    title = (
-        f"{run.model_label}, {run.method}: measured memory {100 * run.memory.peak:.3g} % of the full cache"
-    )
-    figure = retention_plots.draw_retention(retention, title)
+    memory = f"measured memory {100 * run.memory.peak:.3g} % of the full cache"
+    figure = retention_plots.draw_retention(retention, f"{run.model_label}, {run.method}: {memory}")
     return [styles.save(figure, place / f"retention-{slug(run.run)}.png")]

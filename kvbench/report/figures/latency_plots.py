@@ -15,7 +15,7 @@ from kvbench.report.figures.styles import strip_frame
 
 
 class Timing(NamedTuple):
-    """Time of one batch: prompts in it, and the median, 10th and 90th percentile of its seconds."""
+    """Number of prompts of a batch, and the median, 10th and 90th percentile of its seconds."""
 
     batch: int
     median: float
@@ -28,35 +28,34 @@ Curves = Mapping[str, Sequence[Timing]]
 
 
 def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
-    """Return what was timed under a folder of runs: by model and device, by method and budget.
+    """Return the profiles in a folder of runs, by model and device, then by method and budget.
 
-    Of several profiles of the same the newest file counts.
+    The newest profile of a model, device, method and budget counts.
 
     Raises:
         ConfigError: a profile is damaged.
     """
-    found: dict[str, dict[str, list[Timing]]] = {}
+    profiles: dict[str, dict[str, list[Timing]]] = {}
     for path in sorted((runs_dir / "profile").glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         try:
             values = parse_json(path.read_bytes())
             if values["status"] != "done":
                 continue
-            made, rows = values["provenance"], [row for row in values["rows"] if row["status"] == "ok"]
-            device = made["gpu"] or f"{made['cpu']}, {made['threads']} threads"
-            curves = found.setdefault(f"{values['model']}, {device}", {})
+            machine, rows = values["provenance"], [row for row in values["rows"] if row["status"] == "ok"]
+            device = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
+            curves = profiles.setdefault(f"{values['model']}, {device}", {})
             for name in dict.fromkeys(row["cache"] for row in rows):
                 share = "" if name == "full" else f", {_name_budget(values['budget'])}"
                 curves[f"{name}{share}"] = sorted(_read_timing(row) for row in rows if row["cache"] == name)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: damaged ({type(error).__name__} {error}); delete it") from None
-    return {place: curves for place, curves in found.items() if curves}
+    return {place: curves for place, curves in profiles.items() if curves}
 
 
 def _name_budget(budget: Mapping[str, object]) -> str:
-    """Write a profile's budget as per cent of what it counts."""
-    return f"{100 * float(str(budget['fraction'])):.3g} %" + (
-        " bytes" if budget.get("unit") == "bytes" else ""
-    )
+    """Return a profile's budget as a percentage of the full cache or of its bytes."""
+    unit = " bytes" if budget.get("unit") == "bytes" else ""
+    return f"{100 * float(str(budget['fraction'])):.3g} %{unit}"
 
 
 def _read_timing(row: Mapping[str, object]) -> Timing:
@@ -67,12 +66,7 @@ def _read_timing(row: Mapping[str, object]) -> Timing:
 
 
 def draw_latencies(curves: Curves, title: str) -> Figure:
-    """Draw seconds per image against prompts per batch, both logarithmic, with bands from the 10th to 90th percentile.
-
-    Args:
-        curves: of one model on one device.
-        title: of the figure.
-    """
+    """Draw seconds per image by batch size on logarithmic axes, with bands from the 10th to 90th percentile."""
     figure = Figure(figsize=(4.6, 3.6), layout="constrained")
     axes = figure.add_subplot()
     styles = choose_styles(list(curves))
@@ -80,22 +74,13 @@ def draw_latencies(curves: Curves, title: str) -> Figure:
         colour, marker, dashes = styles[name]
         batch, *seconds = np.array(timings).T
         median, low, high = (part / batch for part in seconds)
-        axes.plot(
-            batch,
-            median,
-            color=colour,
-            marker=marker,
-            linestyle=dashes,
-            markersize=5,
-            linewidth=1.5,
-            label=name,
-        )
+        [line] = axes.plot(batch, median, color=colour, marker=marker, linestyle=dashes, label=name)
+        line.set(markersize=5, linewidth=1.5)
         axes.fill_between(batch, low, high, color=colour, alpha=0.14, linewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.xaxis.set_major_locator(
-        FixedLocator(sorted({one.batch for timings in curves.values() for one in timings}))
-    )
+    batches = sorted({timing.batch for timings in curves.values() for timing in timings})
+    axes.xaxis.set_major_locator(FixedLocator(batches))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_minor_locator(NullLocator())

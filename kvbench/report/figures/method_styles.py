@@ -1,13 +1,13 @@
-"""Colour, marker and dashes of each method, the same in figures, pages and notebooks."""
+"""Colour, marker and dashes of each method in figures, pages and notebooks."""
 
 import zlib
 from collections.abc import Sequence
 from itertools import product
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5559a", "#b97b00", "#3f9fd8", "#000000")
-"""Hues of Okabe and Ito's palette, as dark as lines and small letters on white need; without its yellow."""
+"""Hues of Okabe and Ito's palette without yellow, dark enough for lines and small letters on white."""
 DARK_COLOURS = ("#4aa3df", "#ff8a4c", "#2fc79b", "#e79acb", "#f0b429", "#9bd8ff", "#e9e7e2")
-"""The same colours on a dark page."""
+"""The same hues for a dark page."""
 MARKERS = "osD^vPX"
 DASHES = ("-", "--", ":")
 METHODS = (
@@ -19,7 +19,7 @@ METHODS = (
     *("knorm", "lagkv", "cur", "leverage", "noncausal", "compactor", "chunkkv"),
     *("triattention", "lazy_eviction", "ssd", "quest", "sparvar"),
 )
-"""Methods by the place of their style. A new method is appended, so that no other changes its style."""
+"""Methods in the order of their styles. Append new methods, so that no other method changes its style."""
 PLACES = len(COLOURS) * len(MARKERS) * len(DASHES)
 
 Style = tuple[str, str, str]
@@ -27,20 +27,17 @@ Style = tuple[str, str, str]
 
 
 def choose_styles(names: Sequence[str]) -> dict[str, Style]:
-    """Return a style for each line, no two alike.
+    """Return a distinct style for each line; the first word of its name is the method.
 
-    A method of `METHODS` has the same style in every figure, and so has a plugin's method, by the hash of its name,
+    A method of `METHODS` has the same style in every figure. A plugin's method gets its style by the hash of its name,
     unless another line of the figure has that style. Variants of a method share its colour.
-
-    Args:
-        names: of the lines; the first word of each is its method.
     """
-    found: dict[str, Style] = {}
+    styles: dict[str, Style] = {}
     taken: set[Style] = set()
     for name in sorted(names, key=lambda name: (name not in METHODS, _method_of(name) not in METHODS, name)):
-        found[name] = next(style for style in _list_styles(_place(_method_of(name))) if style not in taken)
-        taken.add(found[name])
-    return found
+        styles[name] = next(style for style in _list_styles(_place(_method_of(name))) if style not in taken)
+        taken.add(styles[name])
+    return styles
 
 
 def _method_of(name: str) -> str:
@@ -54,7 +51,7 @@ def _place(method: str) -> int:
 
 
 def _list_styles(place: int) -> list[Style]:
-    """Return every style, that of a place first, then others of its colour."""
+    """Return all styles, starting with the style of a place and others of its colour."""
     turn, colour = divmod(place, len(COLOURS))
     shifts = product(range(len(COLOURS)), range(len(MARKERS)), range(len(DASHES)))
     return [

@@ -1,4 +1,4 @@
-"""Plots: metrics against measured memory (HeatKV Figure 5 has budgets there), stability of head rankings (Figure 6)."""
+"""Plots of metrics against measured memory and of the stability of head rankings (HeatKV Figures 5 and 6)."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
@@ -13,21 +13,20 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from kvbench.eval.protocol.scores import Metric
 from kvbench.report.figures.method_styles import COLOURS, Style, choose_styles
 from kvbench.report.figures.styles import strip_frame
 from kvbench.report.memory import uses_bytes
 from kvbench.report.runs_table import find_metric, list_metrics, name_methods
 from kvbench.runs.record.results import Results
 
-ABREAST = 4
-"""Panels beside each other, at most."""
-LETTERS, SIGN = 45, 7
-"""Letters of the legend that have room under a panel, and how many its sign of a line takes."""
+PANELS_PER_ROW = 4
+"""Largest number of panels in a row."""
+PANEL_LETTERS, LINE_LETTERS = 45, 7
+"""Letters of the legend that fit under a panel, and the width of a line sample in letters."""
 
 
 class Point(NamedTuple):
-    """A metric of n samples at the most memory held, a share of the full cache, with the ends of its 95 % interval."""
+    """A metric of n samples at a peak memory, a share of the full cache, with the ends of its 95 % interval."""
 
     memory: float
     value: float
@@ -37,48 +36,44 @@ class Point(NamedTuple):
 
 
 TICKS = (0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 1.0)
-"""Shares of the full cache that an axis names."""
+"""Ticks of the memory axis, in shares of the full cache."""
 FULL = "full"
-"""The method that is a line across, whose memory is no choice."""
+"""Method that is drawn as a horizontal line."""
 
 
 def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
-    """Return a metric's points of every method by ascending memory; runs without a value are left out.
+    """Return a metric's points of each method by ascending memory; runs without a value are left out.
 
-    Settings in which runs of a method differ make several lines of it. Of several runs that are alike in them and in
-    their budget the first with the most images counts. Memory is counted in tokens unless some run asks for bytes
-    (`uses_bytes`); runs without these are then left out.
+    A method has a line for each set of settings in which its runs differ. Of several runs with the same settings and
+    budget, the first with the most samples counts. Memory is counted in tokens unless some run needs bytes
+    (`uses_bytes`); runs without bytes are then left out.
     """
     in_bytes = uses_bytes(runs)
-    found: dict[str, dict[Hashable, Point]] = {}
+    curves: dict[str, dict[Hashable, Point]] = {}
     named = zip(name_methods(runs), runs, strict=True)
     for method, run in sorted(named, key=lambda pair: -pair[1].n):
         metric = find_metric(run, name)
         memory = run.memory.byte_peak if in_bytes else run.memory.peak
         if memory is not None and metric is not None and metric.value is not None:
             point = Point(memory, metric.value, *(metric.interval or (metric.value,) * 2), run.n)
-            found.setdefault(method, {}).setdefault(run.memory.allowed, point)
-    return {method: sorted(points.values()) for method, points in sorted(found.items())}
+            curves.setdefault(method, {}).setdefault(run.memory.allowed, point)
+    return {method: sorted(points.values()) for method, points in sorted(curves.items())}
 
 
 def choose_panels(runs: Sequence[Results]) -> dict[str, str]:
-    """Return the label of the axis of every metric that differs and that some method has at two budgets."""
-    chosen = {}
+    """Return the axis labels of the metrics that differ and that some method has at two budgets."""
+    labels = {}
     for name in list_metrics(runs):
         lines = trace_curves(runs, name).values()
         values = {point.value for points in lines for point in points}
         if len(values) > 1 and any(len(points) > 1 for points in lines):
             metric = next(run.metrics[name] for run in runs if name in run.metrics)
-            chosen[name] = _label_axis(name, metric)
-    return chosen
+            labels[name] = f"{name}{', ' * bool(metric.unit)}{metric.unit} ({metric.better} is better)"
+    return labels
 
 
 def draw_metrics(runs: Sequence[Results], title: str) -> Figure | None:
-    """Draw metrics against measured memory, a panel per metric and a line per method with its 95 % band.
-
-    Args:
-        runs: finished runs of one model.
-        title: of the figure; the number of samples of the runs drawn is added.
+    """Draw metrics of one model against measured memory: a panel per metric, a line with 95 % band per method.
 
     Returns:
         None if no metric differs and has a method with two budgets.
@@ -89,29 +84,23 @@ def draw_metrics(runs: Sequence[Results], title: str) -> Figure | None:
     curves = {name: trace_curves(runs, name) for name in panels}
     methods = sorted({method for lines in curves.values() for method in lines})
     styles = choose_styles(methods)
-    columns = min(len(panels), ABREAST)
+    columns = min(len(panels), PANELS_PER_ROW)
     rows = ceil(len(panels) / columns)
-    abreast = max(1, min(6, len(methods), LETTERS * columns // (SIGN + max(map(len, methods)))))
+    abreast = max(1, min(6, len(methods), PANEL_LETTERS * columns // (LINE_LETTERS + max(map(len, methods)))))
     size = (4.2 * columns + 0.4, 3.3 * rows + 0.5 + 0.2 * ceil(len(methods) / abreast))
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12))
     handles: dict[str, Line2D] = {}
     for place, (name, label) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(rows, columns, place)
         handles |= _draw_curves(axes, curves[name], styles)
-        axes.set_xlabel(
-            f"measured memory, peak % of the full cache{' in 16 bits' if uses_bytes(runs) else ''}"
-        )
+        bits = " in 16 bits" if uses_bytes(runs) else ""
+        axes.set_xlabel(f"measured memory, peak % of the full cache{bits}")
         axes.set_ylabel(label)
     drawn = {point.n for lines in curves.values() for points in lines.values() for point in points}
     figure.suptitle(f"{title}, n = {', '.join(map(str, sorted(drawn)))}", fontsize=11)
     ordered = sorted(handles)
-    figure.legend(
-        [handles[method] for method in ordered],
-        ordered,
-        loc="outside lower center",
-        ncols=abreast,
-        frameon=False,
-    )
+    lines = [handles[method] for method in ordered]
+    figure.legend(lines, ordered, loc="outside lower center", ncols=abreast, frameon=False)
     return figure
 
 
@@ -123,9 +112,9 @@ def draw_stability(
     Args:
         deviation: [sources], in ranks.
         heads: L x H.
-        first: number of the first source scale, counted from 1 as the paper does.
-        title: of the figure.
-        worst: published worst case in percent of the heads, drawn as a line, and what it is.
+        first: number of the first source scale, counted from 1 as in the paper.
+        title: title of the figure.
+        worst: published worst case in percent of the heads, drawn as a line, and its label.
     """
     figure = Figure(figsize=(5.4, 3.8), layout="constrained")
     axes = figure.add_subplot()
@@ -140,9 +129,8 @@ def draw_stability(
         axes.axhline(heights[1], color=COLOURS[1], linewidth=1.5, linestyle="--", label=worst[1])
         figure.legend(loc="outside lower center", frameon=False)
     axes.set_ylim(0, 1.1 * max(heights) if max(heights) > 0 else 1)
-    share = axes.secondary_yaxis(
-        "right", functions=(partial(np.multiply, 100 / heads), partial(np.multiply, heads / 100))
-    )
+    to_percent, to_ranks = partial(np.multiply, 100 / heads), partial(np.multiply, heads / 100)
+    share = axes.secondary_yaxis("right", functions=(to_percent, to_ranks))
     share.set_ylabel(f"percent of {heads} heads")
     strip_frame(axes)
     axes.spines["right"].set_visible(True)
@@ -150,14 +138,10 @@ def draw_stability(
     return figure
 
 
-def _label_axis(name: str, metric: Metric) -> str:
-    return f"{name}{', ' * bool(metric.unit)}{metric.unit} ({metric.better} is better)"
-
-
 def _draw_curves(
     axes: Axes, curves: Mapping[str, Sequence[Point]], styles: Mapping[str, Style]
 ) -> dict[str, Line2D]:
-    """Draw a line with its band per method; return the lines."""
+    """Draw a line with a band for each method; return the lines."""
     lines = {}
     for method, points in curves.items():
         colour, marker, dashes = styles[method]
@@ -178,12 +162,11 @@ def _draw_curves(
 
 
 def _set_memory_axis(axes: Axes, memory: Sequence[float]) -> None:
-    """Make the axis logarithmic, with round numbers as ticks, or what was measured where there are not two of those."""
+    """Make the axis logarithmic with `TICKS`, or with the smallest and largest value if fewer than two ticks fit."""
     axes.set_xscale("log")
     ticks = [tick for tick in TICKS if min(memory) / 1.1 <= tick <= max(memory) * 1.1]
-    axes.xaxis.set_major_locator(
-        FixedLocator(ticks if len(ticks) > 1 else sorted({min(memory), max(memory)}))
-    )
+    ends = sorted({min(memory), max(memory)})
+    axes.xaxis.set_major_locator(FixedLocator(ticks if len(ticks) > 1 else ends))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     strip_frame(axes)

@@ -1,4 +1,4 @@
-"""Maps of the share of every source that each head keeps (squares as in HeatKV, Figure 4)."""
+"""Maps of the share of each source that each head keeps (as in HeatKV, Figure 4)."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 from kvbench.runs.generate.retention import Retention
 
-ABREAST = 4
-"""Maps beside each other, at most."""
+PANELS_PER_ROW = 4
+"""Largest number of maps in a row."""
 MAX_MAPS = 12
-"""Maps of a figure: of more sources neighbours are joined."""
-SHADES = "cividis"
-"""Dark for what is gone to light for what is kept; for every kind of colour vision, and in grey."""
+"""Largest number of maps of a figure; further sources are joined with their neighbours."""
+COLOUR_MAP = "cividis"
+"""From dark (evicted) to light (kept); readable in grey and with any colour vision."""
 
 
 def join_sources(retention: Retention, max_sources: int) -> tuple[list[str], NDArray[np.float64]]:
-    """Return labels, and shares [L, H, labels], of at most so many sources.
+    """Return labels and shares [L, H, labels] of at most `max_sources` sources.
 
-    Neighbours are joined by their tokens; a prompt stays by itself.
+    Neighbours are joined, weighted by their tokens; a prompt is never joined.
     """
     kept, tokens = np.array(retention.kept, np.float64), np.array(retention.tokens, np.float64)
     apart = int(retention.sources[0] == "prompt")
@@ -35,15 +35,10 @@ def join_sources(retention: Retention, max_sources: int) -> tuple[list[str], NDA
 
 
 def draw_retention(retention: Retention, title: str) -> Figure:
-    """Draw a map for each source: a square for each head, layers down, KV heads across, light where it is kept.
-
-    Args:
-        retention: of a run.
-        title: of the figure.
-    """
+    """Draw a map for each source with a square for each head: layers down, KV heads across."""
     labels, shares = join_sources(retention, MAX_MAPS)
     layers, heads, count = shares.shape
-    columns = min(ABREAST, count)
+    columns = min(PANELS_PER_ROW, count)
     rows = ceil(count / columns)
     each = 1.55
     height = each * min(max(layers / heads, 0.6), 2.0)
@@ -54,7 +49,7 @@ def draw_retention(retention: Retention, title: str) -> Figure:
             axes.set_visible(False)
             continue
         shown = axes.imshow(
-            shares[:, :, place], vmin=0, vmax=1, cmap=SHADES, aspect="auto", interpolation="nearest"
+            shares[:, :, place], vmin=0, vmax=1, cmap=COLOUR_MAP, aspect="auto", interpolation="nearest"
         )
         axes.set_title(labels[place], fontsize=9)
         axes.set_xticks(_choose_ticks(heads))
@@ -74,5 +69,5 @@ def draw_retention(retention: Retention, title: str) -> Figure:
 
 
 def _choose_ticks(count: int) -> Sequence[int]:
-    """Return numbers of rows or columns that have room for a label."""
+    """Return the indices of at most six rows or columns to label."""
     return range(0, count, max(1, ceil(count / 6)))

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from kvbench.engine.ledger import Step
 from kvbench.report.figures.method_styles import choose_styles
+from kvbench.report.figures.styles import strip_frame
 from kvbench.report.runs_table import name_methods
 from kvbench.runs.record.results import Results
 
@@ -17,10 +18,9 @@ class Curve(NamedTuple):
     """One series of a figure over the steps of a generation.
 
     Attributes:
-        across: label of the x axis, and its value.
-        up: label of the y axis, and its value, None where a step has none.
-        fitted: points are no curves; a line through all of them is fitted, over the logarithm of what is across. The
-            prompt, which is no text of the model's, is left out.
+        across: label and value of the x axis.
+        up: label and value of the y axis; a step may have no value.
+        fitted: draw single points and a line fitted to all of them over log x; the prompt's step is left out.
     """
 
     across: tuple[str, Callable[[Step], float]]
@@ -28,22 +28,22 @@ class Curve(NamedTuple):
     fitted: bool = False
 
 
-SO_FAR = ("tokens so far", lambda step: step.tokens)
+TOKENS_SO_FAR = ("tokens so far", lambda step: step.tokens)
 CURVES: Mapping[str, Curve] = {
-    "utilisation": Curve(SO_FAR, ("slot utilisation, %", lambda step: 100 * step.held / step.longest)),
+    "utilisation": Curve(TOKENS_SO_FAR, ("slot utilisation, %", lambda step: 100 * step.held / step.longest)),
     "density": Curve(
         ("tokens kept, mean over heads", lambda step: step.held),
-        ("log-sum-exp over what is kept, nats", lambda step: step.kept_lse),
+        ("log-sum-exp over kept tokens, nats", lambda step: step.kept_lse),
         fitted=True,
     ),
-    "lse": Curve(SO_FAR, ("log-sum-exp over what is held, nats", lambda step: step.lse)),
+    "lse": Curve(TOKENS_SO_FAR, ("log-sum-exp over held tokens, nats", lambda step: step.lse)),
 }
-"""By the name that a table's `figure` has."""
+"""Curves by the name of a table's `figure`."""
 Points = list[tuple[float, float]]
 
 
 def list_points(steps: Sequence[Step], curve: Curve) -> Points:
-    """Return the points of one run, in order; steps without a value are left out."""
+    """Return the points of a run in order, without steps that have no value."""
     pairs = [(curve.across[1](step), curve.up[1](step)) for step in steps[int(curve.fitted) :]]
     return [(x, y) for x, y in pairs if y is not None]
 
@@ -56,7 +56,7 @@ def fit_line(points: Points) -> tuple[float, float, float]:
 
 
 def name_runs(runs: Sequence[Results]) -> list[str]:
-    """Return a label of each run: method, settings, and its budget where there are several."""
+    """Return a label for each run: method, settings, and the budget if there are several."""
     names, budgets = name_methods(runs), {run.memory.allowed for run in runs}
     if len(budgets) < 2:
         return names
@@ -69,13 +69,7 @@ def name_runs(runs: Sequence[Results]) -> list[str]:
 
 
 def draw_steps(runs: Sequence[Results], kind: str, title: str) -> Figure:
-    """Draw a figure of `CURVES`, a line or a cloud of points for each run.
-
-    Args:
-        runs: finished runs that recorded their steps, at least one.
-        kind: name of the figure.
-        title: of the figure.
-    """
+    """Draw the figure `kind` of `CURVES` with a line or points for each run; every run has recorded its steps."""
     curve, whole = CURVES[kind], Points()
     figure = Figure(figsize=(6.4, 4.2 + 0.1 * len(runs)), layout="constrained")
     axes = figure.add_subplot()
@@ -85,15 +79,9 @@ def draw_steps(runs: Sequence[Results], kind: str, title: str) -> Figure:
         points = list_points(run.steps, curve)
         whole += points
         colour, marker, dashes = styles[name]
-        axes.plot(
-            [x for x, _ in points],
-            [y for _, y in points],
-            color=colour,
-            marker=marker,
-            linestyle="none" if curve.fitted else dashes,
-            markersize=4,
-            label=name,
-        )
+        x, y = [x for x, _ in points], [y for _, y in points]
+        dashes = "none" if curve.fitted else dashes
+        axes.plot(x, y, color=colour, marker=marker, linestyle=dashes, markersize=4, label=name)
     if curve.fitted and len({x for x, _ in whole}) > 1:
         slope, offset, correlation = fit_line(whole)
         ends = [log(min(x for x, _ in whole)), log(max(x for x, _ in whole))]
@@ -102,9 +90,7 @@ def draw_steps(runs: Sequence[Results], kind: str, title: str) -> Figure:
         axes.set_xscale("log")
     axes.set_xlabel(curve.across[0])
     axes.set_ylabel(curve.up[0])
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
+    strip_frame(axes)
     axes.set_title(title, fontsize=10)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return figure

@@ -1,4 +1,4 @@
-"""Styles of figures: frames of plots, and output files for pages and for print."""
+"""Frames of plots, and output files of figures for pages and print."""
 
 import io
 from pathlib import Path
@@ -11,16 +11,16 @@ from kvbench.core.files import write_whole
 
 
 def strip_frame(axes: Axes) -> None:
-    """Leave of a plot's frame two sides, and light lines across."""
+    """Keep two sides of a plot's frame, and draw light horizontal lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG to a path, and as SVG with letters as text beside it; return the path.
+    """Write a figure as PNG to a path and as SVG, with letters as text, to the same folder; return the path.
 
-    Files are whole or not there, and equal figures give equal bytes.
+    Each file is written whole or not at all, and equal figures give equal bytes.
     """
     with mpl.rc_context({"svg.hashsalt": "kvbench", "svg.fonttype": "none"}):
         for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):

@@ -1,1 +1,1 @@
-"""Papers' published tables and figures beside measured ones."""
+"""Published tables and figures of papers, compared with measured ones."""

@@ -1,8 +1,8 @@
-"""HeadKV's Table 4 (arXiv:2605.20600) against shapes: what a whole process held, of which the cache is a part.
+"""HeadKV's Table 4 (arXiv:2605.20600), memory of the whole process, compared with the cache computed from shapes.
 
-Weights, activations and what an allocator holds are in the printed gigabytes and do not follow from shapes. Differences
-between budgets do: there nothing but the cache changes. Keys and values have 16 bits, for both branches of guidance; GB
-are 10^9 bytes, which the difference between LineAR's budgets confirms.
+The printed gigabytes include weights, activations and the allocator's reserve, which do not follow from shapes.
+Differences between budgets do: only the cache changes. Keys and values have 16 bits, for both branches of guidance; GB
+are 10^9 bytes, as the difference between LineAR's budgets confirms.
 """
 
 from decimal import Decimal
@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.memory import cache_bytes
-from kvbench.report.papers.printed import Claim, Specs, compare
+from kvbench.report.papers.printed import PrintedFigure, Specs, compare
 from kvbench.report.papers.published import PublishedRow, find
 
 TABLE = "headkv_table4"
@@ -22,9 +22,9 @@ RECENT = 2
 GIB = 2**30
 
 
-def headkv_table4(specs: Specs) -> list[Claim]:
-    """HeadKV Table 4: the process as a whole, what the methods save of it, and what a smaller budget saves further."""
-    claims: list[Claim] = []
+def headkv_table4(specs: Specs) -> list[PrintedFigure]:
+    """Compare HeadKV's Table 4: the whole process, and the savings of methods and of smaller budgets."""
+    figures: list[PrintedFigure] = []
     for name, rows in find(TABLE).models.items():
         if name not in specs:
             continue
@@ -32,24 +32,26 @@ def headkv_table4(specs: Specs) -> list[Claim]:
         printed = str(full.cells["memory GB"])
         tokens = spec.segments[-1].end
         value = tokens * token_gb(spec)
-        how = f"{tokens} tokens in each of {spec.all_heads} heads; printed are weights and activations, too"
-        claims.append(Claim(name, "full", f"{printed} GB", f"cache {value:.2f} GB", "not derivable", how))
+        how = f"{tokens} tokens in each of {spec.all_heads} heads; the printed number includes weights and activations"
+        figures.append(
+            PrintedFigure(name, "full", f"{printed} GB", f"cache {value:.2f} GB", "not derivable", how)
+        )
         for row in rows[1:]:
-            claims += _savings(spec, full, row)
+            figures += _savings(spec, full, row)
         for method in ("linear_ar", "headkv"):
             own = [row for row in rows if row.where["method"] == (method,)]
-            claims += [_step(spec, more, less) for more, less in pairwise(own)]
-        claims += _local_heads(spec, rows)
-    return claims
+            figures += [_step(spec, more, less) for more, less in pairwise(own)]
+        figures += _local_heads(spec, rows)
+    return figures
 
 
 def token_gb(spec: ModelSpec) -> float:
-    """GB (10^9 bytes) of one token in every head of every sequence of the batch, 16-bit keys and values."""
+    """Return the GB (10^9 bytes) of one token in all heads of a batch, with 16-bit keys and values."""
     return cache_bytes(spec.all_heads, spec, BATCHES[spec.name], 2) / 1e9
 
 
 def image_tokens(spec: ModelSpec, row: PublishedRow) -> int:
-    """Image tokens that a row's budget, a share of the image, gives every head."""
+    """Return the image tokens per head of a row's budget, a share of the image."""
     return int(Fraction(row.where["budget"][0]) * spec.drawn_tokens)
 
 
@@ -61,42 +63,35 @@ def _name(spec: ModelSpec, row: PublishedRow) -> str:
     return f"{row.where['method'][0]}, {image_tokens(spec, row)} tokens"
 
 
-def _savings(spec: ModelSpec, full: PublishedRow, row: PublishedRow) -> list[Claim]:
-    """Savings of a method: in GB from shapes, in percent from the table's own GB."""
+def _savings(spec: ModelSpec, full: PublishedRow, row: PublishedRow) -> list[PrintedFigure]:
+    """Compare the savings of a method: GB from shapes, percent from the table's own GB."""
     saved, fewer = _memory(full) - _memory(row), spec.segments[-1].end - image_tokens(spec, row)
     value, what = fewer * token_gb(spec), _name(spec, row)
-    how = f"{fewer} tokens less in every head ({value * 1e9 / GIB:.2f} GiB); what else the program holds is not given"
+    how = f"{fewer} tokens less in every head ({value * 1e9 / GIB:.2f} GiB); the program's other memory is not given"
     if row.where["method"] == ("headkv",):
         how += "; which heads are local depends on the images"
-    printed = f"{_memory(full)} - {_memory(row)} = {saved} GB"
+    printed, source = f"{_memory(full)} - {_memory(row)} = {saved} GB", "from the printed memory alone"
     share = float(100 * saved / _memory(full))
     return [
-        Claim(spec.name, f"{what}, saved", printed, f"{value:.2f} GB", "not derivable", how),
-        compare(
-            spec.name,
-            f"{what}, saving",
-            str(row.cells["saving %"]),
-            share,
-            "%",
-            "from the printed memory alone",
-        ),
+        PrintedFigure(spec.name, f"{what}, saved", printed, f"{value:.2f} GB", "not derivable", how),
+        compare(spec.name, f"{what}, saving", str(row.cells["saving %"]), share, "%", source),
     ]
 
 
-def _step(spec: ModelSpec, more: PublishedRow, less: PublishedRow) -> Claim:
-    """Savings of a method from one budget to the next; other memory is the same."""
+def _step(spec: ModelSpec, more: PublishedRow, less: PublishedRow) -> PrintedFigure:
+    """Compare the savings of a method from one budget to the next; other memory is the same."""
     fewer = image_tokens(spec, more) - image_tokens(spec, less)
     value, printed = fewer * token_gb(spec), _memory(more) - _memory(less)
     how = f"{fewer} tokens in every head, {value * 1e9 / GIB:.2f} GiB"
     if more.where["method"] == ("headkv",):
-        how += "; local heads hold the same at both budgets, so that even less should be saved"
+        how += "; local heads hold the same at both budgets, which should save even less"
     what = f"{_name(spec, more)} to {image_tokens(spec, less)}"
     return compare(spec.name, what, str(printed), value, "GB", how)
 
 
-def _local_heads(spec: ModelSpec, rows: tuple[PublishedRow, ...]) -> list[Claim]:
-    """The share of local heads at which HeadKV holds that much less than LineAR, in the layout of section 4."""
-    claims: list[Claim] = []
+def _local_heads(spec: ModelSpec, rows: tuple[PublishedRow, ...]) -> list[PrintedFigure]:
+    """Return the shares of local heads that explain HeadKV's savings over LineAR, in the layout of section 4."""
+    figures: list[PrintedFigure] = []
     pairs = {row.where["budget"]: row for row in rows if row.where["method"] == ("linear_ar",)}
     for row in rows:
         if row.where["method"] != ("headkv",):
@@ -104,15 +99,8 @@ def _local_heads(spec: ModelSpec, rows: tuple[PublishedRow, ...]) -> list[Claim]
         less = _memory(pairs[row.where["budget"]]) - _memory(row)
         history = image_tokens(spec, row) - RECENT * spec.segments[1].length
         share = float(less) / (history * token_gb(spec))
-        claims.append(
-            Claim(
-                spec.name,
-                f"{image_tokens(spec, row)} tokens, headkv below linear_ar",
-                f"{less} GB",
-                f"{100 * share:.1f} % local heads",
-                "not derivable",
-                f"a local head lacks {history} tokens; heads are sorted once, before any budget is full, so that all "
-                "budgets should name one share",
-            )
-        )
-    return claims
+        name, printed = f"{image_tokens(spec, row)} tokens, headkv below linear_ar", f"{less} GB"
+        how = f"a local head lacks {history} tokens; heads are sorted once, so all budgets should imply one share"
+        computed = f"{100 * share:.1f} % local heads"
+        figures.append(PrintedFigure(spec.name, name, printed, computed, "not derivable", how))
+    return figures

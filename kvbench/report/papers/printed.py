@@ -1,4 +1,4 @@
-"""Comparison of printed figures with figures computed from shapes."""
+"""Printed figures of papers, compared with figures computed from the shapes of models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,28 +12,28 @@ Verdict = Literal["reproduced", "under one reading", "not derivable", "no number
 
 
 @dataclass(frozen=True)
-class Claim:
-    """One printed figure beside what shapes give.
+class PrintedFigure:
+    """A printed figure and the figure computed from shapes.
 
     Attributes:
         model: name in `conf/model`.
-        what: row of the table.
-        printed: as published, unit included.
-        ours: what the arithmetic gives, as text.
+        row: row of the table.
+        printed: as published, with its unit.
+        computed: the computed figure, as text.
         verdict: whether both agree to the printed digit.
-        how: what was counted, or why it cannot be.
+        how: what was counted, or why the figure cannot be computed.
     """
 
     model: str
-    what: str
+    row: str
     printed: str
-    ours: str
+    computed: str
     verdict: Verdict
     how: str
 
 
 def prints_as(value: float, text: str) -> str | None:
-    """Return how a value was rounded to a printed number: "rounded", "cut off", or None if it is another number."""
+    """Return how a value gives a printed number: "rounded", "cut off", or None if it does not."""
     unit = Decimal(1).scaleb(-count_digits(text))
     for rounding, name in ((ROUND_HALF_UP, "rounded"), (ROUND_DOWN, "cut off")):
         if Decimal(value).quantize(unit, rounding) == Decimal(text):
@@ -42,32 +42,27 @@ def prints_as(value: float, text: str) -> str | None:
 
 
 def rounding_interval(text: str) -> tuple[float, float]:
-    """Values that print as a number: [low, high), whether it was rounded or cut off."""
+    """Return the interval [low, high) of the values that print as a number when rounded or cut off."""
     unit = 10.0 ** -count_digits(text)
     return float(text) - unit / 2, float(text) + unit
 
 
 def compare(
-    model: str, what: str, text: str, value: float, unit: str, how: str, agreeing: Verdict = "reproduced"
-) -> Claim:
-    """Hold what shapes give against a printed number.
+    model: str, row: str, text: str, value: float, unit: str, how: str, agreeing: Verdict = "reproduced"
+) -> PrintedFigure:
+    """Compare a computed value with a printed number.
 
-    Args:
-        model: name in `conf/model`.
-        what: row of the table.
-        text: the number as printed.
-        value: what shapes give, in the same unit.
-        unit: of both.
-        how: what was counted.
-        agreeing: the verdict if both agree to the printed digit.
+    `how` says what was counted; `agreeing` is the verdict if both agree to the printed digit.
     """
-    way = prints_as(value, text)
-    ours = f"{value:.{count_digits(text) + 1}f} {unit}"
-    if way == "cut off":
+    rounding = prints_as(value, text)
+    computed = f"{value:.{count_digits(text) + 1}f} {unit}"
+    if rounding == "cut off":
         how += "; printed cut off, not rounded"
-    return Claim(model, what, f"{text} {unit}", ours, agreeing if way else "not derivable", how)
+    return PrintedFigure(
+        model, row, f"{text} {unit}", computed, agreeing if rounding else "not derivable", how
+    )
 
 
 def count_digits(text: str) -> int:
-    """Return how many digits a printed number has behind the point."""
+    """Return the number of decimals of a printed number."""
     return len(text.partition(".")[2])

@@ -1,4 +1,4 @@
-"""Published tables: what the papers printed, and which of their rows a run of ours belongs to."""
+"""Published tables of papers, and their rows that match a measured run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +12,11 @@ from kvbench.core.config import ConfigError
 from kvbench.runs.record.results import Results
 
 TOLERANCE = 0.05
-"""Largest relative distance of a run's budget from a row's: HeatKV's "10 %" was 650 of 6425 tokens per head, 10.1 %."""
+"""Largest relative difference of budgets: HeatKV's "10 %" is 650 of 6425 tokens per head, 10.1 %."""
 STEP_FIGURES = ("utilisation", "density", "lse")
-"""Plots of what runs held step by step (`kvbench.report.figures.step_plots`)."""
+"""Plots of cached tokens by step (`kvbench.report.figures.step_plots`)."""
 FIGURES = ("fidelity", "stability", *STEP_FIGURES)
-"""Plots that a table may name (`kvbench.report.figures.plots`, and those of steps)."""
+"""Plots that a table may name."""
 COSTS: Mapping[str, Callable[[Results], float | None]] = {
     "cache MiB": lambda run: run.memory.paper_peak_mib,
     "cache 1000 MiB": lambda run: run.memory.paper_peak_mib / 1000,
@@ -29,7 +29,9 @@ COSTS: Mapping[str, Callable[[Results], float | None]] = {
     "LSE kept": lambda run: average(step.kept_lse for step in run.steps),
     "LSE drift": lambda run: run.memory.lse_drift,
 }
-"""Published columns that are no metrics of ours."""
+"""Published columns of memory and time, which are not metrics of a run."""
+Settings = Mapping[str, tuple[str, ...]]
+"""Accepted values by setting; a row of a table matches a run that has one of them for each setting."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,11 @@ class PublishedRow:
     """One row of one model.
 
     Attributes:
-        where: by key, the settings a run must have, any one of them; no entry where any value will do.
-        cells: by metric, the number as printed, or what stood in its place; None where nothing was given.
+        where: settings of the row; a setting that may have any value is left out.
+        cells: by metric, the number or word as printed; None for an empty cell.
     """
 
-    where: Mapping[str, tuple[str, ...]]
+    where: Settings
     cells: Mapping[str, str | None]
 
 
@@ -52,17 +54,17 @@ class PublishedTable:
     Attributes:
         name: as in the file and in the key `published`.
         source: paper and number of the table.
-        title: what it is about.
-        data: what was generated or measured on.
+        title: subject of the table.
+        data: prompts or data set of the paper.
         keys: settings that identify rows, as dotted paths of a configuration (or of results.json).
         metrics: columns.
-        models: rows by model; words in brackets after its name are a prompt set, or a setting of the paper.
+        models: rows by model; the words in brackets after its name are a prompt set, or a setting of the paper.
         fixed: settings that all rows share.
-        also: metrics of ours that are shown although the paper lacks them.
-        figure: plot that belongs to it.
-        budgets: by model, what a row's budget is of all that the model caches, where the paper counts otherwise.
-        sources: of a table put together from several sources, where each has its numbers and its protocol, by the words
-            in brackets after a model's name; no entry in a table of one paper.
+        also: further metrics to show, which the paper lacks.
+        figure: name of the plot that belongs to the table.
+        budgets: by model, the share of the full cache for a row's budget, where the paper counts otherwise.
+        sources: sources and protocols of a table compiled from several, by the words in brackets after a model's name;
+            empty in a table of one paper.
     """
 
     name: str
@@ -79,50 +81,49 @@ class PublishedTable:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def labels(self, models: Sequence[str], prompts: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the published columns to show beside runs of `models` on `prompts`.
+        """Return the published columns to compare with runs of `models` on `prompts`.
 
-        Theirs if the paper has all of these models, else every one; of those, theirs if it has all these prompt sets.
+        These are the columns of the models if the paper has all of them, otherwise all columns; among them only those
+        of the prompt sets if the paper has all of these.
         """
         own = tuple(label for label in self.models if model_of(label) in models)
         shown = own if {model_of(label) for label in own} == set(models) else tuple(self.models)
         same = tuple(label for label in shown if prompts_of(label) in prompts)
         return same if same and {prompts_of(label) for label in same} == set(prompts) else shown
 
-    def cell(self, label: str, where: Mapping[str, tuple[str, ...]], metric: str) -> str | None:
-        """Return what the paper gives for a row of one model, None if nothing."""
-        found = [row.cells[metric] for row in self.models[label] if row.where == where]
-        return found[0] if found else None
+    def cell(self, label: str, where: Settings, metric: str) -> str | None:
+        """Return the printed cell of a row and model; None if there is none."""
+        return next((row.cells[metric] for row in self.models[label] if row.where == where), None)
 
-    def rows(self) -> list[Mapping[str, tuple[str, ...]]]:
-        """Return the settings of all rows, in the order of the paper; models share them."""
+    def rows(self) -> list[Settings]:
+        """Return the settings of all rows in the paper's order, each once for all models."""
         every = [row.where for rows in self.models.values() for row in rows]
         return [where for i, where in enumerate(every) if where not in every[:i]]
 
-    def matches(self, where: Mapping[str, tuple[str, ...]], run: Results) -> bool:
-        """Return whether a run has a row's settings and those that all rows share.
+    def matches(self, where: Settings, run: Results) -> bool:
+        """Return whether a run has the settings of a row and the settings that all rows share.
 
-        A full cache is no measure of another model's: of a table of several sources, the run's model must be there too.
+        A table of several sources also must contain the run's model, as full caches of different models do not compare.
         """
         if self.sources and run.model_label not in map(model_of, self.models):
             return False
         wanted = {**{key: (value,) for key, value in self.fixed.items()}, **where}
         shares = self.budgets.get(run.model, {})
+        if "budget" in wanted:
+            wanted["budget"] = tuple(shares.get(value, value) for value in wanted["budget"])
         return all(
-            any(
-                _agrees(key, find_setting(run, key), shares.get(v, v) if key == "budget" else v)
-                for v in values
-            )
+            any(_agrees(key, find_setting(run, key), value) for value in values)
             for key, values in wanted.items()
         )
 
 
 def model_of(label: str) -> str:
-    """Return the model's name out of a column's label."""
+    """Return the model's name from a column's label."""
     return label.split(" ", 1)[0]
 
 
 def prompts_of(label: str) -> str:
-    """Return the prompt set in brackets behind the model's name of a column's label.
+    """Return the prompt set in brackets from a column's label.
 
     >>> prompts_of("qwen3_8b (aime24, upper block)")
     'aime24'
@@ -131,9 +132,9 @@ def prompts_of(label: str) -> str:
 
 
 def find_setting(run: Results, key: str) -> object:
-    """Return `method`, `budget` (fraction of the full cache), `latency.batch` or a setting of a run, no `auto`.
+    """Return `method`, `budget` (fraction of the full cache), `latency.batch` or a setting of a run, `auto` resolved.
 
-    Papers count tokens: a budget in bytes is no number here, so that it belongs to no row of theirs.
+    Papers count tokens, so a budget in bytes is returned as text, which matches no row.
     """
     if key == "method":
         return run.method
@@ -145,13 +146,13 @@ def find_setting(run: Results, key: str) -> object:
 
 
 def average(values: Iterable[float | None]) -> float | None:
-    """Return the mean of what is known; None if nothing is."""
+    """Return the mean of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
 
 def parse_number(text: str | None) -> float | None:
-    """Return a printed cell's number; None for what is none, such as OOM."""
+    """Return the number of a printed cell; None for a word such as OOM."""
     try:
         return None if text is None else float(text)
     except ValueError:
@@ -159,14 +160,10 @@ def parse_number(text: str | None) -> float | None:
 
 
 def find(name: str, key: str = "published") -> PublishedTable:
-    """Return a table by name.
-
-    Args:
-        name: as in the file.
-        key: config key to name in the error.
+    """Return a table by name; errors name the configuration's `key`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such table.
     """
     tables = load()
     if name not in tables:
@@ -176,15 +173,15 @@ def find(name: str, key: str = "published") -> PublishedTable:
 
 @lru_cache
 def load() -> dict[str, PublishedTable]:
-    """Return all tables of the file that comes with the package."""
+    """Return all tables of the package's published.yaml."""
     return parse((files("kvbench") / "assets" / "published.yaml").read_text(encoding="utf-8"))
 
 
 def parse(text: str) -> dict[str, PublishedTable]:
-    """Read a file of tables; numbers stay the text that was printed.
+    """Read a file of tables; numbers stay text, as printed.
 
     Raises:
-        ConfigError: naming the table, and the row where it is one, that does not fit.
+        ConfigError: a table or row is not valid; the message names it.
     """
     try:
         values = yaml.load(text, yaml.BaseLoader)
@@ -204,22 +201,22 @@ def _parse_table(name: str, node: object) -> PublishedTable:
     if missing or unknown:
         raise ConfigError(f"published.yaml: {name}: missing {missing}, unknown {unknown}")
     if node.get("figure") not in (None, *FIGURES):
-        raise ConfigError(
-            f"published.yaml: {name}: figure={node['figure']}: must be one of {', '.join(FIGURES)}"
-        )
+        choices = ", ".join(FIGURES)
+        raise ConfigError(f"published.yaml: {name}: figure={node['figure']}: must be one of {choices}")
     keys, metrics, sources = tuple(node["keys"]), tuple(node["metrics"]), dict(node.get("sources", {}))
     if sources and (off := {*map(prompts_of, node["models"])} ^ {*sources}):
         raise ConfigError(f"published.yaml: {name}: sources and models' names disagree about {sorted(off)}")
+    models = {
+        label: tuple(
+            _parse_row(f"{name}: {label}, row {i}", row, keys, metrics) for i, row in enumerate(rows)
+        )
+        for label, rows in node["models"].items()
+    }
     return PublishedTable(
         name=name,
         keys=keys,
         metrics=metrics,
-        models={
-            label: tuple(
-                _parse_row(f"{name}: {label}, row {i}", row, keys, metrics) for i, row in enumerate(rows)
-            )
-            for label, rows in node["models"].items()
-        },
+        models=models,
         fixed=dict(node.get("fixed", {})),
         also=tuple(node.get("also", ())),
         figure=node.get("figure"),
@@ -235,14 +232,13 @@ def _parse_row(place: str, values: object, keys: tuple[str, ...], metrics: tuple
     settings, cells = values[: len(keys)], values[len(keys) :]
     if not all(isinstance(cell, str) for cell in cells):
         raise ConfigError(f"published.yaml: {place}: a cell must be one number or word")
-    return PublishedRow(
-        {
-            key: tuple(value) if isinstance(value, list) else (value,)
-            for key, value in zip(keys, settings, strict=True)
-            if value != "null"
-        },
-        {metric: None if cell == "null" else cell for metric, cell in zip(metrics, cells, strict=True)},
-    )
+    accepted = {
+        key: tuple(value) if isinstance(value, list) else (value,)
+        for key, value in zip(keys, settings, strict=True)
+        if value != "null"
+    }
+    printed = (None if cell == "null" else cell for cell in cells)
+    return PublishedRow(accepted, dict(zip(metrics, printed, strict=True)))
 
 
 def _agrees(key: str, actual: object, wanted: str) -> bool:
