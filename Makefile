@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process would compile
 
 NOTEBOOKS := $(notdir $(basename $(wildcard notebooks/*.py)))
 
-.PHONY: help demo notebooks weights test suite lint format check rooms benchmarks gpu-check lock docs wheel sweep report dashboard clean
+.PHONY: help demo notebooks weights test suite lint types format check rooms benchmarks gpu-check lock docs wheel sweep report dashboard clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
@@ -36,11 +36,14 @@ test: $(VENV)/stamp  ## set up, run the tests that are not marked slow
 lint: $(VENV)/stamp  ## style, and types of the package as the wheel has it
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory types
+
+types: $(VENV)/stamp
 	@rm -rf build/types build/lib
 	@$(BIN)/python -W ignore -c "import setuptools; setuptools.setup()" --quiet build_py --build-lib build/types
 	cd build/types && $(abspath $(BIN))/mypy --cache-dir $(CURDIR)/.mypy_cache --config-file $(CURDIR)/pyproject.toml -p kvbench
 
-rooms:  ## draw what imports what, docs/images/rooms.svg
+rooms:  ## print packages, arrows and circles of the imports; draw docs/images/rooms.svg
 	$(PYTHON) docs/generator/rooms.py docs/images/rooms.svg
 
 benchmarks: $(VENV)/stamp  ## time the engine against a plain loop; python -m benchmarks lists all programs

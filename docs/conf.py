@@ -43,6 +43,7 @@ def adapt(source: str) -> str:
     source = re.sub(r"arXiv:(\d{4}\.\d{5}(?:v\d)?)", r"[arXiv:\1](https://arxiv.org/abs/\1)", source)
     source = re.sub(r"(\[-?[\d.]+), (-?[\d.]+\])", "\\1,\N{NO-BREAK SPACE}\\2", source)
     source = re.sub(r"\]\(\.\./conf/method/(\w+)\.yaml\)", r"](generated/methods/\1.md)", source)
+    source = source.replace("](../README.md", "](generated/readme.md")
     return re.sub(r"\]\((?:\.\./)+kvbench/assets/(\w+)/README\.md\)", r"](/generated/cards/\1.md)", source)
 
 

@@ -2,44 +2,19 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import yaml
 
 from generator.choices import Choice
 from generator.markdown import format_table
-from kvbench.report.papers.published import PublishedTable, find, model_of, prompts_of
+from kvbench.report.papers.published import PublishedTable, model_of, prompts_of
 
-PAGE = "docs/reproduction.md"
-TABLES = ("reproduction", "reproduction_classes", "reproduction_texts")
 PROMPTS = "prompts._target_"
 OURS = "ours"
-"""Who measured the rows that are written by hand; a hyphen where nobody has yet."""
+"""Source of the rows measured here, which are written by hand; a cell not measured yet is a hyphen."""
 
 
-def update_tables(text: str) -> str:
-    """Return the text of the page with the tables of `published.yaml`; rows of ours are kept.
-
-    Raises:
-        ValueError: the page has no place for a table.
-    """
-    for name in TABLES:
-        start, end = f"<!-- made by `make docs` from published.yaml: {name} -->\n\n", "\n\n<!-- end -->"
-        before, found, rest = text.partition(start)
-        old, ended, after = rest.partition(end)
-        if not (found and ended):
-            raise ValueError(f"{PAGE}: no place for the table {name}")
-        text = before + start + _make_table(find(name), old) + end + after
-    return text
-
-
-def write_tables(root: Path) -> None:
-    """Rewrite the tables in the page of a checkout."""
-    path = root / PAGE
-    path.write_text(update_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def _make_table(table: PublishedTable, old: str) -> str:
+def make_table(table: PublishedTable, old: str) -> str:
     """Return a row for each model and source, and one for what was measured here, kept from the old table."""
     columns = list(dict.fromkeys(column for label in table.models for column in _find_cells(table, label)))
     several = len({prompts for prompts, _ in columns}) > 1
@@ -51,8 +26,8 @@ def _make_table(table: PublishedTable, old: str) -> str:
             cells, by = _find_cells(table, label), prompts_of(label)
             printed = (cells.get(column, "-") for column in columns)
             rows.append((f"`{model}`", f"{by}: {table.sources[by]}", *printed))
-        kept = measured[model].split(" | ") if model in measured else ["-"] * len(columns)
-        rows.append((f"`{model}`", OURS, *kept))
+        own = measured[model].split(" | ") if model in measured else ["-"] * len(columns)
+        rows.append((f"`{model}`", OURS, *own))
     return format_table(("model", "full cache, by", *header), rows)
 
 
@@ -73,15 +48,8 @@ def list_presets(choices: Mapping[str, Choice]) -> str:
         own = yaml.safe_load(choice.values["sampling"])
         what, _, source = " ".join(choice.comment).partition(" Source")
         settings = [s for s in choice.settings if s.key.startswith("model.")]
-        rows.append(
-            (
-                f"[`{name}`](../conf/sampling/{name}.yaml)",
-                ", ".join(f"`{model}`" for model in own["models"]),
-                ", ".join(
-                    f"`{s.key.removeprefix('model.').removeprefix('sampling.')}={s.value}`" for s in settings
-                ),
-                what,
-                source.partition(": ")[2],
-            )
-        )
+        pairs = [f"{s.key.removeprefix('model.').removeprefix('sampling.')}={s.value}" for s in settings]
+        cells = [", ".join(f"`{word}`" for word in words) for words in (own["models"], pairs)]
+        link = f"[`{name}`](../conf/sampling/{name}.yaml)"
+        rows.append((link, *cells, what, source.partition(": ")[2]))
     return format_table(("`sampling=`", "for `model=`", "settings", "what it is", "source"), rows)

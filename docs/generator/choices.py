@@ -12,7 +12,9 @@ from kvbench.cli.config.compose import hydra_of_kvbench
 
 LINE = re.compile(r"(?P<indent> *)(?P<key>[\w.]+):(?: +(?P<value>\S.*?))??(?: +# (?P<note>.*))?$")
 HIDDEN = ("defaults", "hydra")
-"""Keys that belong to Hydra, beside those that begin with an underscore."""
+"""Keys that belong to Hydra, like all that begin with an underscore."""
+SHARED = re.compile(r"(?<!\w)/(\w+)@_here_")
+"""Entry of a defaults list that takes the settings of a file at the top of `conf/`."""
 
 
 class Setting(NamedTuple):
@@ -62,6 +64,7 @@ def read_choice(path: Path) -> Choice:
     comment: list[str] = []
     settings: list[Setting] = []
     parents: list[tuple[int, str]] = []
+    shared: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         text = line.strip()
         if text.startswith("#"):
@@ -71,16 +74,21 @@ def read_choice(path: Path) -> Choice:
             elif settings:
                 settings[-1] = settings[-1]._replace(note=f"{settings[-1].note} {words}".strip())
             continue
-        found = LINE.match(line)
-        if found is None:
+        match = LINE.match(line)
+        if match is None:
             if text and not text.startswith("- "):
                 raise ValueError(f"{path}: {text!r} is no setting")
             continue
-        indent = len(found["indent"])
-        parents = [(width, key) for width, key in parents if width < indent] + [(indent, found["key"])]
+        indent = len(match["indent"])
+        parents = [(width, key) for width, key in parents if width < indent] + [(indent, match["key"])]
         keys = [key for _, key in parents]
-        if found["value"] is not None and keys[0] not in HIDDEN and not any(k[0] == "_" for k in keys):
-            settings.append(Setting(".".join(keys), found["value"], found["note"] or ""))
+        if keys == ["defaults"]:
+            shared = SHARED.findall(match["value"] or "")
+        if match["value"] is not None and keys[0] not in HIDDEN and not any(k[0] == "_" for k in keys):
+            settings.append(Setting(".".join(keys), match["value"], match["note"] or ""))
+    for name in shared:
+        top = next(folder for folder in path.parents if (folder / f"{name}.yaml").is_file())
+        settings += read_choice(top / f"{name}.yaml").settings
     return Choice(path.stem, tuple(comment), tuple(settings))
 
 

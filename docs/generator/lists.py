@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from generator.baselines import list_presets, write_tables
+import yaml
+
+from generator.baselines import list_presets, make_table
 from generator.choices import Choice, build, list_choices
 from generator.markdown import format_table, make_anchor
-from generator.measured import read_sections
+from generator.measured import FOLDER, read_rows, read_sections
 from kvbench.methods.shared.base import Method, Observer
 from kvbench.models.files.hub import format_bytes
 from kvbench.report.papers.published import find
@@ -18,63 +20,94 @@ FAMILIES = {
     ("next-scale",): "scales",
     ("next-token",): "tokens",
 }
-PAGES = {
-    "method": "docs/methods.md",
-    "model": "docs/models.md",
-    "prompts": "docs/prompts.md",
-    "eval": "docs/metrics.md",
-    "sampling": "docs/reproduction.md",
-    "sweeps": "docs/tables.md",
+GROUPS = {
+    "docs/methods.md": "method",
+    "docs/models.md": "model",
+    "docs/prompts.md": "prompts",
+    "docs/metrics.md": "eval",
+    "docs/reproduction.md": "sampling",
+    "docs/tables.md": "sweeps",
+    "docs/runs.md": "tasks",
+    "README.md": "readme",
 }
-"""The page that lists the choices of each group."""
-LIST = re.compile(r"(?<=<!-- made by `make docs` from conf -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)
-
+"""Pages with a list from `conf/`, and the group that each lists."""
+MADE = re.compile(
+    r"(?P<mark><!-- made by `make docs` from (?P<source>[^\n]+) -->\n\n)(?P<old>.*?)(?=\n\n<!-- end -->)",
+    re.DOTALL,
+)
+"""Part of a page that this program writes, below the comment that names its source."""
+SHOWN = ("heatkv", "random", "first_scales", "ams_kv_fixed", "hackpp", "pricekv")
+BUDGETS = ("0.04", "0.1", "0.2")
+"""Methods and budgets of the README's table of PSNR."""
+TASK = re.compile(r"^task=(\w+) +(.+)$", re.MULTILINE)
 EXAMPLE = re.compile(r"(?<=<!-- file: eval/paired/mae.py -->\n```python\n).*?(?=```)", re.DOTALL)
 
 
 def write_lists(root: Path) -> None:
-    """Rewrite the list in each page of a checkout, and the metric in the page on extending it."""
-    for group, page in PAGES.items():
-        (root / page).write_text(update_page(root, group), encoding="utf-8")
-    write_tables(root)
-    (root / "README.md").write_text(update_readme(root), encoding="utf-8")
+    """Rewrite the lists and tables in the pages of a checkout, and the metric in the page on extending it."""
+    results = [f"{FOLDER}/{path.name}" for path in (root / FOLDER).glob("*.md")]
+    for page in (*GROUPS, *results):  # the README repeats the methods' page
+        text = (root / page).read_text(encoding="utf-8")
+        (root / page).write_text(update_page(root, page, text), encoding="utf-8")
     extending = root / "docs" / "extending.md"
     code = (root / "docs" / "examples" / "plugin" / "kvbench_example" / "mae.py").read_text(encoding="utf-8")
     extending.write_text(EXAMPLE.sub(lambda _: code, extending.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def update_page(root: Path, group: str) -> str:
-    """Return the text of the page that lists a group, with its list as `conf/` has it now.
+def update_page(root: Path, page: str, text: str) -> str:
+    """Return the text of a page with its lists and tables as their sources have them now.
 
     Raises:
-        ValueError: the page has no place for a list.
+        ValueError: the page of a group has no place for a list, or a table is damaged.
     """
-    text = (root / PAGES[group]).read_text(encoding="utf-8")
-    old = LIST.search(text)
-    if old is None:
-        raise ValueError(f"{PAGES[group]}: no list between its two comments")
+    if page in GROUPS and not MADE.search(text):
+        raise ValueError(f"{page}: no list between its two comments")
+    return MADE.sub(lambda made: made["mark"] + _make_part(root, page, made["source"], made["old"]), text)
+
+
+def _make_part(root: Path, page: str, source: str, old: str) -> str:
+    if source.endswith(".csv"):
+        if page == "README.md":
+            return _tabulate_fidelity(root / source)
+        header, *rows = read_rows(root / FOLDER / source)
+        return format_table(header, rows)
+    if source != "conf":
+        return make_table(find(source.removeprefix("published.yaml: ")), old)
+    group = GROUPS[page]
+    if group == "readme":
+        return _list_methods_shortly(root)
+    if group == "tasks":
+        return _list_tasks(root)
     choices = {choice.name: choice for choice in list_choices(root / "conf" / group)}
     if group == "method":
-        table = _list_methods(choices, old[0])
-    elif group == "model":
-        table = _list_models(choices)
-    elif group == "sampling":
-        table = list_presets(choices)
-    elif group == "sweeps":
-        table = _list_sweeps(choices, root)
-    else:
-        table = _list_plain(group, choices)
-    return text[: old.start()] + table + text[old.end() :]
+        return _list_methods(choices, old)
+    if group == "model":
+        return _list_models(choices)
+    if group == "sampling":
+        return list_presets(choices)
+    return _list_sweeps(choices, root) if group == "sweeps" else _list_plain(group, choices)
 
 
-def update_readme(root: Path) -> str:
-    """Return the text of README.md, with the names, views and papers of the methods that docs/methods.md lists."""
-    listed = LIST.search((root / PAGES["method"]).read_text(encoding="utf-8"))
-    lines = [] if listed is None else listed[0].splitlines()[2:]
+def _list_methods_shortly(root: Path) -> str:
+    listed = MADE.search((root / "docs" / "methods.md").read_text(encoding="utf-8"))
+    lines = [] if listed is None else listed["old"].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    kept = [(row[0].replace("(../", "("), row[2], row[4], row[5]) for row in rows]
-    table = format_table(("method", "looks at", "models", "paper"), kept)
-    return LIST.sub(lambda _: table, (root / "README.md").read_text(encoding="utf-8"))
+    columns = [(row[0].replace("(../", "("), row[2], row[4], row[5]) for row in rows]
+    return format_table(("method", "looks at", "models", "paper"), columns)
+
+
+def _list_tasks(root: Path) -> str:
+    config = yaml.safe_load((root / "conf" / "config.yaml").read_text(encoding="utf-8"))
+    tasks = TASK.findall(config["hydra"]["help"]["header"])
+    return format_table(("task", "what it does"), [(f"`{name}`", text) for name, text in tasks])
+
+
+def _tabulate_fidelity(path: Path) -> str:
+    header, *rows = read_rows(path)
+    psnr = header.index("psnr ↑")
+    cells = {(row[0], row[1]): row[psnr].strip("*") for row in rows}
+    lines = [(f"`{method}`", *(cells[method, budget] for budget in BUDGETS)) for method in SHOWN]
+    return format_table(("method", *(f"{float(budget):.0%}".replace("%", " %") for budget in BUDGETS)), lines)
 
 
 def name_calibration(method: Method) -> str:
@@ -117,16 +150,8 @@ def _list_models(choices: Mapping[str, Choice]) -> str:
         shape = f"{spec.layers} x {spec.heads} x {spec.head_dim}"
         sizes = (shape, f"{spec.cached_length:,}", f"{spec.full_tokens:,}", _format_size(model.parameters))
         rows.append((_link("model", name), draws, *sizes, _name_weights(model)))
-    header = (
-        "model",
-        "draws",
-        "layers x KV heads x channels",
-        "tokens per head",
-        "tokens of the full cache",
-        "parameters, in 16 bits",
-        "weights",
-    )
-    return format_table(header, rows)
+    header = ("model", "draws", "layers x KV heads x channels", "tokens per head", "tokens of the full cache")
+    return format_table((*header, "parameters, in 16 bits", "weights"), rows)
 
 
 def _format_size(parameters: int) -> str:
@@ -146,9 +171,8 @@ def _list_plain(group: str, choices: Mapping[str, Choice]) -> str:
     """List prompt sets or metrics, with the files that they need."""
     rows = []
     for name, choice in choices.items():
-        files = next((s.note for s in choice.settings if s.key.rpartition(".")[2] == "path"), "").partition(
-            ";"
-        )[0]
+        notes = (s.note for s in choice.settings if s.key.rpartition(".")[2] == "path")
+        files = next(notes, "").partition(";")[0]
         download = ", or `prompts.download=true`" if "download" in choice.values else ""
         rows.append((_link(group, name), _join(choice), files + download))
     return format_table((f"`{group}=`", "what it is", "files"), rows)
@@ -160,17 +184,10 @@ def _list_sweeps(choices: Mapping[str, Choice], root: Path) -> str:
     for name, choice in choices.items():
         source = find(choice.values["published"]).source if "published" in choice.values else ""
         text = (root / "conf" / "sweeps" / f"{name}.yaml").read_text(encoding="utf-8")
-        model = re.search(r"^ *(?:- override /)?model: (\w+)", text, re.MULTILINE)
+        model = re.search(r"(?:^ *|override /)model: (\w+)", text, re.MULTILINE)
         sentence = re.split(r"(?<=[\w)])\. |: python run", _join(choice))[0].rstrip(".") + "."
-        rows.append(
-            (
-                _link("sweeps", name),
-                sentence,
-                f"`{model[1] if model else 'infinity_tiny'}`",
-                source,
-                _find(name, sections),
-            )
-        )
+        about = (sentence, f"`{model[1] if model else 'infinity_tiny'}`", source, _find(name, sections))
+        rows.append((_link("sweeps", name), *about))
     return format_table(("sweep", "what it compares", "model", "published in", "measured"), rows)
 
 

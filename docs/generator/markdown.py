@@ -16,5 +16,5 @@ def list_fields(rows: Iterable[tuple[str, str]]) -> str:
 
 def make_anchor(heading: str) -> str:
     """Return the anchor of a heading as GitHub and MyST make it."""
-    kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
-    return kept.replace(" ", "-")
+    letters = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
+    return letters.replace(" ", "-")

@@ -1,12 +1,13 @@
 """Pages that only the site has: one per method, the models' cards, and files of the repository's root."""
 
+import inspect
 import re
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import NamedTuple
 
 from generator.choices import Choice, Setting, build, list_choices
-from generator.docstrings import describe
 from generator.lists import FAMILIES, name_calibration
 from generator.markdown import format_table, list_fields, make_anchor
 from generator.measured import Table, read_tables
@@ -17,8 +18,19 @@ DIFFERS = (
     "Differs from the papers in: ",
     "Differs from the official programs in: ",
 )
+ROOT_PAGES = ("AGENTS", "CHANGELOG", "CONTRIBUTING", "README", "THIRD_PARTY")
+"""Files of the repository's root that the site shows."""
 SIMILAR = 0.6
 """Similarity above which two descriptions of a setting count as the same."""
+SECTION = re.compile(r"^(?:Attributes|Args):\n", re.MULTILINE)
+ENTRY = re.compile(r"^    (\w+): (.*(?:\n     +.*)*)", re.MULTILINE)
+
+
+class Described(NamedTuple):
+    """Paragraphs of a class's docstring, each in one line, and descriptions of its fields, also of inherited ones."""
+
+    paragraphs: tuple[str, ...]
+    settings: dict[str, str]
 
 
 def write_pages(root: Path, out: Path) -> None:
@@ -48,7 +60,7 @@ def make_pages(root: Path) -> dict[str, str]:
     pages = {f"methods/{name}.md": _write_method(methods, objects, name, tables, conf) for name in methods}
     cards = (root / "kvbench" / "assets").glob("*/README.md")
     pages |= {f"cards/{path.parent.name}.md": _copy_card(path) for path in cards}
-    pages |= {f"{name.lower()}.md": _copy_page(root / f"{name}.md") for name in ("CHANGELOG", "CONTRIBUTING")}
+    pages |= {f"{name.lower()}.md": _copy_page(root / f"{name}.md") for name in ROOT_PAGES}
     return pages
 
 
@@ -61,6 +73,8 @@ def _copy_card(path: Path) -> str:
 def _copy_page(path: Path) -> str:
     """Return a page of the repository's root, with links that work from `docs/generated`."""
     text = re.sub(r"\]\((?![a-z]+:|#)", "](../../", path.read_text(encoding="utf-8"))
+    for name in ROOT_PAGES:
+        text = text.replace(f"](../../{name}.md", f"]({name.lower()}.md")
     return text.replace("](../../docs/", "](../")
 
 
@@ -92,6 +106,22 @@ def _write_method(
         rows = [(f"`method={name}/{v.name}`", " ".join(v.comment), _join_values(v)) for v in variants]
         parts += ["## Named settings", format_table(("choice", "description", "settings"), rows)]
     return "\n\n".join([*parts, "## Measured", *_show_measured(name, tables)]) + "\n"
+
+
+def describe(cls: type) -> Described:
+    """Split a class's docstring; fields of base classes are included."""
+    text = SECTION.split(inspect.cleandoc(cls.__doc__ or ""))[0]
+    settings: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        _, *sections = SECTION.split(inspect.cleandoc(base.__dict__.get("__doc__") or ""))
+        settings |= {
+            name: _join_lines(words) for section in sections for name, words in ENTRY.findall(section)
+        }
+    return Described(tuple(_join_lines(paragraph) for paragraph in text.strip().split("\n\n")), settings)
+
+
+def _join_lines(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _list_facts(method: Method) -> str:
@@ -141,12 +171,12 @@ def _join_values(choice: Choice) -> str:
 def _show_measured(name: str, tables: Iterable[Table]) -> list[str]:
     """Return a method's rows of the results, each table under its commands."""
     own = [table.pick_rows(name) for table in tables]
-    found = [table for table in own if table.rows]
-    if not found:
+    measured = [table for table in own if table.rows]
+    if not measured:
         return ["Not measured: no table of [the results](../../results.md) has a row of it."]
-    parts = []
-    for i, table in enumerate(found):
-        if i == 0 or table.section != found[i - 1].section:
+    parts = ["The linked pages say how to read the columns, and compare other methods."]
+    for i, table in enumerate(measured):
+        if i == 0 or table.section != measured[i - 1].section:
             parts.append(f"### [{table.section}](../../results/{table.page}#{make_anchor(table.section)})")
             parts.append(table.commands)
         parts += [table.caption] if table.caption else []

@@ -63,7 +63,7 @@ def test_blocks_without_a_mark_run(page: str, tmp_path: Path) -> None:
 
 def check_new_methods(runs: Path) -> None:
     """Methods of the page on extending use the budget, do not exceed it, and do better with more of it."""
-    for method in ("newest", "heaviest"):
+    for method in ("newest", "heaviest", "by_recall"):
         quality = []
         for budget in (0.1, 0.3):
             path = min(runs.glob(f"{method}-{budget}-*/results.json"))

@@ -1,7 +1,5 @@
-"""What pages are generated from: files of `conf/` with their comments, docstrings, tables."""
+"""Sources of generated pages: files of `conf/` with their comments, docstrings, tables."""
 
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,15 +7,6 @@ import pytest
 import yaml
 
 from tests.support.places import ROOT
-
-
-@pytest.fixture(autouse=True)
-def _generator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The generator is importable, as `docs/conf.py` makes it."""
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "generator"]:
-        del sys.modules[name]
 
 
 def test_a_file_is_read_with_its_comments(tmp_path: Path) -> None:
@@ -45,16 +34,17 @@ def test_a_file_is_read_with_its_comments(tmp_path: Path) -> None:
 def test_values_are_those_that_yaml_reads(path: Path) -> None:
     from generator.choices import read_choice
 
-    values = {
-        key: value
-        for key, value in yaml.safe_load(path.read_text()).items()
-        if key[0] != "_" and key != "defaults"
-    }
+    values, files = {}, [path]
+    for file in files:
+        own = yaml.safe_load(file.read_text())
+        bases = [base for base in own.pop("defaults", ()) if isinstance(base, str) and base.count("/") == 1]
+        files += [ROOT / "conf" / base.replace("@_here_", ".yaml").strip("/") for base in bases]
+        values |= {key: value for key, value in own.items() if key[0] != "_"}
     assert {key: yaml.safe_load(value) for key, value in read_choice(path).values.items()} == values
 
 
-def test_docstrings_tell_settings_of_bases_too() -> None:
-    from generator.docstrings import describe
+def test_docstrings_include_settings_of_bases() -> None:
+    from generator.pages import describe
 
     @dataclass
     class Base:
@@ -80,18 +70,19 @@ def test_docstrings_tell_settings_of_bases_too() -> None:
 
         second: int = 0
 
-    told = describe(Own)
-    assert told.paragraphs == ("Do it.", "Differs from the paper in: nothing.")
-    assert told.settings == {"first": "said there, in two lines.", "second": "said here."}
+    described = describe(Own)
+    assert described.paragraphs == ("Do it.", "Differs from the paper in: nothing.")
+    assert described.settings == {"first": "said there, in two lines.", "second": "said here."}
 
 
-def test_tables_stand_under_their_commands(tmp_path: Path) -> None:
+def test_a_table_has_the_commands_above_it(tmp_path: Path) -> None:
     from generator.measured import read_tables
 
     commands = "<!-- takes: time -->\n```bash\nrun\n```"
-    cells = "| method | a |\n|---|---|\n| x, y | 1 |\n| z | 2 |\n"
-    text = f"# Results\n\n## One\n\n{commands}\n\nSmall:\n\n{cells}"
-    (tmp_path / "docs/results").mkdir(parents=True)
+    mark = "<!-- made by `make docs` from data/tiny/one.csv -->"
+    text = f"# Results\n\n## One\n\n{commands}\n\nSmall:\n\n{mark}\n\n| method | old |\n\n<!-- end -->\n"
+    (tmp_path / "docs/results/data/tiny").mkdir(parents=True)
+    (tmp_path / "docs/results/data/tiny/one.csv").write_text('method,a\n"x, y",1\nz,2\n')
     (tmp_path / "docs/results/tiny.md").write_text(text)
     [table] = read_tables(tmp_path)
     assert (table.page, table.section, table.caption) == ("tiny.md", "One", "Small:")

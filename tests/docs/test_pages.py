@@ -1,4 +1,4 @@
-"""What pages say is so: files and modules they name, numbers they repeat, versions."""
+"""Claims of the pages: files and modules they name, numbers they repeat, versions."""
 
 import contextlib
 import importlib
@@ -20,7 +20,7 @@ from tests.support.places import ROOT
 SPEC = ModelSpec("small", 3, 2, 8, next_scale([(1, 1), (2, 2), (3, 3), (5, 5), (6, 6)]))
 PAGES = (*list_pages(), "CHANGELOG.md")
 PLACEHOLDERS = ("x", "<name>")
-"""Names of files that stand for one of the reader's."""
+"""Placeholders for names of the reader's own files."""
 
 
 def list_written() -> set[str]:
@@ -82,7 +82,7 @@ def test_the_first_method_of_the_page_on_extending_keeps_to_any_budget() -> None
         assert held.max() > 0.5 * capacity.capacity
 
 
-def test_figures_of_the_readme_stand_in_the_results() -> None:
+def test_figures_of_the_readme_are_in_the_results() -> None:
     results = (ROOT / "docs/results/infinity_tiny.md").read_text().replace("**", "")
     rows = re.findall(r"^\| `(\w+)` \| (.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(rows) > 3
