@@ -20,14 +20,7 @@ Cells = list[dict[str, Any]]
 
 
 class Shown:
-    """What an executed notebook shows.
-
-    Attributes:
-        folder: where it was executed.
-        code: its cells of code.
-        text: everything printed and every last value of a cell.
-        figures: how many it drew.
-    """
+    """What an executed notebook shows: cells of code, printed text and last values, the number of figures."""
 
     def __init__(self, folder: Path, cells: Cells) -> None:
         self.folder = folder

@@ -1,10 +1,9 @@
-"""What a tag sets off: its workflow asks for little, and its notes are the changelog's section."""
+"""What a tag sets off: its workflow may do little, and its notes are the changelog's section."""
 
 import re
 import subprocess
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,24 +14,16 @@ from tests.support.places import ROOT
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A workflow; YAML takes its key `on` for a truth."""
-    values = yaml.safe_load(path.read_text())
-    assert isinstance(values, dict)
-    return values
-
-
 def test_versions_agree() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    changes = (ROOT / "CHANGELOG.md").read_text()
-    released = re.findall(r"^## \[(\d.*?)\] - \d{4}-\d\d-\d\d$", changes, re.MULTILINE)
-    assert kvbench.__version__ == citation["version"] == version == released[0]
+    released = re.search(r"^## \[(\d.*?)\] - \d", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    assert kvbench.__version__ == citation["version"] == version == released
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_may_do_little(path: Path) -> None:
-    workflow = read(path)
+    workflow = yaml.safe_load(path.read_text())
     assert workflow["permissions"] in ({}, {"contents": "read"})
     granted = {
         (name, scope)
@@ -45,15 +36,10 @@ def test_workflows_may_do_little(path: Path) -> None:
 
 
 def test_notes_are_the_section_of_the_version(tmp_path: Path) -> None:
-    steps = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]["build"]["steps"]
+    steps = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["build"]["steps"]
     [script] = [step["run"] for step in steps if step.get("name") == "What is new"]
-    (tmp_path / "CHANGELOG.md").write_text(
-        "# Changelog\n\n## [2.0.0] - x\n\nNew.\n\n## [1.0.0] - y\n\nOld.\n"
-    )
-    subprocess.run(
-        ["bash", "-e", "-c", script],
-        cwd=tmp_path,
-        env={"GITHUB_REF_NAME": "v2.0.0", "PATH": "/usr/bin:/bin"},
-        check=True,
-    )
+    changes = "# Changelog\n\n## [2.0.0] - x\n\nNew.\n\n## [1.0.0] - y\n\nOld.\n"
+    (tmp_path / "CHANGELOG.md").write_text(changes)
+    environment = {"GITHUB_REF_NAME": "v2.0.0", "PATH": "/usr/bin:/bin"}
+    subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, check=True)
     assert (tmp_path / "notes.md").read_text() == "## [2.0.0] - x\n\nNew.\n\n"

@@ -2,7 +2,6 @@
 
 import configparser
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.support.command_line import run_python
 
 PARTS = {"kvbench": "kvbench", "kernels": "kvbench/kernels", "eval": "kvbench/eval", "conf": "kvbench/conf"}
 """Folders of the checkout and where the wheel has them."""
@@ -64,11 +65,7 @@ def test_the_wheel_runs_in_an_empty_directory(wheel: Path, tmp_path: Path) -> No
     module, function = scripts["console_scripts"]["kvbench"].split(":")
     start = f"import {module}; assert {module}.__file__.startswith({str(site)!r}); {module}.{function}()"
     sweep = ["-m", "sweeps=budget", "method=streaming_llm", "budget=0.1", "prompts.count=1", "eval=psnr"]
-    done = subprocess.run(
-        [sys.executable, "-c", start, *sweep],
-        cwd=empty, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(site)},
-    )  # fmt: skip
+    done = run_python(empty, "-c", start, *sweep, PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
     [results] = empty.glob("runs/infinity_tiny/streaming_llm-0.1-*/results.json")
     assert json.loads(results.read_text())["metrics"]["psnr"]["value"] > 20

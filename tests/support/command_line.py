@@ -12,6 +12,8 @@ from tests.support.places import ROOT
 Command = Callable[..., tuple[int, str, str]]
 """Runs the command line in this process; gives exit status, standard output and standard error."""
 
+RUN = str(ROOT / "run.py")
+
 
 def errors(err: str) -> list[str]:
     """What is left of standard error without progress bars."""
@@ -21,13 +23,20 @@ def errors(err: str) -> list[str]:
 
 
 def run_program(folder: Path, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `run.py` to its end in a process of its own with one thread, modules of a folder importable."""
+    """Run `run.py` to its end in a process of its own, modules of a folder importable."""
     modules = os.pathsep.join((str(path or folder), os.environ.get("PYTHONPATH", "")))
-    return subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": modules},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return run_python(folder, RUN, *arguments, PYTHONPATH=modules)
+
+
+def run_python(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end in a folder, with one thread; `variables` change its environment."""
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | variables
+    options = {"cwd": folder, "env": env, "capture_output": True, "text": True}
+    return subprocess.run([sys.executable, *words], timeout=300, **options)
+
+
+def start_python(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
+    """Start Python in a folder, with one thread; both of its outputs come as one."""
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | variables
+    outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, *words], cwd=folder, env=env, **outputs)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from kvbench.cli.config.command import name_base
 from kvbench.cli.config.messages import check_arguments
-from kvbench.cli.sweeps.sweeper import name_base
 from kvbench.cli.tasks.publish import parse_words
 from kvbench.core.config import ConfigError
 from tests.support.places import ROOT

@@ -10,8 +10,9 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
-from kvbench.methods.shared.base import Artifact, Method
+from kvbench.methods.shared.base import Artifact, Method, Observer
 from kvbench.methods.shared.view import View
+from kvbench.runs.calibrate import Observation
 
 D = 8
 
@@ -48,8 +49,14 @@ def tokens_of(
     ]
 
 
+def shown_to(observer: Observer, spec: ModelSpec) -> Method:
+    """A method that shows each layer to an observer, which is prepared here."""
+    observer.prepare(spec)
+    return Observation([observer], spec)
+
+
 def open_cache(
-    method: Method,
+    method: Method | Observer,
     spec: ModelSpec,
     budget: float | str = 1,
     artifact: Artifact | None = None,
@@ -57,8 +64,10 @@ def open_cache(
     dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> KVCache:
-    """A cache of a method that is prepared here."""
-    return KVCache(spec, prepared(method, spec, budget, artifact), dtype=dtype, **options)
+    """A cache of a method, or of an observer, that is prepared here."""
+    shown = isinstance(method, Observer)
+    ready = shown_to(method, spec) if shown else prepared(method, spec, budget, artifact)
+    return KVCache(spec, ready, dtype=dtype, **options)
 
 
 def run(
@@ -184,13 +193,7 @@ def watch(
 
 
 def same_best(kept: Sequence[int], expected: Sequence[int], scores: Tensor) -> None:
-    """Two choices of best slots are equal, up to slots of equal score: the sorted scores of what they chose agree.
-
-    Args:
-        kept: slots, in any order.
-        expected: likewise.
-        scores: [slots].
-    """
+    """Assert that two choices of slots, in any order, are equal up to slots of equal score; scores [slots]."""
     assert len(set(kept)) == len(kept) == len(set(expected)) == len(expected)
     found, wanted = (scores[list(slots)].sort().values for slots in (kept, expected))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
@@ -199,15 +202,9 @@ def same_best(kept: Sequence[int], expected: Sequence[int], scores: Tensor) -> N
 def receive(
     q: Tensor, k: Tensor, held: Sequence[int], queries: Sequence[int], attention: str, scale: float
 ) -> dict[int, float]:
-    """What each held token receives from some tokens' queries, the slow way: a mean; 0 from those before it.
+    """Return the mean that each held token receives from the tokens in `queries`, token by token; 0 from earlier ones.
 
-    Args:
-        q: [query heads that share the keys, positions, D].
-        k: [positions, D].
-        held: positions of the tokens, in order.
-        queries: positions of the queries.
-        attention: `prob` or `logit`, probabilities or scores.
-        scale: factor on q k^T.
+    `q` [query heads that share the keys, positions, D] and `k` [positions, D] give probabilities (`prob`) or logits.
     """
     sums = dict.fromkeys(held, 0.0)
     for head in q:

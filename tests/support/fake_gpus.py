@@ -18,10 +18,7 @@ class Device(NamedTuple):
 
 
 def stand_in(patch: pytest.MonkeyPatch, device: Device, cudnn: int = 92600, flash: str | None = None) -> None:
-    """Answer for a device, a version of cuDNN as torch counts, and the FlashAttention that is active.
-
-    An older torch answers as 2.15 does, whose variable-length attention takes lengths.
-    """
+    """Answer for a device, a version of cuDNN as torch counts, and the active FlashAttention; torch is 2.15."""
     if find_varlen() is None:
         patch.setattr("kvbench.kernels.varlen_attention.find_varlen", lambda: pytest.fail)
         patch.setattr("torch.__version__", "2.15.0")
@@ -30,4 +27,4 @@ def stand_in(patch: pytest.MonkeyPatch, device: Device, cudnn: int = 92600, flas
     patch.setattr("torch.backends.cudnn.version", lambda: cudnn)
     for module in ("fused_attention", "attention_paths"):
         patch.setattr(f"kvbench.kernels.{module}.current_flash_attention_impl", lambda: flash)
-    patch.setattr("kvbench.kernels.fused_attention._refuses_single", lambda: False)
+    patch.setattr("kvbench.kernels.fused_attention._is_single_query_disabled", lambda: False)

@@ -21,19 +21,10 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 class FakeHub:
-    """A Hub that `huggingface_hub` downloads from.
+    """A Hub that `huggingface_hub` downloads from: contents by repository and file, which `cache` receives.
 
-    Args:
-        repos: contents by repository and file.
-        monkeypatch: points the library to it.
-        cache: folder of the library's cache.
-
-    Attributes:
-        online: whether the network is there.
-        breaks_at: a file whose download ends in the middle.
-        ranges: whether it serves parts of files.
-        asked: repositories and revisions that were listed.
-        sent: files that were downloaded, with the bytes of each that were sent.
+    A download of `breaks_at` ends in the middle; without `ranges` no file is served in parts. `asked` has the listed
+    repositories and revisions, `sent` the downloaded files with the number of bytes sent.
     """
 
     def __init__(self, repos: Mapping[str, Mapping[str, bytes]], monkeypatch: Any, cache: Path) -> None:

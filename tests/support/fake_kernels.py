@@ -40,11 +40,7 @@ def attention(
 
 
 def past_attention(
-    q: Tensor,
-    past: Past,
-    scale: float,
-    *,
-    state: tuple[Tensor, Tensor] | None,
+    q: Tensor, past: Past, scale: float, *, state: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
     assert state is not None
     out, lse = attention(q, q, q, past, scale)

@@ -15,13 +15,15 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.core.settings import Settings
-from kvbench.eval.paired.metrics import Psnr
+from kvbench.eval.paired.psnr import Psnr
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.base import Cache, Model
 from kvbench.models.noise import Noise
 from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
 from kvbench.runs.job import Job
+from kvbench.runs.prepare import calibrate_job
+from kvbench.runs.record.folder import RunFolder
 
 WIDTH, HEADS, LAYERS, BITS = 8, 2, 2, 3
 SPEC = ModelSpec("fake", LAYERS, HEADS, WIDTH // HEADS, next_scale([(1, 1), (2, 2), (3, 3), (4, 4)]))
@@ -31,11 +33,7 @@ SPEC = ModelSpec("fake", LAYERS, HEADS, WIDTH // HEADS, next_scale([(1, 1), (2, 
 class Fake(Model):
     """Random transformer over four scales with guidance, sampled bits, and images of 16 x 16 pixels.
 
-    Attributes:
-        salt: which random weights.
-        max_prompts: prompts beyond which memory does not suffice.
-        pause: seconds a batch takes longer than it has to.
-        batches: sizes that were asked for.
+    `salt` chooses the weights, more than `max_prompts` prompts run out of memory, a batch takes `pause` seconds longer.
     """
 
     name: str = "fake"
@@ -123,6 +121,11 @@ def job_in(root: Path, count: int = 10, method: object = None, **more: Any) -> J
             **more,
         }
     )
+
+
+def open_folder(job: Job) -> RunFolder:
+    """Open the folder of a job whose model is loaded."""
+    return execute.open_folder(job, calibrate_job(job))
 
 
 if __name__ == "__main__":

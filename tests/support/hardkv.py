@@ -20,14 +20,9 @@ ASKS, LATEST, KERNEL, MIX = 6, 5, 3, 0.07
 def score_slowly(
     selector: Selector, q: Tensor, k: Tensor, positions: list[int], end: int
 ) -> tuple[Tensor, Tensor]:
-    """Scores of `positions` for each of the last queries as they are and as a selector makes them, [ASKS, slots] each.
+    """Return the last queries' scores of `positions`, raw and as a selector makes them, [ASKS, slots] each.
 
-    Args:
-        selector: what scores are made of.
-        q: [query heads, tokens, 8] of one KV head.
-        k: [tokens, 8] of it.
-        positions: what the head holds.
-        end: tokens so far.
+    `q` [query heads, tokens, 8] belongs to one KV head, whose keys are `k` [tokens, 8], `end` of them so far.
     """
     raw = []
     for asking in range(end - ASKS, end):

@@ -17,7 +17,8 @@ from kvbench.eval.files.store import Arrays
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.protocol.base import Evaluator, Result, evaluate
 from kvbench.eval.protocol.scores import MetricSpec, Score, Status
-from kvbench.eval.spaces.base import ADM, CLEAN, Adm, Clean, Space
+from kvbench.eval.spaces.base import Space
+from kvbench.eval.spaces.inception import ADM, CLEAN, Adm, Clean
 from tests.support.places import ASSETS, GOLDENS
 
 GOLDEN = GOLDENS / "eval"

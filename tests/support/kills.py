@@ -1,8 +1,7 @@
 """A sweep killed at random moments and started again; also a program: `python tests/support/kills.py --kills 50`.
 
-Every attempt is a process of its own, forked from one that has imported everything: SIGKILL ends it wherever it is.
-Once an attempt comes to its end the files are compared with those of a sweep that nobody disturbed, and the next round
-starts with nothing.
+Every attempt is a process of its own, forked from one that has imported everything, and SIGKILL ends it anywhere. The
+files of an attempt that ends are compared with those of an undisturbed sweep, and the next round starts with nothing.
 """
 
 import argparse
@@ -35,14 +34,7 @@ DELAYS = (0.05, 0.95)
 
 @dataclass
 class Report:
-    """What became of the kills.
-
-    Attributes:
-        kills: processes that were killed.
-        rounds: sweeps that came to their end in spite of them.
-        different: files that are not what they are without kills, by round.
-        left: files that nobody knows, of all rounds.
-    """
+    """Counts of killed processes and finished sweeps, files that differ by round, and unknown files left behind."""
 
     kills: int = 0
     rounds: int = 0
@@ -104,14 +96,7 @@ def drop_keys(value: object, names: Collection[str]) -> object:
 
 
 def kill_at_random(root: Path, kills: int, seed: int, tell: Callable[[str], None] = lambda _: None) -> Report:
-    """Disturb a sweep until so many of its processes were killed.
-
-    Args:
-        root: an empty folder.
-        kills: how many.
-        seed: of the moments.
-        tell: gets a line a round.
-    """
+    """Kill processes of a sweep in an empty folder at random moments; `tell` gets a line each round."""
     rng, report = random.Random(seed), Report()
     for name in ("warm", "undisturbed"):  # what is read for the first time takes longer
         began = time.monotonic()
@@ -163,7 +148,7 @@ def prepare() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for name in ("kvbench.cli.tasks.table", "kvbench.report.figures.plots"):
+    for name in ("kvbench.cli.tasks.run", "kvbench.cli.tasks.calibrate", "kvbench.report.figures.plots"):
         importlib.import_module(name)
 
 

@@ -30,10 +30,7 @@ def list_variants() -> tuple[str, ...]:
 
 @cache
 def list_representatives() -> tuple[str, ...]:
-    """One name per class: the name of its module where there is one, otherwise the first.
-
-    Wrappers, and methods that differ from others by their score alone, are variants.
-    """
+    """Return one name per class, that of its module or the first; wrappers and variants of a score are left out."""
     first: dict[type, str] = {}
     own = [name for name in list_methods() if not _differs_little(class_of(name))]
     names = sorted(own, key=lambda name: name not in target_of(name).split("."))

@@ -1,9 +1,7 @@
 """Semantics of a network file system, put between this process and a local folder.
 
-A client of NFS caches what it has learned of a name, also that there is no such file, and what a folder lists: for some
-seconds it sees files of other clients late, their times too, and files that they have removed. Opening a file that it
-knows asks the server. So does a change that the client makes itself, after which it forgets what it knew of that
-folder. Locks are refused.
+A client of NFS caches names, missing files and listings: for some seconds it does not see what other clients wrote or
+removed. Opening a known file asks the server; an own change forgets what was known of the folder. Locks are refused.
 """
 
 import builtins
@@ -37,12 +35,7 @@ class Listing(list[Any]):
 
 
 class Client:
-    """What one client caches of files below a folder.
-
-    Args:
-        root: the folder.
-        seconds: how long.
-    """
+    """What one client caches of files below a folder, for some seconds."""
 
     def __init__(self, root: Path, seconds: float) -> None:
         self.root, self.seconds = root.absolute(), seconds
@@ -128,12 +121,7 @@ def refuse_lock(*_: object) -> None:
 
 @contextmanager
 def network_files(root: Path, seconds: float) -> Iterator[Client]:
-    """Make a folder one of a network file system for this process.
-
-    Args:
-        root: the folder.
-        seconds: how long a client believes what it knows.
-    """
+    """Make a folder one of a network file system for this process, which caches answers for some seconds."""
     client = Client(root, seconds)
     opening = functools.partial(client.open, io.open)
     patches = [

@@ -16,14 +16,7 @@ MARKS = ("needs", "takes", "file")
 
 
 class Block(NamedTuple):
-    """A fenced block of a page.
-
-    Attributes:
-        mark: one of `MARKS`, empty for a block that is executed as it stands.
-        what: what the mark says.
-        language: behind the fence.
-        text: the block.
-    """
+    """A fenced block of a page: its mark (one of `MARKS`, or empty if it is executed), what the mark says, its text."""
 
     mark: str
     what: str

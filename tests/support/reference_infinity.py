@@ -11,10 +11,14 @@ from tests.support.reference import packed
 def tokenizer(name: str) -> BSQ:
     """A reference tokenizer; some files lack the encoder."""
     state, shape = packed(f"{name}.weights")
-    widths = (
-        tuple(shape["base_ch"] * m for m in shape[f"{part}_ch_mult"]) for part in ("encoder", "decoder")
+    widths = {
+        f"{part}_widths": tuple(shape["base_ch"] * m for m in shape[f"{part}_ch_mult"])
+        for part in ("encoder", "decoder")
+    }
+    config = BSQConfig(
+        bits=shape["codebook_dim"], base=shape["base_ch"], **widths, blocks=shape["num_res_blocks"]
     )
-    model = BSQ(BSQConfig(shape["codebook_dim"], shape["base_ch"], *widths, shape["num_res_blocks"]))
+    model = BSQ(config)
     lacking = model.load_state_dict({k: v.float() for k, v in state.items()}, strict=False)
     assert not lacking.unexpected_keys
     assert all(key.startswith("encoder.") for key in lacking.missing_keys)

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kvbench.models.janus.files import clean_janus
-from kvbench.models.janus.prompt import JanusTokens, Marks
+from kvbench.models.janus.prompt import JanusMarks, JanusTokens
 from kvbench.models.janus.transformer import Janus, JanusConfig
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from tests.support.places import GOLDENS
@@ -68,14 +68,9 @@ def tokenizer() -> VQ:
     return filled(VQ(TINY_VQ), own)
 
 
-class Numbers(JanusTokens):
+def read_numbers() -> JanusTokens:
     """A tokenizer of prompts that are token numbers."""
-
-    def __init__(self) -> None:
-        super().__init__(Marks(3, 5, 7))
-
-    def encode(self, prompt: str) -> list[int]:
-        return [int(word) for word in prompt.split()]
+    return JanusTokens(JanusMarks(3, 5, 7), lambda prompt: [int(word) for word in prompt.split()])
 
 
 def prompt_of(kind: str, run: str) -> str:

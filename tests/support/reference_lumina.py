@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
-from kvbench.models.lumina.prompt import LuminaTokens, Marks
+from kvbench.models.lumina.prompt import LuminaMarks, LuminaTokens
 from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from tests.support.places import GOLDENS
@@ -50,21 +50,15 @@ def tokenizer() -> Chameleon:
     return filled(Chameleon(TINY_VQ), {name: tensor.float() for name, tensor in state.items()})
 
 
-class Numbers(LuminaTokens):
-    """A tokenizer of prompts that are token numbers, those of the image's beginning included."""
-
-    def __init__(self) -> None:
-        ids = meta()["ids"]
-        sizes = (ids["size_base"] + 2, ids["size_base"] + 3)
-        super().__init__(
-            Marks(ids["bos"], ids["new_line"], (ids["image_start"], *sizes)), golden()["bpe2img"]
-        )
-
-    def encode(self, prompt: str) -> list[int]:
-        return [int(word) for word in prompt.split()]
+def read_numbers() -> LuminaTokens:
+    """A tokenizer of prompts that are token numbers, with the beginning of the image."""
+    ids = meta()["ids"]
+    sizes = (ids["size_base"] + 2, ids["size_base"] + 3)
+    marks = LuminaMarks(ids["bos"], ids["new_line"], (ids["image_start"], *sizes))
+    return LuminaTokens(marks, golden()["bpe2img"], lambda prompt: [int(word) for word in prompt.split()])
 
 
 def prompt_of(run: str) -> str:
-    """The tokens of a run's prompt, as `Numbers` reads them, with what begins its image."""
+    """The tokens of a run's prompt, as `read_numbers` reads them, with what begins its image."""
     tokens = golden()[f"{run}.prompt"].tolist() + meta()["cases"][run]["forced"]
     return " ".join(map(str, tokens))

@@ -5,7 +5,7 @@ from functools import lru_cache, partial
 import torch
 
 from kvbench.models.var.tokenizer import VQVAE, VQConfig
-from kvbench.models.var.transformer import VAR, VARConfig
+from kvbench.models.var.transformer import VAR, VARConfig, is_rounded
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
 from tests.support.reference_llamagen import formula
@@ -43,3 +43,10 @@ def transformer(kind: str) -> VAR:
     model = VAR(VARConfig(4, 64, 4, SIDES, classes=10, codes=128, channels=8, shared_aln=kind == "shared"))
     model.load_state_dict(golden(f"{kind}.weights"))
     return model.eval().requires_grad_(False)
+
+
+def round_blocks(net: VAR, dtype: torch.dtype) -> None:
+    """Cast the parameters that autocast would cast at every use."""
+    for name, parameter in net.named_parameters():
+        if is_rounded(name):
+            parameter.data = parameter.data.to(dtype)

@@ -27,14 +27,9 @@ def write_run(
     kind: str = "images",
     values: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
 ) -> Path:
-    """Write a run's folder.
+    """Write a run's folder: of each sample its prompt, metadata and file, and values per sample.
 
-    Args:
-        runs_dir: where.
-        run: its results.
-        samples: prompt, metadata and file of each.
-        kind: images or texts.
-        values: by the stem of a file under metrics/, columns of values per sample.
+    `values` has columns by the stem of a file under metrics/.
     """
     folder = runs_dir / run.model / run.run
     (folder / kind).mkdir(parents=True)

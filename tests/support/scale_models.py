@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
 from kvbench.models.base import TextFeatures
-from kvbench.models.infinity.loop import generate as draw_bits
+from kvbench.models.infinity.loop import draw_bit_scales
 from kvbench.models.infinity.sampling import Sampling
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.noise import PromptNoise
-from kvbench.models.var.loop import generate as draw_codes
+from kvbench.models.var.loop import draw_token_scales
 from kvbench.models.var.sampling import VARSampling
 from kvbench.models.var.tokenizer import VQVAE, VQConfig
 from kvbench.models.var.transformer import VAR, VARConfig
@@ -38,7 +38,7 @@ def infinity() -> Draw:
     transformer = Infinity(
         InfinityConfig(2, 32, 2, 1, 4, text_width=128, text_maxlen=8, rope_grid=(4, 4), levels=4, hidden=64)
     )
-    tokenizer = BSQ(BSQConfig(4, 32, (32,), (32,), blocks=1))
+    tokenizer = BSQ(BSQConfig(bits=4, base=32, encoder_widths=(32,), decoder_widths=(32,), blocks=1))
     at_random(transformer, tokenizer)
 
     def draw(cache: KVCache, prompts: int, seed: int) -> Tensor:
@@ -46,7 +46,7 @@ def infinity() -> Draw:
         lengths = tuple(int(n) for n in torch.randint(1, 9, (prompts,), generator=generator))
         text = TextFeatures(torch.randn(sum(lengths), 128, generator=generator), lengths)
         noise = PromptNoise(seed, range(prompts))
-        return draw_bits(transformer, tokenizer, text, SEGMENTS, cache, noise, Sampling())
+        return draw_bit_scales(transformer, tokenizer, text, SEGMENTS, cache, noise, Sampling())
 
     return draw
 
@@ -60,7 +60,7 @@ def var() -> Draw:
 
     def draw(cache: KVCache, prompts: int, seed: int) -> Tensor:
         labels = torch.arange(prompts) + seed % 3
-        return draw_codes(
+        return draw_token_scales(
             transformer, tokenizer, labels, cache, PromptNoise(seed, range(prompts)), VARSampling()
         )
 

@@ -34,13 +34,7 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def shrink(name: str, *more: str, **shape: object) -> tuple[str, ...]:
-    """Overrides that make a next-token model of `conf/model` small, its weights random.
-
-    Args:
-        name: of the model.
-        more: other overrides.
-        shape: settings of the transformer.
-    """
+    """Return overrides that make a next-token model of `conf/model` small, its weights random."""
     usual = {"depth": 2, "width": 32, "heads": 4, "kv_heads": 2, "head_dim": 16, "hidden": 64}
     settings = [f"model.transformer.{key}={value}" for key, value in (usual | shape).items()]
     return (f"model={name}", "model.weights=random", *settings, *more)

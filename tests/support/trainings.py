@@ -30,15 +30,9 @@ def check_resumed(
     folder: Path,
     rate: Callable[[int], float] | None = None,
 ) -> None:
-    """Run six steps at once, and again cut off before the last; in the end every parameter has moved.
+    """Train six steps at once, and again cut off before the last; in the end every parameter has moved.
 
-    Args:
-        monkeypatch: takes a checkpoint every second step.
-        make: makes the network to train.
-        draw: draws the arguments of a step.
-        recipe: of six steps.
-        folder: of the checkpoint files.
-        rate: see `fit_transformer`.
+    `draw` gives the arguments of a step, and every second step takes a checkpoint.
     """
     monkeypatch.setattr("kvbench.training.loop.CHECKPOINT_EVERY", 2)
 

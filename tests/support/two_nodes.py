@@ -8,7 +8,6 @@ import argparse
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +20,8 @@ from pathlib import Path
 from kvbench.cli.sweeps.jobs import read_entries
 from kvbench.cli.workers.log import WorkerLog, read_logs
 from tests.support import slurm
+from tests.support.command_line import RUN, run_python
 from tests.support.kills import read_files
-from tests.support.places import ROOT
 
 SWEEP = ("method=random,heatkv", "budget=0.1", "batch_size=1", "calibrate.count=2", "eval=[psnr]")
 """Two methods, one of them calibrated, and their reference."""
@@ -32,15 +31,7 @@ PATIENCE = 300.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the kills.
-
-    Attributes:
-        kills: workers that were killed.
-        workers: processes that worked.
-        different: files that are not those of one process.
-        drawn: samples that workers finished, by their logs.
-        samples: samples of the sweep.
-    """
+    """Killed workers, all workers, files unlike those of one process, samples by the logs, samples of the sweep."""
 
     kills: int
     workers: int
@@ -51,15 +42,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Two nodes with room for a worker each.
+    """Two nodes for a worker each; `revive` starts a killed worker again, given its Slurm job, if it has one."""
 
-    Attributes:
-        words: of the command line that submit two workers.
-        environment: of commands that submit.
-        revive: has a worker that was killed started again, by the Slurm job that it was, if it was one.
-    """
-
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # which submit two workers
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     revive: Callable[[str | None], None] = lambda job: None
 
@@ -98,16 +83,9 @@ CLUSTERS: Mapping[str, Callable[[], AbstractContextManager[Cluster]]] = {
 }
 
 
-def run_command(folder: Path, *words: str, environment: Mapping[str, str] = os.environ) -> str:
+def run_command(folder: Path, *words: str, environment: Mapping[str, str] = {}) -> str:
     """Run kvbench in a folder; gives what it printed."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), *words],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    done = run_python(folder, RUN, *words, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -146,14 +124,7 @@ def kill(log: WorkerLog) -> str | None:
 def kill_workers(
     folder: Path, start: Callable[[], AbstractContextManager[Cluster]], kills: int, samples: int
 ) -> Outcome:
-    """Have two workers on two nodes do a sweep, and kill one of them again and again.
-
-    Args:
-        folder: an empty one.
-        start: of the nodes.
-        kills: how often at most; less often if the sweep is finished before.
-        samples: of a run.
-    """
+    """Have two workers on two nodes do a sweep, and kill one again and again, `kills` times at most."""
     together, alone = folder / "together", folder / "alone"
     together.mkdir()
     alone.mkdir()

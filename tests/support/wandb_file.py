@@ -21,15 +21,7 @@ START, ENDS = 7, (1, 4)
 
 @dataclass(frozen=True)
 class Entry:
-    """A run as W&B will have it.
-
-    Attributes:
-        run: the message that tells id, group, job type and tags.
-        config: its configuration.
-        history: values of each step, dotted where they nest.
-        files: folder of media.
-        staged: by the name that a table knows it by, where a file waits to be uploaded.
-    """
+    """A run as W&B will have it: its message, configuration, values of each step, media, and staged files by name."""
 
     run: Any
     config: dict[str, Any]
