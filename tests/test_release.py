@@ -1,4 +1,4 @@
-"""What a tag sets off: its workflow may do little, and its notes are the changelog's section."""
+"""Release: least permissions of workflows, and notes from the changelog's section."""
 
 import re
 import subprocess

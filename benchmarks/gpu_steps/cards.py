@@ -56,7 +56,7 @@ def compare_cards(machine: Machine) -> Figures:
 
 
 def share_run(machine: Machine) -> Figures:
-    """Let two processes, each on its card, share a run; the images must equal those of a run of one process."""
+    """Share a run between two processes, each on its card, and compare its images with a single process's."""
 
     def share(words: list[str]) -> None:
         shards = [[*words, f"shard.index={number}", "shard.count=2"] for number in range(2)]

@@ -42,7 +42,7 @@ Model = InfinityModel | VARModel | NextTokenModel[Any]
 
 
 def prepare(overrides: Sequence[str]) -> tuple[Model, Method]:
-    """Return a model without weights and a method with a random calibration; overrides are those of `run.py`."""
+    """Return a model without weights and a method with a random calibration; it takes the overrides of `run.py`."""
     settings = composed([*overrides, "model.weights=random"])
     model = built(settings["model"])
     return model, prepare_method(model.spec, settings["budget"], overrides)

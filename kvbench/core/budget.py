@@ -64,7 +64,7 @@ class Budget:
     def parse_bytes(cls, value: float | int | str, spec: ModelSpec, token_bytes: int | Fraction) -> "Budget":
         """Parse a fraction in (0, 1] of the bytes of the full cache in 16 bits or, above 1, whole bytes per sequence.
 
-        With 16-bit keys and values, the capacity equals that of the same fraction of tokens; with 32 bits it is half.
+        With 16-bit keys and values, the capacity is the same as for that fraction of tokens; with 32 bits, half.
         It is at most the full cache.
 
         >>> from kvbench.core.segments import next_scale

@@ -111,7 +111,7 @@ class Repetitions:
         self._recorded: dict[Hashable, Recording] = {}
 
     def hold(self, value: T) -> T:
-        """Copy tensors into those of the first value of the same shapes, and return that value."""
+        """Copy tensors into the first value of the same shapes, and return that value."""
         tensors = [*list_tensors(value)]
         key = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
         first: T = self._held.setdefault(key, value)

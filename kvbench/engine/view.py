@@ -1,6 +1,6 @@
 """The view that a method gets of one layer right after a segment ran.
 
-`View` documents each method; letters of shapes are those of `engine/layer.py`.
+`View` documents each method; `engine/layer.py` has the legend of shapes.
 """
 
 from collections.abc import Sequence

@@ -151,7 +151,7 @@ class Job:
         if self.bounded is not None:
             return self.bounded.reference
         method = {"_target_": f"{Full.__module__}.{Full.__qualname__}"}
-        # 16 and 32 bits have a reference each; low-bit storage has that of `auto`.
+        # 16 and 32 bits have a reference each; low-bit storage shares the reference of `auto`.
         dtype = self.settings.cache_dtype
         if dtype in CODE_DTYPES or self.method.uses.precisions:
             dtype = "auto"

@@ -1,4 +1,4 @@
-"""What tests of the documentation share."""
+"""Fixtures of the documentation's tests."""
 
 import sys
 from collections.abc import Iterator

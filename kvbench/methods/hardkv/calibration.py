@@ -15,7 +15,7 @@ from torch import Tensor
 from kvbench.methods.shared.select import softmax_seen
 
 Calibration = Literal["none", "bisection", "gradient", "official"]
-"""How a head's temperature is found: none (1), Algorithm 2, Algorithm 1, or as in the released code.
+"""Calibration of a head's temperature: none (1), Algorithm 2, Algorithm 1, or as in the released code.
 
 The released solver optimises a tensor that its loss does not use, so its result is always 0.5.
 """

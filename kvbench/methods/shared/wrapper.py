@@ -20,7 +20,8 @@ from kvbench.methods.shared.view import View
 class Wrapper(Scored):
     """Do what another method does, except for what a subclass overrides, such as `select_slots`.
 
-    Sinks, branches, `refresh` and `ema` are the base's.
+    Sinks, branches, `refresh` and `ema` are the base's. The base observes and scores; a subclass that updates its own
+    state overrides `ranked_if_full`, because the cache does not call the wrapper's `observe`.
 
     Attributes:
         base: the inner method, which has scores and keeps the contents of slots.

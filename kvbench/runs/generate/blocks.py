@@ -24,8 +24,8 @@ def generate(job: Job, folder: RunFolder, cache: KVCache, budget: Budget) -> boo
     """Generate the missing blocks of this shard; return whether all samples of the run exist.
 
     Processes that share a run take different blocks. A job that waits for others comes back to their blocks at the end
-    and takes over those of a process that died. Out of memory, a process halves the prompts that it draws at a time. A
-    block is saved while the next one is drawn, and stays claimed until it is saved. `budget` is the method's.
+    and takes over the blocks of a process that died. Out of memory, a process halves the prompts that it draws at a
+    time. A block is saved while the next one is drawn, and stays claimed until it is saved. `budget` is the method's.
 
     Raises:
         Busy: the context of a block refuses it.
