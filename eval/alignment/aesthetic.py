@@ -49,6 +49,7 @@ class Aesthetic(Evaluator):
     network: Weight = OPENAI_VIT_L_14
     name: ClassVar[str] = "iqa"
     protocol: ClassVar[str] = "laion-aesthetic-v2"
+    meta_keys: ClassVar[tuple[str, ...]] = ()
     packages: ClassVar[tuple[str, ...]] = PACKAGES
     metrics: ClassVar[Mapping[str, MetricSpec]] = {METRIC: MetricSpec("higher", digits=3)}
 

@@ -105,6 +105,7 @@ class Dpg(PartedEvaluator):
     table: Weight = DPG_CSV
     name: ClassVar[str] = "dpg"
     required_meta: ClassVar[str] = "item_id"
+    meta_keys: ClassVar[tuple[str, ...]] = ("item_id",)
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=2)
     part_names: ClassVar[tuple[str, ...]] = CATEGORIES
 
@@ -112,6 +113,10 @@ class Dpg(PartedEvaluator):
     def weights(self) -> tuple[Weight | Snapshot, ...]:
         """File of questions and files of the model."""
         return (replace(self.table, path=self.questions), *self.vqa.weights)
+
+    def list_references(self, run: Path) -> Mapping[str, Path | None]:
+        """Return the file of questions."""
+        return {"questions": replace(self.table, path=self.questions).find()}
 
     @property
     def protocol(self) -> str:

@@ -18,7 +18,7 @@ from kvbench.eval.protocol.official import group_images, require_results
 from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_parts
 
 METRIC = "dpg[official]"
-FOLDER = "dpg_official"
+FOLDER, RESULTS = "dpg_official", "results.txt"
 MAX_IMAGES = 4
 """Number of images of an item that the program reads: it cuts one picture into quarters."""
 LINE = re.compile(r"(?P<path>.+\.png), (?P<scores>[0-9.e+-]+(?:, [0-9.e+-]+)+)")
@@ -45,15 +45,20 @@ class DpgOfficial(Evaluator):
     scores: bool = False
     name: ClassVar[str] = "dpg"
     protocol: ClassVar[str] = "official"
+    meta_keys: ClassVar[tuple[str, ...]] = ("item_id",)
     metrics: ClassVar[Mapping[str, MetricSpec]] = with_parts(
         METRIC, MetricSpec("higher", digits=2), CATEGORIES
     )
+
+    def list_references(self, run: Path) -> Mapping[str, Path | None]:
+        """Return the output of the program, if it is read."""
+        return {"scores": run / FOLDER / RESULTS} if self.scores else {}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Export the images or import their scores; reference and device are not used."""
         items = group_images(images, read_items(images))
         folder = images.folder.resolve() / FOLDER
-        path = folder / "results.txt"
+        path = folder / RESULTS
         side, count = check_layout(images, items)
         command = (
             f"in ELLA's environment run: python dpg_bench/compute_dpg_bench.py --image-root-path {folder / 'images'} "

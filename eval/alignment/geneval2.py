@@ -39,6 +39,7 @@ class GenEval2(SoftTifa):
     judge: VlmJudge = field(default_factory=VlmJudge)
     unique: bool = False
     required_meta: ClassVar[str] = "vqa_list"
+    meta_keys: ClassVar[tuple[str, ...]] = KEYS
     part_names: ClassVar[tuple[str, ...]] = (*(f"atoms-{number}" for number in range(3, 11)), *SKILLS)
 
     @property

@@ -67,6 +67,7 @@ class Hps(PromptScore):
     name: ClassVar[str] = "hpsv2"
     protocol: ClassVar[str] = "v2.1"
     packages: ClassVar[tuple[str, ...]] = PACKAGES
+    meta_keys: ClassVar[tuple[str, ...]] = ("style",)
     metrics: ClassVar[Mapping[str, MetricSpec]] = with_parts(
         "hpsv2.1", MetricSpec("higher", digits=2), STYLES
     )

@@ -19,7 +19,7 @@ from kvbench.eval.protocol.base import Evaluator, Result, make_result, read_meta
 from kvbench.eval.protocol.official import group_images, read_table, require_results
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, mean_score, share_score
 
-FOLDER = "oneig"
+FOLDER, RESULTS = "oneig", "results"
 MODEL = "kvbench"
 """Name of the image folders and of the column in the program's tables."""
 CLASSES = ("anime", "human", "object", "text", "reasoning")
@@ -79,15 +79,20 @@ class OneIg(Evaluator):
     name: ClassVar[str] = "oneig"
     protocol: ClassVar[str] = "official"
     required_meta: ClassVar[str] = "oneig_id"
+    meta_keys: ClassVar[tuple[str, ...]] = ("oneig_class", "oneig_id")
     metrics: ClassVar[Mapping[str, MetricSpec]] = {
         f"oneig_{part}[official]": MetricSpec("higher", digits=3) for part in PARTS
     }
+
+    def list_references(self, run: Path) -> Mapping[str, Path | None]:
+        """Return the folder of the program's tables, if they are read."""
+        return {"scores": run / FOLDER / RESULTS} if self.scores else {}
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Export the images or import their scores; reference and device are not used."""
         prompts = group_prompts(samples)
         folder = samples.folder.resolve() / FOLDER
-        path = folder / "results"
+        path = folder / RESULTS
         command = (
             f'in run_overall.sh of OneIG-Benchmark set MODE=EN, IMAGE_DIR="{folder / "images"}", '
             f'MODEL_NAMES=("{MODEL}") and IMAGE_GRIDS=("{read_grid(prompts)}"), run it in its environment, copy '

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ class PromptScore(Evaluator):
 
     path: str | None = None
     batch: int = setting(32, 1)
+    meta_keys: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:

@@ -18,7 +18,7 @@ from kvbench.eval.protocol.base import PartedEvaluator, Result, make_result, rea
 from kvbench.eval.protocol.official import group_images, read_table, require_results
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, share_score
 
-FOLDER = "unigenbench"
+FOLDER, RESULTS = "unigenbench", "results.csv"
 PER_PROMPT = 4
 DIMENSIONS = (
     *("Style", "World Knowledge", "Attribute", "Action", "Relationship", "Compound", "Grammar"),
@@ -46,6 +46,7 @@ class UniGenBench(PartedEvaluator):
     scores: bool = False
     name: ClassVar[str] = "unigenbench"
     required_meta: ClassVar[str] = "unigenbench_index"
+    meta_keys: ClassVar[tuple[str, ...]] = ("unigenbench_index",)
     spec: ClassVar[MetricSpec] = MetricSpec("higher", "points", digits=2)
     part_names: ClassVar[tuple[str, ...]] = DIMENSIONS
 
@@ -54,11 +55,15 @@ class UniGenBench(PartedEvaluator):
         """Name of the judge."""
         return self.judge
 
+    def list_references(self, run: Path) -> Mapping[str, Path | None]:
+        """Return the table of the program, if it is read."""
+        return {"scores": run / FOLDER / RESULTS} if self.scores else {}
+
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Export the images or import the answers; reference and device are not used."""
         names = layout(samples)
         folder = samples.folder.resolve() / FOLDER
-        path = folder / "results.csv"
+        path = folder / RESULTS
         command = (
             f"in UniGenBench's environment run one of its eval/*_en_eval.py with --data_path {folder / 'images'}, and "
             f"copy the table that it writes (results/images_en.csv) to {path}"

@@ -1,6 +1,7 @@
 """Base classes of metrics that compare two distributions of features."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -81,6 +82,12 @@ class ToDataset(Comparison):
     def default(self) -> Weight:
         """File of the dataset if `statistics` is null."""
         return REFERENCE_BATCH if self.space.reference_names else find_statistics(self.space.name)
+
+    def list_references(self, run: Path) -> Mapping[str, Path | None]:
+        """Return the file or folder of the dataset."""
+        if self.statistics is not None:
+            return {"statistics": resolve_path(self.statistics)}
+        return {"statistics": self.default.find()}
 
     def dataset(self) -> Path:
         """Return the file or folder of the dataset."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from kvbench.core import checkpoint
 from kvbench.core.files import hash_content
 from kvbench.eval.distribution.frechet import moments
+from kvbench.eval.files.digests import hash_files_at
 from kvbench.eval.files.image_folder import SUFFIXES
 from kvbench.eval.files.images import ImageSet, find_flaw
 from kvbench.eval.files.samples import Sample, map_in_threads
@@ -71,7 +72,7 @@ class DatasetError(ValueError):
 
 
 class Pictures(ImageSet):
-    """Images directly in a folder, sorted by name and converted to RGB.
+    """Images directly in a folder without hidden files, sorted by name and converted to RGB.
 
     Raises:
         DatasetError: there are no images, or one is damaged, has transparency or more than 8 bits per channel.
@@ -79,12 +80,13 @@ class Pictures(ImageSet):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+        hashes = hash_files_at(folder)
+        self.paths = [folder / name for name in hashes if Path(name).suffix.lower() in SUFFIXES]
         if not self.paths:
             raise DatasetError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
         self.indices = list(range(len(self.paths)))
         self.samples = dict(enumerate(map_in_threads(self._check, self.indices)))
-        self.digest = hash_content("".join(f"{path.name} {file_sha256(path)}\n" for path in self.paths))
+        self.digest = hash_content("".join(f"{path.name} {hashes[path.name]}\n" for path in self.paths))
 
     def image(self, index: int) -> NDArray[np.uint8]:
         """Return the pixels uint8 [H, W, 3] of an image."""

@@ -1,5 +1,6 @@
 """FID on MJHQ-30K (Li et al., arXiv:2402.17245), on all images and by category."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -39,6 +40,7 @@ class FidMjhq(PartedEvaluator, SpaceEvaluator):
     folder: str | None = None
     name: ClassVar[str] = "fid_mjhq"
     required_meta: ClassVar[str] = "category"
+    meta_keys: ClassVar[tuple[str, ...]] = ("category",)
     spec: ClassVar[MetricSpec] = MetricSpec("lower", digits=2)
     part_names: ClassVar[tuple[str, ...]] = CATEGORIES
 
@@ -52,6 +54,11 @@ class FidMjhq(PartedEvaluator, SpaceEvaluator):
         """File of the network and, if it is missing, the folder."""
         real = Weight(FOLDER, how=REMEDY, path=self.folder)
         return (self.space.weight,) if self._find() else (self.space.weight, real)
+
+    def list_references(self, run: Path) -> Mapping[str, Path | None]:
+        """Return the folder of each category."""
+        root = self._find()
+        return {f"folder/{kind}": None if root is None else root / kind for kind in CATEGORIES}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Compare the run with the real images of its categories; the jackknife leaves out samples of the run."""

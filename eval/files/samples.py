@@ -3,9 +3,10 @@
 import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from kvbench.core.files import hash_content, name_sample
 
@@ -99,6 +100,12 @@ class SampleSet:
         """Whether prompts were rewritten for the model."""
         return any(REWRITTEN_FROM in sample.meta for sample in self.samples.values())
 
+    def with_metadata(self, metadata: Sequence[dict[str, object]]) -> Self:
+        """Return the same samples with the metadata of each index in place of the recorded metadata."""
+        other = copy(self)
+        other.samples = {i: replace(sample, meta=metadata[i]) for i, sample in self.samples.items()}
+        return other
+
     def meta(self, index: int) -> dict[str, object]:
         """Return the metadata of a sample's prompt."""
         return self.samples[index].meta
@@ -168,11 +175,13 @@ def read_samples(path: Path) -> dict[int, Sample]:
     if not path.is_file():
         raise SampleSetError(f"{path} is missing: one JSON line per sample with index, seed, prompt, sha256")
     samples: dict[int, Sample] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    records = _parse_lines(lines)
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(line) if records is None else records[number - 1]
             sample = Sample(
                 int(record["index"]),
                 int(record["seed"]),
@@ -187,13 +196,23 @@ def read_samples(path: Path) -> dict[int, Sample]:
                 f"{path}, line {number}: {type(error).__name__} {error}; needed: index, seed, prompt, sha256"
             ) from error
         # A block that was interrupted and repeated may appear twice, with the same content.
-        if samples.setdefault(sample.index, sample) != sample:
+        known = samples.setdefault(sample.index, sample)
+        if known is not sample and known != sample:
             raise SampleSetError(
                 f"{path}, line {number}: index {sample.index} appears twice, with different content"
             )
     if not samples:
         raise SampleSetError(f"{path} holds no samples")
     return samples
+
+
+def _parse_lines(lines: Sequence[str]) -> list[Any] | None:
+    """Return the values of lines, parsed at once, which takes a third of the time; None if a line is no value."""
+    try:
+        values = json.loads(f"[{','.join(lines)}]")
+    except ValueError:
+        return None
+    return values if len(values) == len(lines) else None
 
 
 def _some(items: Sequence[int] | Sequence[str]) -> str:

@@ -194,13 +194,13 @@ def fetched_path(weight: Weight | Snapshot) -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, cached until its size or modification time changes."""
+    """Return the SHA-256 of a file, cached until its size or times change."""
     status = path.stat()
-    return _hash(path, status.st_size, status.st_mtime_ns)
+    return _hash(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @lru_cache
-def _hash(path: Path, size: int, modified: int) -> str:  # noqa: ARG001 - size and time are part of the key
+def _hash(path: Path, size: int, *times: int) -> str:  # noqa: ARG001 - size and times are part of the key
     return hash_path(path)
 
 

@@ -19,7 +19,7 @@ from kvbench.eval.geneval.score import (
 from kvbench.eval.protocol.base import Result, make_result
 from kvbench.eval.protocol.official import group_images, require_results
 
-FOLDER = "geneval_official"
+FOLDER, RESULTS = "geneval_official", "results.jsonl"
 LINE_KEYS = ("tag", "include", "exclude", "prompt")
 
 Place = tuple[str, str]
@@ -47,11 +47,15 @@ class GenEvalOfficial(GenEvalMetrics):
         """Return the evaluator, renamed if the prompts were rewritten."""
         return replace(self, protocol=self.protocol + REWRITTEN_SUFFIX) if images.rewritten else self
 
+    def list_references(self, run: Path) -> Mapping[str, Path | None]:
+        """Return the verdicts of the program, if they are read."""
+        return {"verdicts": run / FOLDER / RESULTS} if self.verdicts else {}
+
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Export the images or import their verdicts; reference and device are not used."""
         tags = read_tags(images)
         places = layout(images)
-        path = images.folder.resolve() / FOLDER / "results.jsonl"
+        path = images.folder.resolve() / FOLDER / RESULTS
         command = (
             f"in GenEval's environment run: python evaluation/evaluate_images.py {path.parent} --outfile {path} "
             "--model-path <folder of the detector>"

@@ -86,6 +86,7 @@ class GenEvalMetrics(PartedEvaluator):
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3, strata=TAG)
     part_names: ClassVar[tuple[str, ...]] = (*TASKS, "correct_prompts")
     required_meta: ClassVar[str] = TAG
+    meta_keys: ClassVar[tuple[str, ...]] = (TAG, "include", "exclude")
 
     def check_meta(self, meta: Mapping[str, object]) -> None:
         """Check that a prompt's metadata is a GenEval line."""

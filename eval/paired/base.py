@@ -30,6 +30,7 @@ class PairedScore(Evaluator):
 
     batch: int = setting(8, 1)
     needs_reference: ClassVar[bool] = True
+    meta_keys: ClassVar[tuple[str, ...]] = ()
     min_side: ClassVar[tuple[int, str]] = (0, "")
 
     @abstractmethod

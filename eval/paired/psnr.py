@@ -29,6 +29,7 @@ class Psnr(Evaluator):
     name: ClassVar[str] = "psnr"
     protocol: ClassVar[str] = "uint8"
     needs_reference: ClassVar[bool] = True
+    meta_keys: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[Mapping[str, MetricSpec]] = {
         "psnr": MetricSpec("higher", "dB", digits=2),
         "psnr_mean_mse": MetricSpec("higher", "dB", digits=2),

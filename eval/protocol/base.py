@@ -108,12 +108,16 @@ class Evaluator(Component, ABC):
         needs_reference: whether samples are compared with a reference set, one by one.
         reads: kind of the samples, `images` or `texts`.
         required_meta: metadata key that every prompt needs; None if no key is needed.
+        revision: increased when the same settings give other scores than before, so that old scores are not reused.
+        meta_keys: metadata keys that scores depend on; None counts all metadata, so that no change is missed.
     """
 
     name: ClassVar[str]
+    revision: ClassVar[int] = 0
     needs_reference: ClassVar[bool] = False
     reads: ClassVar[str] = ImageSet.kind
     required_meta: ClassVar[str | None] = None
+    meta_keys: ClassVar[tuple[str, ...] | None] = None
 
     @property
     @abstractmethod
@@ -128,6 +132,13 @@ class Evaluator(Component, ABC):
     def adapt(self, samples: Any) -> "Evaluator":
         """Return the evaluator for these samples, with other metric names if the samples require them."""
         return self
+
+    def list_references(self, run: Path) -> Mapping[str, Path | None]:
+        """Return what scores depend on beside samples, metadata and networks: files, or folders of files, by name.
+
+        A missing one is None, or a path that does not exist. `run` is the folder of the scored run.
+        """
+        return {}
 
     def check_meta(self, meta: Mapping[str, object]) -> None:
         """Check one prompt's metadata before generation; not called if no prompt has `required_meta`.

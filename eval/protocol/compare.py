@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.eval.files.samples import SampleSetError, read_samples
+from kvbench.eval.files.samples import Sample, SampleSetError, read_samples
 from kvbench.eval.protocol.intervals import Interval, bootstrap, combine_strata
 from kvbench.eval.protocol.records import read_fields
 from kvbench.eval.protocol.scores import (
@@ -23,6 +23,7 @@ from kvbench.eval.protocol.scores import (
 )
 from kvbench.eval.protocol.shares import change_interval
 
+RECORDS = "samples.jsonl"
 Rows = Mapping[int, Mapping[str, Any]]
 """Values by column for each sample index."""
 
@@ -66,13 +67,33 @@ def compare_runs(ours: Path, theirs: Path) -> dict[str, Metric]:
 
 def read_shared_prompts(ours: Path, theirs: Path) -> dict[int, str]:
     """Return the prompt of each sample by index; a SampleSetError if the runs have different samples."""
-    first, second = read_samples(ours / "samples.jsonl"), read_samples(theirs / "samples.jsonl")
-    for index in sorted(first.keys() | second.keys()):
-        sides = [(one.seed, one.prompt) if (one := side.get(index)) else None for side in (first, second)]
-        if sides[0] != sides[1]:
-            both = f"sample {index} is {sides[0]} and {sides[1]}"
-            raise SampleSetError(f"{ours} and {theirs} cannot be compared: {both}")
+    first, second = (read_samples(folder / RECORDS) for folder in (ours, theirs))
+    check_same_samples(f"{ours} and {theirs}", first, second)
     return {index: sample.prompt for index, sample in first.items()}
+
+
+def check_same_samples(
+    names: str, ours: Mapping[int, Sample], theirs: Mapping[int, Sample], *, same_seeds: bool = True
+) -> None:
+    """Check that two runs have the same samples: index, prompt and, if `same_seeds`, seed.
+
+    Args:
+        names: names of both runs, for the error.
+        ours: samples of one run by index.
+        theirs: samples of the other run.
+        same_seeds: whether the seeds must be equal.
+
+    Raises:
+        SampleSetError: the runs have different samples; the message has the first difference.
+    """
+
+    def describe(sample: Sample | None) -> object:
+        return sample and ((sample.seed, sample.prompt) if same_seeds else sample.prompt)
+
+    for index in sorted(ours.keys() | theirs.keys()):
+        sides = [describe(side.get(index)) for side in (ours, theirs)]
+        if sides[0] != sides[1]:
+            raise SampleSetError(f"{names} cannot be compared: sample {index} is {sides[0]} and {sides[1]}")
 
 
 def read_evaluator_results(path: Path) -> EvaluatorResults:

@@ -1,31 +1,36 @@
-"""Means over runs that differ in a random choice, such as a calibration, with intervals over prompts and choices.
+"""Means over runs that differ in a random choice, such as a seed or a calibration.
 
-All runs have the same prompts, so prompts and runs are crossed: a value is the sum of the mean, effects of its
-prompt and run, and a residual. The variance of the mean comes from the mean squares of the two-way analysis of
-variance (Searle, Casella and McCulloch, Variance Components, 1992), its degrees of freedom from Satterthwaite
-(Biometrics Bulletin 2, 1946), as for several readers of the same cases (Hillis, Statistics in Medicine 26, 2007).
-
-For five runs, a bootstrap of prompts and runs (Owen, Annals of Applied Statistics 1, 2007) is too narrow if runs
-differ. A two-way cluster-robust error with one degree of freedom less than the number of runs (Cameron, Gelbach and
-Miller, Journal of Business and Economic Statistics 29, 2011) is too wide if prompts differ more.
+All runs have the same prompts, and the intervals are over prompts and choices (`kvbench.eval.protocol.two_way`).
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
 import numpy as np
 
+from kvbench.eval.files.samples import read_samples
 from kvbench.eval.protocol.compare import (
+    RECORDS,
     EvaluatorResults,
+    check_same_samples,
     compare_values,
     read_evaluator_results,
-    read_shared_prompts,
 )
-from kvbench.eval.protocol.intervals import Floats, Interval, find_quantile, number_clusters
+from kvbench.eval.protocol.intervals import (
+    Floats,
+    Interval,
+    combine_strata,
+    number_clusters,
+)
+from kvbench.eval.protocol.ranges import Range, find_range
 from kvbench.eval.protocol.scores import Metric, Score, make_metric, with_interval
-from kvbench.eval.protocol.shares import wilson_interval
+from kvbench.eval.protocol.shares import change_interval
+from kvbench.eval.protocol.two_way import cross_interval, prompts_interval, runs_interval, sum_clusters
+
+Choice = Sequence[Hashable]
+"""Random choices of a run, such as the seeds of its noise and of its calibration."""
 
 
 @dataclass(frozen=True)
@@ -33,62 +38,200 @@ class Crossed:
     """A metric over several runs.
 
     Attributes:
-        mean: mean over the runs with an interval over prompts and runs, which needs values of samples or replicates.
+        mean: mean over the runs with an interval over prompts and runs, which needs values of samples, replicates or
+            three runs.
         between: standard deviation between runs without the contribution of prompts; None without an interval.
+        df: degrees of freedom of the interval; None without one.
+        prompts_only: whether the interval is over prompts alone, as the one over prompts and runs is wider than the
+            metric's range (`kvbench.eval.protocol.ranges`).
     """
 
     mean: Metric
     between: float | None
+    df: float | None = None
+    prompts_only: bool = False
 
 
-def cross_runs(folders: Sequence[Path], against: Path | None = None) -> dict[str, Crossed]:
+@dataclass(frozen=True)
+class _Runs:
+    """Records of an evaluator in several runs.
+
+    Attributes:
+        records: results of each run.
+        bases: results of the run that is subtracted from each, or nothing.
+        prompts: prompt of each sample by index.
+        choices: random choices of each run.
+    """
+
+    records: Sequence[EvaluatorResults]
+    bases: Sequence[EvaluatorResults | None]
+    prompts: Mapping[int, str]
+    choices: Sequence[Choice]
+
+    @property
+    def are_differences(self) -> bool:
+        """Whether values of another run are subtracted."""
+        return self.bases[0] is not None
+
+    def find_limits(self, name: str) -> Range | None:
+        """Return the range of a metric, or of its differences."""
+        limits = find_range(name)
+        if limits is None or not self.are_differences:
+            return limits
+        width = limits[1] - limits[0]
+        return -width, width
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An interval, the standard deviation between runs, and whether the interval is over prompts alone."""
+
+    interval: Interval
+    between: float
+    prompts_only: bool = False
+
+
+def cross_runs(
+    folders: Sequence[Path], against: Path | Sequence[Path] | None = None, choices: Sequence[Choice] = ()
+) -> dict[str, Crossed]:
     """Return every metric for which all runs have a value.
 
     A metric with values per sample is averaged over the samples with finite values in all runs. A metric of the whole
-    set is averaged over the runs, with an interval from their replicates.
+    set is averaged over the runs, with an interval from their replicates or, without these, from three or more runs.
 
     Args:
-        folders: folders of two or more finished runs.
-        against: folder of a run whose values are subtracted by sample; correct and wrong answers then have no interval.
+        folders: folders of two or more finished runs with the same prompts; seeds may differ.
+        against: folder of a run whose values are subtracted by sample, or one such folder for each run.
+        choices: random choices of each run, such as its seed and its calibration's; by default each run is a choice of
+            its own. If several kinds of choices differ, the widest of their intervals counts.
 
     Raises:
-        SampleSetError: the runs have different samples.
+        SampleSetError: the runs have different prompts, or a run and the one that is subtracted different samples.
     """
-    every = [*folders, *([] if against is None else [against])]
-    [prompts, *_] = [read_shared_prompts(every[0], other) for other in every[1:]]
+    partners = [against] * len(folders) if isinstance(against, Path) else list(against or ())
+    prompts = _read_prompts(folders, partners)
+    choices = choices or [(number,) for number in range(len(folders))]
     metrics = {}
-    for path in sorted((every[0] / "metrics").glob("*.json")):
-        paths = [folder / "metrics" / path.name for folder in every]
-        if all(one.is_file() for one in paths):
-            records = [read_evaluator_results(one) for one in paths]
-            base = None if against is None else records.pop()
-            for name in records[0].scores:
-                if (crossed := _cross_metric(name, records, base, prompts)) is not None:
+    for path in sorted((folders[0] / "metrics").glob("*.json")):
+        every = dict.fromkeys([*folders, *partners])
+        paths = {folder: folder / "metrics" / path.name for folder in every}
+        if all(one.is_file() for one in paths.values()):
+            read = {folder: read_evaluator_results(one) for folder, one in paths.items()}
+            bases = [read[folder] for folder in partners] if partners else [None] * len(folders)
+            runs = _Runs([read[folder] for folder in folders], bases, prompts, choices)
+            for name in runs.records[0].scores:
+                if (crossed := _cross_metric(name, runs)) is not None:
                     metrics[name] = crossed
     return metrics
 
 
-def _cross_metric(
-    name: str, records: Sequence[EvaluatorResults], base: EvaluatorResults | None, prompts: Mapping[int, str]
-) -> Crossed | None:
-    scores = [one for record in records if (one := _find_score(name, record, base)) is not None]
-    values = [score.value for score in scores if score.value is not None]
-    if len(values) < len(records):
+def _read_prompts(folders: Sequence[Path], partners: Sequence[Path]) -> dict[int, str]:
+    """Return the prompt of each sample by index; a SampleSetError if the runs have different samples."""
+    samples = {folder: read_samples(folder / RECORDS) for folder in dict.fromkeys([*folders, *partners])}
+    first = samples[folders[0]]
+    for folder in folders[1:]:
+        check_same_samples(f"{folders[0]} and {folder}", first, samples[folder], same_seeds=False)
+    for ours, theirs in dict.fromkeys(zip(folders, partners, strict=False)):
+        check_same_samples(f"{ours} and {theirs}", samples[ours], samples[theirs])
+    return {index: sample.prompt for index, sample in first.items()}
+
+
+def _cross_metric(name: str, runs: _Runs) -> Crossed | None:
+    scores = [
+        score
+        for record, base in zip(runs.records, runs.bases, strict=True)
+        if (score := _find_score(name, record, base)) is not None and score.value is not None
+    ]
+    if len(scores) < len(runs.records):
         return None
-    first, spec = records[0], records[0].scores[name][1]
-    mean, between = Score(float(np.mean(values)), min(score.n for score in scores)), None
-    columns = [_read_column(name, record, base) for record in records]
-    known = [index for index in prompts if all(index in column for column in columns)]
-    table, answers = _spread_replicates(scores), False
-    if known:
-        data = np.array([[column[index] for column in columns] for index in known])
-        strata = [None if spec.strata is None else str(first.rows[index][spec.strata]) for index in known]
-        table = sum_clusters(data, [prompts[index] for index in known], strata)
-        mean, answers = Score(float(table.mean()), len(known)), {-1.0, 0.0, 1.0}.issuperset(data.flat)
-    if table is not None and len(table) > 1 and not (answers and base):
-        interval, between = cross_interval(table, shares=answers)
-        mean = with_interval(mean, interval)
-    return Crossed(make_metric(mean, spec, evaluator=first.evaluator, protocol=first.protocol), between)
+    first, spec = runs.records[0], runs.records[0].scores[name][1]
+    mean, found = _cross_samples(name, runs, spec.strata) or _cross_scores(name, runs, scores)
+    where = {"evaluator": first.evaluator, "protocol": first.protocol}
+    metric = make_metric(with_interval(mean, None if found is None else found.interval), spec, **where)
+    if found is None:
+        return Crossed(metric, None)
+    return Crossed(metric, found.between, found.interval.df, found.prompts_only)
+
+
+def _cross_samples(name: str, runs: _Runs, strata: str | None) -> tuple[Score, _Found | None] | None:
+    """Return the mean of a metric over samples and runs; None if no sample has a value in all runs."""
+    columns = [_read_column(name, *pair) for pair in zip(runs.records, runs.bases, strict=True)]
+    known = [index for index in runs.prompts if all(index in column for column in columns)]
+    if not known:
+        return None
+    data = np.array([[column[index] for column in columns] for index in known])
+    rows, clusters = runs.records[0].rows, [runs.prompts[index] for index in known]
+    groups = [None if strata is None else str(rows[index][strata]) for index in known]
+    table = sum_clusters(data, clusters, groups)
+    shares = not runs.are_differences and {0.0, 1.0}.issuperset(data.flat)
+    found = _find_interval(table, runs.choices, runs.find_limits(name), shares=shares)
+    if found is not None and not shares and {-1.0, 0.0, 1.0}.issuperset(data.flat):
+        found = _widen_change(found, data, clusters, groups)
+    return Score(float(table.mean()), len(known)), found
+
+
+def _cross_scores(name: str, runs: _Runs, scores: Sequence[Score]) -> tuple[Score, _Found | None]:
+    """Return the mean of a metric of the whole set over runs."""
+    values = [score.value for score in scores if score.value is not None]
+    mean = Score(float(np.mean(values)), min(score.n for score in scores))
+    table = _spread_replicates(scores)
+    if table is not None:
+        return mean, _find_interval(table, runs.choices, runs.find_limits(name))
+    averaged = [kind[0] for kind in _average_choices(np.array([values]), runs.choices)]
+    intervals = [runs_interval(own.tolist()) for own in averaged or [np.array(values)]]
+    known = [interval for interval in intervals if interval is not None]
+    if len(known) < len(intervals):
+        return mean, None
+    return mean, _Found(max(known, key=_width), float(np.std(values, ddof=1)))
+
+
+def _find_interval(
+    table: Floats, choices: Sequence[Choice], limits: Range | None, *, shares: bool = False
+) -> _Found | None:
+    """Return the interval of a table [prompts, runs], the widest if several kinds of choices differ.
+
+    If it is wider than the metric's range, the interval over prompts alone replaces it. It is clipped to the range.
+    """
+    if len(table) < 2 or table.shape[1] < 2:
+        return None
+    interval, between = cross_interval(table, shares=shares)
+    averaged = [cross_interval(one, shares=shares)[0] for one in _average_choices(table, choices)]
+    interval = max(averaged, key=_width, default=interval)
+    if limits is None:
+        return _Found(interval, between)
+    alone = _width(interval) > limits[1] - limits[0]
+    return _Found((prompts_interval(table) if alone else interval).clip(*limits), between, alone)
+
+
+def _average_choices(table: Floats, choices: Sequence[Choice]) -> list[Floats]:
+    """Return a table [prompts, levels] for each kind of choices that differs, averaged over the runs of a level."""
+    every = [number_clusters(kind) for kind in zip(*choices, strict=True)]
+    return [
+        np.stack([table[:, levels == level].mean(1) for level in range(int(levels.max()) + 1)], 1)
+        for levels in every
+        if levels.max() > 0
+    ]
+
+
+def _width(interval: Interval) -> float:
+    return interval.high - interval.low
+
+
+def _widen_change(
+    found: _Found, data: Floats, clusters: Sequence[Hashable], groups: Sequence[str | None]
+) -> _Found:
+    """Return the wider of an interval and `change_interval` over prompts, which has a width if all answers agree."""
+    members: dict[str | None, tuple[list[float], list[Hashable]]] = {}
+    for values, cluster, group in zip(data, clusters, groups, strict=True):
+        own = members.setdefault(group, ([], []))
+        own[0].extend(values)
+        own[1].extend([cluster] * len(values))
+    means = [float(np.mean(values)) for values, _ in members.values()]
+    intervals = [change_interval(*one) for one in members.values()]
+    change = intervals[0] if len(intervals) == 1 else combine_strata(means, intervals)
+    if change is None or _width(found.interval) > _width(change):
+        return found
+    return replace(found, interval=replace(change, df=len(set(clusters)) - 1))
 
 
 def _find_score(name: str, record: EvaluatorResults, base: EvaluatorResults | None) -> Score | None:
@@ -112,30 +255,6 @@ def _read_column(name: str, record: EvaluatorResults, base: EvaluatorResults | N
     return {index: value - theirs[index] for index, value in column.items() if index in theirs}
 
 
-def sum_clusters(
-    values: Floats, clusters: Sequence[Hashable], strata: Sequence[Hashable] | None = None
-) -> Floats:
-    """Return a table [clusters, runs] whose column means are the runs' means over samples.
-
-    A cell is the run's mean plus the deviation of the cluster's samples, times the number of clusters.
-
-    Args:
-        values: value of each sample in each run, [samples, runs].
-        clusters: prompt of each sample.
-        strata: group of each sample, if a run's mean is the mean of group means.
-    """
-    members = number_clusters(clusters)
-    groups = number_clusters(strata or [None] * len(values))
-    sizes = np.bincount(groups)
-    means = np.zeros((len(sizes), values.shape[1]))
-    np.add.at(means, groups, values)
-    means /= sizes[:, None]  # after the sum, for an exact mean of equal answers
-    count = int(members.max()) + 1
-    table = np.tile(means.mean(0), (count, 1))
-    np.add.at(table, members, count * (values - means[groups]) / (len(sizes) * sizes[groups, None]))
-    return table
-
-
 def _spread_replicates(scores: Sequence[Score]) -> Floats | None:
     """Return a table [parts, runs] of pseudo-values as `sum_clusters`, or None if the parts differ."""
     columns = []
@@ -148,31 +267,3 @@ def _spread_replicates(scores: Sequence[Score]) -> Floats | None:
         parts = np.array(own.values, np.float64)
         columns.append(score.value + own.spread * len(parts) ** 0.5 * (parts.mean() - parts))
     return np.stack(columns, 1)
-
-
-def cross_interval(table: Floats, *, shares: bool = False) -> tuple[Interval, float]:
-    """Return the interval of the mean of a table, and the standard deviation between its columns.
-
-    A negative variance of an effect becomes zero, so the standard error is at least the standard error of the row means
-    and of the column means. The standard deviation between columns excludes the residual of the cells.
-
-    Args:
-        table: [prompts, runs], two or more of each.
-        shares: values are correct (1) and wrong (0) answers, with Wilson's interval for the number of independent
-            answers of the same variance.
-    """
-    rows, runs = table.shape
-    mean, by_row, by_run = table.mean(), table.mean(1, keepdims=True), table.mean(0, keepdims=True)
-    rest = float(np.square(table - by_row - by_run + mean).sum()) / ((rows - 1) * (runs - 1))
-    of_rows = max(runs * float(np.square(by_row - mean).sum()) / (rows - 1), rest)
-    of_runs = max(rows * float(np.square(by_run - mean).sum()) / (runs - 1), rest)
-    total = of_rows + of_runs - rest
-    uncertainty = of_rows**2 / (rows - 1) + of_runs**2 / (runs - 1) + rest**2 / ((rows - 1) * (runs - 1))
-    free = total**2 / uncertainty if uncertainty else rows - 1
-    quantile, se = find_quantile(free + 1), (total / table.size) ** 0.5
-    between = ((of_runs - rest) / rows) ** 0.5
-    if shares:
-        effective = mean * (1 - mean) / se**2 if se else rows
-        return wilson_interval(float(mean), float(effective), quantile), between
-    reach = quantile * se
-    return Interval(float(mean - reach), float(mean + reach), se, f"two-way, t {free:.1f}"), between

@@ -80,6 +80,7 @@ class Interval:
         method: description of the method.
         replicates: replicates behind the interval, if they are recorded.
         bias: jackknife estimate of the bias from the number of samples, which the interval does not correct.
+        df: degrees of freedom of Student's quantile, for intervals over several runs.
     """
 
     low: float
@@ -88,6 +89,7 @@ class Interval:
     method: str
     replicates: Replicates | None = None
     bias: float | None = None
+    df: float | None = None
 
     def clip(self, low: float, high: float) -> "Interval":
         """Return the interval clipped to the possible values of the statistic."""

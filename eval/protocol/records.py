@@ -3,12 +3,15 @@
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 import numpy as np
 
 T = TypeVar("T")
+
+_fields, _get_args, _get_origin = cache(fields), cache(get_args), cache(get_origin)
 
 
 def strict(value: Mapping[str, object]) -> dict[str, object]:
@@ -49,7 +52,7 @@ def read_fields(kind: type[T], values: object, place: str = "") -> T:
         raise ValueError(f"{place or 'the whole'} is {_shorten(values)}, not an object")
     assert is_dataclass(kind)
     arguments = {}
-    for field in fields(kind):
+    for field in _fields(kind):
         where = f"{place}.{field.name}" if place else field.name
         if field.name in values:
             arguments[field.name] = _read(field.type, values[field.name], where)
@@ -59,19 +62,22 @@ def read_fields(kind: type[T], values: object, place: str = "") -> T:
 
 
 def _read(kind: Any, value: object, place: str) -> object:
+    if type(value) is kind:  # most values, and many are read
+        return value
     if isinstance(kind, UnionType):
-        [other] = [one for one in get_args(kind) if one is not NoneType]
+        [other] = [one for one in _get_args(kind) if one is not NoneType]
         return None if value is None else _read(other, value, place)
     if is_dataclass(kind) and isinstance(kind, type):
         return read_fields(kind, value, place)
-    origin, inner = get_origin(kind), get_args(kind)
+    origin: Any = _get_origin(kind)
+    inner = _get_args(kind)
     if origin is tuple and isinstance(value, list):
         return _read_tuple(inner, value, place)
     if origin is Mapping and isinstance(value, Mapping):
         return {key: _read(inner[1], item, f"{place}.{key}") for key, item in value.items()}
     if kind is float and type(value) is int:
         return float(value)
-    if kind is object or value in inner or type(value) is kind:  # `inner` holds the values of a literal
+    if kind is object or value in inner:  # `inner` holds the values of a literal
         return value
     raise ValueError(f"{place} is {_shorten(value)}, not {kind if inner else kind.__name__}")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from kvbench.eval.files.store import StoredFeatures
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
@@ -17,6 +18,7 @@ class SpaceEvaluator(Evaluator):
     """Base class of evaluators on the features of `space`, which is the protocol."""
 
     space: Space = field(default_factory=Clean)
+    meta_keys: ClassVar[tuple[str, ...]] = ()
 
     @property
     def protocol(self) -> str:

@@ -176,6 +176,7 @@ class LpipsScenes(Evaluator):
     name: ClassVar[str] = "lpips_scenes"
     protocol: ClassVar[str] = "unit"
     needs_reference: ClassVar[bool] = True
+    meta_keys: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"lpips_scenes": MetricSpec("lower")}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:

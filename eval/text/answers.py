@@ -27,6 +27,7 @@ class Answers(Evaluator):
     better: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
     reads: ClassVar[str] = TextSet.kind
     required_meta: ClassVar[str] = ANSWER
+    meta_keys: ClassVar[tuple[str, ...]] = (ANSWER,)
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:

@@ -16,6 +16,7 @@ class TextLength(Evaluator):
     name: ClassVar[str] = "text_length"
     protocol: ClassVar[str] = "tokens"
     reads: ClassVar[str] = TextSet.kind
+    meta_keys: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[Mapping[str, MetricSpec]] = {
         "generated_tokens": MetricSpec("lower", "tokens", digits=1),
         "truncated": MetricSpec("lower", digits=3),

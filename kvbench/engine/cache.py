@@ -17,7 +17,7 @@ from kvbench.engine.packed.storage import PackedStorage
 from kvbench.engine.padding import Padding, attend_padded, follow_schedule, read_padding
 from kvbench.engine.plain import PlainStorage
 from kvbench.engine.retention import CacheSnapshot
-from kvbench.engine.schedule import Change, Schedule, ask_method, build_schedule, show_layer
+from kvbench.engine.schedule import Change, Schedule, ask_attended, ask_method, build_schedule, show_layer
 from kvbench.engine.sparse_attention import attend_selected
 from kvbench.engine.storage import CacheBackend
 from kvbench.engine.view import CacheView
@@ -220,7 +220,7 @@ class KVCache:
         """Attend to past and present, or to the slots of both that the method selects."""
         if self._uses.sparse_reads:
             view = self._show(present)
-            selected = self.method.select_attended(view)
+            selected = ask_attended(self.method, view)
             if selected is not None:
                 out, copied = attend_selected(present.q, view, selected, self.spec.logit_scale)
                 self.ledger.pending_bytes += copied
@@ -265,7 +265,7 @@ class KVCache:
         keys, values = (x[:, :, :filled] for x in self._storage.view_pending(present.store, length))
         queries = present.q.unflatten(2, (-1, length))[:, :, :, :filled].flatten(2, 3)
         view = self._show(present._replace(q=queries, k=keys, v=values), self._segment._replace(width=filled))
-        selected = self.method.select_attended(view)
+        selected = ask_attended(self.method, view)
         if selected is None:
             return out
         out, copied = attend_selected(q, view, selected, self.spec.logit_scale)
@@ -361,6 +361,8 @@ class KVCache:
         peak = self._storage.find_rebuild_peak(before, after.bytes)
         self.ledger.record_rebuild(before, after.bytes, peak)
         self.ledger.record_drift(self._segment.index, change.drift)
+        if change.unprotected is not None:
+            self.ledger.record_unprotected(change.unprotected)
         if self._uses.previous_keys and self.method.compares_keys(layer, self._segment):
             after.previous_keys = present.k.clone()  # a view would keep the whole projection alive
         self._stores[layer] = after

@@ -12,6 +12,8 @@ from kvbench.core.config import UserError
 from kvbench.core.segments import ModelSpec
 
 if TYPE_CHECKING:  # imports torch, which a reader of results does without
+    from torch import Tensor
+
     from kvbench.engine.layer import LayerStore
     from kvbench.engine.schedule import Drift
     from kvbench.methods.shared.base import Method
@@ -68,6 +70,7 @@ class Ledger:
             [K][layers] of pairs; empty without observed queries.
         drifts: nats by which drops changed the log-sum-exp of observed queries, summed over layers, segments and rows.
         drops: number of rows that dropped anything, over all layers and segments.
+        unprotected: slots of score +inf that each sequence dropped; empty before `read_unprotected`.
         pending_bytes: bytes of the segment's keys and values that are not stored yet, of all sequences.
     """
 
@@ -82,7 +85,9 @@ class Ledger:
     lse: list[list[tuple[Sequence[float], Sequence[float]]]] = field(default_factory=list)
     drifts: float = 0.0
     drops: int = 0
+    unprotected: Sequence[int] = ()
     pending_bytes: int = field(default=0, init=False, repr=False, compare=False)
+    _unprotected: "Tensor | None" = field(default=None, init=False, repr=False, compare=False)  # int64 [rows]
     _stored_bytes: int = field(default=0, init=False, repr=False, compare=False)
     _tokens: Sequence[int] = field(default=(), init=False, repr=False, compare=False)  # of each sequence
     _bytes: Sequence[int] = field(default=(), init=False, repr=False, compare=False)
@@ -119,6 +124,16 @@ class Ledger:
         self.drops += drift.rows
         if self.lse:
             self.lse[segment].append((drift.before, drift.after))
+
+    def record_unprotected(self, slots: "Tensor") -> None:
+        """Add the slots of score +inf that rows dropped, int64 [rows]; the device is not read."""
+        self._unprotected = slots if self._unprotected is None else self._unprotected + slots
+
+    def read_unprotected(self, heads: int) -> None:
+        """Set `unprotected` after a generation; waits for the device. `heads` are the rows of a sequence."""
+        if self._unprotected is not None:
+            self.unprotected = self._unprotected.unflatten(0, (-1, heads)).sum(1).tolist()
+            self._unprotected = None
 
     def record_layer(
         self, segment: int, layer: int, store: "LayerStore", state_bytes: int, spec: ModelSpec
@@ -269,7 +284,8 @@ def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger:
         _join([ledger.held for ledger in ledgers], sum),
         _join([ledger.longest for ledger in ledgers], max),
         ledgers[0].padding,
-        _join([ledger.held_bytes for ledger in ledgers], sum),
+        unprotected=[*map(sum, zip(*(ledger.unprotected for ledger in ledgers), strict=True))],
+        held_bytes=_join([ledger.held_bytes for ledger in ledgers], sum),
         lse=[
             [_average(layer) for layer in zip(*row, strict=True)]
             for row in zip(*(ledger.lse for ledger in ledgers), strict=True)

@@ -1,6 +1,7 @@
 """Changes of a layer's storage after a segment: the new layout and the index table that rebuilds a layer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from kvbench.engine.layer import LayerInputs
 from kvbench.engine.view import CacheView
 from kvbench.kernels.compact import list_origins, source_table
 from kvbench.kernels.layout import Layout, empty_layout, list_positions, pack_rows
-from kvbench.methods.shared.base import Method, NotANumber
+from kvbench.methods.shared.base import Method, NotANumber, WrongTensor, require_tensor
 
 Ints = NDArray[np.int64]
 
@@ -59,6 +60,7 @@ class Change(NamedTuple):
         state: float32 [rows, longest, ...], the method's numbers of the slots that stay; None without state.
         contents: new contents, if the method replaced any.
         drift: of the observed queries, if any.
+        unprotected: int64 [rows], dropped slots of score +inf; None if the method does not count them.
     """
 
     layout: Layout
@@ -67,6 +69,7 @@ class Change(NamedTuple):
     state: Tensor | None = None
     contents: Contents | None = None
     drift: Drift = Drift()
+    unprotected: Tensor | None = None
 
 
 Schedule = dict[tuple[int, int], Change]
@@ -84,15 +87,38 @@ def ask_method(method: Method, view: CacheView, layout: Layout, free_slots: int 
 
     Raises:
         NotANumber: the method's scores are NaN.
+        WrongTensor: its scores or its choice have a wrong shape or dtype.
     """
-    try:
+    return apply_answer(method, view, ask_kept(method, view), layout, free_slots)
+
+
+def ask_kept(method: Method, view: CacheView) -> Tensor | None:
+    """Return the result of a method's `keep`; raises as `ask_method`."""
+    with naming_place(method, view):
         keep = method.keep(view)
-    except NotANumber as error:
+        if keep is not None:
+            rows = "[heads, slots]" if method.static else "[rows, slots]"
+            require_tensor("keep", keep, view.position.shape, rows, torch.bool)
+    return keep
+
+
+def ask_attended(method: Method, view: CacheView) -> Tensor | None:
+    """Return the slots that a method selects for attention; raises as `ask_method`."""
+    with naming_place(method, view):
+        selected = method.select_attended(view)
+        if selected is not None:
+            require_tensor("select_attended", selected, view.position.shape, "[rows, slots]", torch.bool)
+    return selected
+
+
+@contextmanager
+def naming_place(method: Method, view: CacheView) -> Iterator[None]:
+    """Add method, layer and segment to the message of an error."""
+    try:
+        yield
+    except (NotANumber, WrongTensor) as error:
         where = f"layer {view.layer}, segment {view.segment.index}"
-        raise NotANumber(
-            f"method {type(method).__name__}: {where}: {error}, so they order no tokens"
-        ) from None
-    return apply_answer(method, view, keep, layout, free_slots)
+        raise type(error)(f"method {type(method).__name__}: {where}: {error}") from None
 
 
 def apply_answer(
@@ -116,7 +142,7 @@ def apply_answer(
     if count := method.uses.lse_queries:
         drift = measure_drift(view, keep, count)
     appends = layout.uniform and everything and not layout.free_slots and contents is None
-    return Change(after, source, appends, state, contents, drift)
+    return Change(after, source, appends, state, contents, drift, view.unprotected)
 
 
 def measure_drift(view: CacheView, keep: Tensor | None, lse_queries: int) -> Drift:
@@ -210,7 +236,7 @@ def build_schedule(
             alike = layer > 0 and layout is layouts[layer - 1]
             if layer > 0:
                 view = replace(view, layer=layer) if alike else show_layer(layer, segment, layout, spec)
-            keep = method.keep(view)
+            keep = ask_kept(method, view)
             if not (alike and are_equal(keep, kept)):
                 change = apply_answer(method, view, keep, layout, free_slots)
             changes[layer, segment.index], kept = change, keep

@@ -25,6 +25,7 @@ class CacheView(View):
 
     Attributes:
         replaced: keys and values [rows, slots, D] given to `replace`, in stored form; None before it is called.
+        unprotected: int64 [rows], slots given to `count_unprotected`; None before it is called.
 
     Raises:
         ValueError: a static method reads anything but positions.
@@ -42,6 +43,7 @@ class CacheView(View):
     padding: Tensor | None = None
     padding_charge: Tensor | None = None
     replaced: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
+    unprotected: Tensor | None = field(default=None, init=False, repr=False)
 
     def mass(self, queries: Tensor | None = None, *, power: int = 1) -> Tensor:
         q, tokens = self._select_queries(self._inputs.q, queries), self._list_tokens(queries)
@@ -129,6 +131,9 @@ class CacheView(View):
         if (bias is not None) != self._inputs.biased:
             raise ValueError("give a bias if `uses` has `bias`, and only then")
         self.replaced = (keys, values) if bias is None else (attach_bias(keys, bias), widen(values))
+
+    def count_unprotected(self, slots: Tensor) -> None:
+        self.unprotected = slots.sum(1)
 
     def lse(self, queries: Tensor, kept: Tensor | None = None) -> Tensor:
         """Return the log-sum-exp of the scores of some queries, float32 [rows, query heads per KV head, queries].

@@ -183,6 +183,7 @@ class Model(ABC):
         name: as in `conf/model`.
         output: kind of its samples, `images` or `texts`.
         half: dtype of its blocks on a GPU, as in the official program's autocast.
+        revision: increased when the same settings draw other samples than before, so that old runs are not reused.
         processes: processes that share the model; set before `load`.
         weights_sha256: hash of the loaded weights, part of a run's identity; empty until `load`.
     """
@@ -190,6 +191,7 @@ class Model(ABC):
     name: str
     output: ClassVar[str] = "images"
     half: ClassVar[torch.dtype] = torch.bfloat16
+    revision: ClassVar[int] = 0
     processes: Processes = ALONE
     weights_sha256: str = ""
 

@@ -7,10 +7,13 @@ times of the files instead; if any differs, the full call is made.
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
 from kvbench.core.files import hash_values, parse_json, resolve_path, write_whole
@@ -22,6 +25,13 @@ if TYPE_CHECKING:  # imports torch
 
 VARIABLE_PREFIXES = ("HOME", "KVBENCH_", "HF_", "TORCH_HOME")
 """Prefixes of environment variables that locate weights."""
+
+
+STARTED = time.time_ns()
+"""Time in nanoseconds before which this process's source files were written."""
+
+_FileState = tuple[str, int, int, int]
+"""Name, size, and times of modification and of change of a file."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +51,9 @@ def recall(runs_dir: Path, config: Mapping[str, object], method: str) -> Outcome
     """
     try:
         call = read_fields(_Call, parse_json(_path(runs_dir, config, method).read_text(encoding="utf-8")))
+        if any(_stamp(Path(path)) != stamp for path, stamp in call.stamps.items()):
+            return None
     except (OSError, ValueError):
-        return None
-    if any(_stamp(Path(path)) != stamp for path, stamp in call.stamps.items()):
         return None
     if any((find_spec(name) is not None) != known for name, known in call.packages.items()):
         return None
@@ -52,36 +62,66 @@ def recall(runs_dir: Path, config: Mapping[str, object], method: str) -> Outcome
 
 
 def remember(job: "Job", outcome: Outcome, *used: Path | None) -> None:
-    """Write a finished call to `runs_dir` for `recall`, unless it has a logger or a metric failed.
+    """Write a finished call to `runs_dir` for `recall`.
 
-    `used` are the calibration or order file of its method, and its codebooks; None is ignored.
+    Nothing is written if the job has a logger, if a metric failed, or if code, prompts or references changed after they
+    were read or cannot be read. `used` are the calibration or order file of its method, and its codebooks; None is
+    ignored.
     """
     assert outcome.results is not None
     failed = any(one.status == "failed" for one in outcome.results.evaluated.values())
     if job.logger is not None or failed:
         return
     reference, evaluators = outcome.results.reference, list(job.evaluators.values())
+    packages = {target.partition(".")[0] for target in _find(job.config, "_target_")} | {"kvbench"}
+    sources, inputs = list(_source_files(packages)), _list_inputs(job, outcome.folder)
     watched = [
         outcome.folder,
         *([] if reference is None else [outcome.folder.parent / reference]),
         *(path for path in used if path is not None),
-        *_named_files(job.config),
-        *_source_files({target.partition(".")[0] for target in _find(job.config, "_target_")} | {"kvbench"}),
+        *inputs,
+        *sources,
         *(_watch_path(path) for one in evaluators for weight in one.weights for path in weight.candidates),
     ]
-    packages = {name for one in evaluators for name in one.packages}
-    call = _Call(
-        str(outcome.folder.relative_to(job.settings.runs_dir)),
-        {str(path.absolute()): _stamp(path) for path in watched},
-        {name: find_spec(name) is not None for name in sorted(packages)},
-    )
+    try:
+        if _is_newer(sources, STARTED) or _is_newer(inputs, job.read_at):
+            return
+        stamps = {str(path): _stamp(path) for path in dict.fromkeys(path.absolute() for path in watched)}
+    except OSError:  # a file vanished, or may not be read
+        return
+    required = sorted({name for one in evaluators for name in one.packages})
+    known = {name: find_spec(name) is not None for name in required}
+    call = _Call(str(outcome.folder.relative_to(job.settings.runs_dir)), stamps, known)
     path = _path(job.settings.runs_dir, job.config, job.method_name)
     write_whole(path, json.dumps(asdict(call), indent=1) + "\n")
 
 
+def _list_inputs(job: "Job", folder: Path) -> list[Path]:
+    """Return the files and folders that a job reads, except calibrations: those it names, prompts, references."""
+    from kvbench.prompts.sets import CACHE  # imports what `recall` does not need
+
+    references = [path for one in job.evaluators.values() for path in one.list_references(folder).values()]
+    named = [*_named_files(job.config), Path(CACHE).expanduser()]
+    return [*named, *(path for path in references if path is not None)]
+
+
 def _path(runs_dir: Path, config: Mapping[str, object], method: str) -> Path:
     variables = {name: value for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIXES)}
-    return runs_dir / ".calls" / f"{hash_values([config, method, str(Path.cwd()), variables])[:16]}.json"
+    own = {
+        key: value for key, value in config.items() if key not in ("sweep", "report")
+    }  # they change no run
+    return runs_dir / ".calls" / f"{hash_values([own, method, str(Path.cwd()), variables])[:16]}.json"
+
+
+def _is_newer(paths: Iterable[Path], since: int) -> bool:
+    """Return whether a file, a folder or a file in it changed after a time in nanoseconds."""
+    changes = (
+        state[-1]
+        for path in paths
+        if path.exists()
+        for state in (_describe("", path.stat()), *(_list_states(path, "") if path.is_dir() else ()))
+    )
+    return max(changes, default=0) > since
 
 
 def _stamp(path: Path) -> str:
@@ -89,11 +129,35 @@ def _stamp(path: Path) -> str:
 
     Hidden files, which are claims and unfinished files, are left out.
     """
-    if not path.exists():
+    try:
+        state = path.stat()
+    except (OSError, ValueError):
         return ""
-    files = sorted(path.rglob("[!.]*")) if path.is_dir() else [path]
-    states = [(str(file.relative_to(path)), file.stat()) for file in files if file.is_file()]
-    return hash_values([(name, state.st_size, state.st_mtime_ns) for name, state in states])
+    if not S_ISDIR(state.st_mode):
+        return _hash_states((_describe(".", state),))
+    return _hash_states(tuple(sorted(_list_states(path, ""))))
+
+
+@lru_cache(maxsize=8192)  # the jobs of a sweep depend on the same few hundred files
+def _hash_states(states: tuple[_FileState, ...]) -> str:
+    return hash_values(states)
+
+
+def _list_states(folder: str | Path, prefix: str) -> Iterator[_FileState]:
+    """Yield the states of the visible files in a folder and below; links to folders are not followed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name[0] == ".":
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _list_states(entry.path, f"{prefix}{entry.name}/")
+            elif entry.is_file():
+                yield _describe(prefix + entry.name, entry.stat())
+
+
+def _describe(name: str, status: os.stat_result) -> _FileState:
+    # The time of change differs even if a file is replaced by one of the same size with its time of modification.
+    return name, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _watch_path(candidate: Path) -> Path:

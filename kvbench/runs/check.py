@@ -1,5 +1,6 @@
 """Checks of a job before its weights are loaded."""
 
+import json
 import logging
 import reprlib
 from collections.abc import Sequence
@@ -89,7 +90,12 @@ def _check_prompts(job: Job, prompts: Sequence[Prompt]) -> None:
 
 
 def _check_metadata(job: Job) -> None:
-    """Refuse prompts if only some of them have the metadata that an evaluator reads."""
+    """Refuse metadata that samples.jsonl cannot hold, and prompts if only some of them have what an evaluator reads."""
+    for prompt in job.prompts:
+        try:
+            json.dumps(prompt.meta, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{_name(prompt)}: its metadata is not strict JSON ({error})") from None
     for name, evaluator in job.evaluators.items():
         key = evaluator.required_meta
         if key is None or all(prompt.meta.get(key) is None for prompt in job.prompts):
@@ -98,5 +104,8 @@ def _check_metadata(job: Job) -> None:
             try:
                 evaluator.check_meta(prompt.meta)
             except ValueError as error:
-                place = prompt.place or f"prompt {prompt.index}"
-                raise ConfigError(f"{place}: eval={name}: {error}") from None
+                raise ConfigError(f"{_name(prompt)}: eval={name}: {error}") from None
+
+
+def _name(prompt: Prompt) -> str:
+    return prompt.place or f"prompt {prompt.index}"

@@ -1,8 +1,10 @@
 """Execution of one run: calibration, reference, samples, results."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -10,19 +12,25 @@ import yaml
 from kvbench.core.config import ConfigError
 from kvbench.core.files import remove_unfinished
 from kvbench.runs.check import check_job
+from kvbench.runs.code import describe_classes, describe_code
 from kvbench.runs.generate.batch import load, open_cache
 from kvbench.runs.generate.blocks import generate
+from kvbench.runs.generate.taken import note_prompts, take_samples
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.job_identity import identify
 from kvbench.runs.prepare import Calibrations, calibrate_job, find_used_files, prepare_method
+from kvbench.runs.record.code_file import FILE as CODE_FILE
+from kvbench.runs.record.code_file import describe_change, write_code
 from kvbench.runs.record.folder import RunFolder
 from kvbench.runs.record.kinds import find_sample_kind
 from kvbench.runs.record.merge import import_run
 from kvbench.runs.record.provenance import describe_arithmetic, provenance
 from kvbench.runs.record.results import FILE, Outcome, Results, read_results
-from kvbench.runs.score.finish import finish
+from kvbench.runs.run_hash import Identity
+from kvbench.runs.score.finish import finish, read_inputs
 from kvbench.runs.score.scoring import check_required, check_scored, find_pending
 
+log = logging.getLogger(__name__)
 Opened = Callable[[Path, int], object]
 """Callback for a run that begins: its folder, and its number of samples."""
 
@@ -59,6 +67,7 @@ def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
         return outcome
     with _noting_failures(folder):
         reference = None if job.is_reference else _complete(job.reference, opened).folder
+        whole = whole or take_samples(job, folder, identify(job, calibrations))
         whole = whole or generate(job, folder, open_cache(job, calibrations.books), budget)
         if whole and (reference is None or (reference / FILE).is_file()):
             return Outcome(folder.path, finish(job, folder, reference, budget))
@@ -98,6 +107,8 @@ def open_folder(job: Job, calibrations: Calibrations) -> RunFolder:
     folder = _locate(job, calibrations, make=True)
     if not folder.finished():
         remove_unfinished(folder.path)
+    if not (folder.path / CODE_FILE).exists() and not folder.recorded():
+        _record_code(job, folder, identify(job, calibrations))
     if not (folder.path / "provenance.json").exists() and not (folder.path / "config.yaml").exists():
         folder.write("provenance.json", json.dumps(_describe_provenance(job, calibrations), indent=1))
     if not _is_whole_yaml(folder.path / "config.yaml"):
@@ -106,10 +117,20 @@ def open_folder(job: Job, calibrations: Calibrations) -> RunFolder:
     return folder
 
 
+def _record_code(job: Job, folder: RunFolder, identity: Identity) -> None:
+    """Write the code of a new run, and log how it differs from an equal run with other code."""
+    codes = {part: describe_code(classes) for part, classes in job.classes.items()}
+    plain = replace(identity, code=None).hash
+    if (change := describe_change(folder.path, plain, codes)) is not None:
+        log.warning(change)
+    write_code(folder, plain, codes)
+
+
 def _locate(job: Job, calibrations: Calibrations, *, make: bool) -> RunFolder:
     """Return the folder of the job's identity; with `make`, import or make it if it does not exist."""
     identity, kind, settings = identify(job, calibrations), find_sample_kind(job.model), job.settings
     if make:
+        note_prompts(settings.runs_dir, identity)
         import_run(job.model.name, identity, settings.runs_dir, settings.runs_dirs)
     return RunFolder(settings.runs_dir, job.model.name, identity, kind=kind, make=make)
 
@@ -120,6 +141,7 @@ def _describe_provenance(job: Job, calibrations: Calibrations) -> dict[str, obje
         **provenance(device, plan.graph_obstacle),
         "weights_sha256": job.model.weights_sha256,
         "calibration_sha256": calibrations.artifact_sha256,
+        "classes": {part: describe_classes(classes) for part, classes in job.classes.items()},
         "sources": {part: source.describe() for part, source in job.model.list_sources().items()},
         "arithmetic": describe_arithmetic(device, job.model.spec.head_dim, plan.dtype),
     }
@@ -135,7 +157,8 @@ def _is_whole_yaml(path: Path) -> bool:
 
 def _reuse(job: Job, folder: RunFolder, known: Results | None) -> Outcome | None:
     """Return the outcome of a run with all samples if this process has nothing left to do; None otherwise."""
-    if known is not None and not find_pending(job.evaluators, job.section("eval"), known):
+    settings = job.section("eval")
+    if known and not find_pending(job.evaluators, settings, read_inputs(job, folder), known):
         return Outcome(folder.path, known, reused=True)
     return None if job.is_leader else Outcome(folder.path, None)
 

@@ -1,5 +1,7 @@
 """Parts of a run: model, method, prompts, settings, and the runs that it is compared with."""
 
+import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +19,7 @@ from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.prompts.base import Prompt, hash_prompts
 from kvbench.runs.cache_plan import Allowance, CachePlan, find_allowance, plan_cache
+from kvbench.runs.code import find_classes, find_inner_classes
 from kvbench.runs.record.results import Results
 
 Config = Mapping[str, object]
@@ -58,6 +61,7 @@ class Job:
         is_leader: check that samples are whole; false for a worker that helps with a run which another one leads.
         around_block: context in which a block of a run's folder is generated; entering it may raise `Busy`, which
             leaves the block to others.
+        read_at: time in nanoseconds before `prompts` were read.
     """
 
     settings: Settings
@@ -74,6 +78,7 @@ class Job:
     wait_for_others: bool = True
     is_leader: bool = True
     around_block: Callable[[Path, range], AbstractContextManager[object]] = lambda *_: nullcontext()
+    read_at: int = field(default_factory=time.time_ns, compare=False)
 
     @property
     def is_reference(self) -> bool:
@@ -90,6 +95,11 @@ class Job:
     def prompts_sha256(self) -> str:
         """SHA-256 of the texts of `prompts`."""
         return hash_prompts(self.prompts)
+
+    @cached_property
+    def metadata(self) -> list[dict[str, object]]:
+        """Metadata of `prompts` as JSON values, as samples.jsonl has them."""
+        return [json.loads(json.dumps(prompt.meta)) for prompt in self.prompts]
 
     @cached_property
     def cache_plan(self) -> CachePlan:
@@ -119,6 +129,15 @@ class Job:
         """Return a group of the configuration; empty if there is none."""
         values = self.config.get(group)
         return values if isinstance(values, Mapping) else {}
+
+    @cached_property
+    def classes(self) -> Mapping[str, tuple[type, ...]]:
+        """Classes of the method and of the model, nested ones included, whose code decides the samples."""
+        parts: Mapping[str, object] = {"method": self.method, "model": self.model}
+        return {
+            name: tuple(dict.fromkeys([*find_inner_classes(one), *find_classes(self.section(name))]))
+            for name, one in parts.items()
+        }
 
     @contextmanager
     def hold(self, path: Path) -> Iterator[None]:

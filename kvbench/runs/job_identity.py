@@ -6,7 +6,9 @@ from pathlib import Path
 
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.engine.coding.formats import CODEBOOK_REVISION
-from kvbench.methods.shared.base import ADDED
+from kvbench.methods.shared.base import ADDED, Method
+from kvbench.models.base import Model
+from kvbench.runs.code import identify_code
 from kvbench.runs.job import Job
 from kvbench.runs.prepare import Calibrations
 from kvbench.runs.record.folder import slug
@@ -17,11 +19,11 @@ def identify(job: Job, calibrations: Calibrations) -> Identity:
     """Return the identity of a job; its model is loaded."""
     needs = job.method.needs()
     given = str(needs) if isinstance(needs, Path) else object()  # the file's location does not matter
-    revised = {"revision": job.method.revision} if job.method.revision else {}
+    code = {part: sha256 for part, classes in job.classes.items() if (sha256 := identify_code(part, classes))}
     return Identity(
-        model=job.model_settings,
+        model={**job.model_settings, **_revise(job.model)},
         weights=job.model.weights_sha256,
-        method=identify_method(job.section("method"), given) | revised,
+        method=identify_method(job.section("method"), given) | _revise(job.method),
         calibration=calibrations.artifact_sha256,
         budget=job.allowance.requested.exact,
         prompts=job.prompts_sha256,
@@ -31,7 +33,12 @@ def identify(job: Job, calibrations: Calibrations) -> Identity:
         bound=None if job.bounded is None else job.method_name,
         storage=_describe_storage(job, calibrations),
         batch_invariant=job.settings.batch_invariant,
+        code=code or None,
     )
+
+
+def _revise(one: Method | Model) -> dict[str, int]:
+    return {"revision": one.revision} if one.revision else {}
 
 
 def identify_method(section: Mapping[str, object], given: object) -> dict[str, object]:

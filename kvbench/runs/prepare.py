@@ -16,6 +16,7 @@ from kvbench.engine.packed.bytes import prepare_to_fit
 from kvbench.methods.shared.base import Artifact, Observer
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
+from kvbench.runs.code import find_inner_classes, identify_code
 from kvbench.runs.job import Job
 from kvbench.runs.record.kinds import TEXTS, find_sample_kind
 from kvbench.runs.record.merge import import_calibration
@@ -120,6 +121,11 @@ def locate_calibration(job: Job, observer: Observer) -> tuple[Path, dict[str, ob
     # Earlier versions took one prompt at a time; observers of codebooks still do.
     if (batch := _choose_batch_size(job)) > 1 and not observer.uses.codebooks:
         metadata["batch"] = batch
+    classes = {"method": tuple(find_inner_classes(observer)), "model": job.classes["model"]}
+    if code := {
+        part: sha256 for part, several in classes.items() if (sha256 := identify_code(part, several))
+    }:
+        metadata["code"] = code
     return job.settings.runs_dir / job.model.name / artifact_name(metadata), metadata
 
 

@@ -55,6 +55,7 @@ class Exact(Evaluator):
 
     name: ClassVar[str] = "exact"
     protocol: ClassVar[str] = "scenes"
+    meta_keys: ClassVar[tuple[str, ...]] = ("tag", "prompt")
     metrics: ClassVar[dict[str, MetricSpec]] = {METRIC: MetricSpec("higher", digits=3)}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:

@@ -66,6 +66,7 @@ class SceneTifa(SoftTifa):
     """
 
     protocol: ClassVar[str] = "scenes"
+    meta_keys: ClassVar[tuple[str, ...]] = ("tag", "prompt")
     part_names: ClassVar[tuple[str, ...]] = (
         *(f"atoms-{number}" for number in range(2, 7)),
         *("object", "count", "attribute", "position"),

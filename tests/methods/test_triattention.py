@@ -53,6 +53,9 @@ class Held:
     def cached_keys(self) -> Tensor:
         return self.keys
 
+    def count_unprotected(self, slots: Tensor) -> None:
+        assert not slots.any()
+
 
 def spec_of(case: str) -> ModelSpec:
     g, (base, _, _, prompt, end) = load_golden(f"ld_triattention_{case}"), CASES[case]

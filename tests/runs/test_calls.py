@@ -13,6 +13,7 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.base import Result
+from kvbench.runs import calls
 from kvbench.runs.calls import recall, remember
 from kvbench.runs.execute import run
 from kvbench.runs.job import Job
@@ -33,6 +34,9 @@ class Needy(Psnr):
         Snapshot("owner/late", ("config.json",)),
     )
 
+    def list_references(self, run: Path) -> dict[str, Path | None]:
+        return {"real": run.parents[2] / "real", "late": None}
+
 
 @dataclass(frozen=True)
 class Failing(Psnr):
@@ -48,6 +52,9 @@ class Failing(Psnr):
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setenv("LATE", str(tmp_path / "late"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "real" / "1.bmp", "a real image")
+    write(tmp_path / ".cache/kvbench/prompts/set.jsonl", "{}")
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("one\n")
     job = job_in(tmp_path / "runs", count=2, evaluators={"psnr": Psnr(), "needy": Needy()})
@@ -83,6 +90,13 @@ def damage_the_record(folder: Path) -> None:
     record.write_text(record.read_text()[:-40])
 
 
+def overwrite(path: Path) -> None:
+    """Change the content but neither size nor time of modification."""
+    times = path.stat()
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
 def write_a_foreign_record(folder: Path) -> None:
     [record] = (folder.parents[1] / ".calls").iterdir()
     record.write_text(json.dumps({"folder": 3}))
@@ -93,6 +107,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "no image of the reference": lambda folder: next(folder.parent.glob("full-*/images/000000.png")).unlink(),
     "damaged results": lambda folder: write(folder / "results.json", "{"),
     "other prompts": lambda folder: write(folder.parents[2] / "prompts.txt", "another\n"),
+    "a real image": lambda folder: overwrite(folder.parents[2] / "real/1.bmp"),
+    "a downloaded set": lambda folder: overwrite(folder.parents[2] / ".cache/kvbench/prompts/set.jsonl"),
     "a file": lambda _: write(Path(os.environ["LATE"], "late.pt"), "1"),
     "a folder of the Hub": download_the_folder,
     "a package": lambda folder: write(folder.parents[2] / "late_package.py", ""),
@@ -108,6 +124,24 @@ def test_a_change_sends_the_call_the_long_way(job: Job, change: str, monkeypatch
     remember(job, outcome, *find_used_files(job))
     assert asked_again(job) is not None
     CHANGES[change](outcome.folder)
+    assert asked_again(job) is None
+
+
+EDITS: dict[str, Callable[[Job, pytest.MonkeyPatch], object]] = {
+    "prompts": lambda job, _: overwrite(job.settings.runs_dir.parent / "prompts.txt"),
+    "a real image": lambda job, _: overwrite(job.settings.runs_dir.parent / "real/1.bmp"),
+    "a real image less": lambda job, _: (job.settings.runs_dir.parent / "real/1.bmp").unlink(),
+    "code": lambda _, patch: patch.setattr(calls, "STARTED", 0),  # before every source file
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_changed_during_a_run_is_not_taken_for_what_it_read(
+    edit: str, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = run(job)
+    EDITS[edit](job, monkeypatch)
+    remember(job, outcome, *find_used_files(job))
     assert asked_again(job) is None
 
 

@@ -293,7 +293,7 @@ def test_an_evaluator_is_pending_if_its_result_is_not_current(
 ) -> None:
     monkeypatch.setattr(scoring, "find_missing", lambda _: [] if works else ["a file"])
     known = made_up("m", 0.1, {}, evaluated={} if entry is None else {"psnr": entry})
-    assert bool(find_pending({"psnr": Psnr()}, {"psnr": {"works": True}}, known)) == pending
+    assert bool(find_pending({"psnr": Psnr()}, {"psnr": {"works": True}}, {"psnr": {}}, known)) == pending
 
 
 @pytest.mark.parametrize("old", scoring.MOVED_TARGETS)
@@ -304,7 +304,7 @@ def test_a_result_stays_current_if_only_its_class_moved(old: str) -> None:
         entry = Evaluated({"batch": 8, "space": {"_target_": stored, "path": None}}, "ok", "p")
         settings = {"psnr": {"batch": 8, "space": {"_target_": new, "path": None}}}
         known = made_up("m", 0.1, {}, evaluated={"psnr": entry})
-        assert bool(find_pending({"psnr": Psnr()}, settings, known)) == pending
+        assert bool(find_pending({"psnr": Psnr()}, settings, {"psnr": {}}, known)) == pending
 
 
 def test_progress_counts_every_image_of_a_prompt(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_the_file_has_the_documented_fields(root: Path) -> None:
     assert memory == set(values["memory"])
     assert latency == set(values["latency"])
     assert metric == set(values["metrics"]["psnr"])
-    assert set(values["evaluated"]["psnr"]) == {"settings", "status", "protocol", "lacking"}
+    assert set(values["evaluated"]["psnr"]) == {"settings", "status", "protocol", "lacking", "inputs"}
 
 
 def test_fields_of_other_versions_of_the_schema_do_no_harm(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from kvbench.runs.generate.retention import FILE as RETENTION
 from tests.support.fake_run import Fake, count_records, images_of, job_in
 from tests.support.places import ROOT
 
-PROGRAM = ROOT / "tests" / "support" / "fake_run.py"
+PROGRAM = [sys.executable, "-c", "from tests.support.fake_run import main; main()"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -111,9 +112,9 @@ def test_full_disk_is_told_and_nothing_finished_is_lost(
 
 @pytest.mark.slow
 def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
-    program = [sys.executable, str(PROGRAM), str(tmp_path)]
+    program = [*PROGRAM, str(tmp_path)]
     for lines in (3, 8):
-        process = subprocess.Popen(program, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(program, env=ENVIRONMENT)
         deadline = time.monotonic() + 60
         while count_records(tmp_path) < lines and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.01)
@@ -128,8 +129,8 @@ def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path, whole: Path) -
 
 @pytest.mark.slow
 def test_two_processes_share_a_run(tmp_path: Path, whole: Path) -> None:
-    program = [sys.executable, str(PROGRAM), str(tmp_path)]
-    both = [subprocess.Popen(program, env={**os.environ, "OMP_NUM_THREADS": "1"}) for _ in range(2)]
+    program = [*PROGRAM, str(tmp_path)]
+    both = [subprocess.Popen(program, env=ENVIRONMENT) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
     [folder] = (tmp_path / "fake").glob("streaming_llm-*")
     assert images_of(folder) == images_of(whole)

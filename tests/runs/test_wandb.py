@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,7 +45,7 @@ def test_wandb_gets_config_and_numbers(
         calls["init"] = settings
         return run
 
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, __spec__=ModuleSpec("wandb", None)))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)

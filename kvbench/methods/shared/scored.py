@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method
+from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method, require_tensor
 from kvbench.methods.shared.capacities import Ints
 from kvbench.methods.shared.grouped import choose_among_heads
 from kvbench.methods.shared.select import (
@@ -34,6 +34,9 @@ from kvbench.methods.shared.select import (
 )
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
+
+LARGEST = torch.finfo(torch.float32).max
+"""Scores from here on protect a slot: heads that compete clamp infinity to it."""
 
 
 @dataclass(kw_only=True)
@@ -92,7 +95,8 @@ class Scored(Method):
     def score(self, view: View) -> Tensor:
         """Return a score of each slot, float32 [rows, slots]; infinity keeps a slot, and the earlier slot wins a tie.
 
-        Not called while everything fits. The caller applies the sinks and `branch_mode`.
+        Not called while everything fits. The caller applies the sinks and `branch_mode`. A run warns if a row has more
+        slots of score infinity than it may hold.
         """
         raise NotImplementedError
 
@@ -138,7 +142,11 @@ class Scored(Method):
     def keep(self, view: View) -> Tensor | None:
         """Keep the sinks and the best of the rest, as many as fit."""
         ranked = self.ranked_if_full(view)
-        return None if ranked is None else self.select_slots(view, ranked)
+        if ranked is None:
+            return None
+        kept = self.select_slots(view, ranked)
+        view.count_unprotected((ranked >= LARGEST) > kept)
+        return kept
 
     def ranked_if_full(self, view: View) -> Tensor | None:
         """Update the state of slots, and return their ranking; None while everything fits."""
@@ -167,10 +175,10 @@ class Scored(Method):
     def smoothed_scores(self, view: View) -> Tensor:
         """Return scores [rows, slots] after `branch_mode`, `refresh` and `ema`."""
         if self.own_state:
-            scores = self.merge_branches(self.score(view))
+            scores = self.merge_branches(self._ask_scores(view))
             return scores if self._is_fresh(view) else self._rank_new_first(view, scores)
         if self._is_fresh(view):
-            scores = self.merge_branches(self.score(view))
+            scores = self.merge_branches(self._ask_scores(view))
             if not self.keeps_scores:
                 return scores
             last = max(0, view.segment.index - self.refresh) if view.segment.index else -1
@@ -179,6 +187,16 @@ class Scored(Method):
             view.state.copy_(torch.where(before & scores.isfinite(), averaged, scores))
             return scores if not self.ema else view.state.clone()
         return self._rank_new_first(view, view.state)
+
+    def _ask_scores(self, view: View) -> Tensor:
+        """Return the result of `score`, whose shape and dtype are checked.
+
+        Raises:
+            WrongTensor: it is no floating-point tensor [rows, slots], which could broadcast into a wrong ranking.
+        """
+        scores = self.score(view)
+        require_tensor("score", scores, view.position.shape, "[rows, slots]")
+        return scores
 
     def _is_fresh(self, view: View) -> bool:
         """Return whether `score` is called after this segment."""
@@ -258,7 +276,7 @@ class AdaptiveHeads(Scored):
     def smoothed_scores(self, view: View) -> Tensor:
         """Return finite scores, because sinks rank above windows, for which heads compete."""
         return (
-            super().smoothed_scores(view).clamp(max=torch.finfo(torch.float32).max)
+            super().smoothed_scores(view).clamp(max=LARGEST)
             if self.competes
             else super().smoothed_scores(view)
         )
@@ -310,7 +328,9 @@ class ObservationWindow(Scored):
         """Return infinity inside the window and `score_outside` elsewhere, float32 [rows, slots]."""
         chosen = choose_window(self.queries, view.segment, self.fit(view))
         inside = find_slots(view, chosen)
-        return self.score_outside(view, chosen, inside).masked_fill(inside, torch.inf)
+        scores = self.score_outside(view, chosen, inside)
+        require_tensor("score_outside", scores, inside.shape, "[rows, slots]")
+        return scores.masked_fill(inside, torch.inf)
 
 
 @dataclass(kw_only=True)

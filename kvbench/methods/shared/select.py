@@ -222,7 +222,7 @@ def require_numbers(scores: Tensor) -> None:
             ~scores.isnan().any(), "scores of a method are NaN; device=cpu names method and layer"
         )
     elif scores.isnan().any():
-        raise NotANumber("scores are NaN")
+        raise NotANumber("scores are NaN, so they order no tokens")
 
 
 def softmax_seen(scores: Tensor) -> Tensor:

@@ -139,6 +139,15 @@ class View(Protocol):
             bias: float32 [rows, slots] in nats, with `Uses.bias` and only then.
         """
 
+    def count_unprotected(self, slots: Tensor) -> None:
+        """Count slots of score +inf that are dropped because their row has more of them than slots.
+
+        A run reports the sum (`protected_drops` in samples.jsonl).
+
+        Args:
+            slots: bool [rows, slots].
+        """
+
     def previous_keys(self) -> Tensor:
         """Return all keys of the previous segment, [rows, tokens, D], including tokens that left the cache.
 

@@ -1,6 +1,7 @@
 """One batch of a run: its samples and their costs, in one process or several."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -103,10 +104,16 @@ def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
     records = [
         {"index": prompt.index, "prompt": prompt.text, "meta": prompt.meta, **shared}
         | describe_rows(ledger, spec, number, outputs, watched)
+        | _describe_unprotected(ledger.unprotected[number :: len(chunk)])
         for number, prompt in enumerate(job.prompts[index] for index in chunk)
     ]
     retentions = [batch.retention for batch in batches if batch.retention is not None]
     return Batch(records, outputs, join_heads(retentions) if retentions else None)
+
+
+def _describe_unprotected(slots: Sequence[int]) -> dict[str, object]:
+    """Return the field of a record with the slots of score +inf that its sequences dropped; none if there are none."""
+    return {"protected_drops": sum(slots)} if any(slots) else {}
 
 
 def run_follower(job: Job) -> None:
@@ -154,4 +161,5 @@ def _generate_batch(job: Job, cache: KVCache, chunk: range) -> _ProcessBatch:
     peak = torch.cuda.max_memory_allocated(device) if gpu else 0
     reserved = torch.cuda.max_memory_reserved(device) if gpu else 0
     retention = None if chunk.start else measure_retention(cache.held, job.cache_plan.spec, len(chunk))
+    cache.ledger.read_unprotected(job.cache_plan.spec.heads)
     return _ProcessBatch(outputs, cache.ledger, peak, reserved, retention)

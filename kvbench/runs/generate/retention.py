@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.engine.retention import CacheSnapshot, measure_shares
 from kvbench.eval.protocol.records import read_fields
+
+if TYPE_CHECKING:  # imports torch, which reading runs does not need
+    from kvbench.engine.retention import CacheSnapshot
 
 SCHEMA_VERSION = 1
 FILE = "retention.json"
@@ -76,8 +78,10 @@ def read_retention(folder: Path) -> Retention | None:
     return retention
 
 
-def measure_retention(held: CacheSnapshot, spec: ModelSpec, prompts: int) -> Retention | None:
+def measure_retention(held: "CacheSnapshot", spec: ModelSpec, prompts: int) -> Retention | None:
     """Return the retention of a batch in this process; None if nothing precedes the last segment."""
+    from kvbench.engine.retention import measure_shares  # imports torch
+
     sources = list_sources(spec, held.segment)
     if not sources:
         return None

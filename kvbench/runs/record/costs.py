@@ -19,6 +19,7 @@ class Cost:
         seconds: time of the batch divided by its prompts.
         tokens: tokens of its text; None for an image.
         longest: tokens of the longest row between segments; None without rows.
+        protected_drops: of this sample; None for none.
         processes: processes that share the model, whose memory is summed; None for one.
     """
 
@@ -38,6 +39,7 @@ class Cost:
     longest: int | None = None
     gpu_reserved_bytes: int | None = None
     processes: int | None = None
+    protected_drops: int | None = None
     sequence_bytes: int
     last_bytes: int
 
@@ -58,6 +60,7 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
     names = ("lse_drift", "longest", "gpu_reserved_bytes", "utilisation")
     values = ([value for cost in costs if (value := getattr(cost, name)) is not None] for name in names)
     (drifts, longest, reserved, used), batch = values, worst["batch"]
+    unprotected = sum(cost.protected_drops or 0 for cost in costs)
     return Memory(
         **worst,
         budget_tokens=float(budget.capacity),
@@ -72,6 +75,7 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
         budget_unit=budget.unit,
         budget_bytes=None if budget.bytes is None else float(budget.bytes),
         full_sequence_bytes=spec.full_bytes,
+        protected_drops=unprotected or None,
     )
 
 

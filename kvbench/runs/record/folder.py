@@ -183,8 +183,12 @@ class RunFolder:
             self._known = known | {index: record for index, (record, _) in fresh.items()}
             self._known_at = _state(path)
 
-    def tidy(self, expected: Sequence[int]) -> list[SampleRecord]:
+    def tidy(
+        self, expected: Sequence[int], metadata: Sequence[Mapping[str, object]] | None = None
+    ) -> list[SampleRecord]:
         """Sort samples.jsonl, one line per sample, so that equal runs have equal records; return the records.
+
+        With `metadata` (by index), which may have been corrected since generation, records get it.
 
         Raises:
             RuntimeError: a sample is missing.
@@ -193,6 +197,8 @@ class RunFolder:
         samples = self.samples(expected)
         if missing := [index for index in expected if index not in samples]:
             raise RuntimeError(f"{self.path}: {len(missing)} samples are missing, the first is {missing[0]}")
+        if metadata is not None:
+            samples = {index: {**sample, "meta": metadata[index]} for index, sample in samples.items()}
         content = "".join(json.dumps(samples[index]) + "\n" for index in expected)
         with self.locked():
             if (self.path / RECORDS).read_text(encoding="utf-8") != content:

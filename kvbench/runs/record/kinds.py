@@ -4,14 +4,16 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from kvbench.core.files import name_sample
-from kvbench.models.base import Model
-from kvbench.models.outputs import Text
+
+if TYPE_CHECKING:  # imports torch, which reading runs does not need
+    from kvbench.models.base import Model
+    from kvbench.models.outputs import Text
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def _encode_image(pixels: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _describe_text(text: Text) -> dict[str, object]:
+def _describe_text(text: "Text") -> dict[str, object]:
     return {"tokens": text.tokens, "ended": text.ended}
 
 
@@ -52,6 +54,6 @@ TEXTS = SampleKind("texts", ".txt", lambda text: text.text.encode(), _describe_t
 SAMPLE_KINDS = {one.kind: one for one in (IMAGES, TEXTS)}
 
 
-def find_sample_kind(model: Model) -> SampleKind:
+def find_sample_kind(model: "Model") -> SampleKind:
     """Return the kind of a model's samples."""
     return SAMPLE_KINDS[model.output]

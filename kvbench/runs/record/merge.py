@@ -18,6 +18,8 @@ BATCH_SIZE = 64
 """Samples that are read together."""
 DESCRIPTION_FILES = ("config.yaml", "provenance.json", "retention.json")
 """Files that describe a run before it is finished."""
+PROMPT_LISTS = ".prompts"
+"""Folder in `runs_dir` with one empty file for each list of prompts, named by its SHA-256."""
 
 
 class Merged(NamedTuple):
@@ -43,6 +45,9 @@ def merge_runs(source: Path, runs_dir: Path) -> Iterator[Merged]:
         ConfigError: a run's records or results are damaged.
         OSError: a file cannot be read or written.
     """
+    for path in (source / PROMPT_LISTS).glob("*"):
+        (runs_dir / PROMPT_LISTS).mkdir(parents=True, exist_ok=True)
+        (runs_dir / PROMPT_LISTS / path.name).touch()
     for model in sorted(path for path in source.iterdir() if path.is_dir() and path.name[0] != "."):
         for path in sorted(model.glob("calibration-*.safetensors")):
             yield merge_file(path, runs_dir)
@@ -70,16 +75,14 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
     kind = find_kind(path)
     if kind is None:
         return Merged(f"{path.parent.name}/{path.name}", problem="is not a run")
-    stored = replace(kind, encode=bytes, describe=lambda _: {})
-    folder = RunFolder(runs_dir, path.parent.name, RunName.of(path.name), kind=stored)
+    folder = RunFolder(runs_dir, path.parent.name, RunName.of(path.name), kind=kind)
     name = f"{path.parent.name}/{folder.path.name}"
     with claim(folder.place("merge")):
         theirs = list(read_records(path).values())
         ours = folder.samples()
         differing = [int(str(one["index"])) for one in theirs if not _is_same(one, ours)]
         missing = [one for one in theirs if one["index"] not in ours]
-        starts = range(0, len(missing), BATCH_SIZE)
-        added = sum(_add(folder, path, kind, missing[start : start + BATCH_SIZE]) for start in starts)
+        added = copy_samples(folder.path, path, missing)
         _copy_missing(path, folder.path, DESCRIPTION_FILES)
         merged = Merged(name, added, len(theirs) - len(missing) - len(differing))
         if differing:
@@ -143,6 +146,20 @@ def _is_same(record: SampleRecord, known: dict[int, SampleRecord]) -> bool:
     """Return whether a record's sample equals the known one of its index, or none is known."""
     other = known.get(int(str(record["index"])))
     return other is None or other["sha256"] == record["sha256"]
+
+
+def copy_samples(target: Path, source: Path, records: Sequence[SampleRecord]) -> int:
+    """Copy samples of one run's folder to another's, with these records; return the number that are undamaged.
+
+    Raises:
+        ConfigError: the target's records are damaged.
+    """
+    kind = find_kind(target)
+    assert kind is not None
+    stored = replace(kind, encode=bytes, describe=lambda _: {})
+    folder = RunFolder(target.parent.parent, target.parent.name, RunName.of(target.name), kind=stored)
+    starts = range(0, len(records), BATCH_SIZE)
+    return sum(_add(folder, source, kind, records[start : start + BATCH_SIZE]) for start in starts)
 
 
 def _add(folder: RunFolder, path: Path, kind: SampleKind, records: Iterable[SampleRecord]) -> int:

@@ -18,6 +18,8 @@ from kvbench.kernels.batch_invariance import FLAGS, MATMUL, is_batch_invariant
 
 LIBRARIES = ("kvbench", "torch", "numpy", "safetensors", "hydra-core", "pillow", "scipy")
 NOT_INSTALLED = "not installed"
+CODE = ("kvbench", "kernels", "eval", "conf", "run.py", "pyproject.toml")
+"""Files and folders of a checkout that hold its code and configuration."""
 COMMIT_VARIABLE = "KVBENCH_COMMIT"
 """Environment variable with the commit that a container image was built from."""
 
@@ -54,7 +56,7 @@ def describe_rebuild(code: Mapping[str, str] | None, versions: Mapping[str, str]
     commit = code["commit"]
     line = f"git checkout {commit} && docker build --build-arg COMMIT={commit} --tag kvbench:{commit[:12]} ."
     changes = code["diff_sha256"]
-    return f"{line}  # without the changes whose `git diff HEAD` has SHA-256 {changes}" if changes else line
+    return f"{line}  # without the uncommitted changes" if changes else line
 
 
 def describe_arithmetic(device: str, head_dim: int, dtype: torch.dtype) -> dict[str, object]:
@@ -78,15 +80,23 @@ def find_version(name: str) -> str | None:
 
 @cache
 def _checkout() -> dict[str, str] | None:
-    """Return the commit of the checkout and the hash of its changes, as of the first call."""
+    """Return the commit of the checkout and the hash of uncommitted changes to its code, as of the first call.
+
+    Changed and new files of code and configuration count; notes, tests and documentation do not.
+    """
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return {"commit": built, "diff_sha256": ""} if (built := os.environ.get(COMMIT_VARIABLE)) else None
     commit = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "diff", "HEAD")
-    if commit is None or changes is None:
+    changes = _git(root, "diff", "HEAD", "--", *CODE)
+    added = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *CODE)
+    if commit is None or changes is None or added is None:
         return None
-    return {"commit": commit.strip(), "diff_sha256": hash_content(changes) if changes else ""}
+    contents = [name.encode() + (root / name).read_bytes() for name in added.split("\0") if name]
+    return {
+        "commit": commit.strip(),
+        "diff_sha256": hash_content(changes, *contents) if changes or contents else "",
+    }
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -51,6 +51,8 @@ class Memory:
         sequence_bytes: peak bytes of keys and values of one sequence, as stored.
         full_sequence_bytes: bytes of one sequence's full cache in 16 bits.
         last_bytes: bytes that one sequence held while the last segment ran, minimum over batches.
+        protected_drops: slots of score +inf that were dropped because their row had more of them than slots, summed
+            over layers, segments and samples; None for none.
     """
 
     budget_tokens: float
@@ -76,6 +78,7 @@ class Memory:
     sequence_bytes: int
     full_sequence_bytes: int
     last_bytes: int
+    protected_drops: int | None = None
 
     @property
     def budget(self) -> float:
@@ -159,12 +162,14 @@ class Evaluated:
         status: ok, skipped or failed.
         protocol: definition that it follows.
         lacking: missing requirements of a skipped evaluator, each with its remedy.
+        inputs: digests of the metadata and reference files that it reads, see `hash_inputs`; None in earlier versions.
     """
 
     settings: object
     status: Status
     protocol: str
     lacking: tuple[str, ...] = ()
+    inputs: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

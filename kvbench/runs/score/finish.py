@@ -1,5 +1,6 @@
 """Last step of a run: metrics and results.json, shared by any number of processes."""
 
+import logging
 import math
 from contextlib import ExitStack
 from dataclasses import replace
@@ -8,13 +9,19 @@ from pathlib import Path
 
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
+from kvbench.eval.protocol.inputs import Inputs, hash_inputs
 from kvbench.eval.protocol.records import read_fields
+from kvbench.runs.code import find_classes, find_inner_classes, identify_code
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
 from kvbench.runs.record.folder import RECORDS, RunFolder, SampleRecord
 from kvbench.runs.record.results import FILE, SIGNED_COSTS, Results, read_results
 from kvbench.runs.record.steps import Trace, average_steps
-from kvbench.runs.score.scoring import find_pending, score
+from kvbench.runs.score.scoring import describe_changes, find_pending, score
+
+log = logging.getLogger(__name__)
+
+log = logging.getLogger(__name__)
 
 
 def finish(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) -> Results:
@@ -35,10 +42,15 @@ def finish(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) 
         if not job.is_leader and not folder.is_whole(len(job.prompts)):
             raise Busy(f"{folder.path}: waiting for its leader to redraw damaged samples")
         summary, known = _summarise(job, folder, reference, budget), read_results(folder.path)
-        pending = find_pending(job.evaluators, settings, known)
+        inputs = read_inputs(job, folder)
+        pending = find_pending(job.evaluators, settings, inputs, known)
         if known is not None and not pending:  # another process was faster
             return known
-        evaluated, metrics = score(folder.path, reference, pending, settings, device, same_seeds=seeds)
+        if known is not None and (changes := describe_changes(pending, inputs, known)):
+            log.info("%s: computed anew: %s", folder.path.name, changes)
+        evaluated, metrics = score(
+            folder.path, reference, pending, settings, inputs, job.metadata, device, same_seeds=seeds
+        )
         with folder.locked():
             known = read_results(folder.path) or summary  # others may have added to it in the meantime
             results = replace(
@@ -53,9 +65,26 @@ def finish(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) 
     return results
 
 
+def read_inputs(job: Job, folder: RunFolder) -> dict[str, Inputs]:
+    """Return the digests of what each evaluator reads beside samples and networks, and of its code, by config name."""
+    return {
+        name: {**hash_inputs(one, job.metadata, folder.path), **_identify_code(job, name)}
+        for name, one in job.evaluators.items()
+    }
+
+
+def _identify_code(job: Job, name: str) -> dict[str, str]:
+    """Return the hash of an evaluator's code if it matches no pin, and otherwise its revision if it has one."""
+    one, settings = job.evaluators[name], job.section("eval").get(name)
+    classes = dict.fromkeys([*find_inner_classes(one), *find_classes(settings)])
+    if code := identify_code(f"eval.{name}", classes):
+        return {"code": code}
+    return {"revision": str(one.revision)} if one.revision else {}
+
+
 def _summarise(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) -> Results:
     """Sort the records of a complete run; return its results before any metric."""
-    samples = folder.tidy([prompt.index for prompt in job.prompts])
+    samples = folder.tidy([prompt.index for prompt in job.prompts], job.metadata)
     try:
         costs = [_read_cost(job, sample) for sample in samples]
         traces = [read_fields(Trace, sample).steps for sample in samples]
@@ -63,6 +92,14 @@ def _summarise(job: Job, folder: RunFolder, reference: Path | None, budget: Budg
         raise ConfigError(
             f"{folder.path / RECORDS}: damaged ({error}); delete it to generate its samples again"
         ) from None
+    memory = summarise_memory(costs, job.model.spec, budget, job.cache_plan.dtype.itemsize)
+    if memory.protected_drops is not None:
+        count = sum(cost.protected_drops is not None for cost in costs)
+        log.warning(
+            f"method {job.method_name}: more +inf than slots: in {count} of {len(costs)} samples "
+            f"{memory.protected_drops} slots of score +inf were dropped, the latest of a row first; protect fewer "
+            "slots or raise the budget"
+        )
     return Results(
         run=folder.path.name,
         reference=None if reference is None else reference.name,
@@ -70,7 +107,7 @@ def _summarise(job: Job, folder: RunFolder, reference: Path | None, budget: Budg
         n=len(samples),
         config=job.config,
         provenance=folder.read_json("provenance.json"),
-        memory=summarise_memory(costs, job.model.spec, budget, job.cache_plan.dtype.itemsize),
+        memory=memory,
         latency=summarise_latency(costs, job.settings.device),
         steps=average_steps(traces),
     )

@@ -8,6 +8,7 @@ from kvbench.core.files import write_whole
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.texts import open_samples
 from kvbench.eval.protocol.base import Evaluator, Result, evaluate, find_missing
+from kvbench.eval.protocol.inputs import Inputs, find_changes
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.results import Evaluated, Results
 from kvbench.runs.score.contact_sheet import draw_contact_sheet
@@ -24,20 +25,44 @@ MOVED_TARGETS = {
 
 
 def find_pending(
-    evaluators: Mapping[str, Evaluator], settings: Mapping[str, object], known: Results | None
+    evaluators: Mapping[str, Evaluator],
+    settings: Mapping[str, object],
+    inputs: Mapping[str, Inputs],
+    known: Results | None,
 ) -> dict[str, Evaluator]:
-    """Return evaluators whose results are missing, failed, have other settings, or lacked what exists now.
+    """Return evaluators whose results are missing, failed, have other settings or inputs, or lacked what exists now.
 
-    Evaluators and their settings (JSON values) are by config name.
+    Evaluators, their settings (JSON values) and inputs are by config name.
     """
 
     def is_current(name: str) -> bool:
         entry = None if known is None else known.evaluated.get(name)
         if entry is None or _update_targets(entry.settings) != settings.get(name) or entry.status == "failed":
             return False
-        return not entry.lacking or bool(find_missing(evaluators[name]))
+        if entry.lacking:
+            return bool(find_missing(evaluators[name]))
+        return not _find_changes(evaluators[name], inputs[name], entry)
 
     return {name: one for name, one in evaluators.items() if not is_current(name)}
+
+
+def describe_changes(pending: Mapping[str, Evaluator], inputs: Mapping[str, Inputs], known: Results) -> str:
+    """Return the pending evaluators with other inputs than their results, and which inputs; empty if there are none."""
+    changes = []
+    for name in pending.keys() & known.evaluated.keys():
+        entry = known.evaluated[name]
+        names = [] if entry.lacking else _find_changes(pending[name], inputs[name], entry)
+        if names:
+            state = "not recorded" if entry.inputs is None else "changed"
+            changes.append(f"{name} ({', '.join(names)} {state})")
+    return ", ".join(sorted(changes))
+
+
+def _find_changes(evaluator: Evaluator, inputs: Inputs, entry: Evaluated) -> list[str]:
+    """Return the inputs that changed; of a result without a record of them none if it cannot be computed here."""
+    if entry.inputs is None and find_missing(evaluator):
+        return []
+    return find_changes(entry.inputs, inputs)
 
 
 def _update_targets(stored: object) -> object:
@@ -82,6 +107,8 @@ def score(
     reference: Path | None,
     evaluators: Mapping[str, Evaluator],
     settings: Mapping[str, object],
+    inputs: Mapping[str, Inputs],
+    metadata: Sequence[dict[str, object]],
     device: str,
     *,
     same_seeds: bool = True,
@@ -93,14 +120,16 @@ def score(
         reference: the run to compare with.
         evaluators: by config name.
         settings: settings of evaluators by config name, JSON values.
+        inputs: digests of what they read, by config name.
+        metadata: metadata of the prompts, which scores are computed with.
         device: torch device.
         same_seeds: refuse a reference whose samples have other seeds.
 
     Returns:
         `evaluated`, by config name, and `metrics`, by metric name, of results.json.
     """
-    samples = open_samples(folder)
-    other = None if reference is None else open_samples(reference)
+    samples = open_samples(folder).with_metadata(metadata)
+    other = None if reference is None else open_samples(reference).with_metadata(metadata)
     results = evaluate(list(evaluators.values()), samples, other, device, same_seeds=same_seeds)
     evaluated: dict[str, Evaluated] = {}
     metrics: dict[str, Metric] = {}
@@ -108,7 +137,8 @@ def score(
         result.save(folder / "metrics")
         metrics |= result.entries()
         missing = tuple(find_missing(evaluator)) if result.status == "skipped" else ()
-        evaluated[name] = Evaluated(settings.get(name), result.status, result.protocol, missing)
+        read = {key: digest for key, digest in inputs[name].items() if digest is not None}
+        evaluated[name] = Evaluated(settings.get(name), result.status, result.protocol, missing, read)
     psnr = _psnr_by_index(results)
     if psnr and isinstance(samples, ImageSet) and isinstance(other, ImageSet):
         run = folder.name.rpartition("-")[0]

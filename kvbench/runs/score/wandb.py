@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ class WandB:
     def __post_init__(self) -> None:
         if self.images < 0:
             raise ConfigError(f"images={self.images}: must be at least 0")
+
+    @staticmethod
+    def check_installed() -> None:
+        """Raise ConfigError if the `wandb` extra is not installed."""
+        if find_spec("wandb") is None:
+            raise ConfigError('logger=wandb: not installed; pip install "kvbench[wandb]"')
 
     def send(self, folder: Path, results: Results, sweep: str | None = None) -> None:
         """Send or update the results, contact sheet and samples of a run, grouped by the name of its sweep.
@@ -79,10 +86,9 @@ class WandB:
     @contextmanager
     def _open(self, folder: Path, key: str, title: str, **about: object) -> Iterator[tuple[Any, Any]]:
         """Yield the module and an entry of the project, which is finished when the block ends."""
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigError('logger=wandb: not installed; pip install "kvbench[wandb]"') from None
+        self.check_installed()
+        import wandb
+
         mode = os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
         run = wandb.init(
             project=self.project,

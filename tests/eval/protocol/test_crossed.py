@@ -8,9 +8,11 @@ import pytest
 from scipy import stats
 
 from kvbench.eval.files.samples import SampleSetError
-from kvbench.eval.protocol.crossed import cross_interval, cross_runs, sum_clusters
+from kvbench.eval.protocol.crossed import cross_runs
 from kvbench.eval.protocol.intervals import Replicates
 from kvbench.eval.protocol.scores import MetricSpec, Score
+from kvbench.eval.protocol.shares import change_interval
+from kvbench.eval.protocol.two_way import cross_interval, sum_clusters
 from tests.support.image_sets import SCORED, run_folder
 
 RNG = np.random.default_rng(3)
@@ -18,9 +20,11 @@ PSNR = {"psnr": MetricSpec("higher", "dB", digits=2)}
 RUNS = 5
 
 
-def draw(sd_prompts: float, sd_runs: float, sd_rest: float, count: int, prompts: int = 40) -> np.ndarray:
-    """Tables [count, prompts, RUNS] of mean 0 with known standard deviations."""
-    shapes = ((count, prompts, 1), (count, 1, RUNS), (count, prompts, RUNS))
+def draw(
+    sd_prompts: float, sd_runs: float, sd_rest: float, count: int, prompts: int = 40, runs: int = RUNS
+) -> np.ndarray:
+    """Tables [count, prompts, runs] of mean 0 with known standard deviations."""
+    shapes = ((count, prompts, 1), (count, 1, runs), (count, prompts, runs))
     parts = zip((sd_prompts, sd_runs, sd_rest), shapes, strict=True)
     return sum(sd * RNG.normal(size=shape) for sd, shape in parts)
 
@@ -61,6 +65,18 @@ def test_interval_holds_the_mean_of_other_prompts_and_other_runs(sds: tuple[floa
     spread = tables.mean((1, 2)).std()
     assert np.mean([interval.se**2 for interval, _ in found]) == pytest.approx(spread**2, rel=0.1)
     assert np.mean([between**2 for _, between in found]) == pytest.approx(sds[1] ** 2, rel=0.25)
+
+
+@pytest.mark.parametrize("sds", [(3.0, 0.0, 1.0), (1.0, 0.0, 1.0), (3.0, 0.3, 1.0)])
+def test_interval_of_two_runs_holds_and_is_not_several_times_too_wide(
+    sds: tuple[float, float, float],
+) -> None:
+    tables = draw(*sds, 1500, runs=2)
+    found = [cross_interval(table)[0] for table in tables]
+    held = np.mean([interval.low < 0 < interval.high for interval in found])
+    assert 0.93 < held < 0.985
+    known = 2 * 1.96 * (sds[0] ** 2 / 40 + sds[1] ** 2 / 2 + sds[2] ** 2 / 80) ** 0.5
+    assert np.median([interval.high - interval.low for interval in found]) < 1.2 * known
 
 
 def test_a_bootstrap_of_prompts_and_few_runs_is_too_narrow() -> None:
@@ -167,7 +183,9 @@ def test_answers_that_all_agree_have_an_interval_of_positive_width(tmp_path: Pat
     assert (one.mean.value, one.between, one.mean.ci) == (1, 0, "wilson")
     quantile = stats.t.ppf(0.975, 29)  # of 30 prompts
     assert one.mean.interval == pytest.approx((30 / (30 + quantile**2), 1))
-    assert cross_runs(folders[:2], folders[2])["psnr"].mean.interval is None
+    change = cross_runs(folders[:2], folders[2])["psnr"].mean
+    own = change_interval([0.0] * 2 * SCORED, [i // 4 for i in range(2 * SCORED)])
+    assert change.interval == pytest.approx((own.low, own.high))
 
 
 def test_runs_of_other_samples_are_not_crossed(tmp_path: Path) -> None:

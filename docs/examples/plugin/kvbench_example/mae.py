@@ -17,6 +17,7 @@ class Mae(Evaluator):
     name: ClassVar[str] = "mae"
     protocol: ClassVar[str] = "uint8"
     needs_reference: ClassVar[bool] = True
+    meta_keys: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[dict[str, MetricSpec]] = {"mae": MetricSpec("lower", "levels", digits=3)}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:

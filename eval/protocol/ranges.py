@@ -1,0 +1,21 @@
+"""Ranges of metrics that are bounded on both sides."""
+
+import re
+from collections.abc import Mapping
+
+Range = tuple[float, float]
+
+RANGES: Mapping[str, Range] = {
+    **dict.fromkeys(("ssim", "ms_ssim", "dists", "vqascore", "oneig"), (0.0, 1.0)),
+    **dict.fromkeys(("geneval", "exact", "accuracy", "truncated", "precision", "recall"), (0.0, 1.0)),
+    **dict.fromkeys(("accuracy_change", "exact_answer_change"), (-1.0, 1.0)),
+    **dict.fromkeys(("dpg", "unigenbench", "geneval2"), (0.0, 100.0)),
+}
+"""Smallest and largest value by metric, or by the first words of its name."""
+
+
+def find_range(name: str) -> Range | None:
+    """Return the smallest and largest value of a metric or of a part of it; None if a side has no bound."""
+    words = re.split(r"[/\[]", name)[0].split("_")
+    starts = ("_".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((RANGES[start] for start in starts if start in RANGES), None)

@@ -1,0 +1,104 @@
+"""Samples that a run takes from earlier runs which differ from it in their prompts alone.
+
+A sample depends on its prompt, the prompt's number and the seed, not on the other prompts. So a run of 512 prompts
+takes the samples of a run of their first 64. Such runs are found by the hashes of all lists of prompts that were used
+in a folder of runs, each an empty file `<runs_dir>/.prompts/<sha256>`.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kvbench.core.config import ConfigError
+from kvbench.core.files import write_beside
+from kvbench.runs.generate.retention import FILE as RETENTION
+from kvbench.runs.generate.retention import read_retention
+from kvbench.runs.job import Job
+from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
+from kvbench.runs.record.merge import PROMPT_LISTS, copy_samples
+from kvbench.runs.run_hash import Identity
+
+log = logging.getLogger(__name__)
+
+
+def note_prompts(runs_dir: Path, identity: Identity) -> None:
+    """Remember that a run with this list of prompts may exist, so that later runs find it."""
+    path = runs_dir / PROMPT_LISTS / identity.prompts
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def take_samples(job: Job, folder: RunFolder, identity: Identity) -> bool:
+    """Copy missing samples from runs of equal settings and other prompts; return whether all samples now exist.
+
+    Taken are samples of the same prompt, number and seed. Runs in `runs_dirs` are used too, unfinished runs as far as
+    they are. Costs in the records are those of the earlier run, as in a resumed run.
+
+    Raises:
+        Busy: another process takes samples for this run, and the job does not wait.
+    """
+    settings = job.settings
+    roots = (settings.runs_dir, *(Path(other).expanduser() for other in settings.runs_dirs))
+    if sources := [path for root in roots for path in _find_alike(root / job.model.name, identity)]:
+        with job.hold(folder.place("take")):
+            for source in sources:
+                _take_from(source, job, folder)
+    return bool(sources) and folder.is_whole(len(job.prompts), read=job.is_leader)
+
+
+def _find_alike(runs: Path, identity: Identity) -> list[Path]:
+    """Return the folders of a model's runs that have this identity but for their prompts, the largest first."""
+    lists, folders = (_list_names(path) for path in (runs.parent / PROMPT_LISTS, runs))
+    hashes = {replace(identity, prompts=prompts).hash for prompts in lists} - {identity.hash}
+    alike = [runs / name for name in folders if RunName.of(name).hash in hashes]
+    return sorted(alike, key=lambda path: -_count_bytes(path / RECORDS))
+
+
+def _list_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def _count_bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _take_from(source: Path, job: Job, folder: RunFolder) -> None:
+    """Copy the samples of one run that this run lacks, with their part of its description."""
+    known, total = folder.samples(), len(job.prompts)
+    wanted = {prompt.index: prompt for prompt in job.prompts if prompt.index not in known}
+    try:
+        records = [
+            {**record, "meta": wanted[index].meta}
+            for index, record in read_records(source).items()
+            if index in wanted and record.get("prompt") == wanted[index].text
+        ]
+        taken = copy_samples(folder.path, source, _leave_out_first_batch(source, folder, records))
+    except (ConfigError, OSError):  # damaged or deleted in the meantime: its samples are generated instead
+        return
+    if taken:
+        provenance = folder.read_json("provenance.json") or {}
+        earlier = provenance.get("taken")
+        counts = {**(earlier if isinstance(earlier, dict) else {}), source.name: taken}
+        folder.write("provenance.json", json.dumps({**provenance, "taken": counts}, indent=1))
+        log.info("%s: took %d of %d samples from %s", folder.path.name, taken, total, source.name)
+
+
+def _leave_out_first_batch(
+    source: Path, folder: RunFolder, records: Sequence[SampleRecord]
+) -> Sequence[SampleRecord]:
+    """Return records that can be taken without drawing retention.json anew, which is of the whole first batch.
+
+    That file is copied with the samples that it describes.
+    """
+    retention = read_retention(source)
+    if retention is None or (folder.path / RETENTION).exists():
+        return records
+    if {record["index"] for record in records} >= {*range(retention.prompts)}:
+        with write_beside(folder.path / RETENTION) as beside:
+            shutil.copyfile(source / RETENTION, beside)
+        return records
+    return [record for record in records if int(str(record["index"])) >= retention.prompts]

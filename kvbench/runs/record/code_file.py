@@ -1,0 +1,76 @@
+"""Record of a run's code in its folder: definitions in code.json, and copies of sources that no commit holds."""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvbench.core.files import parse_json
+from kvbench.core.source import Code
+from kvbench.runs.record.folder import RunFolder
+from kvbench.runs.record.results import FILE as RESULTS_FILE
+
+FILE = "code.json"
+SHOWN = 3
+"""Definitions that a message names."""
+ROOT = Path(__file__).resolve().parents[3]
+"""Folder of the checkout, or of installed packages."""
+
+
+def write_code(folder: RunFolder, plain: str, codes: Mapping[str, Code]) -> None:
+    """Write the code of a run's parts (method, model) into its folder.
+
+    Files that kvbench's checkout has not committed, and files outside it, are copied to source/. `plain` is the hash of
+    the run's identity without its code.
+    """
+    sources = {module: source for code in codes.values() for module, source in code.sources.items()}
+    for module in _list_uncommitted({module: path for module, (path, _) in sources.items()}):
+        path, content = sources[module]
+        name = module.replace(".", "/") + ("/__init__" if path and path.name == "__init__.py" else "")
+        folder.write(f"source/{name}.py", content)
+    parts = {name: {"sha256": code.sha256, "definitions": code.definitions} for name, code in codes.items()}
+    folder.write(FILE, json.dumps({"plain": plain, **parts}, indent=1))
+
+
+def _list_uncommitted(paths: Mapping[str, Path | None]) -> list[str]:
+    """Return the modules whose files are outside kvbench's checkout, or that it has not committed."""
+    inside = {module: path for module, path in paths.items() if path and path.resolve().is_relative_to(ROOT)}
+    command = [
+        "git",
+        "status",
+        "--porcelain",
+        "--untracked-files=all",
+        "--ignored",
+        "--",
+        *map(str, inside.values()),
+    ]
+    try:
+        status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):  # no checkout
+        return sorted(paths)
+    changed = {ROOT / line[3:].strip('"') for line in status.splitlines()}
+    return [module for module in sorted(paths) if module not in inside or inside[module].resolve() in changed]
+
+
+def describe_change(folder: Path, plain: str, codes: Mapping[str, Code]) -> str | None:
+    """Return how a run's code differs from that of the latest run that equals it in all else; None if there is none."""
+    label, _, _ = folder.name.rpartition("-")
+    others = [path for path in folder.parent.glob(f"{label}-*/{FILE}") if path.parent != folder]
+    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            record = parse_json(path.read_text(encoding="utf-8"))
+            known = {part: record[part]["definitions"] for part in codes if record["plain"] == plain}
+        except (OSError, ValueError, KeyError, TypeError):  # a damaged record of another run does no harm
+            continue
+        names = [name for part in known for name in _list_changed(known[part], codes[part].definitions)]
+        if names:
+            shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if names[SHOWN:] else "")
+            finished = (path.parent / RESULTS_FILE).is_file()
+            state = "which stays" if finished else "which is unfinished and is not resumed"
+            return f"{folder.name}: made anew, its code differs from {path.parent.name}, {state}: {shown}"
+    return None
+
+
+def _list_changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the definitions that were changed, added or removed."""
+    return [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]

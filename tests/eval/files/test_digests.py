@@ -1,0 +1,156 @@
+"""Hashes of reference files: read once, again after any change, and never trusted from a damaged file."""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvbench.eval.files import digests
+from kvbench.eval.files.digests import digest_path, hash_files_at
+
+NAMES = ("a.png", "b.png", "c.png")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of files whose hashes are kept at once, however small and new they are."""
+    monkeypatch.setenv("KVBENCH_FEATURES", str(tmp_path / "store"))
+    monkeypatch.setattr(digests, "MIN_BYTES", 0)
+    monkeypatch.setattr(digests, "TICK", -(10**12))
+    folder = tmp_path / "real"
+    (folder / "below").mkdir(parents=True)
+    for name in (*NAMES, ".hidden", "below/d.png"):
+        (folder / name).write_text(f"content of {name}")
+    return folder
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were read."""
+    names: list[str] = []
+    hash_path = digests.hash_path
+    monkeypatch.setattr(digests, "hash_path", lambda path: names.append(path.name) or hash_path(path))
+    return names
+
+
+def expected(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.name != ".hidden"
+    }
+
+
+def find_cache(folder: Path) -> Path:
+    [cache] = (folder.parent / "store").iterdir()
+    return cache
+
+
+def test_files_are_read_once(folder: Path, read: list[str]) -> None:
+    assert hash_files_at(folder) == expected(folder)
+    assert sorted(read) == [*NAMES]
+    assert hash_files_at(folder) == expected(folder)
+    assert len(read) == len(NAMES)
+    assert hash_files_at(folder / "a.png") == {"a.png": expected(folder)["a.png"]}
+    assert digest_path(folder) != digest_path(folder / "a.png")
+
+
+def overwrite(path: Path) -> None:
+    """Change the content but neither size nor time of modification."""
+    times = path.stat()
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def exchange(path: Path) -> None:
+    """Put another file of the same size and time in its place."""
+    other, times = path.with_name(".other"), path.stat()
+    other.write_bytes(path.read_bytes()[::-1])
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+    other.replace(path)
+
+
+@pytest.mark.parametrize("change", [overwrite, exchange])
+def test_a_changed_file_alone_is_read_again(
+    change: Callable[[Path], None], folder: Path, read: list[str]
+) -> None:
+    before = digest_path(folder)
+    read.clear()
+    change(folder / "b.png")
+    assert hash_files_at(folder) == expected(folder)
+    assert read == ["b.png"]
+    assert digest_path(folder) != before
+
+
+def test_names_count(folder: Path, read: list[str]) -> None:
+    before = digest_path(folder)
+    read.clear()
+    (folder / "c.png").rename(folder / "e.png")
+    renamed = digest_path(folder)
+    (folder / "a.png").unlink()
+    assert len({before, renamed, digest_path(folder)}) == 3
+    assert hash_files_at(folder) == expected(folder)
+    assert read == ["e.png"]
+
+
+def test_a_file_that_just_changed_is_read_again(
+    folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may change again without another time."""
+    monkeypatch.setattr(digests, "TICK", 10**12)
+    assert hash_files_at(folder) == hash_files_at(folder) == expected(folder)
+    assert len(read) == 2 * len(NAMES)
+
+
+def falsify(cache: Path) -> None:
+    content, count = re.subn(r'"[0-9a-f]{64}"', f'"{"0" * 64}"', cache.read_text())
+    assert count == len(NAMES)
+    cache.write_text(content)
+
+
+def seal(cache: Path, content: str) -> None:
+    """Write another program's content with its right hash."""
+    cache.write_text(f"{hashlib.sha256(content.encode()).hexdigest()}\n{content}")
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "cut": lambda cache: cache.write_bytes(cache.read_bytes()[:-30]),
+    "empty": lambda cache: cache.write_bytes(b""),
+    "binary": lambda cache: cache.write_bytes(b"\xff\xfe\n\x00"),
+    "another hash": falsify,
+    "a number": lambda cache: seal(cache, "3"),
+    "names alone": lambda cache: seal(cache, '{"a.png": 1}'),
+    "a folder": lambda cache: (cache.unlink(), cache.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_cache_is_not_trusted(
+    damage: str, folder: Path, read: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    hash_files_at(folder)
+    DAMAGE[damage](find_cache(folder))
+    read.clear()
+    assert hash_files_at(folder) == expected(folder)
+    assert sorted(read) == [*NAMES]
+    assert "-digests.json cannot be used (" in caplog.text
+
+
+def test_without_a_place_for_hashes_files_are_read_each_time(
+    folder: Path, read: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder.parent / "store").write_text("not a folder")
+    assert hash_files_at(folder) == hash_files_at(folder) == expected(folder)
+    assert len(read) == 2 * len(NAMES)
+    assert "the next call reads files again" in caplog.text
+
+
+def test_what_cannot_be_read_is_an_error(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        digest_path(folder / "nowhere")
+    (folder / "broken.png").symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError, match=r"broken\.png"):
+        digest_path(folder)

@@ -1,0 +1,215 @@
+"""What a metric reads beside samples and networks is found, and nothing else counts."""
+
+import csv
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kvbench.core.config import import_target
+from kvbench.eval.alignment.dpg import COLUMNS, Dpg
+from kvbench.eval.alignment.dpg_official import DpgOfficial
+from kvbench.eval.alignment.geneval2 import GenEval2
+from kvbench.eval.alignment.hps import Hps
+from kvbench.eval.alignment.oneig import OneIg
+from kvbench.eval.alignment.unigenbench import UniGenBench
+from kvbench.eval.distribution.fid import FidReal
+from kvbench.eval.distribution.mjhq import CATEGORIES, FidMjhq
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.samples import REWRITTEN_FROM
+from kvbench.eval.geneval.official import GenEvalOfficial
+from kvbench.eval.geneval.score import GenEval
+from kvbench.eval.paired.psnr import Psnr
+from kvbench.eval.protocol.base import Evaluator, evaluate
+from kvbench.eval.protocol.inputs import find_changes, hash_inputs
+from kvbench.eval.registry import LOOKUP_TARGETS, describe_metrics, read_metrics
+from kvbench.eval.spaces.scenes import Scenes
+from kvbench.eval.text.answers import ExactAnswer
+from kvbench.scenes.exact import Exact
+from kvbench.scenes.graded import SceneTifa
+from kvbench.scenes.grammar import evaluation_prompts
+from tests.support.image_sets import FEATURES, make_noise
+
+LINE: dict[str, object] = {
+    "answer": "7",
+    "tag": "counting",
+    "include": [{"class": "dog", "count": 2}],
+    "exclude": [{"class": "dog", "count": 3}],
+    "prompt": "two dogs",
+    "vqa_list": [["How many dogs are there?", "two"]],
+    "skills": ["count"],
+    "atom_count": 3,
+    "item_id": "12",
+    "category": "animals",
+    "style": "photo",
+    "oneig_class": "anime",
+    "oneig_id": "001",
+    "unigenbench_index": "5",
+    "comment": "not read by a metric",
+}
+
+
+class Stranger(Psnr):
+    """Says nothing about metadata."""
+
+    meta_keys: ClassVar[None] = None
+
+
+def find_dogs(_: np.ndarray) -> list[object]:
+    return []
+
+
+READ: list[tuple[Evaluator, set[str]]] = [
+    (Psnr(), set()),
+    (ExactAnswer(), {"answer"}),
+    (GenEval(find_dogs), {"tag", "include", "exclude"}),
+    (GenEvalOfficial(), {"tag", "include", "exclude"}),
+    (GenEval2(), {"vqa_list", "skills", "atom_count"}),
+    (Exact(), {"tag", "prompt"}),
+    (SceneTifa(), {"tag", "prompt"}),
+    (Dpg(), {"item_id"}),
+    (DpgOfficial(), {"item_id"}),
+    (FidMjhq(), {"category"}),
+    (Hps(), {"style"}),
+    (OneIg(), {"oneig_class", "oneig_id"}),
+    (UniGenBench(), {"unigenbench_index"}),
+    (Stranger(), set(LINE)),
+]
+
+
+@pytest.mark.parametrize(("evaluator", "read"), READ, ids=[type(one).__name__ for one, _ in READ])
+def test_metadata_counts_if_a_metric_reads_it(evaluator: Evaluator, read: set[str], tmp_path: Path) -> None:
+    def find(meta: Mapping[str, object]) -> list[str]:
+        before = hash_inputs(evaluator, [LINE, LINE], tmp_path)
+        known = {name: digest for name, digest in before.items() if digest is not None}
+        return find_changes(known, hash_inputs(evaluator, [LINE, meta], tmp_path))
+
+    assert find(LINE) == []
+    changed = {key for key in LINE if find({**LINE, key: "other"})}
+    removed = {key for key in LINE if find({name: value for name, value in LINE.items() if name != key})}
+    assert changed == removed == read
+    assert find({**LINE, REWRITTEN_FROM: "a shorter prompt"})
+
+
+def test_every_metric_of_the_program_says_what_it_reads() -> None:
+    settings = [one for name in describe_metrics() for one in read_metrics(name).values()]
+    targets = {one["_target_"] for one in settings} - {*LOOKUP_TARGETS}
+    assert len(targets) > 30
+    assert [name for name in targets if import_target(name, "eval").meta_keys is None] == []
+
+
+class Recorded(dict[str, object]):
+    """A line that records its keys that are read."""
+
+    read: ClassVar[set[str]] = set()
+
+    def get(self, key: str, default: object = None) -> object:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> object:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(str(key))
+        return super().__contains__(key)
+
+
+SCORED: list[Evaluator] = [
+    Exact(),
+    SceneTifa(),
+    GenEval(find_dogs),
+    OneIg(),
+    UniGenBench(),
+    DpgOfficial(),
+    FidReal(Scenes(str(FEATURES)), statistics="real"),
+]
+
+
+@pytest.mark.parametrize("evaluator", SCORED, ids=lambda one: type(one).__name__)
+def test_a_metric_reads_no_other_metadata(
+    evaluator: Evaluator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("real").mkdir()
+    for index in range(3):
+        Image.fromarray(np.full((16, 16, 3), 50 * index, np.uint8)).save(f"real/{index}.png")
+    lines = [{**LINE, **line} for line in evaluation_prompts(4, 0)]
+    images = make_noise(tmp_path / "run", lines, ["one prompt"] * 4)
+    monkeypatch.setattr(Recorded, "read", set())
+    [result] = evaluate([evaluator], images.with_metadata([Recorded(line) for line in lines]))
+    assert result.status == "ok" or "images exported" in str(result.reason), result.reason
+    assert evaluator.meta_keys is not None
+    assert Recorded.read <= {*evaluator.meta_keys, REWRITTEN_FROM}
+    assert Recorded.read >= {*evaluator.meta_keys[:1]}
+
+
+def test_samples_with_other_metadata(tmp_path: Path) -> None:
+    images = make_noise(tmp_path / "run", [{"answer": "1"}, {"answer": "2"}])
+    other = images.with_metadata([{"answer": "3"}, {REWRITTEN_FROM: "a"}])
+    assert isinstance(other, ImageSet)
+    assert (other.meta(0), other.clusters) == ({"answer": "3"}, ["prompt 0", "a"])
+    assert (images.meta(0), images.clusters) == ({"answer": "1"}, ["prompt 0", "prompt 1"])
+    assert (other.image(1) == images.image(1)).all()
+    assert other.digest == images.digest
+
+
+def write_questions(root: Path) -> tuple[Evaluator, Path]:
+    path = root / "dpg.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerow(COLUMNS)
+    return Dpg(questions=str(path)), path
+
+
+def write_table(evaluator: Evaluator, name: str) -> Callable[[Path], tuple[Evaluator, Path]]:
+    def write(root: Path) -> tuple[Evaluator, Path]:
+        path = root / "run" / name
+        path.parent.mkdir(parents=True)
+        path.write_text("one")
+        return evaluator, path
+
+    return write
+
+
+def write_category(root: Path) -> tuple[Evaluator, Path]:
+    for category in CATEGORIES:
+        (root / category).mkdir(parents=True)
+        (root / category / "1.jpg").write_text(category)
+    return FidMjhq(folder=str(root)), root / "art" / "1.jpg"
+
+
+def write_statistics(root: Path) -> tuple[Evaluator, Path]:
+    path = root / "statistics.safetensors"
+    path.write_text("one")
+    return FidReal(statistics=str(path)), path
+
+
+REFERENCES: dict[str, Callable[[Path], tuple[Evaluator, Path]]] = {
+    "questions": write_questions,
+    "statistics": write_statistics,
+    "folder/art": write_category,
+    "verdicts": write_table(GenEvalOfficial(verdicts=True), "geneval_official/results.jsonl"),
+    "scores": write_table(DpgOfficial(scores=True), "dpg_official/results.txt"),
+    "scores of UniGenBench": write_table(UniGenBench(scores=True), "unigenbench/results.csv"),
+    "scores of OneIG": write_table(OneIg(scores=True), "oneig/results/style_score_EN_1.csv"),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_the_content_of_references_counts(name: str, tmp_path: Path) -> None:
+    evaluator, path = REFERENCES[name](tmp_path)
+
+    def find() -> dict[str, str | None]:
+        return dict(hash_inputs(evaluator, [LINE], tmp_path / "run"))
+
+    stored = find()
+    known = {key: digest for key, digest in stored.items() if digest is not None}
+    assert known.keys() == stored.keys()
+    path.write_text(path.read_text() + "more")
+    assert find_changes(known, find()) == [name.partition(" ")[0]]
+    path.unlink()  # as where a disk is not mounted
+    assert find_changes(known, find()) == []

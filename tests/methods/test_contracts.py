@@ -1,0 +1,154 @@
+"""Shapes and dtypes that the engine requires of a method's hooks, and protected slots that do not fit."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.methods.adakv import AdaKV
+from kvbench.methods.shared.base import Method, WrongTensor
+from kvbench.methods.shared.scored import AdaptiveHeads, Scored
+from kvbench.methods.shared.uses import Uses
+from kvbench.methods.shared.view import View
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.tova import TOVA
+from kvbench.runs import execute
+from tests.support.engine import listening, open_cache, run, small, tokens_of
+from tests.support.fake_run import job_in
+
+SPEC = small(heads=2)
+Change = Callable[[Tensor], Any]
+WRONG: dict[str, tuple[Change, str]] = {
+    "one column": (lambda right: right[:, :1], "[{rows}, 1], {dtype}"),
+    "one row": (lambda right: right[:1], "[1, 14], {dtype}"),
+    "one more dimension": (lambda right: right[None], "[1, {rows}, 14], {dtype}"),
+    "transposed": (lambda right: right.T, "[14, {rows}], {dtype}"),
+    "whole numbers": (lambda right: right.long(), "[{rows}, 14], int64"),
+    "a list": (lambda right: right.tolist(), "list"),
+}
+PLACE = "layer 1, segment 2: "
+
+
+def show_at_place(view: View, right: Tensor, change: Change) -> Any:
+    return change(right) if view.layer == 1 and view.segment.index == 2 else right
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_scores_of_a_wrong_shape_or_dtype_end_the_run(name: str) -> None:
+    change, found = WRONG[name]
+
+    class Wrong(TOVA):
+        def score(self, view: View) -> Tensor:
+            return show_at_place(view, super().score(view), change)
+
+    class WrongOutside(SnapKV):
+        def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
+            return show_at_place(view, super().score_outside(view, chosen, inside), change)
+
+    for method, hook in ((Wrong(), "score"), (WrongOutside(), "score_outside")):
+        with pytest.raises(WrongTensor) as caught:
+            run(open_cache(method, SPEC, 0.5), tokens_of(SPEC, 2))
+        returned = found.format(rows=4, dtype="float32")
+        start = f"method {type(method).__name__}: {PLACE}{hook} returned {returned}; return "
+        assert str(caught.value).startswith(start)
+        assert str(caught.value).endswith("[rows, slots] = [4, 14], floating-point")
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("static", [False, True])
+def test_a_mask_of_a_wrong_shape_or_dtype_ends_the_run(name: str, static: bool) -> None:
+    change, found = WRONG[name]
+    always = static
+
+    class Wrong(Method):
+        static: ClassVar[bool] = always
+
+        def keep(self, view: View) -> Tensor:
+            return show_at_place(view, view.position >= 0, change)
+
+    rows = 2 if static else 4  # a static method decides for one sequence
+    with pytest.raises(WrongTensor) as caught:
+        run(open_cache(Wrong(), SPEC), tokens_of(SPEC, 2))
+    start = f"method Wrong: {PLACE}keep returned {found.format(rows=rows, dtype='bool')}; return "
+    assert str(caught.value).startswith(start)
+    names = "[heads, slots]" if static else "[rows, slots]"
+    assert str(caught.value).endswith(f"{names} = [{rows}, 14], bool")
+
+
+def test_slots_to_attend_to_of_a_wrong_shape_end_the_run() -> None:
+    class Wrong(Method):
+        uses = Uses(sparse_reads=True)
+
+        def keep(self, view: View) -> None:
+            return None
+
+        def select_attended(self, view: View) -> Tensor:
+            return show_at_place(view, view.position >= 0, lambda right: right[:, -1:])
+
+    with pytest.raises(WrongTensor, match=r"layer 1, segment 2: select_attended returned \[4, 1\], bool"):
+        run(open_cache(Wrong(), SPEC), tokens_of(SPEC, 2))
+
+
+@dataclass(kw_only=True)
+class Protecting(Scored):
+    """Protect every slot of even position from segment 1 on; a row has fewer slots."""
+
+    def score(self, view: View) -> Tensor:
+        protected = (view.position % 2 == 0) & (view.segment.index > 0)
+        return torch.where(protected, torch.inf, view.mass())
+
+
+@dataclass(kw_only=True)
+class ProtectingAmongHeads(AdaptiveHeads, Protecting):
+    """The same while heads compete."""
+
+
+@pytest.mark.parametrize("kind", [Protecting, ProtectingAmongHeads])
+def test_protected_slots_that_do_not_fit_are_counted_per_sequence(kind: type[Scored]) -> None:
+    method = kind()
+    cache = open_cache(method, SPEC, 0.3)
+    asked = listening(method)
+    run(cache, tokens_of(SPEC, 2))
+    expected = [0, 0]
+    for one in asked:
+        if one.scale == 0:
+            continue
+        for row, (positions, kept) in enumerate(zip(one.position.tolist(), one.kept.tolist(), strict=True)):
+            even = [
+                stays
+                for position, stays in zip(positions, kept, strict=True)
+                if position % 2 == 0 <= position
+            ]
+            expected[row // SPEC.heads] += even.count(False)
+    cache.ledger.read_unprotected(SPEC.heads)
+    assert cache.ledger.unprotected == expected
+    assert min(expected) > 0
+
+
+@pytest.mark.parametrize("method", [SnapKV(sinks=1), AdaKV(sinks=1), TOVA(sinks=1)])
+def test_windows_and_sinks_that_fit_are_not_reported(method: Method) -> None:
+    cache = open_cache(method, SPEC, 0.5)
+    run(cache, tokens_of(SPEC, 2))
+    cache.ledger.read_unprotected(SPEC.heads)
+    assert not any(cache.ledger.unprotected)
+
+
+def test_a_run_reports_protected_slots_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = job_in(tmp_path, count=4, method=Protecting(), budget=0.4)
+    with caplog.at_level(logging.WARNING):
+        outcome = execute.run(job)
+        assert execute.run(job).reused
+    records = [json.loads(line) for line in (outcome.folder / "samples.jsonl").read_text().splitlines()]
+    drops = sum(record["protected_drops"] for record in records)
+    assert outcome.results is not None
+    assert outcome.results.memory.protected_drops == drops > 0
+    [message] = [message for message in caplog.messages if "+inf" in message]
+    assert f"more +inf than slots: in 4 of 4 samples {drops} slots" in message
+    plain = execute.run(job_in(tmp_path, count=4, method=TOVA(), budget=0.4))
+    assert "protected_drops" not in (plain.folder / "samples.jsonl").read_text()

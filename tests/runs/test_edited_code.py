@@ -1,0 +1,65 @@
+"""A run belongs to the code that drew it: an edit that can change samples makes a run of its own, others do not."""
+
+import pytest
+
+from docs.generator.pins import format_pins, measure_pins
+from kvbench.core.config import ConfigError
+from kvbench.methods.full import Full
+from kvbench.methods.h2o import H2O
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.runs.code import PINS_FILE, find_versions, identify_code, is_pinned
+from tests.support.command_line import run_python
+from tests.support.edits import EDITS
+from tests.support.places import ROOT
+
+
+def test_pins_fit_the_code() -> None:
+    """If samples or scores change, raise the class's `revision`; then, and after any refactoring, `make pins`."""
+    assert PINS_FILE.read_text() == format_pins(measure_pins()), (
+        "raise `revision` if results change; make pins"
+    )
+
+
+def test_pinned_classes_leave_hashes_as_they_are() -> None:
+    assert identify_code("method", [Full, H2O]) is None
+
+
+def test_another_revision_or_a_subclass_counts_by_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(H2O):
+        pass
+
+    class Other(StreamingLLM):
+        pass
+
+    mine, other = identify_code("method", [Mine]), identify_code("method", [Other])
+    assert None not in (mine, other)
+    assert mine != other
+    monkeypatch.setattr(H2O, "revision", 99)
+    assert not is_pinned(H2O)
+    assert identify_code("method", [H2O]) is not None
+
+
+def test_a_class_without_source_is_refused_by_its_key() -> None:
+    made = type("Made", (Full,), {"__module__": "nowhere"})
+    with pytest.raises(
+        ConfigError, match=r"^method: nowhere\.Made: has no Python source; define the class in"
+    ):
+        identify_code("method", [made])
+
+
+def test_packages_that_kvbench_does_not_require_count_by_version() -> None:
+    assert [*find_versions({"torch", "json", "kvbench", "pytest", "missing"})] == ["pytest"]
+
+
+@pytest.mark.slow
+def test_a_method_edited_ten_times() -> None:
+    done = run_python(ROOT, "-m", "tests.support.edits")
+    *effects, killed = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
+    states = {edit.what: "made anew" if edit.counts else "found" for edit in EDITS}
+    assert [line[:43].split("  ")[0] for line in effects] == [*states]
+    assert all(states[line[:32].strip()] in line for line in effects), done.stdout
+    assert len({line.split()[-1] for line in effects}) == 1 + sum(edit.counts for edit in EDITS)
+    assert "which stays: study.mine:Mine\n" in done.stdout
+    before, after, kept = killed.split()[-3:]
+    assert before != after
+    assert int(kept) >= 2

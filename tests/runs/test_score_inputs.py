@@ -1,0 +1,256 @@
+"""Scores are computed anew when answers, lines or real images change, from the samples that exist."""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kvbench.eval.distribution.cmmd import CmmdReal
+from kvbench.eval.distribution.fid import FidReal
+from kvbench.eval.distribution.precision_recall import PrecisionRecallReal
+from kvbench.eval.files.weights import Weight
+from kvbench.eval.geneval.rules import Instance
+from kvbench.eval.geneval.score import GenEval
+from kvbench.eval.paired.psnr import Psnr
+from kvbench.eval.protocol.base import Evaluator
+from kvbench.eval.spaces.scenes import Scenes
+from kvbench.eval.text.answers import AnswerChange, Answers
+from kvbench.eval.text.length import TextLength
+from kvbench.methods.full import Full
+from kvbench.prompts.base import Prompt
+from kvbench.prompts.files import PromptFile
+from kvbench.runs import execute
+from kvbench.runs.job import Job
+from kvbench.runs.record.results import Outcome
+from kvbench.runs.score.scoring import score
+from tests.support.fake_run import images_of, job_in
+from tests.support.image_sets import FEATURES
+from tests.support.small_models import small_writer
+
+COUNT = 6
+SPACE = Scenes(str(FEATURES))
+
+
+@dataclass(frozen=True)
+class Same(Answers):
+    """A text is correct if it is the answer."""
+
+    name: ClassVar[str] = "same"
+    protocol: ClassVar[str] = "plain"
+
+    def judge(self, conclusion: str, answer: str) -> bool:
+        return conclusion == answer
+
+
+@dataclass(frozen=True)
+class SameChange(AnswerChange, Same):
+    name: ClassVar[str] = "same_change"
+
+
+ANSWERED = {"same": Same(), "same_change": SameChange(), "length": TextLength()}
+
+
+def make_text_job(root: Path, answers: Sequence[str], evaluators: Mapping[str, Evaluator] = ANSWERED) -> Job:
+    """A job whose prompts are read from a file with answers."""
+    file = root / "prompts.jsonl"
+    root.mkdir(exist_ok=True)
+    lines = [{"prompt": f"prompt {i}", "answer": answer} for i, answer in enumerate(answers)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    prompts = PromptFile(str(file)).load()
+    return without_settings(job_in(root, model=small_writer(20), prompts=prompts, evaluators=evaluators))
+
+
+def without_settings(job: Job) -> Job:
+    """The job with configurations of evaluators that YAML can hold."""
+    return replace(job, config={**job.config, "eval": {name: {} for name in job.evaluators}})
+
+
+def make_image_job(root: Path, evaluators: Mapping[str, Evaluator], metas: Sequence[object] = ()) -> Job:
+    prompts = [Prompt(i, f"prompt {i}", metas[i] if metas else {}) for i in range(COUNT)]
+    return without_settings(job_in(root, prompts=prompts, evaluators=evaluators))
+
+
+def read_texts(folder: Path) -> list[str]:
+    return [path.read_text() for path in sorted((folder / "texts").iterdir())]
+
+
+def value(outcome: Outcome, name: str) -> float | None:
+    return outcome.results.metrics[name].value
+
+
+def read_times(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("call", [execute.run, execute.rescore], ids=["run", "evaluate"])
+def test_corrected_answers_count_and_texts_stay(
+    call: Callable[[Job], Outcome], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    first = execute.run(make_text_job(tmp_path, ["wrong"] * COUNT))
+    assert value(first, "same") == 0
+    assert "computed anew" not in caplog.text
+    right, times = read_texts(first.folder), read_times(first.folder / "metrics")
+    texts = read_times(first.folder / "texts")
+    second = call(make_text_job(tmp_path, [*right[:-1], "wrong"]))
+    assert read_times(first.folder / "texts") == texts
+    assert second.folder == first.folder
+    assert value(second, "same") == pytest.approx(1 - 1 / COUNT)
+    line = f"{first.folder.name}: computed anew: same (prompts.answer changed), same_change ("
+    assert line in caplog.text
+    assert "length (" not in caplog.text
+    stays = "text_length-tokens.json"
+    assert read_times(first.folder / "metrics")[stays] == times[stays]
+    records = [json.loads(text) for text in (first.folder / "samples.jsonl").read_text().splitlines()]
+    assert [record["meta"]["answer"] for record in records] == [*right[:-1], "wrong"]
+    assert call(make_text_job(tmp_path, [*right[:-1], "wrong"])).reused
+    assert value(call(make_text_job(tmp_path, ["wrong"] * COUNT)), "same") == 0
+
+
+def test_answers_that_were_added_or_removed_count(tmp_path: Path) -> None:
+    job = make_text_job(tmp_path, ["wrong"] * COUNT)
+    none = replace(job, prompts=[replace(prompt, meta={}) for prompt in job.prompts])
+    assert execute.run(none).results.metrics["same"].status == "skipped"
+    assert execute.run(job).results.metrics["same"].status == "ok"
+    assert execute.run(none).results.metrics["same"].status == "skipped"
+    assert execute.run(none).reused
+
+
+def test_both_sides_of_a_change_are_judged_by_the_same_answers(tmp_path: Path) -> None:
+    """The reference's record of answers may come from a call with other prompts and metrics."""
+    wrong, only_words = ["wrong"] * COUNT, {"same": Same()}
+    full = execute.run(replace(make_text_job(tmp_path, wrong), method=Full(), method_name="full"))
+    right = read_texts(full.folder)
+    reference = replace(make_text_job(tmp_path, right), method=Full(), method_name="full")
+    execute.run(reference)
+    execute.run(replace(make_text_job(tmp_path, wrong, only_words), method=Full(), method_name="full"))
+    outcome = execute.run(make_text_job(tmp_path, right, {"same_change": SameChange()}))
+    own = read_texts(outcome.folder)
+    expected = sum(a == b for a, b in zip(own, right, strict=True)) / COUNT - 1
+    assert value(outcome, "same_change") == pytest.approx(expected)
+
+
+def test_the_answers_of_the_call_count_whatever_another_process_records(tmp_path: Path) -> None:
+    evaluators, inputs = {"same": Same()}, {"same": {"prompts.answer": "a digest"}}
+    folder = execute.run(make_text_job(tmp_path, ["wrong"] * COUNT, evaluators)).folder
+    metadata: list[dict[str, object]] = [{"answer": text} for text in read_texts(folder)]
+    evaluated, metrics = score(folder, None, evaluators, {}, inputs, metadata, "cpu")
+    assert metrics["same"].value == 1
+    assert evaluated["same"].inputs == inputs["same"]
+
+
+def detect_a_dog(_: np.ndarray) -> list[Instance]:
+    return [Instance("dog", 0.99, (0, 0, 8, 8))]
+
+
+def test_an_edited_line_of_geneval_counts(tmp_path: Path) -> None:
+    def line(label: str, count: int = 1) -> dict[str, object]:
+        return {"tag": "single_object", "include": [{"class": label, "count": count}]}
+
+    evaluators = {"geneval": GenEval(detect_a_dog, "toy"), "psnr": Psnr()}
+    metric = "geneval[toy]"
+    assert value(execute.run(make_image_job(tmp_path, evaluators, [line("cat")] * COUNT)), metric) == 0
+    job = make_image_job(tmp_path, evaluators, [line("dog")] * COUNT)
+    before = images_of(execute.run(job).folder)
+    assert job.model.batches == []
+    assert value(execute.run(make_image_job(tmp_path, evaluators, [line("dog")] * COUNT)), metric) == 1
+    counted = [{**line("dog"), "tag": "counting"}] * COUNT
+    outcome = execute.run(make_image_job(tmp_path, evaluators, counted))
+    assert value(outcome, f"{metric}/counting") == 1
+    assert images_of(outcome.folder) == before
+    unread = [{**one, "comment": "not read by a metric"} for one in counted]
+    assert execute.run(make_image_job(tmp_path, evaluators, unread)).reused
+
+
+def draw_real(folder: Path, seed: int, count: int = 8) -> None:
+    """Write noise as BMP files, which are equally long."""
+    folder.mkdir(exist_ok=True)
+    for index, pixels in enumerate(
+        np.random.default_rng(seed).integers(0, 40 + 200 * seed, (count, 16, 16, 3))
+    ):
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index}.bmp")
+
+
+REAL: Mapping[str, Callable[[str], Evaluator]] = {
+    "fid_real_scenes": lambda folder: FidReal(SPACE, statistics=folder),
+    "cmmd": lambda folder: CmmdReal(SPACE, statistics=folder),
+    "precision_real_scenes": lambda folder: PrecisionRecallReal(SPACE, statistics=folder),
+}
+
+
+@pytest.mark.parametrize("metric", REAL)
+@pytest.mark.parametrize("call", [execute.run, execute.rescore], ids=["run", "evaluate"])
+def test_real_images_that_were_replaced_count(
+    call: Callable[[Job], Outcome], metric: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    real, other = tmp_path / "real", tmp_path / "other"
+    draw_real(real, 0)
+    draw_real(other, 1)
+    evaluators = {"real": REAL[metric](str(real)), "psnr": Psnr()}
+    first = execute.run(make_image_job(tmp_path / "runs", evaluators))
+    assert execute.run(make_image_job(tmp_path / "runs", evaluators)).reused
+    for path in real.iterdir():
+        times = path.stat()
+        path.write_bytes((other / path.name).read_bytes())
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    job = make_image_job(tmp_path / "runs", evaluators)
+    second = call(job)
+    assert job.model.batches == []
+    assert "computed anew: real (statistics changed)" in caplog.text
+    fresh = execute.run(make_image_job(tmp_path / "fresh", evaluators))
+    assert value(second, metric) == value(fresh, metric)
+    if metric != "precision_real_scenes":  # which may be 0 for both
+        assert value(second, metric) != value(first, metric)
+    shutil.rmtree(real)
+    assert execute.run(make_image_job(tmp_path / "runs", evaluators)).results == second.results
+
+
+def forget_inputs(folder: Path) -> None:
+    """Rewrite results.json as an earlier version wrote it."""
+    values = json.loads((folder / "results.json").read_text())
+    for entry in values["evaluated"].values():
+        del entry["inputs"]
+    (folder / "results.json").write_text(json.dumps(values))
+
+
+def test_results_of_earlier_versions_are_computed_anew_if_they_read_more_than_samples(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    answers = ["wrong"] * COUNT
+    outcome = execute.run(make_text_job(tmp_path, answers, {"length": TextLength()}))
+    forget_inputs(outcome.folder)
+    assert execute.run(make_text_job(tmp_path, answers, {"length": TextLength()})).reused
+    outcome = execute.run(make_text_job(tmp_path, answers))
+    forget_inputs(outcome.folder)
+    again = execute.run(make_text_job(tmp_path, answers))
+    assert "same (prompts.answer, code not recorded)" in caplog.text
+    assert again.results.metrics == outcome.results.metrics
+    assert execute.run(make_text_job(tmp_path, answers)).reused
+
+
+@dataclass(frozen=True)
+class Lacking(Same):
+    """Lacks a file."""
+
+    weights: ClassVar[tuple[Weight, ...]] = (Weight("late.pt"),)
+
+
+def test_a_result_of_an_earlier_version_stays_where_it_cannot_be_computed(tmp_path: Path) -> None:
+    present, absent = {"same": Same()}, {"same": Lacking()}
+    outcome = execute.run(make_text_job(tmp_path, ["wrong"] * COUNT, present))
+    forget_inputs(outcome.folder)
+    assert execute.run(make_text_job(tmp_path, ["wrong"] * COUNT, absent)).reused
+    changed = execute.run(make_text_job(tmp_path, ["other"] * COUNT, present))
+    assert changed.results.metrics["same"].status == "ok"
+    anew = execute.run(make_text_job(tmp_path, ["wrong"] * COUNT, absent))
+    assert anew.results.metrics["same"].status == "skipped"

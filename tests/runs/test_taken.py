@@ -1,0 +1,157 @@
+"""Samples taken from runs with other prompts: the bytes of a run that drew them itself, and only equal ones."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.core.claims import claim
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.prompts.base import Prompt
+from kvbench.runs import execute
+from kvbench.runs.generate.retention import FILE as RETENTION
+from kvbench.runs.generate.retention import read_retention
+from kvbench.runs.record.merge import merge_runs
+from tests.support.fake_run import Fake, images_of, job_in, open_folder
+from tests.support.small_models import small_writer
+
+VARYING = ("seconds", "load")
+
+
+def draw(root: Path, count: int = 10, **more: Any) -> tuple[Path, list[int]]:
+    """Complete a run; return its folder and the sizes of the batches that it and its reference drew."""
+    model = Fake()
+    job = job_in(root, count, model=model, **more)
+    outcome = execute.run(job)
+    assert outcome.results is not None
+    assert outcome.results.n == outcome.results.metrics["psnr"].n == len(job.prompts)
+    return outcome.folder, model.batches
+
+
+def read_lasting(folder: Path) -> list[dict[str, Any]]:
+    """Records without times."""
+    lines = map(json.loads, (folder / "samples.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if name not in VARYING} for line in lines]
+
+
+def read_taken(folder: Path) -> dict[str, int]:
+    return json.loads((folder / "provenance.json").read_text()).get("taken", {})
+
+
+def test_more_prompts_keep_the_samples(tmp_path: Path, whole: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, _ = draw(tmp_path, 4)
+    with caplog.at_level("INFO"):
+        folder, batches = draw(tmp_path, 10)
+    assert batches == [2, 2, 2] * 2  # six of ten, of the run and of its reference
+    assert images_of(folder) == images_of(whole)
+    assert read_lasting(folder) == read_lasting(whole)
+    assert (folder / RETENTION).read_bytes() == (whole / RETENTION).read_bytes()
+    scores = [json.loads((path / "results.json").read_text())["metrics"] for path in (folder, whole)]
+    assert scores[0] == scores[1]
+    assert f"{folder.name}: took 4 of 10 samples from {first.name}" in caplog.messages
+    assert read_taken(folder) == {first.name: 4}
+    assert folder.name == whole.name
+
+
+def test_fewer_prompts_draw_nothing(tmp_path: Path, whole: Path) -> None:
+    longer, _ = draw(tmp_path, 10)
+    folder, batches = draw(tmp_path, 3)
+    assert batches == []
+    assert read_lasting(folder) == read_lasting(whole)[:3]
+    assert read_taken(folder) == {longer.name: 3}
+    assert images_of(longer) == images_of(whole)
+
+
+def test_only_the_same_prompt_at_the_same_number_is_taken(tmp_path: Path, whole: Path) -> None:
+    draw(tmp_path, 10)
+    prompts = [Prompt(i, f"prompt {i}", {"number": i}) for i in range(10)]
+    prompts[2:4] = [replace(prompts[2], text="another"), replace(prompts[3], meta={"number": "new"})]
+    prompts[6], prompts[8] = replace(prompts[6], text="prompt 8"), replace(prompts[8], text="prompt 6")
+    folder, _ = draw(tmp_path, prompts=prompts)
+    assert list(read_taken(folder).values()) == [7]
+    ours, theirs = images_of(folder), images_of(whole)
+    assert [int(name[:6]) for name in ours if ours[name] != theirs[name]] == [2, 6, 8]
+    records = read_lasting(folder)
+    assert [record["prompt"] for record in records] == [prompt.text for prompt in prompts]
+    assert records[3]["meta"] == {"number": "new"}
+
+
+@pytest.mark.parametrize("more", [{"seed": 1}, {"budget": 0.4}, {"method": StreamingLLM(sinks=2)}])
+def test_runs_that_differ_in_more_are_left_alone(tmp_path: Path, more: dict[str, Any]) -> None:
+    draw(tmp_path, 4)
+    folder, _ = draw(tmp_path, 10, **more)
+    assert read_taken(folder) == {}
+
+
+def test_an_interrupted_run_gives_what_it_has(tmp_path: Path, whole: Path) -> None:
+    first, _ = draw(tmp_path, 6)
+    lines = (first / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    (first / "results.json").unlink()
+    (first / "samples.jsonl").write_bytes(b"".join(lines[:5]) + lines[5][:20])
+    (first / "images/000003.png").write_bytes(b"damaged")
+    folder, _ = draw(tmp_path, 10)
+    assert read_taken(folder) == {first.name: 4}
+    assert images_of(folder) == images_of(whole)
+
+
+@pytest.mark.parametrize("damage", ["samples.jsonl", RETENTION])
+def test_a_damaged_run_is_no_obstacle(tmp_path: Path, whole: Path, damage: str) -> None:
+    first, _ = draw(tmp_path, 4)
+    (first / damage).write_text("{\n")
+    folder, _ = draw(tmp_path, 10)
+    assert read_taken(folder) == {}
+    assert images_of(folder) == images_of(whole)
+
+
+def test_the_first_batch_is_drawn_where_its_retention_is_of_other_prompts(tmp_path: Path) -> None:
+    longer, _ = draw(tmp_path, 10, batch_size=5)
+    folder, batches = draw(tmp_path, 3, batch_size=3)
+    assert batches == [3, 3]
+    retention = read_retention(folder)
+    assert retention is not None
+    assert retention.prompts == 3
+    assert read_taken(draw(tmp_path, 7)[0]) == {longer.name: 7}
+
+
+def test_runs_of_other_folders_are_used(tmp_path: Path, whole: Path) -> None:
+    draw(tmp_path / "theirs", 4)
+    job = job_in(tmp_path / "ours", 10)
+    job = replace(job, settings=replace(job.settings, runs_dirs=(str(tmp_path / "theirs"),)))
+    folder = execute.run(job).folder
+    assert list(read_taken(folder).values()) == [4]
+    assert images_of(folder) == images_of(whole)
+    list(merge_runs(tmp_path / "theirs", tmp_path / "merged"))
+    folder, batches = draw(tmp_path / "merged", 6)
+    assert batches == [2, 2]
+
+
+def test_a_job_that_does_not_wait_leaves_the_run_to_the_process_that_takes(tmp_path: Path) -> None:
+    draw(tmp_path, 4)
+    job = replace(job_in(tmp_path, 10), wait_for_others=False)
+    job.reference.model.load("cpu")
+    with claim(open_folder(job.reference).place("take")):
+        assert execute.run(job).results is None
+    assert execute.run(job).results is not None
+
+
+def test_texts_are_taken(tmp_path: Path) -> None:
+    def write(root: Path, count: int) -> Path:
+        return execute.run(job_in(root, count, model=small_writer(20), method=StreamingLLM(sinks=1))).folder
+
+    write(tmp_path / "taken", 4)
+    folder, alone = write(tmp_path / "taken", 10), write(tmp_path / "alone", 10)
+    assert list(read_taken(folder).values()) == [4]
+    assert read_lasting(folder) == read_lasting(alone)
+    for path in (alone / "texts").iterdir():
+        assert (folder / "texts" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_runs_of_lists_that_are_not_known_are_drawn(tmp_path: Path) -> None:
+    draw(tmp_path, 4)
+    shutil.rmtree(tmp_path / ".prompts")
+    folder, batches = draw(tmp_path, 6)
+    assert batches == [2, 2, 2] * 2
+    assert read_taken(folder) == {}
