@@ -1,60 +1,77 @@
 """The page's data as one JSON value."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from kvbench import __version__
 from kvbench.dashboard.folders import find_folders
+from kvbench.dashboard.means import list_means
+from kvbench.dashboard.metrics import SHARED_FIELDS, describe_metrics, list_known
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.published_tables import list_tables
+from kvbench.dashboard.readings import Readings
 from kvbench.dashboard.repeat import write_command
 from kvbench.dashboard.retention_maps import pack_retention
 from kvbench.dashboard.samples import list_samples
-from kvbench.dashboard.sweeps import find_sweeps
-from kvbench.eval.protocol.intervals import NORMAL_CLUSTERS, find_quantile
-from kvbench.eval.protocol.scores import Metric
+from kvbench.dashboard.sweeps import Sweep, find_sweeps
+from kvbench.eval.protocol.intervals import NORMAL_CLUSTERS, SEED, find_quantile
+from kvbench.eval.protocol.ranges import find_range
 from kvbench.report.figures.method_styles import COLOURS, DARK_COLOURS, choose_styles
-from kvbench.report.runs_table import find_metric, list_metrics, name_methods
+from kvbench.report.runs_table import SEED_COLUMNS, list_metrics, name_methods
+from kvbench.report.seeds import find_seeds
 from kvbench.runs.record.results import Results
 
-SHARED_FIELDS = ("better", "unit", "digits", "detail", "evaluator", "needs_reference")
-"""Fields of a metric that are equal in all runs; the page stores them once."""
-RUN_FIELDS = ("value", "ci95", "sd", "se", "bias")
-"""Fields of a metric that differ between runs."""
+QUANTILES, MIN_FREEDOM = 400, 0.25
+"""Number of steps of the table of quantiles, and its fewest degrees of freedom."""
 CONTACT_SHEET = "contact_sheet.png"
 
 
-def make_document(runs_dir: Path) -> dict[str, object]:
+def make_document(runs_dir: Path, chosen: Sequence[Path] | None = None) -> dict[str, Any]:
     """Return the runs below `runs_dir` with numbers and provenance, unfinished and damaged runs, and sweeps.
 
+    With `chosen`, folders of runs below `runs_dir`, only these are read, and nothing is kept for the next page.
+
     `shared` holds values that runs reference by number: sections of configurations and provenance, prompts and texts.
-    `quantiles` are the 97.5 % quantiles of Student's distribution for 2, 3, ... clusters.
+    `means` are the rows of runs that differ only in seeds. `quantiles` and `generator` are what intervals of
+    differences need.
     """
-    folders, pool = find_folders(runs_dir), Pool()
+    folders, pool, readings = find_folders(runs_dir, chosen), Pool(), Readings(runs_dir)
     runs = list(folders.finished.values())
-    labels = name_methods(runs)
+    labels = name_methods(runs, left_out=SEED_COLUMNS)
     places = {folder: number for number, folder in enumerate(folders.finished)}
-    samples = list_samples(folders.finished, pool)
+    read = {folder: readings.read(folder, run) for folder, run in folders.finished.items()}
+    samples = list_samples(folders.finished, read, pool)
     described = [
         _describe_run(folder, run, label, places, pool)
         | {"folder": folder.relative_to(runs_dir).as_posix(), "samples": samples[folder]}
         for (folder, run), label in zip(folders.finished.items(), labels, strict=True)
     ]
+    sweeps = find_sweeps(runs_dir) if chosen is None else ()
+    means = list_means(runs, runs_dir, pool)
+    if chosen is None:
+        readings.save()
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "metrics": _describe_metrics(runs),
-        "quantiles": [find_quantile(count) for count in range(2, NORMAL_CLUSTERS + 1)],
+        "quantiles": _tabulate_quantiles(),
+        "generator": _describe_generator(),
         "palette": {"light": COLOURS, "dark": DARK_COLOURS},
         "styles": {
             label: {"colour": COLOURS.index(colour), "marker": marker}
             for label, (colour, marker, _) in choose_styles(sorted(set(labels))).items()
         },
         "runs": described,
+        "means": means,
         "published": list_tables(runs),
-        "sweeps": [asdict(one) for one in find_sweeps(runs_dir)],
+        "sweeps": [asdict(one) for one in sweeps if one.finished < one.jobs],
+        "sweepRuns": _list_sweep_runs(sweeps, folders.finished, runs_dir),
         "unfinished": [asdict(one) for one in folders.unfinished],
         "damaged": [asdict(one) for one in folders.damaged],
         "shared": pool.values,
@@ -65,7 +82,47 @@ def _describe_metrics(runs: list[Results]) -> dict[str, dict[str, object]]:
     """Return the shared fields of each metric that has a value in some run, in the order of tables."""
     first = {name: metric for run in reversed(runs) for name, metric in run.metrics.items()}
     names = list_metrics(runs, details=True)
-    return {name: {key: getattr(first[name], key) for key in SHARED_FIELDS} for name in names}
+    return {
+        name: {key: getattr(first[name], key) for key in SHARED_FIELDS} | {"range": find_range(name)}
+        for name in names
+    }
+
+
+def _list_sweep_runs(
+    sweeps: Sequence[Sweep], finished: Mapping[Path, Results], runs_dir: Path
+) -> dict[str, list[int]]:
+    """Return the numbers of the runs of each sweep and of their references, by the sweep's name."""
+    names = {folder.relative_to(runs_dir).as_posix(): number for number, folder in enumerate(finished)}
+    runs = list(finished.values())
+    listed: dict[str, set[int]] = {}
+    for sweep in sweeps:
+        own = {names[name] for name in sweep.runs if name in names}
+        references = {f"{runs[number].model}/{runs[number].reference}" for number in own}
+        if own:
+            known = {names[name] for name in references if name in names}
+            listed.setdefault(sweep.name, set()).update(own, known)
+    return {name: sorted(numbers) for name, numbers in listed.items()}
+
+
+def _tabulate_quantiles() -> dict[str, object]:
+    """Return the logarithms of Student's 97.5 % quantiles by the inverse of the degrees of freedom.
+
+    Between two of them a line is accurate to four digits.
+    """
+    first = 1 / (NORMAL_CLUSTERS - 1.001)  # from `NORMAL_CLUSTERS` on it is the normal distribution's
+    step = (1 / MIN_FREEDOM - first) / QUANTILES
+    inverses = [first + place * step for place in range(QUANTILES + 1)]
+    return {
+        "first": first,
+        "step": step,
+        "logarithms": [round(math.log(find_quantile(1 / one + 1)), 9) for one in inverses],
+    }
+
+
+def _describe_generator() -> dict[str, str]:
+    """Return the state of the generator that draws resamples, whose numbers have 128 bits."""
+    state = np.random.default_rng(SEED).bit_generator.state["state"]
+    return {name: str(state[name]) for name in ("state", "inc")}
 
 
 def _describe_run(
@@ -80,12 +137,11 @@ def _describe_run(
         "unit": run.memory.budget_unit,
         "n": run.n,
         "reference": None if run.reference is None else places.get(folder.parent / run.reference),
-        "memory": asdict(run.memory),
-        "latency": asdict(run.latency),
-        "metrics": {
-            name: _describe_metric(metric, pool) for name in run.metrics if (metric := find_metric(run, name))
-        },
-        "evaluated": {name: pool.add(asdict(entry)) for name, entry in run.evaluated.items()},
+        "seeds": find_seeds(run),
+        "memory": vars(run.memory),
+        "latency": vars(run.latency),
+        "metrics": describe_metrics(list_known(run), pool),
+        "evaluated": {name: pool.add(vars(entry)) for name, entry in run.evaluated.items()},
         "config": {key: pool.add(value) for key, value in run.config.items()},
         "provenance": {key: pool.add(value) for key, value in (run.provenance or {}).items()},
         "command": write_command(run),
@@ -93,21 +149,3 @@ def _describe_run(
         "sheet": (folder / CONTACT_SHEET).is_file(),
         "retention": pack_retention(folder),
     }
-
-
-def _describe_metric(metric: Metric, pool: Pool) -> dict[str, object]:
-    """Return a metric's numbers, and its other fields, which many runs share, as `how`."""
-    values = asdict(metric)
-    numbers = {key: _shorten(values.pop(key)) for key in RUN_FIELDS}
-    how = {
-        key: value for key, value in values.items() if key not in SHARED_FIELDS and value not in (None, "")
-    }
-    known = {key: value for key, value in numbers.items() if value is not None}
-    return {"value": None, **known, "how": pool.add(how)}
-
-
-def _shorten(value: float | tuple[float | None, ...] | None) -> object:
-    """Round numbers to nine significant digits."""
-    if isinstance(value, tuple):
-        return [_shorten(end) for end in value]
-    return None if value is None else float(f"{value:.9g}")

@@ -5,45 +5,78 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
+from kvbench.dashboard.bundle import add_pictures
 from kvbench.dashboard.document import make_document
 from kvbench.dashboard.vendor import VENDORED, Vendored
 
-FILE = "dashboard.html"
+FILE, BUNDLE = "dashboard.html", "dashboard-bundle.html"
 TEMPLATE = "dashboard.html.j2"
 STYLES = ("theme", "frame", "tables", "views", "controls", "drawer")
 """Files of styles/, in order."""
 SCRIPTS = (
     "elements", "document", "address", "costs", "theme", "provenance", "tables", "pareto", "filters", "groups",
-    "differences", "columns", "leaderboard", "changes", "grid", "comparison", "retention", "published", "progress",
-    "keys", "main",
+    "intervals", "crossed", "differences", "columns", "leaderboard", "changes", "grid", "comparison", "retention",
+    "published", "progress", "keys", "main",
 )  # fmt: skip
 """Files of scripts/, in order; they are joined to one script."""
 
 
-def write_dashboard(runs_dir: Path, output: Path | None = None, reload: float | None = None) -> Path:
+def write_dashboard(
+    runs_dir: Path,
+    output: Path | None = None,
+    reload: float | None = None,
+    chosen: Sequence[Path] | None = None,
+) -> Path:
     """Write dashboard.html and return its path.
 
     Args:
         runs_dir: folder of the runs; the page links their images by relative path.
         output: folder of the page; None for `runs_dir`.
         reload: seconds after which a browser reloads the page; None for never.
+        chosen: run folders to show; None for all.
 
     Raises:
         ConfigError: there is nothing to show, Jinja2 is not installed, or a vendored file was changed.
     """
     output = output or runs_dir
-    document = make_document(runs_dir) | {"root": Path(os.path.relpath(runs_dir, output)).as_posix()}
-    if not any(document[key] for key in ("runs", "sweeps", "unfinished", "damaged")):
-        raise ConfigError(f"runs_dir={runs_dir}: holds no runs")
+    document = make_document(runs_dir, chosen) | {"root": Path(os.path.relpath(runs_dir, output)).as_posix()}
+    _check_contents(document, runs_dir)
     path = output / FILE
     write_whole(path, render_page(document, reload))
     return path
+
+
+def write_bundle(runs_dir: Path, output: Path | None = None, chosen: Sequence[Path] | None = None) -> Path:
+    """Write the page with its pictures as one file, dashboard-bundle.html, and return its path.
+
+    Raises:
+        ConfigError: as `write_dashboard`.
+    """
+    path = (output or runs_dir) / BUNDLE
+    write_whole(path, render_bundle(runs_dir, chosen))
+    return path
+
+
+def render_bundle(runs_dir: Path, chosen: Sequence[Path] | None = None) -> str:
+    """Return the page with its pictures: of every run below `runs_dir`, or of the chosen run folders.
+
+    Raises:
+        ConfigError: as `write_dashboard`.
+    """
+    document = make_document(runs_dir, chosen)
+    _check_contents(document, runs_dir)
+    return render_page(add_pictures(document, runs_dir))
+
+
+def _check_contents(document: Mapping[str, object], runs_dir: Path) -> None:
+    if not any(document[key] for key in ("runs", "sweeps", "unfinished", "damaged")):
+        raise ConfigError(f"runs_dir={runs_dir}: holds no runs")
 
 
 def render_page(document: Mapping[str, object], reload: float | None = None) -> str:

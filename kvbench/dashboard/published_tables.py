@@ -9,23 +9,33 @@ from kvbench.runs.record.results import Results
 
 def list_tables(runs: Sequence[Results]) -> list[dict[str, object]]:
     """Return the tables that match a run; their rows hold the indices of the run and of the printed row."""
-    return [entry for table in load().values() if (entry := _make_table(table, runs))["rows"]]
+    tables = load().values()
+    keys = sorted({key for table in tables for key in (*table.fixed, *table.keys)})
+    alike: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        settings = [run.model, run.model_label, *(find_setting(run, key) for key in keys)]
+        alike.setdefault(repr(settings), []).append(number)
+    made = (_make_table(table, runs, list(alike.values())) for table in tables)
+    return [entry for entry in made if entry["rows"]]
 
 
-def _make_table(table: PublishedTable, runs: Sequence[Results]) -> dict[str, object]:
-    own = [run for run in runs if any(table.matches(where, run) for where in table.rows())]
+def _make_table(
+    table: PublishedTable, runs: Sequence[Results], alike: Sequence[Sequence[int]]
+) -> dict[str, object]:
+    """Return a table with its rows; `alike` has the numbers of runs that match the same rows."""
+    matched = {number: places for own in alike if (places := table.find_rows(runs[own[0]])) for number in own}
+    matched = dict(sorted(matched.items()))
+    own = [runs[number] for number in matched]
     labels = table.labels(sorted({r.model_label for r in own}), sorted({r.prompts_label for r in own}))
     keys = [key for key in (*table.fixed, *table.keys) if key not in ("method", "budget")]
     rows = [
         {
             "run": number,
-            "settings": [str(find_setting(run, key)) for key in keys],
+            "settings": [str(find_setting(runs[number], key)) for key in keys],
             "where": place,
-            "costs": {name: COSTS[name](run) for name in table.metrics if name in COSTS},
+            "costs": {name: COSTS[name](runs[number]) for name in table.metrics if name in COSTS},
         }
-        for place, where in enumerate(table.rows())
-        for number, run in enumerate(runs)
-        if table.matches(where, run)
+        for place, number in sorted((place, number) for number, places in matched.items() for place in places)
     ]
     return {
         **{"name": table.name, "source": table.source, "title": table.title, "data": table.data},

@@ -90,13 +90,21 @@ def _compare_evaluators(run: Results) -> list[str]:
 def _find_choice(run: Results, group: str) -> str | None:
     """Return the choice of a group that differs least from a run's section; None if none has its class."""
     section = _section(run, group)
-    names = sorted(
-        path.name.removesuffix(".yaml")
-        for path in (files("kvbench.conf") / group).iterdir()
-        if path.name.endswith(".yaml")
-    )
-    alike = [name for name in names if _load(f"{group}/{name}").get("_target_") == section.get("_target_")]
+    alike = [
+        name
+        for name in _list_choices(group)
+        if _load(f"{group}/{name}").get("_target_") == section.get("_target_")
+    ]
+    if len(alike) == 1:
+        return alike[0]
     return min(alike, key=lambda name: len(_compare(run, group, name)), default=None)
+
+
+@lru_cache
+def _list_choices(group: str) -> list[str]:
+    """Return the names of the files of a group in order."""
+    names = (path.name for path in (files("kvbench.conf") / group).iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def _compare(run: Results, group: str, choice: str) -> list[str]:

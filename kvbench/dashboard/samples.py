@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from kvbench.dashboard.folders import read_lines
 from kvbench.dashboard.pool import Pool
+from kvbench.dashboard.readings import Drawn, Reading
 from kvbench.report.runs_table import find_metric
-from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.kinds import TEXTS
 from kvbench.runs.record.results import Results
-from kvbench.runs.record.samples import find_sample, find_stored_kind
+from kvbench.runs.record.samples import find_sample
 
 MAX_SAMPLES, MIN_SAMPLES, MAX_ALTOGETHER = 100, 12, 40_000
 """Number of samples of a run and metric, largest and smallest, and of all runs together."""
@@ -24,105 +23,121 @@ MAX_LETTERS = 12_000
 MAX_PAIRED = 2_000_000
 """Number of sample values of all runs, 5 bytes each, beyond which the page has no paired differences."""
 
-Values = Mapping[str, Mapping[int, float]]
-"""Values of samples by metric; samples without a finite value are left out."""
 
-
-def list_samples(finished: Mapping[Path, Results], pool: Pool) -> dict[Path, dict[str, object]]:
+def list_samples(
+    finished: Mapping[Path, Results], readings: Mapping[Path, Reading], pool: Pool
+) -> dict[Path, dict[str, object]]:
     """Return the samples to show of every run, by folder.
 
     Each entry holds `kind` (images or texts), `index`, and in the same order `prompt`, `answer` and `text` (numbers in
     the pool; the latter two for texts only) and `values` (by metric). For paired differences, `drawn` is the number in
-    the pool of the prompts and seeds of all samples, and `columns` holds the values of all samples by metric (float32
-    in base64, nan for missing values), only of metrics that are the mean of their samples.
+    the pool of the prompts and seeds of all samples, `columns` holds the values of all samples by metric (float32 in
+    base64, nan for missing values), only of metrics that are the mean of their samples or of the means of their groups,
+    and `strata` the numbers in the pool of these groups.
     """
     share = max(MIN_SAMPLES, min(MAX_SAMPLES, MAX_ALTOGETHER // max(1, len(finished))))
-    values = {folder: _read_values(folder, run) for folder, run in finished.items()}
     chosen = {}
     for folder, run in finished.items():
-        count = min(share, MAX_TEXTS) if find_stored_kind(folder).kind == TEXTS.kind else share
-        chosen[folder] = _choose(values[folder], run, count)
+        count = min(share, MAX_TEXTS) if readings[folder].kind == TEXTS.kind else share
+        chosen[folder] = _choose(readings[folder], run, count)
     for folder, run in finished.items():
         reference = folder.parent / (run.reference or run.run)
         if reference in chosen:
             chosen[reference] = chosen[reference] | chosen[folder]
-    paired = sum(len(column) for one in values.values() for column in one.values()) <= MAX_PAIRED
+    counts = (np.isfinite(column).sum() for one in readings.values() for column in one.values.values())
+    paired = sum(map(int, counts)) <= MAX_PAIRED
+    prompts = _Prompts(pool)
     return {
         folder: {
-            **_describe(folder, finished[folder].n, sorted(indices), values[folder], pool),
-            "columns": _pack_columns(finished[folder], values[folder]) if paired else {},
+            **_describe(folder, finished[folder].n, sorted(indices), readings[folder], prompts, pool),
+            **(_pack_columns(finished[folder], readings[folder], pool) if paired else {"columns": {}}),
         }
         for folder, indices in chosen.items()
     }
 
 
-def _pack_columns(run: Results, values: Values) -> dict[str, str]:
-    packed = {}
-    for name, column in values.items():
+class _Prompts:
+    """Numbers in the pool of prompts and of lists of prompts and seeds, found once for each list."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._prompts: dict[int, list[int]] = {}
+        self._lists: dict[tuple[int, int], int] = {}
+
+    def list_numbers(self, drawn: Drawn) -> list[int]:
+        """Return the number of every prompt."""
+        if id(drawn) not in self._prompts:
+            self._prompts[id(drawn)] = [self._pool.add(prompt) for prompt, _ in drawn]
+        return self._prompts[id(drawn)]
+
+    def find_list(self, drawn: Drawn, count: int) -> int:
+        """Return the number of the list of numbers of prompts, and seeds, of the first samples."""
+        if (id(drawn), count) not in self._lists:
+            padded = [*drawn[:count], *[(None, None)] * (count - len(drawn))]
+            pairs = [(self._pool.add(prompt), seed) for prompt, seed in padded]
+            self._lists[id(drawn), count] = self._pool.add(pairs)
+        return self._lists[id(drawn), count]
+
+
+def _pack_columns(run: Results, reading: Reading, pool: Pool) -> dict[str, object]:
+    packed, strata = {}, {}
+    for name, column in reading.values.items():
+        groups = reading.strata.get(name)
         metric = find_metric(run, name)
-        mean = math.fsum(column.values()) / len(column)
         value = metric.value if metric else None
+        mean = _average(column, groups)
         if value is not None and math.isclose(mean, value, rel_tol=1e-6, abs_tol=1e-9):
-            numbers = np.array([column.get(index, math.nan) for index in range(run.n)], "<f4")
+            numbers = np.full(run.n, np.nan, "<f4")
+            numbers[: len(column)] = column[: run.n]
             packed[name] = base64.b64encode(numbers.tobytes()).decode()
-    return packed
+            if groups is not None:
+                strata[name] = pool.add(groups)
+    return {"columns": packed, **({"strata": strata} if strata else {})}
 
 
-def _read_values(folder: Path, run: Results) -> Values:
-    columns: dict[str, dict[int, float]] = {}
-    stems: dict[str, list[Mapping[str, object]]] = {}
-    for name in run.metrics:
-        metric = find_metric(run, name)
-        if metric is None or metric.value is None:
-            continue
-        stem = f"{metric.evaluator}-{metric.protocol}"
-        if stem not in stems:
-            stems[stem] = read_lines(folder / "metrics" / f"{stem}.samples.jsonl")
-        column = {line["index"]: line.get(name) for line in stems[stem] if type(line.get("index")) is int}
-        numbers = {
-            int(str(i)): float(v)
-            for i, v in column.items()
-            if isinstance(v, int | float) and math.isfinite(v)
-        }  # type: ignore[arg-type]
-        if numbers:
-            columns[name] = numbers
-    return columns
+def _average(column: np.ndarray, groups: list[str | None] | None) -> float:
+    """Return the mean of the finite values of a column, or the mean of the means of groups."""
+    known = np.flatnonzero(np.isfinite(column))
+    if groups is None:
+        return math.fsum(column[known]) / len(known)
+    members: dict[str | None, list[float]] = {}
+    for index in known:
+        members.setdefault(groups[index], []).append(float(column[index]))
+    return math.fsum(math.fsum(own) / len(own) for own in members.values()) / len(members)
 
 
-def _choose(values: Values, run: Results, count: int) -> set[int]:
+def _choose(reading: Reading, run: Results, count: int) -> set[int]:
     """Return the samples that are among the `count` worst by some metric."""
     worst: set[int] = set()
-    for name, column in values.items():
+    for name, column in reading.values.items():
         sign = 1 if run.metrics[name].better == "higher" else -1
-        ordered = sorted((sign * value, index) for index, value in column.items())
-        worst.update(index for _, index in ordered[:count])
+        known = np.flatnonzero(np.isfinite(column))
+        worst.update(known[np.argsort(sign * column[known], kind="stable")[:count]].tolist())
     return worst
 
 
-def _describe(folder: Path, count: int, indices: list[int], values: Values, pool: Pool) -> dict[str, object]:
-    records = {line.get("index"): line for line in read_lines(folder / RECORDS)}
-    every = [records.get(index, {}) for index in range(count)]
-    chosen = [records.get(index, {}) for index in indices]
+def _describe(
+    folder: Path, count: int, indices: list[int], reading: Reading, prompts: _Prompts, pool: Pool
+) -> dict[str, object]:
+    numbers, nothing = prompts.list_numbers(reading.drawn), None
     entry: dict[str, object] = {
-        "kind": find_stored_kind(folder).kind,
+        "kind": reading.kind,
         "index": indices,
-        "drawn": pool.add([(pool.add(record.get("prompt")), record.get("seed")) for record in every]),
-        "prompt": [pool.add(record.get("prompt")) for record in chosen],
-        "values": {
-            name: [_shorten(column.get(index)) for index in indices] for name, column in values.items()
-        },
+        "drawn": prompts.find_list(reading.drawn, count),
+        "prompt": [numbers[index] if index < len(numbers) else pool.add(nothing) for index in indices],
+        "values": {name: _shorten(column, indices) for name, column in reading.values.items()},
     }
     if entry["kind"] == TEXTS.kind:
         entry["text"] = [pool.add(_read_text(folder, index)) for index in indices]
-        metas = (record.get("meta") for record in chosen)
-        entry["answer"] = [
-            pool.add(meta.get("answer") if isinstance(meta, Mapping) else None) for meta in metas
-        ]
+        entry["answer"] = [pool.add(reading.answers.get(index)) for index in indices]
     return entry
 
 
-def _shorten(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
+def _shorten(column: np.ndarray, indices: list[int]) -> list[float | None]:
+    """Return values in six significant digits; None where there is none."""
+    padded = np.full(max(indices, default=-1) + 1, np.nan)
+    padded[: len(column)] = column[: len(padded)]
+    return [None if value != value else float(f"{value:.6g}") for value in padded[indices].tolist()]
 
 
 def _read_text(folder: Path, index: int) -> str | None:

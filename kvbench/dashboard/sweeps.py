@@ -1,4 +1,4 @@
-"""Progress of sweeps, from the status files of their jobs below `runs_dir`/sweeps."""
+"""Progress and runs of sweeps, from the status files of their jobs below `runs_dir`/sweeps."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -7,30 +7,37 @@ from typing import Any
 
 from kvbench.core.files import parse_json
 
+NAME = "name.txt"
+"""File with the name that the user gave a sweep."""
+
 
 @dataclass(frozen=True)
 class Sweep:
-    """An unfinished sweep.
+    """A sweep.
 
     Attributes:
         folder: below `runs_dir`, with slashes.
+        name: the user's name of it, or the name of its folder.
         jobs: number of jobs without dropped ones.
         finished: number of finished jobs.
         started: number of jobs that run or were killed.
         failed: name and error of each failed job.
+        runs: folders of finished runs, `<model>/<run>`.
     """
 
     folder: str
+    name: str
     jobs: int
     finished: int
     started: int
     failed: tuple[tuple[str, str], ...]
+    runs: tuple[str, ...]
 
 
 def find_sweeps(runs_dir: Path) -> tuple[Sweep, ...]:
-    """Read the progress of sweeps; finished and unreadable sweeps are left out."""
+    """Read all sweeps; unreadable ones are left out."""
     sweeps = (_read_sweep(runs_dir, path) for path in sorted(runs_dir.glob("sweeps/*/sweep.json")))
-    return tuple(sweep for sweep in sweeps if sweep is not None and sweep.finished < sweep.jobs)
+    return tuple(sweep for sweep in sweeps if sweep is not None)
 
 
 def _read_sweep(runs_dir: Path, path: Path) -> Sweep | None:
@@ -45,11 +52,24 @@ def _read_sweep(runs_dir: Path, path: Path) -> Sweep | None:
     failed = [entry for entry in entries if entry.get("outcome") == "failed"]
     return Sweep(
         folder=path.parent.relative_to(runs_dir).as_posix(),
+        name=_read_name(path.parent),
         jobs=len(jobs) - len(dropped),
         finished=_count(entries, "finished"),
         started=_count(entries, "started"),
         failed=tuple((_name(entry, shared), str(entry.get("error"))) for entry in failed),
+        runs=tuple(
+            "/".join(Path(entry["folder"]).parts[-2:])
+            for entry in entries
+            if entry.get("outcome") == "finished" and isinstance(entry.get("folder"), str)
+        ),
     )
+
+
+def _read_name(folder: Path) -> str:
+    try:
+        return (folder / NAME).read_text(encoding="utf-8").strip() or folder.name
+    except (OSError, ValueError):
+        return folder.name
 
 
 def _read(path: Path) -> Any:

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from kvbench.data.flatten import SECTIONS, Value, flatten_run
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.memory import name_percent
-from kvbench.report.runs_table import find_metric, list_metrics
+from kvbench.report.runs_table import SEED_COLUMNS, find_metric, list_metrics
+from kvbench.report.seeds import name_count, name_seeds
 from kvbench.report.tables import Row
 from kvbench.runs.record.results import Results
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """Runs of one model, prompts, method and budget that differ in one setting.
+    """Runs of one model, prompts, method and budget that differ in one setting, which is no seed.
 
     Attributes:
         setting: dotted path in the configuration.
@@ -41,7 +42,7 @@ def _split_group(runs: Sequence[Results]) -> Iterator[Ablation]:
     settings = [_list_settings(run) for run in runs]
     names = dict.fromkeys(name for one in settings for name in one)
     varied = [name for name in names if len({_sort_key(one.get(name)) for one in settings}) > 1]
-    for name in varied:
+    for name in (name for name in varied if name not in SEED_COLUMNS):
         by_others: dict[tuple[tuple[str, Value], ...], dict[Value, Results]] = {}
         for run, one in zip(runs, settings, strict=True):
             others = tuple((other, one.get(other)) for other in varied if other != name)
@@ -71,7 +72,7 @@ def name_ablation(ablation: Ablation) -> str:
     also = "".join(f", {name}={value}" for name, value in ablation.others.items())
     return (
         f"{run.model_label}, {run.method} at {name_percent(run.memory)}{also} "
-        f"({run.prompts_label}, n = {run.n}): {ablation.setting}"
+        f"({run.prompts_label}, n = {name_count(run)}): {ablation.setting}"
     )
 
 
@@ -104,9 +105,11 @@ def find_best(rows: Sequence[Row], groups: Sequence[Hashable]) -> set[tuple[int,
 
 
 def _list_settings(run: Results) -> dict[str, Value]:
-    """Return the settings in which runs of one method and budget may differ."""
-    chosen = (*(f"{section}." for section in SECTIONS if section != "prompts"), "seed", "cache_dtype")
-    return {name: value for name, value in flatten_run(run).items() if name.startswith(chosen)}
+    """Return the settings in which runs of one method and budget may differ, and their seeds."""
+    chosen = (*(f"{section}." for section in SECTIONS if section != "prompts"), "cache_dtype")
+    settings = {name: value for name, value in flatten_run(run).items() if name.startswith(chosen)}
+    settings.pop("calibrate.seed", None)
+    return settings | dict(zip(SEED_COLUMNS, name_seeds(run), strict=True))
 
 
 def _sort_key(value: Value) -> tuple[bool, float, str]:

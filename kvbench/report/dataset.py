@@ -1,7 +1,8 @@
 """Finished runs as a dataset for the Hugging Face Hub: a folder of tables and samples with a dataset card.
 
 published/<name>/
-    README.md data/runs.parquet data/samples.parquet images/metadata.parquet images/<model>/<run>/000017.png
+    README.md dashboard.html data/runs.parquet data/samples.parquet
+    images/metadata.parquet images/<model>/<run>/000017.png
     runs/<model>/<run>/{results.json, provenance.json, config.yaml}
 
 Texts are stored in texts/ and in samples.parquet.
@@ -10,7 +11,7 @@ Texts are stored in texts/ and in samples.parquet.
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +34,8 @@ MARKER_FILE = Path("data", "runs.parquet")
 """File that marks the folder of a dataset."""
 RUN_FILES = (FILE, "provenance.json", "config.yaml", "retention.json")
 """Files of a run that are published unchanged."""
+PAGE = "dashboard.html"
+"""The page of the runs, with pictures."""
 UNKNOWN_LICENCE = "unknown"
 """The Hub's name for an unstated licence."""
 
@@ -84,11 +87,16 @@ def choose_name(runs: Sequence[PublishedRun]) -> str:
 
 
 def prepare_dataset(
-    runs: Sequence[PublishedRun], out: Path, licence: str | None = None, repo: str | None = None
+    runs: Sequence[PublishedRun],
+    out: Path,
+    licence: str | None = None,
+    repo: str | None = None,
+    make_page: Callable[[], str] | None = None,
 ) -> None:
     """Write the folder of a dataset, whole or not at all; an earlier dataset is replaced.
 
-    The card names the licence and the dataset's repository on the Hub, if they are known.
+    The card names the licence and the dataset's repository on the Hub, if they are known. `make_page` returns
+    the content of dashboard.html.
 
     Raises:
         ConfigError: the folder cannot be written, holds other files, or packages are missing.
@@ -104,6 +112,8 @@ def prepare_dataset(
         _fill(temporary, runs)
         card = write_card(runs, licence or UNKNOWN_LICENCE, repo)
         (temporary / "README.md").write_text(card, encoding="utf-8")
+        if make_page is not None:
+            (temporary / PAGE).write_text(make_page(), encoding="utf-8")
         if out.exists():
             shutil.rmtree(out)
         temporary.rename(out)

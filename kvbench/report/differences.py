@@ -1,46 +1,74 @@
 """Paired differences between methods and one of them at the same budget."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from kvbench.core.config import ConfigError
-from kvbench.eval.protocol.compare import compare_runs
-from kvbench.report.runs_table import list_metrics
-from kvbench.report.tables import Row, drop_columns, publish
+from kvbench.eval.protocol.scores import Metric
+from kvbench.report.code_notes import describe_checkout
+from kvbench.report.runs_table import identifying_columns, list_metrics, order_runs
+from kvbench.report.seeds import MeanMetric, compare_seeds, describe_means, find_members, list_members
+from kvbench.report.tables import Row, drop_columns, list_shown, publish
 from kvbench.runs.record.results import Results
 
 
 def make_difference_rows(runs: Sequence[Results], runs_dir: Path, against: str) -> list[Row]:
     """Return a row per run that has a partner with the same model, reference, budget, unit and number of samples.
 
-    `against` is the method of the partners, or the folder name of one run.
+    Runs over several seeds are compared seed by seed.
+
+    Args:
+        runs: finished runs, as `combine_seeds` returns them.
+        runs_dir: folder of the runs.
+        against: method of the partners, or the folder name of one run.
 
     Raises:
         ConfigError: no run has that method or name, or a run has several partners.
     """
+    pairs = find_pairs(runs, against)
+    compared = [(run, compare_seeds(run, partner, runs_dir)) for run, partner in pairs]
+    compared = [(run, metrics) for run, metrics in compared if metrics]
+    names = list_metrics([run for run, _ in compared])
+    shown = [name for name in names if any(name in metrics for _, metrics in compared)]
+    columns = identifying_columns([run for run, _ in compared])
+    return [
+        {**which, "n": _name_count(run, metrics), **{name: metrics.get(name) for name in shown}}
+        for which, (run, metrics) in zip(columns, compared, strict=True)
+    ]
+
+
+def find_pairs(runs: Sequence[Results], against: str) -> list[tuple[Results, Results]]:
+    """Return each compared run with its partner, by model, budget and method.
+
+    Raises:
+        ConfigError: no run has the method or name `against`, or a run has several partners.
+    """
+    members = find_members(runs)
     partners: dict[object, list[Results]] = {}
     for run in runs:
-        if against in (run.method, run.run):
-            partners.setdefault(_place(run), []).append(run)
+        for one in (run,) if run.method == against else list_members(run):
+            if against in (one.method, one.run):
+                partners.setdefault(_place(run, members), []).append(one)
     if not partners:
         methods = ", ".join(sorted({run.method for run in runs}))
         raise ConfigError(f"against={against}: no finished run has that method or name; there are {methods}")
     pairs = []
-    for run in sorted(runs, key=lambda run: (*map(str, _place(run)), run.run)):
-        chosen = partners.get(_place(run), [])
+    for run in order_runs(runs):
+        chosen = partners.get(_place(run, members), [])
         if len(chosen) > 1:
             several = ", ".join(one.run for one in chosen)
             raise ConfigError(f"against={against}: matches several runs at one budget; name one of {several}")
-        if chosen and run is not chosen[0] and run.reference is not None:
-            pairs.append((run, compare_runs(_folder(run, runs_dir), _folder(chosen[0], runs_dir))))
-    names = list_metrics([run for run, _ in pairs])
-    compared = [name for name in names if any(name in metrics for _, metrics in pairs)]
-    return [
-        {"model": run.model_label, "run": run.run, **{name: metrics.get(name) for name in compared}}
-        for run, metrics in pairs
-    ]
+        if chosen and chosen[0] not in (run, *list_members(run)) and run.reference is not None:
+            pairs.append((run, chosen[0]))
+    return pairs
+
+
+def _name_count(run: Results, metrics: Mapping[str, Metric]) -> str:
+    """Return the samples of a row of differences, with the number of pairs of runs if there are several."""
+    pairs = max(metric.runs if isinstance(metric, MeanMetric) else 1 for metric in metrics.values())
+    return f"{run.n} x {pairs}" if pairs > 1 else str(run.n)
 
 
 def show_differences(
@@ -55,12 +83,15 @@ def show_differences(
     shown = rows if len(models) > 1 else drop_columns(rows, ["model"])
     what = f"difference to {against} at the same budget, same prompts and noise (with 95 % intervals)"
     path = output / f"report-against-{against}.md"
-    publish(console, f"{', '.join(models)}: {what}", shown, 1 + (len(models) > 1), path)
+    title = f"{', '.join(models)}: {what}"
+    compared = [run for pair in find_pairs(runs, against) for run in pair]
+    notes = describe_means(compared, list_shown(rows), peaks=False), describe_checkout(compared)
+    note = " ".join(filter(None, notes))
+    publish(console, title, shown, list(shown[0]).index("n") + 1, path, note)
 
 
-def _place(run: Results) -> tuple[str, str, float, str, int]:
-    return run.model, str(run.reference), *run.memory.allowed, run.n
-
-
-def _folder(run: Results, runs_dir: Path) -> Path:
-    return runs_dir / run.model / run.run
+def _place(run: Results, members: Mapping[str, Results]) -> tuple[object, ...]:
+    """Return what compared runs share; references are compared by their rows, as each seed has one."""
+    reference = members.get(str(run.reference))
+    name = str(run.reference) if reference is None else reference.run
+    return run.model, name, *run.memory.allowed, run.n

@@ -6,16 +6,19 @@ from typing import NamedTuple
 
 from kvbench.core.files import write_whole
 from kvbench.report.ablations import find_ablations, find_best, is_full, make_ablation_rows, name_ablation
-from kvbench.report.latex import format_latex
+from kvbench.report.code_notes import describe_checkout
+from kvbench.report.latex import format_latex, join_latex
 from kvbench.report.memory import IN_FLIGHT_COLUMN
-from kvbench.report.runs_table import make_rows, order_runs
-from kvbench.report.tables import Row, drop_columns, format_csv, format_markdown
+from kvbench.report.runs_table import identifying_columns, make_csv_rows, make_rows, order_runs
+from kvbench.report.seeds import describe_means, name_count, name_seeds
+from kvbench.report.tables import Row, drop_columns, format_csv, format_markdown, list_shown
 from kvbench.runs.record.folder import slug
 from kvbench.runs.record.results import Results
 
 BOLD_NOTE = (
     "Bold: the best value of a metric among methods that compress at the same budget, regardless of intervals"
 )
+HALF_NOTE = "± half of the 95 % interval"
 MIN_SHARE_COLUMN = "least / B"
 OMITTED_COLUMNS = ("peak tokens", "last / B", MIN_SHARE_COLUMN, IN_FLIGHT_COLUMN, "GPU MiB", "state MiB", "n")
 """Columns that the LaTeX tables leave out, to fit a page."""
@@ -29,12 +32,14 @@ class Section(NamedTuple):
         caption: description of the numbers.
         rows: at least one.
         groups: group of each row; rows of a group compete for the best value. None for a row that does not compete.
+        lead: number of leading columns, which identify a row.
     """
 
     title: str
     caption: str
     rows: Sequence[Row]
     groups: Sequence[Hashable]
+    lead: int = 1
 
 
 def write_report(
@@ -45,7 +50,7 @@ def write_report(
     `figures` are PNG files in `runs_dir`, each also written as SVG.
     """
     sections = [*list_sections(runs), *([] if published is None else [published])]
-    write_whole(runs_dir / "report.csv", format_csv(make_rows(runs, details=True)))
+    write_whole(runs_dir / "report.csv", format_csv(make_csv_rows(runs)))
     write_whole(runs_dir / "report.md", _write_markdown(sections, figures))
     write_whole(runs_dir / "report.tex", write_latex(sections))
     return runs_dir / "report.md"
@@ -57,19 +62,21 @@ def list_sections(runs: Sequence[Results]) -> list[Section]:
     for model in sorted({run.model_label for run in runs}):
         own = order_runs([run for run in runs if run.model_label == model])
         rows = drop_columns(make_rows(own), ["model"])
-        prompts = ", ".join(sorted({f"{run.prompts_label} (n = {run.n})" for run in own}))
-        caption = f"{model}, {prompts}. 95 % intervals. {BOLD_NOTE}.{describe_unused(own)}"
-        sections.append(Section(model, caption, rows, [*map(find_group, own)]))
+        prompts = ", ".join(sorted({f"{run.prompts_label} (n = {name_count(run)})" for run in own}))
+        caption = f"{model}, {prompts}. 95 % intervals. {BOLD_NOTE}.{describe_rows(own, rows)}"
+        lead = len(identifying_columns(own)[0]) - 1  # without the model
+        sections.append(Section(model, caption, rows, [*map(find_group, own)], lead))
     for ablation in find_ablations(runs):
         rows, title = make_ablation_rows(ablation), name_ablation(ablation)
-        caption = f"{title}. 95 % intervals. Bold: the best value."
+        bold = "Bold: the best value, regardless of intervals"
+        caption = f"{title}. 95 % intervals. {bold}.{describe_rows(ablation.runs, rows)}"
         sections.append(Section(title, caption, rows, [0] * len(rows)))
     return sections
 
 
 def _write_markdown(sections: Sequence[Section], figures: Sequence[Path]) -> str:
     parts = ["# Finished runs\n"]
-    for title, caption, rows, groups in sections:
+    for title, caption, rows, groups, _ in sections:
         parts.append(f"\n## {title}\n\n{format_markdown(rows, find_best(rows, groups))}\n{caption}\n")
     if figures:
         parts.append("\n## Figures\n")
@@ -83,6 +90,12 @@ def _list_dropped(rows: Sequence[Row]) -> list[str]:
     return [name for name in OMITTED_COLUMNS if not (marked and name == MIN_SHARE_COLUMN)]
 
 
+def describe_rows(runs: Sequence[Results], rows: Sequence[Row]) -> str:
+    """Return sentences, each after a space, on marks, means over seeds and uncommitted code; empty without any."""
+    notes = describe_means(runs, list_shown(rows)), describe_checkout(runs)
+    return describe_unused(runs) + "".join(f" {note}" for note in notes if note)
+
+
 def describe_unused(runs: Sequence[Results]) -> str:
     """Return a sentence, after a space, on the mark of runs that leave more than 3 % unused; empty without one."""
     unused = any(not run.memory.well_used for run in runs)
@@ -90,20 +103,21 @@ def describe_unused(runs: Sequence[Results]) -> str:
 
 
 def find_group(run: Results) -> Hashable:
-    """Return the prompts, budget and number of samples of a run, which competing runs share; None for a full cache."""
-    return None if is_full(run) else (run.prompts_label, run.memory.allowed, run.n)
+    """Return prompts, budget, number of samples and seeds, which competing runs share; None for a full cache."""
+    return None if is_full(run) else (run.prompts_label, run.memory.allowed, run.n, name_seeds(run)[0])
 
 
 def write_latex(sections: Sequence[Section]) -> str:
-    """Return sections as LaTeX tables."""
+    """Return sections as LaTeX tables, each at most a page."""
     tables = [
         format_latex(
             drop_columns(section.rows, _list_dropped(section.rows)),
-            section.caption.replace("95 % intervals", "± half of the 95 % interval"),
+            section.caption.replace("95 % intervals", HALF_NOTE).replace("; df:", "; subscripts:"),
             slug(section.title),
             find_best(section.rows, section.groups),
             section.groups,
+            section.lead,
         )
         for section in sections
     ]
-    return "% needs \\usepackage{booktabs}\n\n" + "\n".join(tables)
+    return join_latex(tables)

@@ -1,15 +1,24 @@
-"""Tables in LaTeX (booktabs): metrics with half of their 95 % interval, best values in bold."""
+"""Tables in LaTeX (booktabs): metrics with half of their 95 % interval, at most a text width wide."""
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from itertools import pairwise
+from math import ceil
 
 from kvbench.eval.protocol.scores import Better, Metric
-from kvbench.report.tables import Cell, Row, format_cell
+from kvbench.report.latex_width import choose_size, measure_columns, split_columns
+from kvbench.report.seeds import MeanMetric
+from kvbench.report.tables import HEADER_WIDTH, Cell, Row, format_cell, format_df, format_number, stack_header
 
 SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": r"$<$", ">": r"$>$",
+    "†": r"$^\dagger$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
 }  # fmt: skip
 ARROWS: dict[Better, str] = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
+MAX_FLOATS = 12
+"""Number of tables after which LaTeX places all of them; it holds back at most 18 without an error."""
+MAX_ROWS = 36
+"""Largest number of rows of a table, so that it fits a page with its caption."""
 
 
 def escape(text: str) -> str:
@@ -23,36 +32,103 @@ def format_latex(
     label: str,
     best: Collection[tuple[int, str]] = (),
     groups: Sequence[Hashable] = (),
+    lead: int = 1,
 ) -> str:
-    """Return rows, at least one, as a LaTeX table.
+    """Return rows, at least one, as LaTeX tables.
 
-    The cells (row, column) in `best` are bold, and a rule separates the `groups` of rows.
+    The cells (row, column) in `best` are bold, and a rule separates the `groups` of rows. A table that is wider than a
+    page is divided into several, each with the first `lead` columns; a table of many rows is divided as well.
     """
-    columns = list(rows[0])
-    metrics = {name for name in columns if any(isinstance(row[name], Metric) for row in rows)}
-    lines = []
-    for place, row in enumerate(rows):
-        if place and groups and groups[place] != groups[place - 1]:
-            lines.append(r"\midrule")
-        cells = [_write_cell(row[name], bold=(place, name) in best) for name in columns]
-        lines.append(" & ".join(cells) + r" \\")
-    kinds = "".join("r" if name in metrics else "l" for name in columns)
-    head = " & ".join(_write_head(name, rows) for name in columns) + r" \\"
-    return "\n".join(
-        [
-            r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{kinds}}}", r"\toprule", head, r"\midrule", *lines,
-            r"\bottomrule", r"\end{tabular}", rf"\caption{{{escape(caption)}}}", rf"\label{{tab:{label}}}",
-            r"\end{table}", "",
-        ]
-    )  # fmt: skip
+    names = list(rows[0])
+    cells = [
+        [write_cell(row[name], bold=(place, name) in best) for name in names]
+        for place, row in enumerate(rows)
+    ]
+    heads = [_write_head(name, rows) for name in names]
+    lines = [max(head.split(r"\\"), key=len) for head in heads]
+    widths = measure_columns([lines, *cells])
+    kinds = ["r" if any(isinstance(row[name], Metric) for row in rows) else "l" for name in names]
+    bodies = []
+    for columns in split_columns(widths, min(lead, len(names) - 1)):
+        head = " & ".join(_wrap_head(heads[column], kinds[column]) for column in columns) + r" \\"
+        size = choose_size([widths[column] for column in columns])
+        for start, stop in divide_rows(len(rows)):
+            body = [head, r"\midrule"]
+            for place in range(start, stop):
+                if place > start and groups and groups[place] != groups[place - 1]:
+                    body.append(r"\midrule")
+                body.append(" & ".join(cells[place][column] for column in columns) + r" \\")
+            bodies.append((size, "".join(kinds[column] for column in columns), body))
+    return "\n".join(write_tables(bodies, caption, label))
+
+
+def join_latex(tables: Sequence[str]) -> str:
+    """Return tables as one file, whose floats LaTeX places now and then: it can hold back only so many."""
+    parts, held = ["% needs \\usepackage{booktabs}\n"], 0
+    for table in tables:
+        parts.append(table)
+        held += table.count(r"\begin{table}")
+        if held >= MAX_FLOATS:
+            parts.append("\\clearpage\n")
+            held = 0
+    return "\n".join(parts)
+
+
+def divide_rows(count: int) -> list[tuple[int, int]]:
+    """Return the first row of each part and the one after its last, in parts of at most `MAX_ROWS` rows."""
+    parts = max(1, ceil(count / MAX_ROWS))
+    return list(pairwise(round(count * part / parts) for part in range(parts + 1)))
+
+
+def write_tables(
+    bodies: Sequence[tuple[str | None, str, Sequence[str]]], caption: str, label: str
+) -> Iterator[str]:
+    """Yield a table environment for each body; further ones refer to the first.
+
+    Args:
+        bodies: font size, kinds of columns and lines of each table.
+        caption: text of the first table's caption, not escaped.
+        label: label of the first table.
+    """
+    for part, (size, kinds, lines) in enumerate(bodies, 1):
+        title, name = escape(caption).replace(" x ", r" $\times$ "), f"tab:{label}"
+        if part > 1:
+            title = rf"Table~\ref{{{name}}}, continued (part {part} of {len(bodies)})."
+            name += f"-{part}"
+        yield "\n".join(
+            [
+                r"\begin{table}[htbp]", r"\centering", rf"\{size or 'scriptsize'}", rf"\begin{{tabular}}{{{kinds}}}",
+                r"\toprule", *lines, r"\bottomrule", r"\end{tabular}", rf"\caption{{{title}}}", rf"\label{{{name}}}",
+                r"\end{table}", "",
+            ]
+        )  # fmt: skip
+
+
+def write_cell(cell: Cell, *, bold: bool = False) -> str:
+    """Return a cell with half of its interval in small letters, and the interval's degrees of freedom below."""
+    if not isinstance(cell, Metric) or cell.value is None:
+        return escape(format_cell(cell, "value"))
+    value = format_number(cell.value, cell.digits).replace("-", "$-$")
+    text = rf"\textbf{{{value}}}" if bold else value
+    if cell.interval is None:
+        return text
+    low, high = cell.interval
+    mark = ""
+    if isinstance(cell, MeanMetric) and cell.df is not None:
+        mark = r"$^\dagger$" if cell.prompts_only else f"$_{{{format_df(cell.df)}}}$"
+    return text + rf"\,{{\scriptsize$\pm${(high - low) / 2:.{cell.digits}f}{mark}}}"
 
 
 def _write_head(name: str, rows: Sequence[Row]) -> str:
+    """Return the head of a column, in several lines if it is wider than its cells."""
     metric = next((row[name] for row in rows if isinstance(row[name], Metric)), None)
-    return escape(name) + (f" {ARROWS[metric.better]}" if isinstance(metric, Metric) else "")
+    longest = max(len(format_cell(row[name], "half")) for row in rows)
+    stacked = stack_header(name, longest).split("\n") if len(name) > max(longest, HEADER_WIDTH) else [name]
+    lines = [escape(line) for line in stacked]
+    if isinstance(metric, Metric):
+        lines[-1] += f" {ARROWS[metric.better]}"
+    return r"\\".join(lines)
 
 
-def _write_cell(cell: Cell, *, bold: bool) -> str:
-    value, mark, half = format_cell(cell, "half").partition(" ±")
-    text = rf"\textbf{{{escape(value)}}}" if bold else escape(value)
-    return text + (rf"\,{{\scriptsize$\pm${half}}}" if mark else "")
+def _wrap_head(head: str, kind: str) -> str:
+    return rf"\shortstack[{kind}]{{{head}}}" if r"\\" in head else head

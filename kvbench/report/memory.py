@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.engine.memory import MIB
+from kvbench.report.seeds import find_members, name_count
 from kvbench.report.tables import Cell
 from kvbench.runs.record.results import WELL_USED, Memory, Results
 
@@ -23,7 +24,10 @@ def uses_bytes(runs: Sequence[Results]) -> bool:
 
 
 def compare_total_bytes(run: Results, runs: Mapping[str, Results]) -> float | None:
-    """Return the peak bytes of a run's cache per prompt, as a share of its reference's; None without the reference."""
+    """Return the peak bytes of a run's cache per prompt, as a share of its reference's; None without the reference.
+
+    `runs` has the row of each run by the name of its folder.
+    """
     reference = run if run.reference is None else runs.get(run.reference)
     if reference is None:
         return None
@@ -31,22 +35,32 @@ def compare_total_bytes(run: Results, runs: Mapping[str, Results]) -> float | No
     return own / full
 
 
-def list_costs(run: Results, runs: Sequence[Results]) -> dict[str, Cell]:
-    """Return the cells of memory and time of a run in a table of several runs."""
-    memory, known = run.memory, {one.run: one for one in runs}
-    cells: dict[str, Cell] = {"peak tokens": str(memory.peak_tokens), "peak %": f"{100 * memory.peak:.2f}"}
-    if uses_bytes(runs):
-        cells["bytes %"] = _write_percent(memory.byte_peak)
-    cells |= {"last / B": _mark_share(memory.last_share), "least / B": _mark_share(memory.least_share)}
-    if any(compare_total_bytes(one, known) is not None for one in runs):
-        cells[IN_FLIGHT_COLUMN] = _write_percent(compare_total_bytes(run, known))
-    if any(one.memory.gpu_peak_bytes for one in runs):
-        cells["GPU MiB"] = f"{memory.gpu_peak_bytes / MIB:.0f}" if memory.gpu_peak_bytes else "-"
-    return cells | {
-        "state MiB": f"{memory.state_bytes / MIB:.2f}",
-        "s/image": f"{run.latency.seconds_per_image:.3f}",
-        "n": str(run.n),
-    }
+def list_costs(runs: Sequence[Results]) -> list[dict[str, Cell]]:
+    """Return the cells of memory and time of each run of a table."""
+    known, in_bytes = find_members(runs), uses_bytes(runs)
+    shares = [compare_total_bytes(run, known) for run in runs]
+    in_flight = any(share is not None for share in shares)
+    on_gpu = any(run.memory.gpu_peak_bytes for run in runs)
+    rows = []
+    for run, share in zip(runs, shares, strict=True):
+        memory = run.memory
+        cells: dict[str, Cell] = {
+            "peak tokens": str(memory.peak_tokens),
+            "peak %": f"{100 * memory.peak:.2f}",
+        }
+        if in_bytes:
+            cells["bytes %"] = _write_percent(memory.byte_peak)
+        cells |= {"last / B": _mark_share(memory.last_share), "least / B": _mark_share(memory.least_share)}
+        if in_flight:
+            cells[IN_FLIGHT_COLUMN] = _write_percent(share)
+        if on_gpu:
+            cells["GPU MiB"] = f"{memory.gpu_peak_bytes / MIB:.0f}" if memory.gpu_peak_bytes else "-"
+        times = {
+            "state MiB": f"{memory.state_bytes / MIB:.2f}",
+            "s/image": f"{run.latency.seconds_per_image:.3f}",
+        }
+        rows.append(cells | times | {"n": name_count(run)})
+    return rows
 
 
 def _write_percent(share: float | None) -> str:

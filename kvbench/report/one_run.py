@@ -88,7 +88,7 @@ def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, 
     rebuilt, flying = memory.rebuild_bytes / MIB, memory.transient_bytes / MIB
     state = f", {memory.state_bytes / MIB:.2f} of method state" if memory.state_bytes else ""
     yield "tokens/sequence", str(memory.peak_tokens), "", "", _describe_tokens(memory)
-    yield "bytes/sequence", str(memory.sequence_bytes), "", "", _describe_bytes(memory)
+    yield "bytes/sequence", str(memory.sequence_bytes), "", "", _describe_bytes(run)
     if verbose:
         note = f"batch {memory.batch}; {rebuilt:.2f} during a layer's rebuild, {flying:.2f} more in flight{state}"
         yield "MiB stored", f"{memory.peak_bytes / MIB:.2f}", "", "", note
@@ -118,12 +118,31 @@ def _describe_tokens(memory: Memory) -> str:
     return f"budget {memory.budget_tokens:g} of {memory.full_tokens}: {_describe_use(memory, memory.peak)}"
 
 
-def _describe_bytes(memory: Memory) -> str:
-    """Return the used share of the full cache in 16 bits; for a budget in bytes, also the allowed bytes."""
+def _describe_bytes(run: Results) -> str:
+    """Return the dtype and the used share of the full cache; for a budget in bytes, also the allowed bytes.
+
+    Budgets count bytes in 16 bits, so a float32 cache has two shares: of the full cache as stored, and in 16 bits.
+    """
+    memory, dtype = run.memory, _name_dtype(run)
     share, full = memory.byte_peak, memory.full_sequence_bytes
-    if memory.budget_bytes is None:
-        return f"{100 * share:.2f} % of the full cache in 16 bits ({full})"
-    return f"budget {memory.budget_bytes:.10g} of {full} in 16 bits: {_describe_use(memory, share)}"
+    stored = f"{dtype}: " if dtype else ""
+    if memory.budget_bytes is not None:
+        return (
+            f"{stored}budget {memory.budget_bytes:.10g} of {full} in 16 bits: {_describe_use(memory, share)}"
+        )
+    if dtype == "float32":
+        stored = f"float32, 4 bytes a number: {50 * share:.2f} % of the full cache in float32, "
+        return f"{stored}{100 * share:.2f} % of it in 16 bits ({full})"
+    return f"{stored}{100 * share:.2f} % of the full cache in 16 bits ({full})"
+
+
+def _name_dtype(run: Results) -> str:
+    """Return the dtype of stored keys and values; empty if the device or the method chose another than float32."""
+    memory = run.memory
+    if run.stored != "auto":
+        return run.stored
+    widest = memory.sequence_bytes * memory.full_tokens == 2 * memory.full_sequence_bytes * memory.peak_tokens
+    return "float32" if widest else ""
 
 
 def _describe_use(memory: Memory, peak: float) -> str:

@@ -1,18 +1,24 @@
 """Tables of runs with all their metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.console import Console
 
 from kvbench.eval.protocol.scores import Metric
+from kvbench.report.code_notes import describe_checkout, name_code
 from kvbench.report.memory import IN_FLIGHT_COLUMN, list_costs
-from kvbench.report.tables import Cell, Row, drop_columns, print_rows
+from kvbench.report.seeds import count_seeds, describe_means, find_seeds, list_members, name_seeds
+from kvbench.report.tables import Cell, Row, drop_columns, list_shown, print_rows
 from kvbench.runs.record.results import Results
 
 INTERVAL_WIDTH = 120
 """Smallest width of a terminal at which intervals are shown."""
 WIDE_COLUMNS = ("peak tokens", "least / B", IN_FLIGHT_COLUMN, "GPU MiB", "state MiB", "s/image", "n")
 """Columns that a narrower terminal leaves out."""
+SEED_COLUMNS = ("noise seed", "calibration seed")
+"""Columns of seeds in which runs of equal settings differ."""
+CODE_COLUMN = "code"
+"""Column of the code in which runs of equal settings differ."""
 
 
 def list_metrics(runs: Sequence[Results], *, details: bool = False) -> list[str]:
@@ -54,9 +60,13 @@ def list_settings(runs: Sequence[Results]) -> list[str]:
 
 
 def read_settings(run: Results) -> dict[str, object]:
-    """Return a method's settings; an inner method gives its class, and its settings by dotted path."""
+    """Return a method's settings, and the run's seeds and code.
+
+    An inner method gives its class, and its settings by dotted path.
+    """
     settings = run.setting("method")
-    return _open_bases(settings) if isinstance(settings, Mapping) else {}
+    own = _open_bases(settings) if isinstance(settings, Mapping) else {}
+    return own | dict(zip(SEED_COLUMNS, name_seeds(run), strict=True)) | {CODE_COLUMN: name_code(run)}
 
 
 def _open_bases(settings: Mapping[str, object]) -> dict[str, object]:
@@ -71,10 +81,10 @@ def _open_bases(settings: Mapping[str, object]) -> dict[str, object]:
     return opened
 
 
-def name_methods(runs: Sequence[Results]) -> list[str]:
+def name_methods(runs: Sequence[Results], *, left_out: Collection[str] = ()) -> list[str]:
     """Return each run's method and the settings in which runs of the method differ: `snapkv kernel=3`.
 
-    If runs differ in cache_dtype, it follows the method: `full int4`.
+    If runs differ in cache_dtype, it follows the method: `full int4`. Settings that are `left_out` name nothing.
     """
     stored = {run.stored for run in runs}
     differ = {
@@ -86,7 +96,11 @@ def name_methods(runs: Sequence[Results]) -> list[str]:
             (
                 run.method,
                 *((run.stored,) if len(stored) > 1 and run.stored != "auto" else ()),
-                *(f"{name}={read_settings(run).get(name)}" for name in differ[run.method]),
+                *(
+                    f"{name}={read_settings(run).get(name)}"
+                    for name in differ[run.method]
+                    if name not in left_out
+                ),
             )
         )
         for run in runs
@@ -111,8 +125,12 @@ def identifying_columns(runs: Sequence[Results]) -> list[Row]:
 
 
 def order_runs(runs: Sequence[Results]) -> list[Results]:
-    """Return runs sorted by model, budget, method and dtype."""
-    return sorted(runs, key=lambda run: (run.model_label, *run.memory.allowed, run.method, run.stored))
+    """Return runs sorted by model, budget, method, dtype and seeds."""
+
+    def place(run: Results) -> tuple[object, ...]:
+        return run.model_label, *run.memory.allowed, run.method, run.stored, *find_seeds(list_members(run)[0])
+
+    return sorted(runs, key=place)
 
 
 def make_rows(runs: Sequence[Results], *, details: bool = False) -> list[Row]:
@@ -120,9 +138,22 @@ def make_rows(runs: Sequence[Results], *, details: bool = False) -> list[Row]:
     metrics = list_metrics(runs, details=details)
     ordered = order_runs(runs)
     return [
-        {**which, **list_costs(run, ordered), **{name: find_metric(run, name) for name in metrics}}
-        for which, run in zip(identifying_columns(ordered), ordered, strict=True)
+        {**which, **costs, **{name: find_metric(run, name) for name in metrics}}
+        for which, costs, run in zip(identifying_columns(ordered), list_costs(ordered), ordered, strict=True)
     ]
+
+
+def make_csv_rows(runs: Sequence[Results]) -> list[Row]:
+    """Return the rows of `make_rows` with parts and variants of metrics, and with counts in columns of their own."""
+    rows: list[Row] = []
+    for row, run in zip(make_rows(runs, details=True), order_runs(runs), strict=True):
+        seeds, calibrations = map(str, count_seeds(run))
+        counts = {"n": str(run.n), "seeds": seeds, "calibrations": calibrations}
+        cells: dict[str, Cell] = {}
+        for name, cell in row.items():
+            cells |= counts if name == "n" else {name: cell}
+        rows.append(cells)
+    return rows
 
 
 def show_runs(console: Console, runs: Sequence[Results], failures: Sequence[tuple[str, str]] = ()) -> None:
@@ -135,5 +166,7 @@ def show_runs(console: Console, runs: Sequence[Results], failures: Sequence[tupl
         title = ", ".join(models) + (" (± half of the 95 % interval)" if wide else "")
         lead = sum(name in identifying_columns(runs)[0] for name in shown[0])
         print_rows(console, title, shown, lead, "half" if wide else "value")
+        for note in filter(None, (describe_means(runs, list_shown(shown)), describe_checkout(runs))):
+            console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     for name, reason in failures:
         console.print(f"failed {name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from kvbench.core.files import write_whole
 from kvbench.eval.protocol.scores import Better, Metric
+from kvbench.report.seeds import MeanMetric
 
 Cell = str | Metric | None
 """A text, a metric of a run, or nothing."""
@@ -22,17 +23,21 @@ Row = Mapping[str, Cell]
 Style = Literal["value", "half", "range"]
 """Form of a metric: its value, value ± half of the 95 % interval, or value with the interval."""
 ARROWS: Mapping[Better, str] = {"higher": "↑", "lower": "↓"}
+PROMPTS_ONLY = "†"
+"""Mark of an interval over prompts alone, where the one over prompts and seeds is wider than the metric's range."""
 HEADER_WIDTH = 11
 """Number of characters up to which a header is not broken."""
 
 
-def publish(console: Console, title: str, rows: Sequence[Row], lead: int, path: Path) -> None:
-    """Print a table, write it as Markdown and print the path.
+def publish(console: Console, title: str, rows: Sequence[Row], lead: int, path: Path, note: str = "") -> None:
+    """Print a table and a note below it, write both as Markdown and print the path.
 
     The first `lead` columns identify a row.
     """
     print_rows(console, title, rows, lead)
-    write_whole(path, f"{title}\n\n{format_markdown(rows)}")
+    if note:
+        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+    write_whole(path, f"{title}\n\n{format_markdown(rows)}" + (f"\n{note}\n" if note else ""))
     console.print(f"written: {path}", highlight=False, soft_wrap=True)
 
 
@@ -43,7 +48,7 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
     a row, are repeated in each block.
     """
     cells = {name: [format_cell(row[name], style) for row in rows] for name in rows[0]}
-    headers = {name: _stack(_header(name, rows), max(map(len, cells[name]))) for name in cells}
+    headers = {name: stack_header(_header(name, rows), max(map(len, cells[name]))) for name in cells}
     widths = {name: max(map(len, [*headers[name].split("\n"), *cells[name]])) for name in cells}
     console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
     for names in _split_columns(widths, lead, console.width):
@@ -54,6 +59,11 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
         for texts in zip(*(cells[name] for name in names), strict=True):
             table.add_row(*map(escape, texts))
         console.print(table)
+
+
+def list_shown(rows: Sequence[Row]) -> list[Metric]:
+    """Return the metrics in the cells of a table."""
+    return [cell for row in rows for cell in row.values() if isinstance(cell, Metric)]
 
 
 def drop_columns(rows: Sequence[Row], names: Collection[str]) -> list[Row]:
@@ -74,8 +84,22 @@ def format_cell(cell: Cell, style: Style) -> str:
         return text
     low, high = cell.interval
     if style == "half":
-        return f"{text} ±{(high - low) / 2:.{cell.digits}f}"
-    return f"{text} [{format_number(low, cell.digits)}, {format_number(high, cell.digits)}]"
+        return f"{text} ±{(high - low) / 2:.{cell.digits}f}{mark_interval(cell)}"
+    return (
+        f"{text} [{format_number(low, cell.digits)}, {format_number(high, cell.digits)}]{mark_interval(cell)}"
+    )
+
+
+def mark_interval(metric: Metric) -> str:
+    """Return what follows an interval over several runs: its degrees of freedom, or `PROMPTS_ONLY`."""
+    if not isinstance(metric, MeanMetric) or metric.df is None:
+        return ""
+    return PROMPTS_ONLY if metric.prompts_only else f" df {format_df(metric.df)}"
+
+
+def format_df(df: float) -> str:
+    """Return degrees of freedom with one decimal below ten."""
+    return f"{df:.1f}".removesuffix(".0") if df < 10 else f"{df:.0f}"
 
 
 def format_number(value: float, digits: int) -> str:
@@ -100,9 +124,15 @@ def format_markdown(rows: Sequence[Row], best: Collection[tuple[int, str]] = ())
 
 
 def format_csv(rows: Sequence[Row]) -> str:
-    """Return rows, at least one, as CSV: value and interval of each metric, with all digits."""
-    metrics = [name for name in rows[0] if any(isinstance(row[name], Metric) for row in rows)]
-    columns = [c for n in rows[0] for c in ([n, f"{n} low", f"{n} high"] if n in metrics else [n])]
+    """Return rows, at least one, as CSV: value and interval of each metric, with all digits.
+
+    A metric over several runs has two columns more: degrees of freedom and method of its interval.
+    """
+    columns: list[str] = []
+    for name in rows[0]:
+        kinds = {type(row[name]) for row in rows}
+        columns += [name, *([f"{name} low", f"{name} high"] if kinds & {Metric, MeanMetric} else [])]
+        columns += [f"{name} df", f"{name} interval"] if MeanMetric in kinds else []
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, restval="")
     writer.writeheader()
@@ -112,6 +142,8 @@ def format_csv(rows: Sequence[Row]) -> str:
             if isinstance(cell, Metric):
                 low, high = cell.interval or (None, None)
                 numbers |= {name: cell.value, f"{name} low": low, f"{name} high": high}
+                if f"{name} df" in columns:
+                    numbers |= {f"{name} df": getattr(cell, "df", None), f"{name} interval": cell.ci}
             else:
                 numbers[name] = cell
         writer.writerow(numbers)
@@ -123,7 +155,7 @@ def _header(name: str, rows: Sequence[Row]) -> str:
     return next((format_name(name, one) for one in metrics if isinstance(one, Metric)), name)
 
 
-def _stack(header: str, width: int) -> str:
+def stack_header(header: str, width: int) -> str:
     """Break a header into lines: at every comma and " / ", and elsewhere to fit the `width` of its cells."""
     width, lines = max(width, HEADER_WIDTH), []
     for part in re.split(r"(?<=,) | / ", header):

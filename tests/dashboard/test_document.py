@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from kvbench.dashboard.document import make_document
 from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.page import render_page, write_dashboard
 from kvbench.dashboard.pool import Pool
+from kvbench.dashboard.readings import KEPT, Readings
 from kvbench.dashboard.vendor import VENDORED, Vendored
 from kvbench.runs.record.results import WELL_USED
 from tests.support.places import ROOT
-from tests.support.run_folders import HOSTILE, PROMPTS
+from tests.support.run_folders import HOSTILE, PROMPTS, write_image_runs
 
 
 def test_folders_are_told_apart_whatever_state_they_are_in(runs_dir: Path) -> None:
@@ -49,17 +51,52 @@ def test_the_worst_samples_by_each_metric_are_kept(runs_dir: Path, monkeypatch: 
     monkeypatch.setattr(samples, "MAX_SAMPLES", 1)
     monkeypatch.setattr(samples, "MIN_SAMPLES", 1)
     found = find_folders(runs_dir)
-    pool = Pool()
-    listed = {folder.name: entry for folder, entry in samples.list_samples(found.finished, pool).items()}
+    pool, readings = Pool(), Readings(runs_dir)
+    read = {folder: readings.read(folder, run) for folder, run in found.finished.items()}
+    entries = samples.list_samples(found.finished, read, pool)
+    listed = {folder.name: entry for folder, entry in entries.items()}
     run = listed["heatkv-0.1-0123456789"]
     assert run["index"] == [1, 2]  # the lowest PSNR, the highest LPIPS
     assert [pool.values[number] for number in run["prompt"]] == [HOSTILE, PROMPTS[2]]
-    full = next(
-        entry
-        for folder, entry in samples.list_samples(found.finished, pool).items()
-        if folder.match("infinity_tiny/full-0")
-    )
+    full = next(entry for folder, entry in entries.items() if folder.match("infinity_tiny/full-0"))
     assert full["index"] == [1, 2]  # what stands beside them
+
+
+def make_twice(runs_dir: Path) -> tuple[dict[str, object], dict[str, object]]:
+    """The document before and after what was read is kept."""
+    (runs_dir / KEPT).unlink(missing_ok=True)
+    first, again = ({**make_document(runs_dir), "made": ""} for _ in range(2))
+    return first, again
+
+
+def test_what_is_kept_changes_nothing(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, again = make_twice(runs_dir)
+    assert first == again
+    with monkeypatch.context() as patch:
+        patch.setattr("kvbench.dashboard.readings.read_lines", lambda _: pytest.fail("a file was read again"))
+        assert {**make_document(runs_dir), "made": ""} == first
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00\xff", b"0\t1\t2\t3\n", None])
+def test_a_damaged_file_of_what_is_kept_is_made_again(runs_dir: Path, damage: bytes | None) -> None:
+    first, _ = make_twice(runs_dir)
+    whole = (runs_dir / KEPT).read_bytes()
+    torn = whole[:-40].replace(b'"images"', b'"texts!"') if damage is None else damage
+    (runs_dir / KEPT).write_bytes(torn)
+    assert {**make_document(runs_dir), "made": ""} == first
+    assert (runs_dir / KEPT).read_bytes() == whole
+
+
+def test_a_changed_sample_is_read_again(tmp_path: Path) -> None:
+    write_image_runs(tmp_path)
+    make_document(tmp_path)
+    [path] = tmp_path.glob("*/heatkv-0.1-*/metrics/psnr-uint8.samples.jsonl")
+    path.write_text(path.read_text().replace('"psnr": 29.0', '"psnr": 28.5'))
+    [run] = [run for run in make_document(tmp_path)["runs"] if path.parents[1].name in run["folder"]]
+    assert 28.5 in run["samples"]["values"]["psnr"]
+    shutil.rmtree(path.parents[1])
+    make_document(tmp_path)
+    assert path.parents[1].name not in (tmp_path / KEPT).read_text()
 
 
 def test_what_runs_share_is_written_once(runs_dir: Path) -> None:
@@ -79,7 +116,7 @@ def test_the_document_cannot_end_its_element(runs_dir: Path) -> None:
 
 def test_the_page_itself_stays_small() -> None:
     empty = {key: [] for key in ("runs", "published", "sweeps", "unfinished", "damaged", "shared")}
-    assert len(render_page({**empty, "made": "", "metrics": {}})) < 600_000
+    assert len(render_page({**empty, "made": "", "metrics": {}})) < 620_000
 
 
 @pytest.mark.parametrize("vendored", VENDORED, ids=lambda one: one.name)

@@ -1,5 +1,7 @@
 """The page in a browser: what is sorted, filtered, pointed at, compared and opened."""
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -293,15 +295,40 @@ def test_samples_are_filtered_by_answer_and_text(page: Any) -> None:
     assert page.locator("#prompt").inner_text() == "sum 0"
 
 
-def test_differences_to_a_run_are_paired(page: Any) -> None:
+def test_differences_are_to_a_method_at_the_same_budget(page: Any) -> None:
     """The made-up values differ by the same step at every prompt, so the interval has no width."""
-    page.select_option("#differ", label="random, 10 %, 0123456789")
-    step = float(psnr("heatkv", 0.2)) - float(psnr("random", 0.1))
-    assert column(page, "psnr ↑")[0] == f"+{step:.2f}"
+    page.select_option("#differ", "random")
+    step = float(psnr("heatkv", 0.2)) - float(psnr("random", 0.2))
+    assert column(page, "psnr ↑")[0] == f"+{step:.2f}[{step:.2f}, {step:.2f}]"
+    assert column(page, "psnr ↑").count("base") == 2
     first = page.locator("#runs tbody tr").first.locator(".num", has_text=f"+{step:.2f}")
-    assert "±0.00" in first.inner_text()
     first.click()
-    assert "4 with a value in both runs" in page.locator("#drawer").inner_text()
+    told = page.locator("#drawer").inner_text()
+    assert "4 with a value on both sides" in told
+    [own] = set(re.findall(r"heatkv-(0.[12])-0123456789", told))
+    assert f"random-{own}-0123456789" in told
+
+
+def test_runs_are_filtered_by_their_sweep(browser: Any, tmp_path: Path) -> None:
+    runs = write_image_runs(tmp_path)
+    for number, (name, own) in enumerate((("main", runs[1:3]), (None, runs[3:4]))):
+        sweep = tmp_path / "sweeps" / f"abc{number}"
+        sweep.mkdir(parents=True)
+        (sweep / "sweep.json").write_text(json.dumps([[f"seed={place}"] for place in range(len(own))]))
+        for place, run in enumerate(own):
+            entry = {"outcome": "finished", "folder": f"elsewhere/{run.model}/{run.run}"}
+            (sweep / f"job-{place:05}.json").write_text(json.dumps(entry))
+        if name:
+            (sweep / "name.txt").write_text(f"{name}\n")
+    page = browser.new_page()
+    page.goto(write_dashboard(tmp_path).as_uri())
+    assert page.locator("#sweep option").all_inner_texts() == ["all", "main", "abc1"]
+    page.select_option("#sweep", "main")
+    assert sorted(column(page, "budget")) == ["10 %", "100 %", "20 %"]
+    assert set(column(page, "method")) == {"full", runs[1].method}
+    page.select_option("#sweep", "abc1")
+    assert page.locator("#count").inner_text() == "2 of 7"
+    page.close()
 
 
 def test_rows_are_grouped_by_a_setting(page: Any) -> None:
@@ -313,7 +340,7 @@ def test_rows_are_grouped_by_a_setting(page: Any) -> None:
     ]
 
 
-def test_runs_that_differ_in_their_seed_are_averaged(browser: Any, tmp_path: Path) -> None:
+def test_runs_without_records_are_not_averaged(browser: Any, tmp_path: Path) -> None:
     for seed, value in ((0, 20.0), (1, 21.0), (2, 25.0)):
         metrics = {"psnr": score(PSNR, value, 1.5), "lpips": score(LPIPS, 0.5, 0.1)}
         run = made_up("random", 0.1, metrics, run=f"random-{seed}", n=4, config={"seed": seed})
@@ -321,13 +348,5 @@ def test_runs_that_differ_in_their_seed_are_averaged(browser: Any, tmp_path: Pat
     page = browser.new_page()
     page.goto(write_dashboard(tmp_path).as_uri())
     assert "lpips ↓ 0.500" in page.locator("#same").inner_text()
-    page.select_option("#group", "mean")
-    row = page.locator("#runs tbody tr")
-    assert row.count() == 1
-    assert row.locator(".num").first.inner_text().split() == ["random3", "seeds"]
-    number = row.locator(".num", has_text="22.00")
-    assert "±2.65" in number.inner_text()
-    number.click()
-    told = page.locator("#drawerBody").inner_text()
-    assert all(part in told for part in ("seed 2", "25", "random-2"))
+    assert page.locator("#runs tbody tr").count() == 3
     page.close()

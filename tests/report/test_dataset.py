@@ -238,6 +238,10 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
     call(monkeypatch, made, "out=set", "repo=user/name", "license=mit")
     assert capsys.readouterr().out == "prepared: set (2 runs)\nuploaded: https://hub/commit\n"
     assert hub.DatasetCard.load(tmp_path / "set" / "README.md").data.license == "mit"
+    page = (tmp_path / "set" / "dashboard.html").read_text()
+    document = json.loads(page.split('id="document">')[1].split("</script>")[0])
+    assert {run["folder"] for run in document["runs"]} == {run.path for run in read_published([made])}
+    assert len(document["bundle"]["pictures"]) == 8
     with pytest.raises(SystemExit, match="error: publish: nowhere is not a finished run"):
         call(monkeypatch, "nowhere")
 

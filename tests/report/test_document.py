@@ -201,7 +201,7 @@ def test_latency_is_of_finished_profiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_figures_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
+def test_figures_are_drawn_as_png_svg_and_pdf(tmp_path: Path) -> None:
     runs = [
         made_up(method, budget, psnr(30 + budget)) for method in ("heatkv", "swa") for budget in (0.1, 0.4)
     ]
@@ -228,3 +228,4 @@ def test_figures_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
         assert "<svg" in path.with_suffix(".svg").read_text()
         assert "</text>" in path.with_suffix(".svg").read_text()
+        assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")

@@ -13,6 +13,7 @@ from kvbench.report.papers import published
 from kvbench.report.papers.comparison import make_rows, make_title
 from kvbench.runs.record.results import Results
 from tests.support.places import ROOT
+from tests.support.published_rows import rows_of
 from tests.support.results import made_up
 
 CHOICES = sorted(path.stem for path in (ROOT / "conf" / "method" / "hard_kv").glob("*.yaml"))
@@ -41,7 +42,7 @@ def find_cells(table: str, one: Results, label: str) -> list[dict[str, str | Non
     return [
         dict(row.cells)
         for row in published.find(table).models[label]
-        if published.find(table).matches(row.where, one)
+        if row.where in rows_of(published.find(table), one)
     ]
 
 

@@ -9,6 +9,7 @@ from hydra.utils import instantiate
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.report.papers import headkv_memory, memory, published
+from tests.support.published_rows import rows_of
 from tests.support.results import made_up
 
 XL = ModelSpec("llamagen_xl", 36, 20, 64, next_token(1, [24] * 23 + [23]))
@@ -22,7 +23,7 @@ def test_budgets_are_image_tokens_and_the_class(tokens: int, row: str) -> None:
     for name in ("headkv_table2", "headkv_table3", "headkv_table4"):
         table = published.find(name)
         printed = {where["budget"][0] for where in table.rows()}
-        found = [where["budget"] for where in table.rows() if table.matches(where, run)]
+        found = [where["budget"] for where in rows_of(table, run)]
         assert found == [(row,)] * (row in printed)
     [less] = [one for one in published.find("headkv_table2").models[XL.name] if one.where == {
         "method": ("headkv",), "budget": (row,)

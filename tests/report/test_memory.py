@@ -14,6 +14,7 @@ from kvbench.report.one_run import show_run
 from kvbench.report.papers import published
 from kvbench.report.runs_table import make_rows, name_methods, show_runs
 from kvbench.runs.record.results import Results
+from tests.support.published_rows import rows_of
 from tests.support.results import PSNR, made_up, printed
 
 FULL_BYTES = 64_000
@@ -71,11 +72,11 @@ def test_the_best_of_a_budget_is_that_of_its_unit() -> None:
 def test_differences_are_those_of_one_unit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pairs: list[tuple[str, str]] = []
 
-    def compare(mine: Path, theirs: Path) -> dict[str, Metric]:
-        pairs.append((mine.name, theirs.name))
+    def compare(mine: Results, theirs: Results, runs_dir: Path) -> dict[str, Metric]:
+        pairs.append((mine.run, theirs.run))
         return {"psnr": PSNR}
 
-    monkeypatch.setattr(differences, "compare_runs", compare)
+    monkeypatch.setattr(differences, "compare_seeds", compare)
     differences.make_difference_rows([*BYTES, *TOKENS, run("random", 0.2, 20.0)], tmp_path, "swa")
     assert pairs == [(BYTES[0].run, BYTES[1].run), (TOKENS[0].run, TOKENS[1].run)]
 
@@ -88,7 +89,7 @@ def test_papers_rows_are_no_budgets_in_bytes() -> None:
 
     def fits(one: Results) -> bool:
         config = {**one.config, "model": {"name": "infinity_2b"}, "prompts": {"_target_": "Coco5k"}}
-        return table.matches(where, replace(one, config=config))
+        return where in rows_of(table, replace(one, config=config))
 
     assert fits(TOKENS[0])
     assert not fits(BYTES[0])
@@ -102,8 +103,7 @@ def test_figures_have_one_unit() -> None:
         99 * 16 / FULL_BYTES,
         198 * 16 / FULL_BYTES,
     ]
-    figure = draw_metrics(runs, "title")
-    assert figure is not None
+    [figure] = draw_metrics(runs, "title")
     assert figure.axes[0].get_xlabel() == "measured memory, peak % of the full cache in 16 bits"
     assert [point.memory for point in trace_curves(runs[:1] + TOKENS[:1], "psnr")["heatkv float16"]] == [
         99 * 64 / FULL_BYTES
@@ -142,16 +142,37 @@ def test_one_run_tells_both() -> None:
     for one, told in (
         (
             TOKENS[0],
-            ("budget 100 of 1000: peak 9.90 % of the", "9.90 % of the full cache in 16 bits (64000)"),
+            (
+                "budget 100 of 1000: peak 9.90 % of the",
+                "float16: 9.90 % of the full cache in 16 bits (64000)",
+            ),
+        ),
+        (  # 99 of 1000 tokens of 128 bytes: a share of the tokens, and twice that of the bytes in 16 bits
+            run("heatkv", 0.1, 30.0, "float32"),
+            (
+                "budget 100 of 1000: peak 9.90 % of the",
+                "float32, 4 bytes a number: 9.90 % of the full cache in float32, 19.80 % of it in 16 bits (64000)",
+            ),
         ),
         (
             run("heatkv", 0.1, 29.0, "float32", unit="bytes"),
             (
                 "at least 50 fit the budget (peak 4.90 % of 1000",
-                "budget 6400 of 64000 in 16 bits: peak 9.90 % of the",
+                "float32: budget 6400 of 64000 in 16 bits: peak 9.90 % of the",
             ),
         ),
     ):
         shown = printed(250, show_run, one)
         assert all(text in shown for text in told)
         printed(250, show_runs, [one, FULL])
+
+
+def test_a_dtype_that_the_device_chose_is_named_if_it_is_float32() -> None:
+    auto = {**TOKENS[0].config, "cache_dtype": "auto"}
+    for dtype, shown in (
+        ("float32", "float32, 4 bytes a number: 9.90 %"),
+        ("float16", " 9.90 % of the full"),
+    ):
+        one = replace(run("heatkv", 0.1, 30.0, dtype), config=auto)
+        lines = printed(250, show_run, one).splitlines()
+        assert shown in next(line for line in lines if "bytes/sequence" in line)

@@ -154,12 +154,12 @@ def test_a_figure_has_a_panel_of_it(runs: list[Results]) -> None:
 def test_paired_differences_have_it(runs_dir: Path, runs: list[Results]) -> None:
     assert "darkness ↓" in printed(160, show_differences, runs, runs_dir, "swa", runs_dir)
     lines = (runs_dir / "report-against-swa.md").read_text().splitlines()
-    assert lines[2] == "| run | darkness ↓ | darkest ↑ |"
-    by_run = {run.run: run for run in runs}
-    rows = [line.strip("| ").split(" | ") for line in lines[4:]]
-    assert [row[0].rpartition("-")[0] for row in rows] == ["streaming_llm-0.3", "streaming_llm-0.6"]
-    for name, darkness, darkest in rows:
-        ours = by_run[name]
+    assert lines[2] == "| method | budget | n | darkness ↓ | darkest ↑ |"
+    by_budget = {run.memory.budget_text: run for run in runs if run.method == "streaming_llm"}
+    rows = [line.strip("| ").split(" | ") for line in lines[4:6]]
+    assert [row[:3] for row in rows] == [["streaming_llm", budget, "10"] for budget in ("0.3", "0.6")]
+    for _, budget, _, darkness, darkest in rows:
+        ours = by_budget[budget]
         [theirs] = [r for r in runs if r.method == "swa" and r.memory.budget == ours.memory.budget]
         for metric, cell, digits in (("darkness", darkness, 1), ("darkest", darkest, 3)):
             first, second = ours.metrics[metric].value, theirs.metrics[metric].value

@@ -92,8 +92,7 @@ def test_settings_in_which_runs_differ_make_lines_of_their_own() -> None:
 
 
 def test_fidelity_has_a_line_and_a_band_per_method_in_every_panel() -> None:
-    figure = plots.draw_metrics(RUNS, "a model")
-    assert figure is not None
+    [figure] = plots.draw_metrics(RUNS, "a model")
     first, second = figure.axes
     assert first.get_ylabel() == "psnr, dB (higher is better)"
     assert second.get_ylabel() == "lpips_scenes (lower is better)"
@@ -125,25 +124,37 @@ def test_every_metric_but_details_has_a_panel_in_the_order_of_the_runs() -> None
     runs = [made_up("heatkv", budget, measure(budget)) for budget in (0.1, 0.2)]
     assert list(plots.choose_panels(runs)) == ["is", "dpg", "kid", "mine", "dists"]
     assert plots.choose_panels(runs)["mine"] == "mine (lower is better)"
-    figure = plots.draw_metrics(runs, "a model")
-    assert figure is not None
+    [figure] = plots.draw_metrics(runs, "a model")
     assert [axes.get_ylabel().split()[0] for axes in figure.axes] == ["is", "dpg", "kid", "mine", "dists"]
     places = [axes.get_subplotspec().get_geometry()[:3] for axes in figure.axes]
     assert places == [(2, 4, place) for place in range(5)]
 
 
 def test_one_budget_is_no_curve() -> None:
-    assert plots.draw_metrics(RUNS[1:], "a model") is None
+    assert plots.draw_metrics(RUNS[1:], "a model") == []
 
 
-def test_many_methods_look_different() -> None:
-    runs = [run(f"m{i}", b, psnr=20.0 + i) for i in range(12) for b in (0.1, 0.2)]
-    figure = plots.draw_metrics(runs, "a model")
-    assert figure is not None
-    assert (
-        len({(line.get_color(), line.get_marker(), line.get_linestyle()) for line in figure.axes[0].lines})
-        == 12
-    )
+def test_of_many_methods_at_most_eight_are_in_colour() -> None:
+    runs = [run(f"m{i:02}", b, psnr=20.0 + i) for i in range(18) for b in (0.1, 0.2)]
+    figures = plots.draw_metrics(runs, "a model")
+    named = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in figures]
+    assert [len(names) for names in named] == [6, 6, 6]
+    assert [name for names in named for name in names] == [f"m{i:02}" for i in range(18)]
+    looks: list[tuple[str, str, str]] = []
+    for figure in figures:
+        lines = figure.axes[0].lines
+        assert len(lines) == 18
+        drawn = [line for line in lines if line.get_color() != plots.OTHERS]
+        looks += [
+            (str(line.get_color()), str(line.get_marker()), str(line.get_linestyle())) for line in drawn
+        ]
+    assert len(looks) == len(set(looks)) == 18
+    assert len(plots.draw_metrics(runs[:16], "a model")) == 1
+
+
+def test_chosen_metrics_are_the_panels() -> None:
+    [figure] = plots.draw_metrics(RUNS, "a model", ["lpips_scenes"])
+    assert [axes.get_ylabel() for axes in figure.axes] == ["lpips_scenes (lower is better)"]
 
 
 def test_stability_shows_ranks_the_share_and_the_published_worst_case(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.report.papers import published
+from tests.support.published_rows import rows_of
 from tests.support.results import configured_run as run
 
 
@@ -107,7 +108,7 @@ def test_a_prompt_that_stays_is_another_row() -> None:
     table = published.find("triattention_aime")
     for sinks in (0, 1):
         one = run("rkv/text", 0.06178, "qwen3_8b", method__sinks=sinks)
-        [where] = [where for where in table.rows() if table.matches(where, one)]
+        [where] = rows_of(table, one)
         assert where["method.sinks"] == (str(sinks),)
 
 
@@ -118,12 +119,12 @@ def test_shares_of_all_tokens_are_found_among_budgets_of_what_is_cached() -> Non
             tokens = round(share * all_tokens)
             found = [
                 where
-                for where in table.rows()
-                if "hackpp" in where["method"] and table.matches(where, run("hackpp", tokens / cached, model))
+                for where in rows_of(table, run("hackpp", tokens / cached, model))
+                if "hackpp" in where["method"]
             ]
             assert [where["budget"] for where in found] == [(str(share),)] * (share < 0.3)
     reading = run("hackpp/read_30", 40 / 255, method__attention_budget=0.3)
-    [where] = [where for where in table.rows() if table.matches(where, reading)]
+    [where] = rows_of(table, reading)
     assert (where["method"], where["budget"]) == (("hackpp/read_30",), ("0.1",))
 
 
@@ -151,32 +152,26 @@ def test_models_of_a_table_share_its_rows() -> None:
 )
 def test_a_run_belongs_to_the_nominal_budget_within_5_percent(budget: float, row: str | None) -> None:
     table = published.find("heatkv_table1")
-    found = [where["budget"][0] for where in table.rows() if table.matches(where, run("heatkv", budget))]
+    found = [where["budget"][0] for where in rows_of(table, run("heatkv", budget))]
     assert found == ([] if row is None else [row])
 
 
 def test_other_settings_must_be_equal_and_aliases_count() -> None:
     sinks = published.find("heatkv_table3b")
-    assert [
-        where["sinks"] for where in sinks.rows() if sinks.matches(where, run("heatkv", 0.1, sinks=3))
-    ] == [("3",)]
-    assert not any(sinks.matches(where, run("scalekv", 0.1, sinks=3)) for where in sinks.rows())
-    assert not any(sinks.matches(where, run("heatkv", 0.2, sinks=3)) for where in sinks.rows())
-    assert not any(sinks.matches(where, run("heatkv", 0.1)) for where in sinks.rows())
+    assert [where["sinks"] for where in rows_of(sinks, run("heatkv", 0.1, sinks=3))] == [("3",)]
+    assert not rows_of(sinks, run("scalekv", 0.1, sinks=3))
+    assert not rows_of(sinks, run("heatkv", 0.2, sinks=3))
+    assert not rows_of(sinks, run("heatkv", 0.1))
     windows = published.find("ams_kv_table9")
     for name in ("sta", "streaming_llm"):
-        assert [where for where in windows.rows() if windows.matches(where, run(name, 0.4))] == [
-            windows.rows()[1]
-        ]
+        assert rows_of(windows, run(name, 0.4)) == [windows.rows()[1]]
     removed = published.find("ams_kv_table1")
-    [where] = [
-        w for w in removed.rows() if removed.matches(w, run("scale_groups", 1, method__remove="local"))
-    ]
+    [where] = rows_of(removed, run("scale_groups", 1, method__remove="local"))
     assert where["method.remove"] == ("local",)
     condensed = published.find("ams_kv_table7")
-    assert [w for w in condensed.rows() if condensed.matches(w, run("full", 1))] == [{"method": ("full",)}]
+    assert rows_of(condensed, run("full", 1)) == [{"method": ("full",)}]
     batches = published.find("ams_kv_table6")
-    [where] = [w for w in batches.rows() if batches.matches(w, run("ams_kv", 1))]
+    [where] = rows_of(batches, run("ams_kv", 1))
     assert where["latency.batch"] == ("16",)
 
 
@@ -235,3 +230,23 @@ def test_a_wrong_file_is_told(text: str, message: str) -> None:
 def test_an_unknown_table_is_told() -> None:
     with pytest.raises(ConfigError, match=r"^published=table9: no such table; choose from heatkv_table1, "):
         published.find("table9")
+
+
+def test_rows_found_by_method_are_the_ones_that_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the index every row is tried."""
+    runs = [
+        run(method, budget, model, **settings)
+        for method in ("full", "heatkv", "scalekv", "hackpp", "hard_kv", "rkv/text", "scale_groups", "ams_kv")
+        for budget in (0.04, 0.1, 0.25, 1)
+        for model in ("infinity_2b", "qwen3_8b")
+        for settings in ({}, {"sinks": 3}, {"method__remove": "local"}, {"method__selector": "top_p"})
+    ]
+    indexed = {name: [table.find_rows(one) for one in runs] for name, table in published.load().items()}
+    monkeypatch.setattr(
+        published.PublishedTable,
+        "_by_method",
+        property(lambda table: {None: range(len(table.rows()))}),
+    )
+    every = {name: [table.find_rows(one) for one in runs] for name, table in published.load().items()}
+    assert indexed == every
+    assert sum(map(len, indexed["heatkv_table1"])) > 0

@@ -7,30 +7,55 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from kvbench.cli.console import say
-from kvbench.cli.sweeps.jobs import PLAN, read_entries
+from kvbench.cli.sweeps.jobs import PLAN, find_named, read_entries
+from kvbench.cli.sweeps.outcomes import list_runs
 from kvbench.core.settings import Settings
-from kvbench.dashboard.page import write_dashboard
+from kvbench.dashboard.folders import find_folders
+from kvbench.dashboard.page import write_bundle, write_dashboard
+from kvbench.engine.memory import MIB
 
 SETTLED = ("finished", "failed", "dropped")
 """Final outcomes of jobs."""
 
 
 def write_page(_: DictConfig, settings: Settings) -> None:
-    """Do `task=dashboard`: write the page of every run under `runs_dir`, finished or not.
+    """Do `task=dashboard`: write the page of every run under `runs_dir`, finished or not, or of the sweep `sweep.name`.
 
-    With `dashboard.watch` the page is rewritten until all sweeps are done or the user interrupts; only the last version
-    does not reload itself.
+    With `dashboard.bundle` it is one file with the pictures. With `dashboard.watch` the page is rewritten until all
+    sweeps are done or the user interrupts; only the last version does not reload itself.
+
+    Raises:
+        ConfigError: no sweep has that name, or there is nothing to show.
     """
+    if settings.dashboard.bundle:
+        page = write_bundle(settings.runs_dir, settings.writes, choose_runs(settings))
+        say(f"written: {page} ({page.stat().st_size / MIB:.1f} MiB)")
+        return
     every = settings.dashboard.every
     if settings.dashboard.watch:
-        write_dashboard(settings.runs_dir, settings.writes, reload=every)
+        write_dashboard(settings.runs_dir, settings.writes, every, choose_runs(settings))
         say(f"watching {settings.runs_dir}; Ctrl-C ends it")
         with suppress(KeyboardInterrupt):
             while not is_done(settings):
                 time.sleep(every)
-                write_dashboard(settings.runs_dir, settings.writes, reload=every)
-    page = write_dashboard(settings.runs_dir, settings.writes)
+                write_dashboard(settings.runs_dir, settings.writes, every, choose_runs(settings))
+    page = write_dashboard(settings.runs_dir, settings.writes, chosen=choose_runs(settings))
     say(f"written: {page}")
+
+
+def choose_runs(settings: Settings) -> list[Path] | None:
+    """Return the folders of the runs of the sweep `sweep.name` and of their references; None without a name.
+
+    Raises:
+        ConfigError: no sweep has that name.
+    """
+    if settings.sweep.name is None:
+        return None
+    entries = read_entries(find_named(settings.runs_dir, settings.sweep.name))
+    folders = [settings.runs_dir.joinpath(*folder.parts[-2:]) for folder in list_runs(entries)]
+    finished = find_folders(settings.runs_dir, folders).finished
+    references = [folder.parent / run.reference for folder, run in finished.items() if run.reference]
+    return [folder for folder in dict.fromkeys([*folders, *references]) if folder.is_dir()]
 
 
 def is_done(settings: Settings) -> bool:

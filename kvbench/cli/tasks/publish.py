@@ -1,7 +1,9 @@
 """`kvbench publish RUN...`: finished runs as a dataset for the Hugging Face Hub."""
 
+import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,12 +44,15 @@ def publish(words: Sequence[str]) -> None:
         say(f"usage: {USAGE}")
         return
     request = parse_words(words)
+    from kvbench.dashboard.page import render_bundle
     from kvbench.report.dataset import choose_name, prepare_dataset, read_published
     from kvbench.report.upload import upload
 
     runs = read_published(request.runs)
     out = request.out or Path("published", choose_name(runs))
-    prepare_dataset(runs, out, request.licence, request.repo)
+    folders = [run.folder.resolve() for run in runs]
+    root = Path(os.path.commonpath([folder.parents[1] for folder in folders]))
+    prepare_dataset(runs, out, request.licence, request.repo, partial(render_bundle, root, folders))
     say(f"prepared: {out} ({len(runs)} runs)")
     place = None if request.repo is None else upload(out, request.repo)
     repo = request.repo or "USER/NAME"

@@ -1,5 +1,6 @@
 """`task=report`: tables and figures of finished runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -12,45 +13,68 @@ from kvbench.core.settings import Settings
 from kvbench.report.calibrations import show_calibrations
 from kvbench.report.collect import collect_runs, read_with_references
 from kvbench.report.differences import show_differences
-from kvbench.report.document import write_report
+from kvbench.report.document import Section, write_report
 from kvbench.report.figures.draw import draw_figures
+from kvbench.report.paper_latex import write_paper
+from kvbench.report.paper_tables import Layout, check_metrics, make_paper_tables
 from kvbench.report.runs_table import show_runs
+from kvbench.report.seeds import combine_seeds
+from kvbench.runs.record.results import Results
+
+SWEEP_FOLDER = "report"
+"""Folder of a report inside the folder of its sweep."""
 
 
 def report(_: DictConfig, settings: Settings) -> None:
     """Do `task=report`: tables and figures of every finished run under `runs_dir`, or of a sweep's.
 
+    All files are written to one folder, whose path is the last line.
+
     Raises:
-        ConfigError: there is no finished run.
+        ConfigError: there is no finished run, or no run has a metric of `report.metrics`.
     """
-    runs_dir, place = settings.runs_dir, settings.writes
-    failures: list[tuple[str, str]] = []
-    if settings.work.folder is None:
-        runs = collect_runs(runs_dir)
-    else:
-        sweep = Path(settings.work.folder)
-        place = sweep if settings.output is None else place
-        entries = read_entries(sweep)
-        runs, failures = read_with_references(list_runs(entries)), list_failures(entries)
-    show_runs(CONSOLE, runs, failures)
+    runs_dir, chosen = settings.runs_dir, settings.report
+    runs, failures, place = _read_runs(settings)
+    if runs:
+        check_metrics(runs, chosen.metrics)
+    joined = combine_seeds(runs, runs_dir)
+    rows = joined if chosen.seeds == "mean" else runs
+    show_runs(CONSOLE, rows, failures)
     if not runs:
         raise ConfigError(
             f"runs_dir={runs_dir}: holds no finished runs"
             + " of this sweep" * (settings.work.folder is not None)
         )
     if settings.against is not None:
-        show_differences(CONSOLE, runs, runs_dir, settings.against, settings.writes)
-    show_calibrations(CONSOLE, runs, runs_dir, place, settings.against)
-    figures, left_out = draw_figures(runs_dir, runs, place)
+        show_differences(CONSOLE, rows, runs_dir, settings.against, place)
+    show_calibrations(CONSOLE, joined, runs_dir, place, settings.against)
+    figures, left_out = draw_figures(runs_dir, rows, place, chosen.metrics)
     for line in left_out:
         say(f"left out: {line}")
-    if settings.published is None:
-        path = write_report(place, runs, None, figures)
-    else:
-        from kvbench.report.papers import comparison, published
-
-        table = published.find(settings.published)
-        path = write_report(place, runs, comparison.make_section(table, runs), figures)
-        comparison.show_comparison(CONSOLE, table, runs, runs_dir)
-    for written in (path, path.with_suffix(".tex"), path.with_suffix(".csv"), *figures):
+    path = write_report(place, rows, _compare(settings, rows, place), figures)
+    layout = Layout(chosen.rows, chosen.columns, chosen.metrics)
+    paper = write_paper(place, make_paper_tables(rows, runs_dir, layout, settings.against))
+    for written in (path, path.with_suffix(".tex"), path.with_suffix(".csv"), *paper, *figures):
         say(f"written: {written}")
+    say(f"report: {place}")
+
+
+def _read_runs(settings: Settings) -> tuple[list[Results], list[tuple[str, str]], Path]:
+    """Return the runs of a report, the (name, reason) of failed ones, and the folder of its files."""
+    if settings.work.folder is None:
+        return collect_runs(settings.runs_dir), [], settings.writes
+    sweep = Path(settings.work.folder)
+    entries = read_entries(sweep)
+    place = sweep / SWEEP_FOLDER if settings.output is None else settings.writes
+    return read_with_references(list_runs(entries)), list_failures(entries), place
+
+
+def _compare(settings: Settings, runs: Sequence[Results], place: Path) -> Section | None:
+    """Print the published table beside what was measured, if there is one; return it as a section."""
+    if settings.published is None:
+        return None
+    from kvbench.report.papers import comparison, published  # take long to import
+
+    table = published.find(settings.published)
+    comparison.show_comparison(CONSOLE, table, runs, place)
+    return comparison.make_section(table, runs)

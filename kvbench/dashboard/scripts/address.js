@@ -1,8 +1,8 @@
 // The address of the page: it stores the whole view, so that a link shows it again.
 
-const KEPT = ["model", "prompts", "budget", "samples", "search", "quality", "against", "group", "differ"];
+const KEPT = ["model", "sweep", "prompts", "budget", "samples", "search", "quality", "against", "group", "seeds", "differ"];
 KEPT.push("details", "ours", "theirs", "worst", "judged", "phrase", "paper", "kept", "panels");
-const OF_RUNS = new Set(["differ", "ours", "theirs", "kept"]); // selects of runs; a link contains their folders
+const OF_RUNS = new Set(["ours", "theirs", "kept"]); // selects of runs; a link contains their folders
 const requested = new URLSearchParams(location.hash.split("?")[1] ?? "");
 let written = null;
 

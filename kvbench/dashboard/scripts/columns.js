@@ -79,7 +79,7 @@ function makeMethodColumn(rows) {
   for (const own of alike.values())
     if (new Set(own.map((run) => run.n)).size > 1) for (const run of own) samples.set(run.number, `n ${run.n}`);
   const describe = (run) =>
-    [samples.get(run.number), run.merged ? `${run.merged.length} seeds` : null].filter(Boolean).join(", ");
+    [samples.get(run.number), hasSeveralSeeds() ? nameSeeds(run) : null].filter(Boolean).join(", ");
   return {
     key: "label",
     title: "method",
@@ -104,15 +104,15 @@ function makeBudget(run) {
 
 function makeMetricColumn(name, best) {
   const { better, unit, digits } = DOC.metrics[name];
-  const base = RUNS[byId("differ").value];
+  const base = byId("differ").value;
   const value = (run) => findMetric(run, name)?.value;
   const text = (run) => (findMetric(run, name) ? format(value(run), digits) : null);
   const common = { key: name, title: nameMetric(name), better, value, text };
   if (base)
     return {
       ...common,
-      about: `${name}${unit ? `, ${unit}` : ""}: difference to ${base.label}; ${better} is better`,
-      value: (run) => (run.number === base.number ? 0 : findDifference(run, base, name)?.value),
+      about: `${name}${unit ? `, ${unit}` : ""}: difference to ${base}; ${better} is better`,
+      value: (run) => (run.label === base ? 0 : findDifference(run, base, name)?.value),
       text: null,
       cell: (run) => makeDifference(run, base, name),
     };
@@ -124,7 +124,7 @@ function makeMetricColumn(name, best) {
       if (!metric) return makeAbsent(run, name);
       const ends = findInterval(metric);
       return makeNumber(text(run), () => openMetric(run, name), {
-        more: ends ? `±${format((ends[1] - ends[0]) / 2, metric.digits)}` : "",
+        more: ends ? `±${format((ends[1] - ends[0]) / 2, metric.digits)}${metric.prompts_only ? "†" : ""}` : "",
         best: best.has(run.number),
       });
     },

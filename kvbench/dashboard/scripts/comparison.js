@@ -50,6 +50,8 @@ function drawComparison() {
     ["", "number"],
   ]);
   fillSelect(byId("judged"), Object.entries(JUDGEMENTS));
+  byId("left").hidden = !DOC.bundle;
+  byId("left").textContent = DOC.bundle ? explainBundle(run) : "";
   byId("judged").parentElement.hidden = !JUDGED.some((name) => run.samples.values[name]);
   orderSamples();
 }
@@ -125,8 +127,9 @@ function nameSample(run, place) {
   return shared(run.samples.prompt[place]) ?? `sample ${run.samples.index[place]}`;
 }
 
-/** Return the path of a run's image, as `name_sample` of kvbench.core.files: 500 per folder. */
+/** Return the address of a run's image: in a bundle its content, else its path as `name_sample` of kvbench.core.files: 500 per folder. */
 function imageOf(run, index) {
+  if (DOC.bundle) return DOC.bundle.pictures[run.samples.picture?.[run.samples.index.indexOf(index)]] ?? "data:,";
   const number = (value) => String(value).padStart(6, "0");
   const folder = index < 500 ? [] : [number(index - (index % 500))];
   return addressOf(run, "images", ...folder, `${number(index)}.png`);
@@ -211,7 +214,7 @@ function makeTexts(run, other, index) {
             "p",
             { class: "note" },
             "This text is not in the page; its file is ",
-            makeLink(which, "here", "texts", `${String(index).padStart(6, "0")}.txt`),
+            linkTo(which, "here", "texts", `${String(index).padStart(6, "0")}.txt`),
             ".",
           )
         : make(
@@ -263,6 +266,12 @@ function listValues(run, other, index) {
       ),
     );
   });
+}
+
+/** Return what a bundle leaves out of a run. */
+function explainBundle(run) {
+  const size = run.samples.kind === "images" ? `, at most ${DOC.bundle.side} pixels wide or high` : "";
+  return `This file holds ${run.samples.index.length} of ${run.n} samples of the run, the worst ones${size}. All samples in full size are in the run's folder.`;
 }
 
 /** Show a run's samples. */

@@ -116,13 +116,14 @@ function findFullBytes(run) {
   return reference?.memory.sequence_bytes ?? run.memory.full_sequence_bytes;
 }
 
-/** Return a cost of a run; the mean for runs that are merged into one row. */
-function costOf(run, key) {
-  return run.merged ? d3.mean(run.merged, COSTS[key].value) : COSTS[key].value(run);
+/** Return a cost of a row; memory and latency of a mean over seeds are combined when the page is made. */
+function costOf(row, key) {
+  return COSTS[key].value(row);
 }
 
 /** Return a cost as text. */
 function formatCost(run, key) {
+  if (key === "n") return countSamples(run);
   const { digits, least = -Infinity } = COSTS[key];
   const value = costOf(run, key);
   return format(value, digits) + (value < least ? "!" : "");

@@ -57,6 +57,12 @@ function addressOf(run, ...parts) {
   return [...root, ...run.folder.split("/"), ...parts].map(encodeURIComponent).join("/");
 }
 
+/** Return a link to a file of a run, or its text in a bundle, which has no files. */
+function linkTo(run, text, ...parts) {
+  if (DOC.bundle) return make("span", {}, text);
+  return make("a", { href: addressOf(run, ...parts), target: "_blank", rel: "noopener" }, text);
+}
+
 /** Return the options of a select of runs, grouped by model and prompts. */
 function listRuns(runs) {
   const groups = groupBy(runs, (run) => `${run.model}, ${run.prompts}`);

@@ -3,10 +3,13 @@
 /** Return the runs that pass the filters. */
 function filterRuns() {
   const [model, prompts, budget, samples] = ["model", "prompts", "budget", "samples"].map((id) => byId(id).value);
+  const sweep = DOC.sweepRuns[byId("sweep").value];
+  const inSweep = sweep && new Set(sweep);
   const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
   return RUNS.filter((run) => {
     const fits =
       (!model || run.model === model) &&
+      (!inSweep || inSweep.has(run.number)) &&
       (!prompts || run.prompts === prompts) &&
       (!budget || formatBudget(run) === budget || run.method === "full") &&
       (!samples || String(run.n) === samples);
@@ -24,6 +27,9 @@ function describeForSearch(run) {
 }
 
 function fillFilters() {
+  const sweeps = Object.keys(DOC.sweepRuns);
+  byId("sweep").parentElement.hidden = !sweeps.length;
+  fillSelect(byId("sweep"), [["", "all"], ...sweeps.map((name) => [name, name])], "");
   const choices = (key, runs) => [...new Set(runs.map((run) => run[key]))].sort();
   fillSelect(
     byId("model"),

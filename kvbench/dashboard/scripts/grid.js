@@ -62,7 +62,7 @@ function makeCell(run, other, index) {
 function makeGridText(other, index) {
   const text = findText(other, index);
   return text === null
-    ? make("p", { class: "note" }, makeLink(other, "its file", "texts", `${String(index).padStart(6, "0")}.txt`))
+    ? make("p", { class: "note" }, linkTo(other, "its file", "texts", `${String(index).padStart(6, "0")}.txt`))
     : make("pre", { tabindex: "0" }, text);
 }
 

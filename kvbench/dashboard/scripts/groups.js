@@ -1,4 +1,4 @@
-// Grouped rows: means over seeds, or a heading for each value of a setting.
+// Grouped rows: one row for the runs that differ only in seeds, and a heading for each value of a setting.
 
 const IGNORED_SETTINGS = /^(runs_dir|task|device|shard|work|logger|hydra|published|against)\b|\._target_$/;
 const MAX_VALUES = 24; // a setting with more values is not offered
@@ -32,13 +32,17 @@ function findVarying(runs) {
   return [...values].filter(([, texts]) => texts.size > 1 && texts.size <= MAX_VALUES).map(([path]) => path);
 }
 
+/** Update the select of rows: a mean over seeds, or each seed. */
+function fillSeeds() {
+  byId("seedsOf").hidden = !hasSeveralSeeds();
+  fillSelect(byId("seeds"), [["", "mean"], ["each", "each"]]);
+}
+
 /** Update the select of groupings. */
 function fillGroups(runs) {
   const varying = findVarying(runs);
-  const seeds = new Set(runs.map((run) => listSettings(run).get("seed"))).size > 1;
   fillSelect(byId("group"), [
     ["", "nothing"],
-    ...(seeds ? [["mean", "mean over seeds"]] : []),
     ...varying.map((path) => [path, path]),
   ]);
 }
@@ -48,42 +52,71 @@ function nameGroup(run, path) {
   return `${path} = ${listSettings(run).get(path) ?? "not set"}`;
 }
 
-/** Merge runs that differ only in seed into one row: the mean of each number, ± the deviation. */
-function mergeSeeds(runs) {
-  const groups = groupBy(runs, (run) => {
-    const rest = [...listSettings(run)].filter(([path]) => path !== "seed" && !IGNORED_SETTINGS.test(path));
-    return JSON.stringify([run.label, run.model, run.prompts, run.budget, run.unit, run.n, rest]);
-  });
-  return [...groups.values()].map((merged) =>
-    merged.length === 1 ? merged[0] : { ...merged[0], merged, metrics: averageMetrics(merged) },
-  );
+/** Return the runs behind a row. */
+function listMembers(row) {
+  return row.merged ?? [row];
 }
 
-function averageMetrics(runs) {
-  const metrics = {};
-  for (const name of Object.keys(runs[0].metrics)) {
-    const values = runs.map((run) => findMetric(run, name)?.value).filter((value) => value !== undefined);
-    if (!values.length) continue;
-    const value = d3.mean(values);
-    const half = values.length > 1 ? d3.deviation(values) : null;
-    const { digits, unit, better } = readMetric(runs[0], name);
-    metrics[name] = { status: "ok", digits, unit, better, value };
-    metrics[name].ci95 = half === null ? null : [value - half, value + half];
+/** Return the seeds of a run's noise and calibration as text. */
+function nameSeed(run) {
+  return `seed ${run.seeds[0]}${run.seeds[1] ? `, calibration ${run.seeds[1]}` : ""}`;
+}
+
+/** Return one row for the runs that differ only in seeds, if all of them pass the filters; other runs as they are. */
+function mergeSeeds(runs) {
+  const shown = new Set(runs.map((run) => run.number));
+  const rows = new Map(runs.map((run) => [run.number, run]));
+  for (const mean of DOC.means) {
+    if (!mean.runs.every((number) => shown.has(number))) continue;
+    const merged = mean.runs.map((number) => RUNS[number]);
+    const { metrics, memory, latency } = mean;
+    for (const { number } of merged) rows.delete(number);
+    rows.set(merged[0].number, { ...merged[0], merged, metrics, memory, latency });
   }
-  return metrics;
+  return [...rows.values()];
+}
+
+/** Return whether some runs of the page differ only in seeds. */
+function hasSeveralSeeds() {
+  return DOC.means.length > 0;
+}
+
+/** Return the seeds of a row as text: their number, or a single run's. */
+function nameSeeds(row) {
+  return row.merged ? `${row.merged.length} seeds` : nameSeed(row);
+}
+
+/** Return a sentence about rows of runs made in a checkout with changes that are not committed; empty without any. */
+function explainChanges(rows) {
+  const runs = rows.flatMap(listMembers);
+  const changes = runs.map((run) => shared(run.provenance.code)?.diff_sha256).filter(Boolean);
+  if (!changes.length) return "";
+  const names = [...new Set(changes)].map((hash) => hash.slice(0, 12));
+  const listed = names.slice(0, 3).join(", ") + (names.length > 3 ? `, ${names.length - 3} more` : "");
+  return ` ${changes.length} of ${runs.length} runs: checkout with uncommitted changes (${listed}).`;
+}
+
+/** Return the number of samples as text: prompts, and seeds of noise and calibrations. */
+function countSamples(row) {
+  const [noises, calibrations] = [0, 1].map((kind) => new Set(listMembers(row).map((run) => run.seeds[kind])).size);
+  const seeds = noises * calibrations > 1 ? [noises, ...(calibrations > 1 ? [calibrations] : [])] : [];
+  return [row.n, ...seeds].join(" × ");
 }
 
 /** Show the runs behind a mean over seeds. */
-function openMerged(run, title, show) {
+function openMerged(row, name, text, facts, show) {
   openDrawer(
-    `${title}, ${run.label}`,
+    `${name}, ${row.label}`,
+    text,
+    makeFacts(`Mean of ${row.merged.length} runs`, facts),
     makeFacts(
-      `Mean of ${run.merged.length} seeds, ± their standard deviation`,
-      run.merged.map((one) => [`seed ${listSettings(one).get("seed")}`, show(one)]),
+      "Single seeds",
+      row.merged.map((one) => [nameSeed(one), show(one)]),
     ),
     makeFacts(
       "Run folders",
-      run.merged.map((one) => [`seed ${listSettings(one).get("seed")}`, one.folder, true]),
+      row.merged.map((one) => [nameSeed(one), linkTo(one, one.folder), true]),
     ),
+    ...describeRun(row.merged[0]),
   );
 }

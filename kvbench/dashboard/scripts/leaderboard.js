@@ -8,6 +8,7 @@ const board = {
   limit: SHOWN,
   hover: null,
   chosen: null,
+  rows: new Map(), // shown rows by number; a mean over seeds has the number of its first run
 };
 
 /** Return the metrics to show: those with a value; parts and variants only on request. */
@@ -18,12 +19,12 @@ function chooseMetrics(runs) {
   );
 }
 
-/** Return the best runs at a metric among two or more of the same model, prompts and budget. */
+/** Return the best runs at a metric among two or more of the same model, prompts, seeds and budget. */
 function findBest(runs, name) {
   const sign = DOC.metrics[name].better === "higher" ? 1 : -1;
   const own = runs.filter((run) => findMetric(run, name));
   const groups = groupBy(own, (run) =>
-    JSON.stringify([run.model, run.prompts, run.n, formatBudget(run)]),
+    JSON.stringify([run.model, run.prompts, run.n, formatBudget(run), listMembers(run).map(({ seeds }) => seeds[0])]),
   );
   const best = new Set();
   for (const group of groups.values()) {
@@ -49,10 +50,12 @@ function sortRuns(runs, column, descending) {
 function drawBoard() {
   fillFilters();
   const runs = filterRuns();
+  fillSeeds();
   fillGroups(runs);
   fillBases(runs);
   const group = byId("group").value;
-  const rows = group === "mean" ? mergeSeeds(runs) : runs;
+  const rows = byId("seeds").value === "each" ? runs : mergeSeeds(runs);
+  board.rows = new Map(rows.map((row) => [row.number, row]));
   const columns = listColumns(rows);
   const { shown, folded } = divideColumns(columns, rows);
   const quality = chooseMetrics(runs);
@@ -72,7 +75,7 @@ function drawBoard() {
     runs.length === RUNS.length ? `${runs.length}` : `${runs.length} of ${RUNS.length}`;
   byId("more").hidden = sorted.length <= board.limit;
   byId("more").textContent = `Show ${Math.min(SHOWN, sorted.length - board.limit)} more of ${sorted.length}`;
-  byId("meaning").textContent = explainNumbers(group);
+  byId("meaning").textContent = explainNumbers(rows);
   drawPareto(byId("pareto"), rows, byId("quality").value, byId("against").value, link);
   mark();
 }
@@ -83,7 +86,7 @@ function sortBoard(rows, columns, quality, group) {
   const first = columns.find((column) => column.key === quality) ?? columns[0];
   if (!named) board.sort = { key: first.key, descending: first.better === "higher" };
   const sorted = sortRuns(rows, named ?? first, board.sort.descending);
-  if (!group || group === "mean") return sorted;
+  if (!group) return sorted;
   const numeric = new Intl.Collator("en", { numeric: true });
   return sorted.sort((a, b) => numeric.compare(nameGroup(a, group), nameGroup(b, group)));
 }
@@ -98,7 +101,7 @@ function drawRows(sorted, columns, group) {
     onfocusout: () => link(null, "hover"),
     onclick: () => link(run, "choose"),
   }));
-  if (group && group !== "mean") {
+  if (group) {
     let last = null;
     for (const [i, row] of [...table.tBodies[0].rows].entries()) {
       const name = nameGroup(sorted[i], group);
@@ -111,20 +114,22 @@ function drawRows(sorted, columns, group) {
   table.style.setProperty("--lead", `${lead}px`);
 }
 
-/** Update the select of runs to compare with. */
+/** Update the select of methods to compare with. */
 function fillBases(runs) {
-  fillSelect(byId("differ"), [
-    ["", "nothing"],
-    ...listRuns(runs.filter((run) => Object.keys(run.samples.columns ?? {}).length)),
-  ]);
+  const able = runs.filter((run) => Object.keys(run.samples.columns ?? {}).length);
+  const labels = [...new Set(able.map((run) => run.label))].sort();
+  fillSelect(byId("differ"), [["", "nothing"], ...labels.map((label) => [label, label])]);
 }
 
-function explainNumbers(group) {
-  const base = RUNS[byId("differ").value];
+function explainNumbers(rows) {
+  const means = rows.some((row) => row.merged);
+  const over = means ? ", over prompts and seeds for means over seeds" : "";
+  const base = byId("differ").value;
   if (base)
-    return `Differences to ${nameRun(base)} with the same prompts and noise, ± half of the 95 % interval. Bold: better, and the interval excludes 0.`;
-  const half = group === "mean" ? "the standard deviation over seeds" : "half of the 95 % interval";
-  return `Click a number for its provenance. ± is ${half}. Bold: best of its model, prompts, n and budget.`;
+    return `Differences to ${base} at the same model, prompts, seed and budget, with 95 % intervals of the paired differences${over}. Bold: better, and the interval excludes 0.`;
+  const marked = rows.some((row) => Object.values(row.metrics).some((metric) => metric.prompts_only));
+  const mark = marked ? ` †: over ${PROMPTS_ONLY}.` : "";
+  return `Click a number for its provenance. ± is half of the 95 % interval${over}.${mark} Bold: best of its model, prompts, n, seeds and budget, regardless of intervals.${explainChanges(rows)}`;
 }
 
 function turnSort(column) {
@@ -157,10 +162,10 @@ function mark() {
 }
 
 function readOut(number) {
-  const run = RUNS[number];
+  const run = board.rows.get(number) ?? RUNS[number];
   if (!run) {
     byId("reading").textContent =
-      "Dotted: the Pareto front, where no shown run is at least as good at lower cost. Bars: 95 % intervals.";
+      `Dotted: the Pareto front, where no shown row is at least as good at lower cost. Bars: 95 % intervals${[...board.rows.values()].some((row) => row.merged) ? ", over prompts and seeds for means over seeds" : ""}.`;
     return;
   }
   const name = byId("quality").value;
@@ -173,13 +178,13 @@ function readOut(number) {
   byId("reading").replaceChildren(
     make("b", {}, `${run.label}, ${formatBudget(run)}`),
     `: ${value}${interval}, ${formatCost(run, "byte_share")} % of the full cache `,
-    `(${formatCost(run, "sequence_mib")} MiB a sequence), n = ${run.n}`,
+    `(${formatCost(run, "sequence_mib")} MiB a sequence), n = ${countSamples(run)}`,
   );
 }
 
 function startBoard() {
   walkThrough(byId("runs"));
-  for (const id of ["model", "prompts", "budget", "samples", "quality", "against", "group", "differ", "details"])
+  for (const id of ["model", "sweep", "prompts", "budget", "samples", "quality", "against", "group", "seeds", "differ", "details"])
     byId(id).addEventListener("change", drawBoard);
   let typing;
   byId("search").addEventListener("input", () => {
@@ -196,7 +201,7 @@ function startBoard() {
     toggled.clear();
     board.sort.key = null;
     board.sorted = false;
-    for (const id of ["model", "prompts", "budget", "samples", "search", "group", "differ"]) byId(id).value = "";
+    for (const id of ["model", "sweep", "prompts", "budget", "samples", "search", "group", "seeds", "differ"]) byId(id).value = "";
     drawBoard();
   });
   let width = 0;

@@ -32,27 +32,6 @@ function findRange(points) {
   return [0.95 * centre, 1.05 * centre];
 }
 
-const MAX_SPREAD = 150; // number of points beyond which overlapping points are not shifted
-
-/** Shift overlapping points side by side; `shift` is in pixels. */
-function spreadPoints(points, near) {
-  if (points.length > MAX_SPREAD) {
-    for (const point of points) point.shift = 0;
-    return;
-  }
-  const clusters = [];
-  for (const point of points) {
-    if (clusters.length && near(clusters.at(-1)[0].x, point.x)) clusters.at(-1).push(point);
-    else clusters.push([point]);
-  }
-  for (const cluster of clusters) {
-    const step = Math.min(10, 60 / cluster.length);
-    for (const [i, point] of cluster.sort((a, b) => a.run.label.localeCompare(b.run.label)).entries()) {
-      point.shift = step * (i - (cluster.length - 1) / 2);
-    }
-  }
-}
-
 /** Draw the plot into `box`; `visit(run, how)` is called on hover and click. */
 function drawPareto(box, runs, name, axis, visit) {
   const points = name ? listPoints(runs, name, axis) : [];
@@ -66,15 +45,7 @@ function drawPareto(box, runs, name, axis, visit) {
   const narrow = width < 560;
   const [low, high] = findRange(points);
   const log = low > 0 && high / low > 4;
-  spreadPoints(
-    points,
-    (a, b) => (log ? Math.log(b / a) / Math.log(high / low) : (b - a) / (high - low || 1)) < 0.012,
-  );
-  const groups = [...groupBy(points, (point) => point.shift)].map(([dx, own]) => ({
-    dx,
-    own,
-    certain: own.filter((point) => point.low !== null),
-  }));
+  const certain = points.filter((point) => point.low !== null);
   const line = [...front, { x: high, y: front.at(-1).y }];
   const plot = Plot.plot({
     width,
@@ -109,31 +80,26 @@ function drawPareto(box, runs, name, axis, visit) {
         strokeOpacity: 0.35,
         strokeDasharray: "2 3",
       }),
-      ...groups.map(({ dx, certain }, i) =>
-        Plot.ruleX(certain, {
-          dx,
-          x: "x",
-          y1: "low",
-          y2: "high",
-          stroke: "colour",
-          strokeWidth: 1.5,
-          strokeOpacity: 0.55,
-          className: `bars-${i}`,
-        }),
-      ),
-      ...groups.map(({ dx, own }, i) =>
-        Plot.dot(own, {
-          dx,
-          x: "x",
-          y: "y",
-          fill: "colour",
-          stroke: "var(--card)",
-          strokeWidth: 1,
-          symbol: "sign",
-          r: 5.5,
-          className: `dots-${i}`,
-        }),
-      ),
+      Plot.ruleX(certain, {
+        x: "x",
+        y1: "low",
+        y2: "high",
+        stroke: "colour",
+        strokeWidth: 1.5,
+        strokeOpacity: 0.55,
+        className: "bars",
+      }),
+      Plot.dot(points, {
+        x: "x",
+        y: "y",
+        fill: "colour",
+        fillOpacity: 0.85,
+        stroke: "var(--card)",
+        strokeWidth: 1,
+        symbol: "sign",
+        r: 5.5,
+        className: "dots",
+      }),
       ...(narrow
         ? []
         : front.map((point, i) =>
@@ -141,33 +107,20 @@ function drawPareto(box, runs, name, axis, visit) {
               x: "x",
               y: "y",
               text: [point.run.label],
-              dx: point.shift,
               fill: "colour",
               stroke: "var(--card)",
               strokeWidth: 3,
               className: `names-${i}`,
             }),
           )),
-      ...groups.map(({ dx, own }, i) =>
-        Plot.dot(own, {
-          dx,
-          x: "x",
-          y: "y",
-          r: 12,
-          fill: "transparent",
-          symbol: "circle",
-          className: `hits-${i}`,
-        }),
-      ),
+      Plot.dot(points, { x: "x", y: "y", r: 8, fill: "transparent", symbol: "circle", className: "hits" }),
     ],
   });
   for (const [i, point] of front.entries()) tie(plot, `.names-${i} text`, [point], "mark");
-  for (const [i, { own, certain }] of groups.entries()) {
-    tie(plot, `.bars-${i} line`, certain, "mark");
-    tie(plot, `.dots-${i} path`, own, "mark");
-    for (const [j, hit] of tie(plot, `.hits-${i} path, .hits-${i} circle`, own, "hit").entries())
-      listen(hit, own[j], name, axis, visit);
-  }
+  tie(plot, ".bars line", certain, "mark");
+  tie(plot, ".dots path", points, "mark");
+  for (const [i, hit] of tie(plot, ".hits path, .hits circle", points, "hit").entries())
+    listen(hit, points[i], name, axis, visit);
   box.replaceChildren(plot);
   placeNames([...plot.querySelectorAll("text.mark")], [...plot.querySelectorAll("path.mark, line.mark")]);
 }

@@ -1,5 +1,7 @@
 // The drawer: provenance of a number.
 
+const PROMPTS_ONLY = "prompts alone (over seeds too it is wider than the metric's range)";
+
 /** Return facts under a heading, [name, text or element, whether it is code]; facts without a value are left out. */
 function makeFacts(title, facts, ...more) {
   const known = facts.filter(([, value]) => value !== null && value !== undefined && value !== "");
@@ -26,12 +28,11 @@ function openDrawer(title, ...parts) {
 
 /** Show the provenance of a metric. */
 function openMetric(run, name) {
+  const metric = readMetric(run, name);
   if (run.merged) {
-    const show = (one) => String(findMetric(one, name)?.value ?? "no value");
-    openMerged(run, nameMetric(name), show);
+    openMeanMetric(run, name, metric);
     return;
   }
-  const metric = readMetric(run, name);
   const ends = findInterval(metric);
   const file = `${metric.evaluator}-${metric.protocol}.json`;
   const missing = metric.value === null ? metric.status : null;
@@ -58,16 +59,40 @@ function openMetric(run, name) {
       ["protocol", metric.protocol],
       ["settings", describeEvaluator(run, metric.evaluator), true],
       ["compared with", metric.needs_reference && run.reference !== null ? RUNS[run.reference].folder : null],
-      ["record", metric.value === null ? null : makeLink(run, `metrics/${file}`, "metrics", file)],
+      ["record", metric.value === null ? null : linkTo(run, `metrics/${file}`, "metrics", file)],
     ]),
     ...describeRun(run),
+  );
+}
+
+/** Show the provenance of a mean over seeds. */
+function openMeanMetric(row, name, metric) {
+  const ends = findInterval(metric);
+  const degrees = metric.df ? `, ${Number(metric.df.toPrecision(3))} degrees of freedom` : "";
+  openMerged(
+    row,
+    nameMetric(name),
+    makeFigure(
+      metric.value === null ? metric.status : format(metric.value, metric.digits),
+      metric.value === null ? "" : metric.unit,
+      ends && `95 % interval ${format(ends[0], metric.digits)} to ${format(ends[1], metric.digits)}`,
+    ),
+    [
+      ["samples", countSamples(row)],
+      ["interval over", ends && `${metric.prompts_only ? PROMPTS_ONLY : "prompts and seeds"}${degrees}`],
+      ["deviation between runs", metric.between === undefined ? null : String(Number(metric.between.toPrecision(4)))],
+      ["note", metric.reason],
+    ],
+    (one) => String(findMetric(one, name)?.value ?? "no value"),
   );
 }
 
 /** Show the provenance of a cost. */
 function openCost(run, key) {
   if (run.merged) {
-    openMerged(run, COSTS[key].title, (one) => formatCost(one, key));
+    const { title, unit, about, field } = COSTS[key];
+    const facts = [["what", about], ["field", field, true]];
+    openMerged(run, title, makeFigure(formatCost(run, key), unit, null), facts, (one) => formatCost(one, key));
     return;
   }
   showCost(run, COSTS[key], formatCost(run, key));
@@ -118,10 +143,6 @@ function makeFigure(value, unit, interval) {
   );
 }
 
-function makeLink(run, text, ...parts) {
-  return make("a", { href: addressOf(run, ...parts), target: "_blank", rel: "noopener" }, text);
-}
-
 function describeEvaluator(run, evaluator) {
   const named = Object.entries(run.evaluated).find(([name]) => name === evaluator);
   return named ? JSON.stringify(shared(named[1]).settings) : null;
@@ -139,15 +160,15 @@ function describeRun(run) {
     makeFacts(
       "Run",
       [
-        ["folder", makeLink(run, run.folder), true],
-        ["results", makeLink(run, "results.json", "results.json")],
+        ["folder", linkTo(run, run.folder), true],
+        ["results", linkTo(run, "results.json", "results.json")],
         ["written", run.finished],
         ["model", run.model],
         ["prompts", `${run.prompts}, ${run.n} samples`],
         ["method", `${run.label}, budget ${formatBudget(run)}`],
         [
           "reference",
-          run.reference === null ? null : makeLink(RUNS[run.reference], RUNS[run.reference].folder),
+          run.reference === null ? null : linkTo(RUNS[run.reference], RUNS[run.reference].folder),
           true,
         ],
       ],

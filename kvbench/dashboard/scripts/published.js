@@ -27,7 +27,8 @@ function describeTable(table) {
     ? ""
     : " The models differ: what can be compared is the order of methods, not the numbers.";
   const measured = `${models.join(", ")} on ${prompts.join(", ")}`;
-  return `Published: ${table.labels.join(", ")} on ${table.data}. Measured: ${measured}.${caution}`;
+  const changes = explainChanges(table.rows.map((row) => RUNS[row.run]));
+  return `Published: ${table.labels.join(", ")} on ${table.data}. Measured: ${measured}.${caution}${changes}`;
 }
 
 function makeHeads(table) {

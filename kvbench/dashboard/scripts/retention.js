@@ -73,7 +73,7 @@ function drawRetention() {
   byId("keptNote").textContent =
     `Share of each source's tokens that a head still holds when segment ${segment} runs, ` +
     `a mean over ${prompts} prompts; ${shape[0]} layers, ${shape[1]} KV heads; ${axes}. All digits: `;
-  byId("keptNote").append(makeLink(run, "retention.json", "retention.json"));
+  byId("keptNote").append(linkTo(run, "retention.json", "retention.json"));
   byId("maps").append(...maps.map(makeMap));
   paintMaps();
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.report.ablations import is_full
+from kvbench.report.seeds import count_seeds, find_seeds, list_members, name_seeds
 from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.record.folder import slug
 from kvbench.runs.record.results import Results
@@ -14,17 +15,25 @@ MAP_BUDGET = 0.1
 """Budget, as a share of the full cache, whose retention map is drawn: the papers' middle budget."""
 
 
-def draw_figures(runs_dir: Path, runs: Sequence[Results], place: Path) -> tuple[list[Path], list[str]]:
+def draw_figures(
+    runs_dir: Path, runs: Sequence[Results], place: Path, metrics: Sequence[str] = ()
+) -> tuple[list[Path], list[str]]:
     """Draw finished runs and profiles into the folder `place`.
 
+    `metrics` are the metrics to draw; without any, all.
+
     Returns:
-        PNG files, each also written as SVG, and a line with the reason for each figure that cannot be drawn.
+        PNG files, each also written as SVG and PDF, and a line with the reason for each figure that cannot be drawn.
     """
     paths: list[Path] = []
     left_out: list[str] = []
-    maps = [(f"map of {run.run}", partial(draw_map, runs_dir, run, place)) for run in choose_mapped(runs)]
+    seeded = len({name_seeds(run)[0] for run in runs}) > 1
+    maps = [
+        (f"map of {run.run}", partial(draw_map, runs_dir, run, place, seeded=seeded))
+        for run in choose_mapped(runs)
+    ]
     for name, draw in (
-        ("fidelity", partial(draw_fidelity, place, runs, "fidelity")),
+        ("fidelity", partial(draw_fidelity, place, runs, "fidelity", metrics)),
         ("latency", partial(draw_latency, runs_dir, place)),
         *maps,
     ):
@@ -35,33 +44,47 @@ def draw_figures(runs_dir: Path, runs: Sequence[Results], place: Path) -> tuple[
     return paths, left_out
 
 
-def draw_fidelity(place: Path, runs: Sequence[Results], name: str) -> list[Path]:
-    """Draw metrics against measured memory, a figure for each model that has a method at two budgets."""
+def draw_fidelity(place: Path, runs: Sequence[Results], name: str, metrics: Sequence[str] = ()) -> list[Path]:
+    """Draw metrics against measured memory, for each model that has a method at two budgets.
+
+    Of many methods there are several figures, `<name>-2.png` and so on.
+    """
     from kvbench.report.figures import plots, styles  # take long to import
 
     models, paths = sorted({run.model_label for run in runs}), []
     for model in models:
         own = [run for run in runs if run.model_label == model]
         prompts = ", ".join(sorted({run.prompts_label for run in own}))
-        figure = plots.draw_metrics(own, f"{model} ({prompts}): metrics against measured memory, 95 % bands")
-        if figure is not None:
-            stem = name if len(models) == 1 else f"{name}-{slug(model)}"
-            paths.append(styles.save(figure, place / f"{stem}.png"))
+        title = f"{model} ({prompts}): metrics against measured memory, 95 % bands"
+        stem = name if len(models) == 1 else f"{name}-{slug(model)}"
+        for number, figure in enumerate(plots.draw_metrics(own, title + describe_joined(own), metrics), 1):
+            part = f"-{number}" if number > 1 else ""
+            paths.append(styles.save(figure, place / f"{stem}{part}.png"))
     return paths
 
 
-def draw_latency(runs_dir: Path, place: Path) -> list[Path]:
-    """Draw time against batch size, a figure for each profiled model and device."""
-    from kvbench.report.figures import latency_plots, styles  # take long to import
+def describe_joined(runs: Sequence[Results]) -> str:
+    """Return the end of a title that says over what points are means; empty if over nothing."""
+    noises, calibrations = (max(counts) for counts in zip(*map(count_seeds, runs), strict=True))
+    kinds = [*(["seeds"] if noises > 1 else []), *(["calibrations"] if calibrations > 1 else [])]
+    return f", means over {' and '.join(kinds)}" if kinds else ""
 
-    profiles = latency_plots.read_profiles(runs_dir)
-    return [
-        styles.save(
-            latency_plots.draw_latencies(curves, where),
-            place / ("latency.png" if len(profiles) == 1 else f"latency-{slug(where)}.png"),
-        )
-        for where, curves in profiles.items()
-    ]
+
+def draw_latency(runs_dir: Path, place: Path) -> list[Path]:
+    """Draw time against batch size, for each profiled model and device.
+
+    Of many methods there are several figures, `latency-2.png` and so on.
+    """
+    from kvbench.report.figures import latency_plots, plots, styles  # take long to import
+
+    profiles, paths = latency_plots.read_profiles(runs_dir), []
+    for where, curves in profiles.items():
+        stem = "latency" if len(profiles) == 1 else f"latency-{slug(where)}"
+        for number, names in enumerate(plots.split_methods(sorted(curves)), 1):
+            figure = latency_plots.draw_latencies({name: curves[name] for name in names}, where)
+            part = f"-{number}" if number > 1 else ""
+            paths.append(styles.save(figure, place / f"{stem}{part}.png"))
+    return paths
 
 
 def choose_mapped(runs: Sequence[Results]) -> list[Results]:
@@ -73,13 +96,22 @@ def choose_mapped(runs: Sequence[Results]) -> list[Results]:
     return [run for _, run in sorted(chosen.items())]
 
 
-def draw_map(runs_dir: Path, run: Results, place: Path) -> list[Path]:
-    """Draw the retention map of a run; nothing if the run did not record it."""
+def draw_map(runs_dir: Path, run: Results, place: Path, *, seeded: bool = False) -> list[Path]:
+    """Draw the retention map of a run, the mean over seeds of several; nothing if it was not recorded.
+
+    If the sources of a map differ between seeds, the first seed's map is drawn. If `seeded`, the title of a single
+    run's map names its seed.
+    """
     from kvbench.report.figures import retention_plots, styles  # take long to import
 
-    retention = read_retention(runs_dir / run.model / run.run)
-    if retention is None:
+    recorded = [read_retention(runs_dir / one.model / one.run) for one in list_members(run)]
+    retentions = [one for one in recorded if one is not None]
+    if not retentions:
         return []
+    alike = [one for one in retentions if one.sources == retentions[0].sources]
+    seed = f", seed {find_seeds(list_members(run)[0])[0]}" if seeded else ""
+    joined = f", mean over {len(alike)} runs" if len(alike) > 1 else seed
     memory = f"measured memory {100 * run.memory.peak:.3g} % of the full cache"
-    figure = retention_plots.draw_retention(retention, f"{run.model_label}, {run.method}: {memory}")
+    title = f"{run.model_label}, {run.method}: {memory}{joined}"
+    figure = retention_plots.draw_retention(retention_plots.average_maps(alike), title)
     return [styles.save(figure, place / f"retention-{slug(run.run)}.png")]

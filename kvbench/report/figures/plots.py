@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from math import ceil
 from typing import NamedTuple
 
@@ -16,11 +17,16 @@ from numpy.typing import NDArray
 from kvbench.report.figures.method_styles import COLOURS, Style, choose_styles
 from kvbench.report.figures.styles import strip_frame
 from kvbench.report.memory import uses_bytes
-from kvbench.report.runs_table import find_metric, list_metrics, name_methods
+from kvbench.report.runs_table import SEED_COLUMNS, find_metric, list_metrics, name_methods
+from kvbench.report.seeds import name_count
 from kvbench.runs.record.results import Results
 
 PANELS_PER_ROW = 4
 """Largest number of panels in a row."""
+MAX_LINES = 8
+"""Largest number of methods that a figure draws in colour."""
+OTHERS = "0.85"
+"""Grey of the other methods."""
 PANEL_LETTERS, LINE_LETTERS = 45, 7
 """Letters of the legend that fit under a panel, and the width of a line sample in letters."""
 
@@ -44,8 +50,9 @@ FULL = "full"
 def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
     """Return a metric's points of each method by ascending memory; runs without a value are left out.
 
-    A method has a line for each set of settings in which its runs differ. Of several runs with the same settings and
-    budget, the first with the most samples counts. Memory is counted in tokens unless some run needs bytes
+    A method has a line for each set of settings, and of seeds, in which its runs differ; runs that `combine_seeds`
+    joined are one point at their mean. Of several runs with the same settings and budget, the first with the most
+    samples counts. Memory is counted in tokens unless some run needs bytes
     (`uses_bytes`); runs without bytes are then left out.
     """
     in_bytes = uses_bytes(runs)
@@ -60,10 +67,13 @@ def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
     return {method: sorted(points.values()) for method, points in sorted(curves.items())}
 
 
-def choose_panels(runs: Sequence[Results]) -> dict[str, str]:
-    """Return the axis labels of the metrics that differ and that some method has at two budgets."""
+def choose_panels(runs: Sequence[Results], names: Sequence[str] = ()) -> dict[str, str]:
+    """Return the axis labels of the metrics that differ and that some method has at two budgets.
+
+    `names` are the metrics to choose from; without names, all.
+    """
     labels = {}
-    for name in list_metrics(runs):
+    for name in names or list_metrics(runs):
         lines = trace_curves(runs, name).values()
         values = {point.value for points in lines for point in points}
         if len(values) > 1 and any(len(points) > 1 for points in lines):
@@ -72,32 +82,68 @@ def choose_panels(runs: Sequence[Results]) -> dict[str, str]:
     return labels
 
 
-def draw_metrics(runs: Sequence[Results], title: str) -> Figure | None:
+def split_methods(methods: Sequence[str]) -> list[list[str]]:
+    """Return methods in groups of at most `MAX_LINES`, of nearly equal size."""
+    count = ceil(len(methods) / MAX_LINES)
+    ends = [round(len(methods) * number / count) for number in range(count + 1)]
+    return [list(methods[start:stop]) for start, stop in pairwise(ends)]
+
+
+def draw_metrics(runs: Sequence[Results], title: str, names: Sequence[str] = ()) -> list[Figure]:
     """Draw metrics of one model against measured memory: a panel per metric, a line with 95 % band per method.
 
+    Of more than `MAX_LINES` methods, each figure draws some in colour and the others in grey behind them. For `names`
+    see `choose_panels`.
+
     Returns:
-        None if no metric differs and has a method with two budgets.
+        No figures if no metric differs and has a method with two budgets.
     """
-    panels = choose_panels(runs)
-    if not panels:
-        return None
+    panels = choose_panels(runs, names)
     curves = {name: trace_curves(runs, name) for name in panels}
     methods = sorted({method for lines in curves.values() for method in lines})
-    styles = choose_styles(methods)
+    if not panels:
+        return []
+    styles, groups = choose_styles(methods), split_methods(methods)
+    counts = dict.fromkeys(name_count(run) for run in runs if any(find_metric(run, name) for name in panels))
+    title = f"{title}, n = {', '.join(counts)}"
+    figures = []
+    for number, group in enumerate(groups, 1):
+        part = f" ({number} of {len(groups)})" if len(groups) > 1 else ""
+        own = {method: styles[method] for method in group}
+        figures.append(draw_panels(panels, curves, own, title + part, in_bytes=uses_bytes(runs)))
+    return figures
+
+
+def draw_panels(
+    panels: Mapping[str, str],
+    curves: Mapping[str, Mapping[str, Sequence[Point]]],
+    styles: Mapping[str, Style],
+    title: str,
+    *,
+    in_bytes: bool,
+) -> Figure:
+    """Draw the methods of `styles` in a panel for each metric, and all other methods in grey.
+
+    Args:
+        panels: the label of each metric's axis.
+        curves: points of each method, for every metric of `panels`.
+        styles: methods in colour.
+        title: title of the figure.
+        in_bytes: whether memory is a share of bytes, not of tokens.
+    """
     columns = min(len(panels), PANELS_PER_ROW)
     rows = ceil(len(panels) / columns)
-    abreast = max(1, min(6, len(methods), PANEL_LETTERS * columns // (LINE_LETTERS + max(map(len, methods)))))
-    size = (4.2 * columns + 0.4, 3.3 * rows + 0.5 + 0.2 * ceil(len(methods) / abreast))
+    longest = max(map(len, styles))
+    abreast = max(1, min(6, len(styles), PANEL_LETTERS * columns // (LINE_LETTERS + longest)))
+    size = (4.2 * columns + 0.4, 3.3 * rows + 0.5 + 0.2 * ceil(len(styles) / abreast))
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12))
     handles: dict[str, Line2D] = {}
     for place, (name, label) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(rows, columns, place)
         handles |= _draw_curves(axes, curves[name], styles)
-        bits = " in 16 bits" if uses_bytes(runs) else ""
-        axes.set_xlabel(f"measured memory, peak % of the full cache{bits}")
+        axes.set_xlabel(f"measured memory, peak % of the full cache{' in 16 bits' * in_bytes}")
         axes.set_ylabel(label)
-    drawn = {point.n for lines in curves.values() for points in lines.values() for point in points}
-    figure.suptitle(f"{title}, n = {', '.join(map(str, sorted(drawn)))}", fontsize=11)
+    figure.suptitle(title, fontsize=11)
     ordered = sorted(handles)
     lines = [handles[method] for method in ordered]
     figure.legend(lines, ordered, loc="outside lower center", ncols=abreast, frameon=False)
@@ -141,12 +187,15 @@ def draw_stability(
 def _draw_curves(
     axes: Axes, curves: Mapping[str, Sequence[Point]], styles: Mapping[str, Style]
 ) -> dict[str, Line2D]:
-    """Draw a line with a band for each method; return the lines."""
+    """Draw a line with a band for each method of `styles`, and a grey line for others; return the lines."""
     lines = {}
     for method, points in curves.items():
-        colour, marker, dashes = styles[method]
         x, y, low, high, _ = np.array(points).T
-        if method == FULL:
+        if method not in styles:
+            axes.plot(x, y, color=OTHERS, linewidth=1, zorder=1)
+            continue
+        colour, marker, dashes = styles[method]
+        if method == FULL or method.startswith(f"{FULL} {SEED_COLUMNS[0]}"):
             lines[method] = axes.axhline(y[0], color=colour, linestyle="--", linewidth=1)
             continue
         [lines[method]] = axes.plot(

@@ -1,6 +1,7 @@
 """Maps of the share of each source that each head keeps (as in HeatKV, Figure 4)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
@@ -32,6 +33,14 @@ def join_sources(retention: Retention, max_sources: int) -> tuple[list[str], NDA
         labels.append(names[0] if len(names) == 1 else f"{names[0]} to {names[-1].removeprefix('row ')}")
         shares.append(kept[:, :, start:stop] @ tokens[start:stop] / tokens[start:stop].sum())
     return labels, np.stack(shares, 2)
+
+
+def average_maps(retentions: Sequence[Retention]) -> Retention:
+    """Return the mean of maps of the same sources."""
+    kept = np.mean([retention.kept for retention in retentions], axis=0)
+    tokens = np.mean([retention.tokens for retention in retentions], axis=0)
+    layers = tuple(tuple(tuple(head) for head in layer) for layer in kept.tolist())
+    return replace(retentions[0], kept=layers, tokens=tuple(tokens.tolist()))
 
 
 def draw_retention(retention: Retention, title: str) -> Figure:

@@ -9,6 +9,13 @@ from matplotlib.figure import Figure
 
 from kvbench.core.files import write_whole
 
+METADATA = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+"""Formats of a figure, and what their files leave out, so that equal figures give equal bytes."""
+
 
 def strip_frame(axes: Axes) -> None:
     """Keep two sides of a plot's frame, and draw light horizontal lines."""
@@ -18,12 +25,12 @@ def strip_frame(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG to a path and as SVG, with letters as text, to the same folder; return the path.
+    """Write a figure as PNG to a path, and as SVG and PDF with letters as text beside it; return the path.
 
     Each file is written whole or not at all, and equal figures give equal bytes.
     """
-    with mpl.rc_context({"svg.hashsalt": "kvbench", "svg.fonttype": "none"}):
-        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
+    with mpl.rc_context({"svg.hashsalt": "kvbench", "svg.fonttype": "none", "pdf.fonttype": 42}):
+        for suffix, metadata in METADATA.items():
             buffer = io.BytesIO()
             figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=metadata)
             write_whole(path.with_suffix(suffix), buffer.getvalue())

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from kvbench.core.files import write_whole
 from kvbench.report.ablations import is_full
-from kvbench.report.document import BOLD_NOTE, Section, describe_unused, find_group, write_latex
+from kvbench.report.document import BOLD_NOTE, Section, describe_rows, find_group, write_latex
 from kvbench.report.figures.draw import draw_fidelity
 from kvbench.report.papers.printed import PrintedFigure
 from kvbench.report.papers.published import (
@@ -22,6 +22,7 @@ from kvbench.report.papers.published import (
     prompts_of,
 )
 from kvbench.report.runs_table import find_metric, order_runs
+from kvbench.report.seeds import name_count
 from kvbench.report.tables import Cell, Row, drop_columns, print_rows, publish
 from kvbench.runs.record.results import Results
 
@@ -51,9 +52,10 @@ def make_section(table: PublishedTable, runs: Sequence[Results]) -> Section | No
     lead = list(_list_settings(table, own[0], own))
     same = [name for name in lead if len(rows) > 1 and len({str(row[name]) for row in rows}) == 1]
     alike = "".join(f", {name} {rows[0][name]}" for name in same)
-    caption = f"{make_title(table, own)}{alike}. 95 % intervals. {BOLD_NOTE}.{describe_unused(own)}"
+    caption = f"{make_title(table, own)}{alike}. 95 % intervals. {BOLD_NOTE}.{describe_rows(own, rows)}"
     title = f"{table.name}: {table.title}"
-    return Section(title, caption, drop_columns(rows, same), list(map(find_group, own)))
+    groups, leading = list(map(find_group, own)), max(1, len(lead) - len(same))
+    return Section(title, caption, drop_columns(rows, same), groups, leading)
 
 
 def _match(table: PublishedTable, runs: Sequence[Results]) -> list[tuple[Settings, Results]]:
@@ -61,7 +63,8 @@ def _match(table: PublishedTable, runs: Sequence[Results]) -> list[tuple[Setting
 
     Other runs of `BASELINE_METHODS` come before the first run with which they can be compared.
     """
-    matched = [(where, run) for where in table.rows() for run in runs if table.matches(where, run)]
+    found = sorted((place, number) for number, run in enumerate(runs) for place in table.find_rows(run))
+    matched = [(table.rows()[place], runs[number]) for place, number in found]
     own = [run for _, run in matched]
     compressed = [run for run in own if not is_full(run)] or own
     for run in order_runs([run for run in runs if run.method in BASELINE_METHODS and run not in own]):
@@ -96,9 +99,9 @@ def show_comparison(console: Console, table: PublishedTable, runs: Sequence[Resu
     if not own:
         console.print(f"{table.name}: no finished run matches a row of this table", highlight=False)
         return
-    title = f"{make_title(table, own)} (with 95 % intervals).{describe_unused(own)}"
-    lead = len(_list_settings(table, own[0], own))
-    publish(console, title, make_rows(table, own), lead, runs_dir / f"report-{table.name}.md")
+    rows, lead = make_rows(table, own), len(_list_settings(table, own[0], own))
+    title = f"{make_title(table, own)} (with 95 % intervals).{describe_rows(own, rows)}"
+    publish(console, title, rows, lead, runs_dir / f"report-{table.name}.md")
     section = make_section(table, own)
     if section is not None:
         write_whole(runs_dir / f"report-{table.name}.tex", write_latex([section]))
@@ -117,7 +120,9 @@ def draw_steps(console: Console, table: PublishedTable, runs: Sequence[Results],
     if not with_steps or table.figure is None:
         console.print(f"{table.name}: no run recorded its steps; set method.watch_lse=true", highlight=False)
         return
-    title = ", ".join(sorted({f"{run.model_label}, {run.prompts_label}, n = {run.n}" for run in with_steps}))
+    title = ", ".join(
+        sorted({f"{run.model_label}, {run.prompts_label}, n = {name_count(run)}" for run in with_steps})
+    )
     path = styles.save(step_plots.draw_steps(with_steps, table.figure, title), runs_dir / f"{table.name}.png")
     console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
 

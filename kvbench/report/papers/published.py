@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.resources import files
 from statistics import fmean
 
@@ -97,24 +97,52 @@ class PublishedTable:
 
     def rows(self) -> list[Settings]:
         """Return the settings of all rows in the paper's order, each once for all models."""
-        every = [row.where for rows in self.models.values() for row in rows]
-        return [where for i, where in enumerate(every) if where not in every[:i]]
+        return self._rows
 
-    def matches(self, where: Settings, run: Results) -> bool:
-        """Return whether a run has the settings of a row and the settings that all rows share.
+    def find_rows(self, run: Results) -> list[int]:
+        """Return the places, in `rows`, of the rows whose settings, and the settings that all rows share, a run has.
 
         A table of several sources also must contain the run's model, as full caches of different models do not compare.
         """
         if self.sources and run.model_label not in map(model_of, self.models):
-            return False
-        wanted = {**{key: (value,) for key, value in self.fixed.items()}, **where}
-        shares = self.budgets.get(run.model, {})
-        if "budget" in wanted:
-            wanted["budget"] = tuple(shares.get(value, value) for value in wanted["budget"])
-        return all(
-            any(_agrees(key, find_setting(run, key), value) for value in values)
-            for key, values in wanted.items()
-        )
+            return []
+        own: dict[str, object] = {}
+        if not self._agree(self._shared, run, own):
+            return []
+        places = sorted({*self._by_method.get(run.method, ()), *self._by_method[None]})
+        return [place for place in places if self._agree(self._rows[place], run, own)]
+
+    def _agree(self, where: Settings, run: Results, own: dict[str, object]) -> bool:
+        """Return whether a run has one of the values of each setting; `own` keeps the run's settings that were read."""
+        for key, values in where.items():
+            if key not in own:
+                own[key] = find_setting(run, key)
+            if key == "budget" and (shares := self.budgets.get(run.model)) is not None:
+                values = tuple(shares.get(value, value) for value in values)
+            if not any(_agrees(key, own[key], value) for value in values):
+                return False
+        return True
+
+    @cached_property
+    def _rows(self) -> list[Settings]:
+        every = [row.where for rows in self.models.values() for row in rows]
+        return [where for i, where in enumerate(every) if where not in every[:i]]
+
+    @cached_property
+    def _shared(self) -> Settings:
+        """Settings of every row, the method first."""
+        return {
+            key: (value,) for key, value in sorted(self.fixed.items(), key=lambda one: one[0] != "method")
+        }
+
+    @cached_property
+    def _by_method(self) -> Mapping[str | None, list[int]]:
+        """Places of rows by method; None has the rows of any method."""
+        places: dict[str | None, list[int]] = {None: []}
+        for place, where in enumerate(self._rows):
+            for method in where.get("method", (None,)):
+                places.setdefault(method, []).append(place)
+        return places
 
 
 def model_of(label: str) -> str:

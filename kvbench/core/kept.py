@@ -1,0 +1,82 @@
+"""JSON values that a file keeps between commands, each valid while the files that it was made from are unchanged."""
+
+import json
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from kvbench.core.files import write_whole
+
+
+class KeptValues:
+    """Values by name in one file, which may be deleted at any time.
+
+    A value is made anew if the size or time of one of its files changed, if its line is damaged, or if another version
+    wrote it. Any number of processes may share the file: each replaces it as a whole. A file that cannot be read or
+    written keeps nothing.
+
+    Args:
+        path: the file.
+        version: identifies the code that makes the values.
+    """
+
+    def __init__(self, path: Path, version: str) -> None:
+        self._path, self._seed = path, zlib.crc32(version.encode())
+        self._known = self._read()
+        self._used: dict[str, tuple[bytes, bytes]] = {}
+
+    def get(self, name: str, files: Iterable[Path], make: Callable[[], object]) -> Any:
+        """Return the value of a name, made by `make` if it is not known or one of its files changed.
+
+        It is what JSON reads: lists for tuples, text for the keys of mappings.
+        """
+        state = json.dumps([_find_state(path) for path in files]).encode()
+        known = self._known.get(name)
+        if known is None or known[0] != state:
+            known = state, json.dumps(make()).encode()
+        self._used[name] = known
+        return json.loads(known[1])
+
+    def save(self, is_current: Callable[[str], bool] = lambda _: False) -> None:
+        """Write the values that were used, and the others whose name is current, if they are not the file's own."""
+        others = {name: value for name, value in self._known.items() if name not in self._used}
+        self._used |= {name: value for name, value in others.items() if is_current(name)}
+        if self._used == self._known:
+            return
+        lines = [
+            b"%08x\t%b\t%b\t%b\n" % (self._sum(*line), *line)
+            for line in ((json.dumps(name).encode(), *value) for name, value in self._used.items())
+        ]
+        try:
+            write_whole(self._path, b"".join(lines))
+        except OSError:  # a folder without write permission, or a full disk
+            return
+        self._known = self._used
+
+    def _read(self) -> dict[str, tuple[bytes, bytes]]:
+        try:
+            lines = self._path.read_bytes().split(b"\n")
+        except OSError:
+            return {}
+        known = {}
+        for line in lines:
+            parts = line.split(b"\t")
+            if len(parts) == 4 and parts[0] == b"%08x" % self._sum(*parts[1:]):
+                known[json.loads(parts[1])] = parts[2], parts[3]
+        return known
+
+    def _sum(self, *parts: bytes) -> int:
+        total = self._seed
+        for part in parts:
+            total = zlib.crc32(part, zlib.crc32(b"%d" % len(part), total))
+        return total
+
+
+def _find_state(path: Path) -> tuple[str, int, int] | None:
+    """Return name, modification time in ns and size of a file; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return path.name, found.st_mtime_ns, found.st_size

@@ -1,0 +1,243 @@
+"""Tables for a paper: methods by budgets, or other rows and columns, with some metrics and significant best values."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbench.core.config import ConfigError
+from kvbench.eval.protocol.scores import Metric
+from kvbench.report.ablations import is_full
+from kvbench.report.code_notes import describe_checkout
+from kvbench.report.differences import find_pairs
+from kvbench.report.document import find_group
+from kvbench.report.memory import name_percent
+from kvbench.report.runs_table import find_metric, list_metrics, name_methods, order_runs
+from kvbench.report.seeds import READ_ERRORS, compare_seeds, count_seeds, describe_means
+from kvbench.runs.record.results import Results
+
+INTERVAL_NOTE = "± half of the 95 % interval."
+BOLD_NOTE = (
+    "Bold: the best value, if the 95 % interval of its paired difference to the second best leaves zero."
+)
+Values = Mapping[str, Mapping[str, Metric | None]]
+"""Metrics by name of a run's folder and of the metric."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows, columns and metrics of tables, as in `ReportSettings`.
+
+    Attributes:
+        rows: kind of the rows: method, budget, model or prompts.
+        columns: kind of the columns, for each metric.
+        metrics: metrics to show; all if empty.
+    """
+
+    rows: str = "method"
+    columns: str = "budget"
+    metrics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of metrics.
+
+    Attributes:
+        title: what tells it from other tables.
+        caption: title, and how its numbers were measured and what is bold.
+        head: kind of the rows.
+        metrics: an example of each metric by name.
+        columns: labels of the columns of each metric.
+        cells: metrics by row, name and column.
+        whole: metrics by row and name that are the same in all columns, of runs without compression.
+        best: bold cells: row, name and column.
+    """
+
+    title: str
+    caption: str
+    head: str
+    metrics: Mapping[str, Metric]
+    columns: Sequence[str]
+    cells: Mapping[tuple[str, str, str], Metric]
+    whole: Mapping[tuple[str, str], Metric]
+    best: frozenset[tuple[str, str, str]]
+
+    @property
+    def rows(self) -> list[str]:
+        """Labels of the rows, those without compression first."""
+        return list(dict.fromkeys(key[0] for key in (*self.whole, *self.cells)))
+
+
+KINDS: Mapping[str, Callable[[Results], str]] = {
+    "model": lambda run: run.model_label,
+    "prompts": lambda run: run.prompts_label,
+    "method": lambda run: run.method,
+    "budget": lambda run: name_percent(run.memory).replace(" of the full cache", ""),
+}
+"""Labels of rows and columns; methods are named with the settings in which their runs differ (`name_methods`)."""
+Labels = Mapping[str, Mapping[str, str]]
+"""Labels by name of a run's folder and by kind."""
+
+
+def check_metrics(runs: Sequence[Results], names: Sequence[str]) -> None:
+    """Check that runs have the metrics of `report.metrics`.
+
+    Raises:
+        ConfigError: a metric has no value in any run.
+    """
+    known = list_metrics(runs, details=True)
+    if unknown := [name for name in names if name not in known]:
+        choices = ", ".join(known) or "none"
+        raise ConfigError(f"report.metrics: no finished run has {unknown[0]!r}; there are {choices}")
+
+
+def make_paper_tables(
+    runs: Sequence[Results], runs_dir: Path, layout: Layout, against: str | None = None
+) -> list[PaperTable]:
+    """Return a table for each model, prompt set and number of samples, or what else is neither row nor column.
+
+    With `against`, a table of paired differences to a method follows each. Bounds of references are left out.
+
+    Args:
+        runs: finished runs, as `combine_seeds` returns them.
+        runs_dir: folder of the runs, with the values of samples.
+        layout: rows, columns and metrics.
+        against: method or run that is subtracted.
+
+    Raises:
+        ConfigError: no run is `against`, or several at one budget.
+    """
+    ordered = order_runs([run for run in runs if not (is_full(run) and run.reference is not None)])
+    labels = _label_runs(ordered)
+    partners = {} if against is None else {run.run: other for run, other in find_pairs(runs, against)}
+    tables = []
+    for title, group in _group_runs(ordered, labels, layout).items():
+        values = {run.run: {name: find_metric(run, name) for name in run.metrics} for run in group}
+        best = find_significant(group, runs_dir)
+        tables.append(_make_table(", ".join(title), group, values, labels, layout, best))
+        pairs = [run for run in group if run.run in partners]
+        changes: Values = {run.run: compare_seeds(run, partners[run.run], runs_dir) for run in pairs}
+        title = (*title[:-1], f"differences to {against}, paired by prompt and seed", title[-1])
+        tables.append(_make_table(", ".join(title), pairs, changes, labels, layout))
+    return [table for table in tables if table.metrics]
+
+
+def find_significant(runs: Sequence[Results], runs_dir: Path) -> set[tuple[str, str]]:
+    """Return the best values, as name of the run and metric, that differ from the second best.
+
+    The runs that compress with one model, prompt set, budget and set of seeds compete. A value is best if the 95 %
+    interval of its difference to the second best, paired by prompt and seed, leaves zero.
+    """
+    groups: dict[Hashable, list[Results]] = {}
+    for run in runs:
+        if find_group(run) is not None:
+            groups.setdefault((run.model_label, find_group(run)), []).append(run)
+    best: set[tuple[str, str]] = set()
+    for group in groups.values():
+        differences: dict[tuple[str, str], Mapping[str, Metric]] = {}
+        for name in list_metrics(group, details=True):
+            ranked = _rank(group, name)
+            if len(ranked) > 1:
+                first, second = ranked[:2]
+                pair = first.run, second.run
+                if pair not in differences:
+                    differences[pair] = _compare(first, second, runs_dir)
+                interval = differences[pair][name].interval if name in differences[pair] else None
+                if interval is not None and (interval[0] > 0 or interval[1] < 0):
+                    best.add((first.run, name))
+    return best
+
+
+def _rank(runs: Sequence[Results], name: str) -> list[Results]:
+    """Return the runs with a value of a metric, the best first."""
+    known = [
+        (metric.value * (-1 if metric.better == "higher" else 1), number)
+        for number, run in enumerate(runs)
+        if (metric := find_metric(run, name)) is not None and metric.value is not None
+    ]
+    return [runs[number] for _, number in sorted(known)]
+
+
+def _compare(run: Results, other: Results, runs_dir: Path) -> Mapping[str, Metric]:
+    """Return paired differences; none if samples are missing."""
+    try:
+        return compare_seeds(run, other, runs_dir)
+    except READ_ERRORS:
+        return {}
+
+
+def _label_runs(runs: Sequence[Results]) -> Labels:
+    """Return the labels of runs; the method of a run that equals an earlier one in all labels ends with its hash."""
+    labels: dict[str, dict[str, str]] = {}
+    seen: set[Hashable] = set()
+    for run, method in zip(runs, name_methods(runs), strict=True):
+        own = {kind: find(run) for kind, find in KINDS.items()} | {"method": method}
+        if (*own.values(), run.n) in seen:
+            own["method"] = f"{method} {run.run.rpartition('-')[2]}"
+        seen.add((*own.values(), run.n))
+        labels[run.run] = own
+    return labels
+
+
+def _group_runs(
+    runs: Sequence[Results], labels: Labels, layout: Layout
+) -> dict[tuple[str, ...], list[Results]]:
+    """Return the runs of each table by its shared labels and samples, references first.
+
+    A reference belongs to every table of its model and prompts, unless budgets are rows.
+    """
+    rest = [kind for kind in KINDS if kind not in (layout.rows, layout.columns)]
+    groups: dict[tuple[str, ...], list[Results]] = {}
+    for run in runs:
+        if not is_full(run):
+            count = f" x {noises}" if (noises := count_seeds(run)[0]) > 1 else ""
+            shared = *(labels[run.run][kind] for kind in rest), f"n = {run.n}{count}"
+            groups.setdefault(shared, []).append(run)
+    references = [run for run in runs if is_full(run)]
+    if layout.rows == "budget" or "method" not in (layout.rows, layout.columns):
+        return groups
+    return {
+        shared: [*(run for run in references if _is_reference(run, group)), *group]
+        for shared, group in groups.items()
+    }
+
+
+def _is_reference(run: Results, group: Sequence[Results]) -> bool:
+    """Return whether an uncompressed run has the model, prompts and samples of a compressed one."""
+    places = {(one.model_label, one.prompts_label, one.n) for one in group}
+    return (run.model_label, run.prompts_label, run.n) in places
+
+
+def _make_table(
+    title: str,
+    runs: Sequence[Results],
+    values: Values,
+    labels: Labels,
+    layout: Layout,
+    best: set[tuple[str, str]] | None = None,
+) -> PaperTable:
+    """Return the table of a group of runs; with `best`, the cells that are bold."""
+    metrics: dict[str, Metric] = {}
+    cells: dict[tuple[str, str, str], Metric] = {}
+    whole: dict[tuple[str, str], Metric] = {}
+    bold = set()
+    for run in runs:
+        row, column = labels[run.run][layout.rows], labels[run.run][layout.columns]
+        for name in layout.metrics or list_metrics(runs):
+            metric = values[run.run].get(name)
+            if metric is None or metric.value is None:
+                continue
+            metrics.setdefault(name, metric)
+            if is_full(run) and layout.columns == "budget":
+                whole[row, name] = metric
+            else:
+                cells[row, name, column] = metric
+            if best and (run.run, name) in best:
+                bold.add((row, name, column))
+    ordered = {name: metrics[name] for name in layout.metrics or list_metrics(runs) if name in metrics}
+    columns = list(dict.fromkeys(key[2] for key in cells))
+    note = "" if best is None else f" {BOLD_NOTE}"
+    means = describe_means(runs, [*cells.values(), *whole.values()], df="subscripts", peaks=False)
+    notes = "".join(f" {one}" for one in (means, describe_checkout(runs)) if one)
+    caption = f"{title}. {INTERVAL_NOTE}{note}{notes}"
+    return PaperTable(title, caption, layout.rows, ordered, columns, cells, whole, frozenset(bold))

@@ -1,0 +1,288 @@
+"""Runs that differ only in seeds, joined into one run for tables and figures.
+
+`combine_seeds(runs, runs_dir)` returns `Results` that tables and figures take like the results of one run: runs that
+differ in nothing but the seed of their noise or of their calibration become one `Combined`, every other run stays as it
+is. The metrics of a `Combined` are means over its runs (`MeanMetric`) with intervals over prompts and seeds.
+`compare_seeds(ours, theirs, runs_dir)` returns the paired differences between two of these, each run with the one of
+the same seed. `list_members(run)` returns the runs behind either kind.
+"""
+
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from kvbench.core.files import hash_values
+from kvbench.eval.protocol.compare import compare_runs
+from kvbench.eval.protocol.crossed import Crossed, cross_runs
+from kvbench.eval.protocol.scores import Metric
+from kvbench.report.crossings import Crossings
+from kvbench.report.seed_costs import average_latency, average_steps, combine_memory
+from kvbench.runs.record.results import Results
+
+Seeds = Literal["mean", "each"]
+"""Rows of tables: one for all seeds, or one for each."""
+SHARED_SETTINGS = ("method", "sinks", "prompts", "storage", "cache_dtype", "batch_size", "batch_invariant")
+"""Settings that joined runs share, besides model, budget, device and the calibration's settings."""
+READ_ERRORS = (OSError, ValueError, KeyError, TypeError)
+"""Errors of reading the samples of a run that are missing, damaged or of other prompts."""
+OTHER_SEED = re.compile(r"(full, seed )\d+")
+"""Method of a bound, whose name has the seed of its noise."""
+
+
+@dataclass(frozen=True)
+class MeanMetric(Metric):
+    """A metric's mean over runs, or the mean of their paired differences.
+
+    Attributes:
+        runs: number of runs.
+        df: degrees of freedom of the interval; None without one.
+        prompts_only: whether the interval is over prompts alone, as the one over prompts and seeds is wider than the
+            metric's range.
+        between: standard deviation between runs without the contribution of prompts; None if unknown.
+    """
+
+    runs: int = 1
+    df: float | None = None
+    prompts_only: bool = False
+    between: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Combined(Results):
+    """Runs that differ only in seeds, as one.
+
+    Name, reference, configuration, provenance and evaluators are the first run's. The numbers of `memory` are bounds:
+    the largest peaks and the smallest shares in use. The numbers of `latency` are means over the runs. `n` is the
+    number of samples of one run. `steps` are means over the runs, as far as the shortest goes.
+
+    Attributes:
+        members: two or more runs by ascending seeds.
+    """
+
+    members: tuple[Results, ...]
+
+
+def combine_seeds(runs: Sequence[Results], runs_dir: Path) -> list[Results]:
+    """Return runs with those that differ only in seeds joined, in the order of their first runs.
+
+    Of several runs with the same seeds, the one that finished last counts. Runs are not joined if values of their
+    samples are missing or damaged, or if their samples have other prompts although their settings agree.
+
+    Args:
+        runs: finished runs.
+        runs_dir: folder of their folders, with the values of samples; the means are kept in it.
+    """
+    combined: list[Results] = []
+    crossings = Crossings(runs_dir)
+    for group in group_seeds(runs):
+        try:
+            combined.append(group[0] if len(group) == 1 else _combine(group, runs_dir, crossings))
+        except READ_ERRORS:
+            combined += group
+    crossings.save()
+    return combined
+
+
+def group_seeds(runs: Sequence[Results]) -> list[list[Results]]:
+    """Return the runs that differ in nothing but seeds, by ascending seeds."""
+    groups: dict[Hashable, dict[tuple[int, int], Results]] = {}
+    for run in runs:
+        own = groups.setdefault(_find_key(run), {})
+        if (known := own.get(find_seeds(run))) is None or known.finished <= run.finished:
+            own[find_seeds(run)] = run
+    return [[group[seeds] for seeds in sorted(group)] for group in groups.values()]
+
+
+def list_members(run: Results) -> tuple[Results, ...]:
+    """Return the runs behind a row: a combined run's, or the run itself."""
+    return run.members if isinstance(run, Combined) else (run,)
+
+
+def find_members(runs: Iterable[Results]) -> dict[str, Results]:
+    """Return the row of each run by the name of the run's folder."""
+    return {member.run: run for run in runs for member in list_members(run)}
+
+
+def find_seeds(run: Results) -> tuple[int, int]:
+    """Return the seeds of a run's noise and of its calibration; 0 for a seed that it does not have."""
+    bound = OTHER_SEED.fullmatch(run.method)
+    noise = run.method.removeprefix(bound[1]) if bound else run.setting("seed")
+    return _read_seed(noise), _read_seed(run.setting("calibrate.seed")) if is_calibrated(run) else 0
+
+
+def is_calibrated(run: Results) -> bool:
+    """Return whether a run uses a calibration."""
+    return (run.provenance or {}).get("calibration_sha256") is not None
+
+
+def find_code(run: Results) -> list[tuple[str, str, int | str]]:
+    """Return the code of a run's method and model: part, class, and the revision or, without a pin, the hash of each.
+
+    Runs of earlier versions have none.
+    """
+    parts = (run.provenance or {}).get("classes")
+    return [
+        (part, name, one.get("revision", 0) if one.get("pinned") else str(one.get("sha256")))
+        for part, classes in (parts.items() if isinstance(parts, Mapping) else ())
+        for name, one in classes.items()
+    ]
+
+
+def count_seeds(run: Results) -> tuple[int, int]:
+    """Return the number of a row's seeds of noise and of calibrations."""
+    noises, calibrations = zip(*map(find_seeds, list_members(run)), strict=True)
+    return len(set(noises)), len(set(calibrations))
+
+
+def name_seeds(run: Results) -> tuple[str, str]:
+    """Return the seeds of a row's noise and of its calibrations as text: `0, 1`, `-` without a calibration."""
+    noises, calibrations = zip(*map(find_seeds, list_members(run)), strict=True)
+    names = [", ".join(map(str, dict.fromkeys(sorted(seeds)))) for seeds in (noises, calibrations)]
+    return names[0], names[1] if is_calibrated(run) else "-"
+
+
+def name_count(run: Results) -> str:
+    """Return the samples of a row: `64`, `64 x 2` over two seeds, `64 x 2 x 5` over five calibrations as well."""
+    noises, calibrations = count_seeds(run)
+    counts = [
+        run.n,
+        *([noises] if noises * calibrations > 1 else []),
+        *([calibrations] if calibrations > 1 else []),
+    ]
+    return " x ".join(map(str, counts))
+
+
+def describe_means(
+    rows: Iterable[Results], shown: Iterable[Metric | None] = (), *, df: str = "df", peaks: bool = True
+) -> str:
+    """Return sentences on the means, counts and intervals of combined runs; empty without one.
+
+    Args:
+        rows: runs of a table.
+        shown: its metrics, for a note on marks.
+        df: name of the degrees of freedom in the cells.
+        peaks: whether the table has memory.
+    """
+    counts = [count_seeds(row) for row in rows if isinstance(row, Combined)]
+    if not counts:
+        return ""
+    seeds = any(noises > 1 for noises, _ in counts)
+    calibrations = any(calibrations > 1 for _, calibrations in counts)
+    kinds = [*(["seeds"] if seeds or not calibrations else []), *(["calibrations"] if calibrations else [])]
+    notes = [
+        f"Means over {' and '.join(kinds)}",
+        f"n: prompts x seeds{' x calibrations' * calibrations}",
+        *(["peaks: the largest"] if peaks else []),
+        f"{df}: degrees of freedom of an interval over {', '.join(['prompts', *kinds[:-1]])} and {kinds[-1]}",
+    ]
+    if any(isinstance(metric, MeanMetric) and metric.prompts_only for metric in shown):
+        notes.append("†: over prompts alone, as the other interval is wider than the metric's range")
+    return f"{'; '.join(notes)}."
+
+
+def compare_seeds(ours: Results, theirs: Results, runs_dir: Path) -> dict[str, Metric]:
+    """Return the difference of each common metric, ours minus theirs, paired by prompt and seed.
+
+    A run is paired with the other side's run of the same seed and, if both sides have calibrations, of the same
+    calibration; a single calibration of the other side is paired with every run. With one pair the interval is over
+    prompts.
+
+    Returns:
+        No differences if the sides have no seed in common.
+
+    Raises:
+        SampleSetError: the runs of a pair have different samples.
+    """
+    pairs = _pair_members(list_members(ours), list_members(theirs))
+    if not pairs:
+        return {}
+    sides = [[_find_folder(run, runs_dir) for run in side] for side in zip(*pairs, strict=True)]
+    if len(pairs) == 1:
+        return compare_runs(sides[0][0], sides[1][0])
+    choices = [(find_seeds(run)[0], *(find_seeds(one)[1] for one in (run, other))) for run, other in pairs]
+    crossed = cross_runs(sides[0], sides[1], choices)
+    return {name: _make_metric(one.mean, one, len(pairs)) for name, one in crossed.items()}
+
+
+def _pair_members(ours: Sequence[Results], theirs: Sequence[Results]) -> list[tuple[Results, Results]]:
+    """Return the pairs of runs with the same noise and, where both have it, the same calibration."""
+    pairs = []
+    for run in ours:
+        noise, calibration = find_seeds(run)
+        others = [other for other in theirs if find_seeds(other)[0] == noise]
+        same = [other for other in others if find_seeds(other)[1] == calibration]
+        pairs += [(run, other) for other in same or others]
+    return pairs
+
+
+def _find_key(run: Results) -> Hashable:
+    """Return the key that joined runs share: everything that is recorded but seeds, and the sources of weights."""
+    known, calibrate, model = run.provenance or {}, run.setting("calibrate"), run.setting("model")
+    settings: list[object] = [run.setting(name) for name in SHARED_SETTINGS]
+    if isinstance(calibrate, Mapping) and is_calibrated(run):
+        settings.append({**calibrate, "seed": None, "orders": None})
+    settings.append(find_code(run))
+    weights = known.get("weights_sha256")
+    if isinstance(model, Mapping):
+        settings.append(
+            {name: value for name, value in model.items() if weights is None or name != "sources"}
+        )
+    device = str(run.setting("device")).partition(":")[0]
+    method = OTHER_SEED.sub(r"\1", run.method)
+    identity = run.model, method, run.reference is None, run.n, *run.memory.allowed, device, weights
+    return *identity, hash_values(settings)
+
+
+def _read_seed(value: object) -> int:
+    return int(value) if isinstance(value, int | str) else 0
+
+
+def _find_folder(run: Results, runs_dir: Path) -> Path:
+    return runs_dir / run.model / run.run
+
+
+def _combine(runs: Sequence[Results], runs_dir: Path, crossings: Crossings) -> Combined:
+    first = runs[0]
+    own = {field.name: getattr(first, field.name) for field in fields(Results)}
+    averages = {
+        "method": OTHER_SEED.sub(r"\1+1", first.method),
+        "memory": combine_memory([run.memory for run in runs]),
+        "latency": average_latency([run.latency for run in runs]),
+        "metrics": _average_metrics(runs, runs_dir, crossings),
+        "steps": average_steps([run.steps for run in runs]),
+        "finished": max(run.finished for run in runs),
+    }
+    return Combined(**{**own, **averages}, members=tuple(runs))
+
+
+def _average_metrics(runs: Sequence[Results], runs_dir: Path, crossings: Crossings) -> dict[str, Metric]:
+    """Return the metrics of all runs; one that lacks a value in some run has none, with that run's reason."""
+    crossed = crossings.cross([_find_folder(run, runs_dir) for run in runs], [*map(find_seeds, runs)])
+    metrics: dict[str, Metric] = {}
+    for name in dict.fromkeys(name for run in runs for name in run.metrics):
+        own = [run.metrics[name] for run in runs if name in run.metrics]
+        lacking = next((one for one in own if one.value is None), None)
+        if len(own) < len(runs):
+            reason = f"measured at {len(own)} of {len(runs)} seeds"
+            metrics[name] = replace(own[0], value=None, ci95=None, status="skipped", reason=reason)
+        elif lacking is not None:
+            metrics[name] = lacking
+        elif name in crossed:
+            metrics[name] = _make_metric(own[0], crossed[name], len(runs))
+        else:
+            values = [one.value for one in own if one.value is not None]
+            metrics[name] = replace(
+                own[0], value=fmean(values), sd=None, se=None, ci95=None, ci=None, bias=None
+            )
+    return metrics
+
+
+def _make_metric(like: Metric, crossed: Crossed, runs: int) -> MeanMetric:
+    """Return a crossed metric with the status and needs of `like`."""
+    mean = crossed.mean
+    score = {name: getattr(mean, name) for name in ("value", "n", "sd", "se", "ci95", "ci", "bias")}
+    more = {"runs": runs, "df": crossed.df, "prompts_only": crossed.prompts_only, "between": crossed.between}
+    return MeanMetric(**{**vars(like), **score, **more})

@@ -1,0 +1,46 @@
+"""Runs of equal settings and other code are rows of their own, and tables note uncommitted changes."""
+
+from pathlib import Path
+
+import numpy as np
+
+from kvbench.report.code_notes import describe_checkout, name_code
+from kvbench.report.document import list_sections
+from kvbench.report.runs_table import make_rows
+from kvbench.report.seeds import combine_seeds
+from kvbench.runs.record.results import Results
+from tests.support.results import PSNR, made_up
+
+
+def make_run(seed: int, *, sha256: str = "", revision: int = 1, changes: str = "") -> Results:
+    known = {
+        "classes": {
+            "method": {"x.Snap": {"revision": revision, "sha256": sha256 or "0", "pinned": not sha256}},
+            "model": {"y.Tiny": {"revision": 0, "sha256": "1", "pinned": True}},
+        },
+        "code": {"commit": "5", "diff_sha256": changes},
+    }
+    config = {"model": {"name": "m"}, "method": {"sinks": 1}, "seed": seed}
+    return made_up(
+        "snapkv", 0.1, {"psnr": PSNR}, config=config, provenance=known, run=f"snapkv-{seed}-{sha256}"
+    )
+
+
+def test_runs_of_other_code_are_not_joined_and_have_a_column(tmp_path: Path) -> None:
+    plain, edited = make_run(0), make_run(1, sha256="abcdef0123456789")
+    assert combine_seeds([plain, edited], tmp_path) == [plain, edited]
+    assert [name_code(run) for run in (plain, edited)] == ["revision 1", "abcdef01"]
+    assert [row["code"] for row in make_rows([plain, edited])] == ["revision 1", "abcdef01"]
+    assert "code" not in make_rows([plain, make_run(1)])[0]
+    assert len(combine_seeds([plain, make_run(1, revision=2)], tmp_path)) == 2
+    assert name_code(made_up("snapkv", 0.1, {})) == "-"
+
+
+def test_uncommitted_changes_are_noted() -> None:
+    digests = [f"{np.base_repr(number + 10, 16) * 20}" for number in range(5)]
+    runs = [make_run(seed, changes=digest) for seed, digest in enumerate(digests)]
+    listed = ", ".join(digest[:12] for digest in digests[:3])
+    note = f"5 of 6 runs: checkout with uncommitted changes ({listed}, 2 more)."
+    assert describe_checkout([*runs, make_run(9)]) == note
+    assert describe_checkout([make_run(9)]) == ""
+    assert list_sections([*runs, make_run(9)])[0].caption.endswith(note)

@@ -1,0 +1,217 @@
+"""Tables for papers: methods by budgets, bold where a paired difference is significant, never wider than a page."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvbench.core.config import ConfigError
+from kvbench.eval.protocol.scores import Metric
+from kvbench.report.latex import format_latex, join_latex, write_cell
+from kvbench.report.latex_width import TEXT_WIDTH, Width, choose_size, measure, split_columns
+from kvbench.report.paper_latex import format_paper_table
+from kvbench.report.paper_tables import (
+    Layout,
+    PaperTable,
+    check_metrics,
+    find_significant,
+    make_paper_tables,
+)
+from kvbench.report.seeds import MeanMetric, combine_seeds
+from kvbench.runs.record.results import Results
+from tests.report.test_seeds import make_run
+
+BASE = np.array([20.0, 30.0, 25.0, 35.0, 22.0, 28.0])
+SHIFTS = {"heatkv": 3.0, "snapkv": 2.0, "random": 0.0}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Results]:
+    """Three methods at two budgets and two seeds; only at the larger one is the best better on every prompt."""
+    noise = np.array([0.1, -0.1, 0.2, -0.2, 0.1, -0.1])
+    made = [make_run(tmp_path, BASE, seed, "full", 1.0) for seed in (0, 1)]
+    for method, shift in SHIFTS.items():
+        for budget, spread in ((0.04, 60.0), (0.1, 1.0)):
+            for seed in (0, 1):
+                values = BASE + seed + shift + spread * shift * np.roll(noise, 2 * seed)
+                made.append(make_run(tmp_path, values, seed, method, budget))
+    return made
+
+
+def read_bold(table: PaperTable) -> list[tuple[str, str]]:
+    return sorted((row, column) for row, _, column in table.best)
+
+
+def test_methods_by_budgets_with_significant_best_values(runs: list[Results], tmp_path: Path) -> None:
+    rows = combine_seeds(runs, tmp_path)
+    [table] = make_paper_tables(rows, tmp_path, Layout())
+    assert table.columns == ["4 %", "10 %"]
+    assert table.rows == ["full", "heatkv", "random", "snapkv"]
+    assert table.whole["full", "psnr"].value == pytest.approx(BASE.mean())
+    value = table.cells["heatkv", "psnr", "10 %"]
+    assert isinstance(value, MeanMetric)
+    assert (value.value, value.runs) == (pytest.approx(BASE.mean() + 3.5), 2)
+    assert read_bold(table) == [("heatkv", "10 %")]
+    assert table.caption.startswith("m, ?, n = 6 x 2. ± half of the 95 % interval. Bold: ")
+
+
+def test_best_values_compete_at_one_seed_and_budget(runs: list[Results], tmp_path: Path) -> None:
+    best = find_significant(runs, tmp_path)
+    assert best == {(f"heatkv-0.1-{seed}-None", "psnr") for seed in (0, 1)}
+    only = [run for run in runs if run.method in ("full", "heatkv")]
+    assert find_significant(only, tmp_path) == set()
+    shutil.rmtree(tmp_path / "m")
+    assert find_significant(runs, tmp_path) == set()
+
+
+def test_differences_follow_with_against(runs: list[Results], tmp_path: Path) -> None:
+    rows = combine_seeds(runs, tmp_path)
+    _, table = make_paper_tables(rows, tmp_path, Layout(), "random")
+    assert table.rows == ["heatkv", "snapkv"]
+    assert table.cells["snapkv", "psnr", "10 %"].value == pytest.approx(2.0)
+    assert "differences to random, paired by prompt and seed" in table.caption
+    assert table.best == frozenset()
+    with pytest.raises(ConfigError, match="against=h2o: no finished run"):
+        make_paper_tables(rows, tmp_path, Layout(), "h2o")
+
+
+def test_other_rows_columns_and_metrics(runs: list[Results], tmp_path: Path) -> None:
+    rows = combine_seeds(runs, tmp_path)
+    [table] = make_paper_tables(rows, tmp_path, Layout("budget", "method"))
+    assert (table.rows, table.columns) == (["4 %", "10 %"], ["heatkv", "random", "snapkv"])
+    assert read_bold(table) == [("10 %", "heatkv")]
+    tables = make_paper_tables(rows, tmp_path, Layout("method", "model"))
+    assert [one.title for one in tables] == ["?, 4 %, n = 6 x 2", "?, 10 %, n = 6 x 2"]
+    assert tables[1].columns == ["m"]
+    assert tables[1].rows == ["full", "heatkv", "random", "snapkv"]
+    assert make_paper_tables(rows, tmp_path, Layout(metrics=("lpips",))) == []
+    with pytest.raises(ConfigError, match=r"^report\.metrics: no finished run has 'lpips'; there are psnr$"):
+        check_metrics(rows, ("psnr", "lpips"))
+
+
+def test_runs_with_equal_labels_have_their_hash(runs: list[Results], tmp_path: Path) -> None:
+    first = next(run for run in runs if run.method == "random")
+    other = replace(first, run="random-0.04-abcdef", config={**first.config, "batch_size": 3})
+    [table] = make_paper_tables([first, other], tmp_path, Layout())
+    assert table.rows == ["random", "random abcdef"]
+
+
+def test_latex_spans_the_reference_and_names_degrees_of_freedom(runs: list[Results], tmp_path: Path) -> None:
+    rows = combine_seeds(runs, tmp_path)
+    text = format_paper_table(make_paper_tables(rows, tmp_path, Layout())[0])
+    assert r"\multicolumn{2}{c}{psnr $\uparrow$}" in text
+    assert r"full & \multicolumn{2}{c}{" in text
+    assert r"\cmidrule(lr){2-3}" in text
+    assert re.search(r"\\textbf\{30\.1667\}\\,\{\\scriptsize\$\\pm\$[\d.]+\$_\{[\d.]+\}\$\}", text)
+    assert r"6 $\times$ 2" in text
+    widths = [line.count("&") for line in text.splitlines() if line.endswith(r"\\")]
+    assert widths == [1, 2, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        (Metric(-1.5, "higher", digits=1), "$-$1.5"),
+        (MeanMetric(1.0, "higher", digits=0, ci95=(-2.0, 4.0), df=2.25), r"1\,{\scriptsize$\pm$3$_{2.2}$}"),
+        (
+            MeanMetric(1.0, "higher", digits=0, ci95=(0.0, 2.0), df=9, prompts_only=True),
+            r"1\,{\scriptsize$\pm$1$^\dagger$}",
+        ),
+        (Metric(None, "higher", status="skipped"), "skipped"),
+        (None, "-"),
+    ],
+)
+def test_cells_in_latex(metric: Metric | None, text: str) -> None:
+    assert write_cell(metric) == text
+
+
+def test_columns_are_divided_where_they_do_not_fit() -> None:
+    widths = [Width(50.0), Width(40.0), *[Width(80.0, 40.0)] * 5]
+    blocks = split_columns(widths, 2)
+    assert [block[:2] for block in blocks] == [[0, 1]] * len(blocks)
+    assert [number for block in blocks for number in block[2:]] == [2, 3, 4, 5, 6]
+    for block, following in pairwise(blocks):
+        assert choose_size([widths[number] for number in block]) is not None
+        assert choose_size([*(widths[number] for number in block), widths[following[2]]]) is None
+    assert split_columns([Width(50.0), Width(2 * TEXT_WIDTH)], 1) == [[0, 1]]
+
+
+def make_long_tables() -> list[str]:
+    """Tables of many rows, columns and letters, and more of them than LaTeX holds back."""
+    rng = np.random.default_rng(0)
+
+    def make_metrics(count: int) -> dict[str, Metric]:
+        return {
+            f"metric_{number}[of a network]": MeanMetric(
+                float(100 * rng.random()), "lower", digits=4, ci95=(0.0, 25.5), df=float(rng.integers(1, 99))
+            )
+            for number in range(count)
+        }
+
+    rows = [
+        {"method": f"a_method_{number}", "kernel": "3", "a setting, its value": "W", **make_metrics(9)}
+        for number in range(90)
+    ]
+    tables = [format_latex(rows, "95 % of x & y", "long", {(3, "metric_1[of a network]")}, lead=2)]
+    for number in range(25):
+        rows = [{"method.sinks": str(one), **make_metrics(7)} for one in range(3)]
+        tables.append(format_latex(rows, f"ablation {number}", f"ablation-{number}"))
+    names = [f"critical_adakv base={number} norm=per_query" for number in range(40)]
+    cells = {
+        (name, metric, column): value
+        for name in names
+        for column in ("4 %", "10 %", "20 %", "40 %")
+        for metric, value in make_metrics(4).items()
+    }
+    metrics = {metric: value for (_, metric, _), value in cells.items()}
+    columns = ["4 %", "10 %", "20 %", "40 %"]
+    whole = {("full", metric): value for metric, value in metrics.items()}
+    best = frozenset(list(cells)[:5])
+    table = PaperTable("t", "caption", "method", metrics, columns, cells, whole, best)
+    return [*tables, format_paper_table(table)]
+
+
+def test_every_row_and_metric_of_a_divided_table_is_there() -> None:
+    *_, text = make_long_tables()
+    bodies = text.split(r"\begin{tabular}")[1:]
+    for name in ("full", *(f"critical\\_adakv base={number} norm" for number in range(40))):
+        assert sum(body.count(f"\n{name}") for body in bodies) == len(bodies) / 2
+    assert max(body.count(r"\\") for body in bodies) < 45
+
+
+def compile_latex(folder: Path, text: str) -> str:
+    """Compile a document in the article class and return the log."""
+    (folder / "tables.tex").write_text(text)
+    lines = [r"\documentclass{article}", r"\usepackage{booktabs}", r"\begin{document}", r"\input{tables}"]
+    (folder / "page.tex").write_text("\n".join([*lines, r"\end{document}"]))
+    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    return (folder / "page.log").read_text(errors="replace")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+def test_latex_compiles_within_the_page(tmp_path: Path) -> None:
+    log = compile_latex(tmp_path, join_latex(make_long_tables()))
+    assert "Overfull" not in log
+    assert "Float too large" not in log
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+def test_estimated_widths_are_no_smaller_than_latex_measures(tmp_path: Path) -> None:
+    cells = [
+        "0123456789.", "critical\\_adakv", "HeatKV kernel=3", r"psnr\_mean\_mse (dB) $\uparrow$", "fid\\_scenes",
+        r"\textbf{27.82}\,{\scriptsize$\pm$1.33$_{2.2}$}", r"$-$0.0119\,{\scriptsize$\pm$0.0099$^\dagger$}",
+    ]  # fmt: skip
+    text = "".join(rf"\setbox0=\hbox{{{cell}}}\typeout{{width \the\wd0}}" + "\n" for cell in cells)
+    log = compile_latex(tmp_path, text + "x")
+    found = [float(width) for width in re.findall(r"width ([\d.]+)pt", log)]
+    for cell, width in zip(cells, found, strict=True):
+        assert width <= 1.01 * sum(measure(cell)) <= 1.4 * width, cell
