@@ -1,7 +1,7 @@
 """Command line of the benchmarks: `python -m benchmarks <name> [options]`.
 
 Every file of this folder is a program of the same name: it declares its options in `OPTIONS` and runs in `main`. The
-programs need neither Hydra nor an installation, only a checkout as the working directory.
+programs need no installation, only a checkout as the working directory, and all but `startup` no Hydra.
 """
 
 import argparse

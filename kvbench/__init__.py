@@ -1,11 +1,18 @@
 """kvbench: KV-cache compression methods for autoregressive image models, on one engine, at one strict budget."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvbench.core import moved
 
 if TYPE_CHECKING:
+    from kvbench.cli.api import Comparison as Comparison
+    from kvbench.cli.api import Difference as Difference
+    from kvbench.cli.api import Run as Run
+    from kvbench.cli.api import compare as compare
+    from kvbench.cli.api import run as run
+    from kvbench.core.config import UserError as UserError
     from kvbench.data.frames import runs_df as runs_df
     from kvbench.data.frames import samples_df as samples_df
 
@@ -18,11 +25,21 @@ if (_ROOT / "run.py").is_file():
     __path__.append(str(_ROOT))
 moved.install()
 
+_PUBLIC = {
+    **dict.fromkeys(("run", "compare", "Run", "Comparison", "Difference"), "kvbench.cli.api"),
+    **dict.fromkeys(("runs_df", "samples_df"), "kvbench.data.frames"),
+    "UserError": "kvbench.core.config",
+}
+"""Module of each public name, imported on first use."""
+
 
 def __getattr__(name: str) -> object:
-    """Return `runs_df` or `samples_df`, imported on first use."""
-    if name in ("runs_df", "samples_df"):
-        from kvbench.data import frames
-
-        return getattr(frames, name)
+    """Return a public name from its module."""
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names too, for completion."""
+    return sorted([*globals(), *_PUBLIC])

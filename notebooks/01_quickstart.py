@@ -29,34 +29,26 @@
 # the same noise. `geneval[scenes]` checks whether the image shows the objects that the prompt names. If you run the
 # command again, it finds the finished run and exits at once.
 #
-# The same in Python: compose a configuration from the command's arguments, build a job from it, and run the job.
+# The same in Python. Keywords are the keys of the command line.
 
 # %%
-from pathlib import Path
+import kvbench
 
-from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.tasks.job import make_job
-from kvbench.runs.execute import run
-
-words = ["method=snapkv", "budget=0.1", "prompts.count=16", "eval=[psnr,lpips_scenes,geneval]"]
-with hydra_of_kvbench():
-    cfg, _ = compose_job(words)
-    outcome = run(make_job(cfg, read_settings(cfg)))
-
-print("folder  ", outcome.folder)
-print("reused  ", outcome.reused)
+metrics = ["psnr", "lpips_scenes", "geneval"]
+run = kvbench.run("snapkv", budget=0.1, prompts={"count": 16}, eval=metrics)
+print("folder  ", run.folder)
+print("reused  ", run.reused)
 
 # %% [markdown]
-# The folder holds everything about a run (`docs/results_schema.md` describes `results.json`). `outcome.results` is
-# that file as dataclasses.
+# The folder holds everything about a run (`docs/results_schema.md` describes `results.json`). `run.results` is that
+# file as dataclasses, and `run.samples` a frame with a row for each image.
 
 # %%
-results = outcome.results
-memory = results.memory
+memory = run.memory
 print(f"budget   {memory.budget_tokens:g} tokens of {memory.full_tokens}")
 print(f"peak     {memory.peak_tokens} tokens, {memory.peak_bytes / 2**20:.1f} MiB")
 for name in ("psnr", "lpips_scenes", "geneval[scenes]"):
-    metric = results.metrics[name]
+    metric = run.metrics[name]
     print(f"{name:16} {metric.value:.4f} {metric.unit}, 95 % interval {metric.ci95}")
 
 # %% [markdown]
@@ -66,21 +58,17 @@ for name in ("psnr", "lpips_scenes", "geneval[scenes]"):
 # shows the worst pairs first. Below are the first six prompts.
 
 # %%
-import json
 from textwrap import fill
 
 import matplotlib.pyplot as plt
 from PIL import Image
 
-reference = outcome.folder.parent / results.reference
-records = [json.loads(line) for line in Path(outcome.folder, "samples.jsonl").read_text().splitlines()]
-
 figure, axes = plt.subplots(2, 6, figsize=(12, 4.4), layout="constrained")
-for column, record in enumerate(records[:6]):
-    for row, folder in enumerate((reference, outcome.folder)):
-        axes[row, column].imshow(Image.open(folder / "images" / f"{record['index']:06d}.png"))
-        axes[row, column].set(xticks=[], yticks=[])
-    axes[0, column].set_title(fill(record["prompt"], 26), fontsize=8)
+for index, prompt in run.samples.select("index", "prompt").head(6).rows():
+    for row, shown in enumerate((run.reference, run)):
+        axes[row, index].imshow(Image.open(shown.find_sample(index)))
+        axes[row, index].set(xticks=[], yticks=[])
+    axes[0, index].set_title(fill(prompt, 26), fontsize=8)
 axes[0, 0].set_ylabel("full cache")
 axes[1, 0].set_ylabel("SnapKV, 10 %")
 plt.show()

@@ -57,8 +57,8 @@ class Lottery(Scored):
 
 # %% [markdown]
 # `conf/method/` is the registry: a file there names the class and its settings. In a notebook, Hydra's config store
-# does the same. (Runs are identified by their settings. If you edit a method and keep its old runs, increase its
-# `revision`, so that old runs are not mistaken for new ones.)
+# does the same. (A run belongs to its settings and to the code of its method: after an edit, the same settings give a
+# run of its own beside the old one.)
 
 # %%
 from hydra.core.config_store import ConfigStore
@@ -71,26 +71,15 @@ ConfigStore.instance().store(
 # The new name can be used like any other. Three methods, one budget, the same prompts and the same noise:
 
 # %%
-from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.tasks.job import make_job
-from kvbench.runs.execute import run
+import kvbench
 
-shared = ["budget=0.1", "prompts.count=16", "calibrate.count=4", "eval=[psnr,lpips_scenes,geneval]"]
-
-
-def make(method: str):
-    """Run a method, or find it finished."""
-    with hydra_of_kvbench():
-        cfg, _ = compose_job([f"method={method}", *shared])
-        return run(make_job(cfg, read_settings(cfg)))
-
-
-outcomes = {method: make(method) for method in ("heatkv", "random", "lottery")}
+metrics = ["psnr", "lpips_scenes", "geneval"]
+shared = {"budget": 0.1, "prompts": {"count": 16}, "calibrate": {"count": 4}, "eval": metrics}
+runs = {method: kvbench.run(method, **shared) for method in ("heatkv", "random", "lottery")}
 
 # %%
-for method, outcome in outcomes.items():
-    memory, metrics = outcome.results.memory, outcome.results.metrics
-    psnr, right = metrics["psnr"], metrics["geneval[scenes]"]
+for method, run in runs.items():
+    memory, psnr, right = run.memory, run.metrics["psnr"], run.metrics["geneval[scenes]"]
     low, high = psnr.ci95
     print(
         f"{method:8} held {memory.peak_tokens} of {memory.budget_tokens:g} tokens, "
@@ -102,12 +91,11 @@ for method, outcome in outcomes.items():
 # cancels in the paired difference. If its interval contains zero, these prompts cannot distinguish the methods.
 
 # %%
-from kvbench.eval.protocol.compare import compare_runs
-
 for other in ("random", "heatkv"):
-    difference = compare_runs(outcomes["lottery"].folder, outcomes[other].folder)["psnr"]
-    low, high = difference.ci95
-    print(f"lottery - {other:7} {difference.value:+.2f} dB [{low:+.2f}, {high:+.2f}], n = {difference.n}")
+    [difference] = kvbench.compare([runs["lottery"]], to=runs[other]).differences
+    psnr = difference.metrics["psnr"]
+    low, high = psnr.ci95
+    print(f"lottery - {other:7} {psnr.value:+.2f} dB [{low:+.2f}, {high:+.2f}], n = {psnr.n}")
 
 # %% [markdown]
 # 16 prompts are a demonstration, not a result. For a result, use `prompts.count=512`.

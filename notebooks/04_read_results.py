@@ -14,28 +14,25 @@
 # # Read results
 #
 # Two functions return results as polars frames: `kvbench.runs_df` has a row for each run, `kvbench.samples_df` one for
-# each image or text. First generate some runs, three methods at two budgets. Finished runs are not repeated.
+# each image or text. (`.to_pandas()` makes a pandas frame of any of them.) First generate some runs, three methods at
+# two budgets. Finished runs are not repeated.
 
 # %%
-from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.tasks.job import make_job
-from kvbench.runs.execute import run
+import kvbench
 
-shared = ["prompts.count=16", "calibrate.count=4", "eval=[psnr,lpips_scenes,geneval]"]
-folders = []
-for method in ("random", "streaming_llm", "snapkv"):
-    for budget in (0.1, 0.3):
-        with hydra_of_kvbench():
-            cfg, _ = compose_job([f"method={method}", f"budget={budget}", *shared])
-            folders.append(run(make_job(cfg, read_settings(cfg))).folder)
+shared = {"prompts": {"count": 16}, "eval": ["psnr", "lpips_scenes", "geneval"]}
+made = [
+    kvbench.run(method, budget=budget, **shared)
+    for method in ("random", "streaming_llm", "snapkv")
+    for budget in (0.1, 0.3)
+]
+folders = [run.folder for run in made]
 
 # %% [markdown]
 # ## Runs
 
 # %%
 import polars as pl
-
-import kvbench
 
 runs = kvbench.runs_df("runs").filter(
     pl.col("folder").is_in([f"{one.parent.name}/{one.name}" for one in folders])
@@ -75,19 +72,15 @@ print(f"spread of streaming_llm    {wide['streaming_llm'].std():.2f} dB")
 print(f"spread of their difference {difference.std():.2f} dB, mean {difference.mean():+.2f} dB")
 
 # %% [markdown]
-# `compare_runs` does this for every metric and adds the interval, by bootstrap over prompts. `task=report against=...`
-# prints its result.
+# `kvbench.compare` does this for every metric and adds the interval, by bootstrap over prompts. `task=report
+# against=...` prints its result.
 
 # %%
-from kvbench.eval.protocol.compare import compare_runs
-
-at_tenth = {folder.name.split("-")[0]: folder for folder in folders if "-0.1-" in folder.name}
-found = compare_runs(at_tenth["random"], at_tenth["streaming_llm"])
-for name in ("psnr", "lpips_scenes"):
-    low, high = found[name].ci95
-    print(
-        f"random - streaming_llm, {name}: {found[name].value:+.4f} [{low:+.4f}, {high:+.4f}], n = {found[name].n}"
-    )
+found = kvbench.compare(made, to="streaming_llm").frame
+for row in found.filter(method="random", budget=0.1).rows(named=True):
+    if row["metric"] in ("psnr", "lpips_scenes"):
+        interval = f"[{row['low']:+.4f}, {row['high']:+.4f}], n = {row['n']}"
+        print(f"random - streaming_llm, {row['metric']}: {row['difference']:+.4f} {interval}")
 
 # %% [markdown]
 # ## Quality against memory

@@ -9,23 +9,26 @@ import hydra
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig
 
-from kvbench.cli.config.command import Command
+from kvbench.cli.config.command import SWEEP_TASKS, Command
 from kvbench.cli.config.compose import hydra_of_kvbench
 from kvbench.cli.config.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.config.messages import check_arguments
 from kvbench.cli.config.search_path import check_search_path
+from kvbench.cli.config.smoke import shrink
 from kvbench.cli.console import say
 from kvbench.cli.dispatch import prepare, read_job, run_task
 from kvbench.cli.submit.background import start_in_background
 from kvbench.cli.submit.slurm import submit
 from kvbench.cli.submit.summary import Summary, end_or_describe, show_sweep, start_workers
-from kvbench.cli.sweeps.folder import compose_sweep, list_worker_words
-from kvbench.cli.sweeps.jobs import Recorder
+from kvbench.cli.sweeps.folder import announce, compose_sweep, list_worker_words
+from kvbench.cli.sweeps.jobs import Recorder, read_name
 from kvbench.cli.sweeps.launchers import check_launcher
 from kvbench.cli.sweeps.outcomes import exiting_on_error
 from kvbench.cli.sweeps.progress import watch
 from kvbench.cli.sweeps.slurm_checks import LAUNCHER
+from kvbench.cli.tasks.new import new
 from kvbench.cli.tasks.publish import publish
+from kvbench.cli.version import describe_version
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.sigterm import TERMINATED, Terminated, interrupting_on_sigterm
 from kvbench.core.config import ConfigError
@@ -38,7 +41,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line: one job, a sweep (`-m`), `publish`, or an option of Hydra (`--help`)."""
+    """Run the command line: one job, a sweep (`-m`), `publish`, `new`, or an option of Hydra (`--help`)."""
     prepare()
     try:
         with allow_targets():
@@ -51,9 +54,16 @@ def main() -> None:
 def run_command(command: Command) -> None:
     """Run a parsed command line."""
     overrides = list(command.overrides)
-    if command.words[:1] == ("publish",):
+    if "--version" in command.words:
+        print(describe_version())
+    elif command.words[:1] == ("publish",):
         with exiting_on_error():
             publish(command.words[1:])
+    elif command.words[:1] == ("new",):
+        with exiting_on_error():
+            new(command.words[1:])
+    elif command.is_about_all_sweeps:
+        run_alone(overrides)
     elif command.is_about_sweep:
         run_on_sweep(overrides)
     elif command.multirun and command.is_about_all_runs:
@@ -70,6 +80,9 @@ def run_command(command: Command) -> None:
 
 def run_by_hydra(arguments: list[str]) -> None:
     """Run a sweep or an option of Hydra, such as `--cfg`."""
+    command = Command.parse(arguments)
+    if command.multirun and not command.options and command.task not in SWEEP_TASKS:
+        announce(command.overrides)
     if (problem := check_arguments(arguments)) is not None:
         sys.exit(f"error: {problem}")
     sys.argv[1:] = arguments
@@ -111,7 +124,7 @@ def run_on_sweep(words: list[str]) -> None:
     if not (alone or jobs):
         with watch(folder):
             run_by_hydra(["-m", *workers, f"work.number=range({cfg.work.workers})"])
-    if not show_sweep(cfg, folder, choices.get("sweeps") or folder.name):
+    if not show_sweep(cfg, folder, read_name(folder) or choices.get("sweeps") or folder.name):
         sys.exit(1)
 
 
@@ -165,6 +178,7 @@ def run_job(cfg: DictConfig) -> object:
     """
     recorder = Recorder.current
     try:
+        shrink(cfg)
         return None if recorder is not None and recorder.is_dropped() else run_task(cfg)
     except Exception as error:
         return end_or_describe(error)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from hydra.core.plugins import Plugins
@@ -10,19 +11,21 @@ from omegaconf import DictConfig
 
 from kvbench.cli.config.compose import (
     check_runs_dir,
+    check_values,
     compose_job,
     count_processes,
     find_finished,
     hydra_of_kvbench,
-    read_settings,
+    read_values,
 )
 from kvbench.cli.config.instantiate import allow_targets
 from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.console import CONSOLE, show_device
+from kvbench.cli.sweeps.extend import extend_sweeper
 from kvbench.cli.sweeps.jobs import Recorder, note_run
 from kvbench.cli.sweeps.outcomes import describe_failure
-from kvbench.cli.sweeps.sweeper import extend_sweeper
 from kvbench.cli.tasks.table import find_task
+from kvbench.cli.workers.overview import show_all
 from kvbench.cli.workers.sigterm import TERMINATED, wait_to_be_killed
 from kvbench.cli.workers.status import show_status
 
@@ -76,15 +79,19 @@ def run_task(cfg: DictConfig) -> object:
         Exception: any error of the task.
     """
     if cfg.get("task") == "status":
-        show_status(CONSOLE, Path(cfg.work.folder), verbose=cfg.verbose)
+        if cfg.work.folder is None:
+            show_all(CONSOLE, Path(cfg.runs_dir).expanduser())
+        else:
+            show_status(CONSOLE, Path(cfg.work.folder), verbose=cfg.verbose)
         return None
     count_processes(cfg)
     if cfg.get("task") in COMPUTING and Recorder.current is None and os.environ.get("RANK", "0") == "0":
         show_device(cfg.device)
     # Importing torch takes seconds, so it comes after finished calls and checks of settings.
-    if cfg.get("task") == "run" and (folder := show_finished(cfg)) is not None:
+    values = read_values(cfg)
+    if cfg.get("task") == "run" and (folder := show_finished(values, verbose=cfg.verbose)) is not None:
         return folder
-    settings = read_settings(cfg)
+    settings = check_values(values)
     check_runs_dir(settings)
     if settings.task in COMPUTING:
         from kvbench.core.devices import keep_freed_memory  # imports torch
@@ -98,16 +105,17 @@ def run_task(cfg: DictConfig) -> object:
     return find_task(settings.task)(cfg, settings)
 
 
-def show_finished(cfg: DictConfig) -> Path | None:
+def show_finished(values: Mapping[str, object], *, verbose: bool) -> Path | None:
     """Print the finished run of the same call and return its folder; None if there is none.
 
     If several processes share the model, only the first one prints.
     """
-    if (outcome := find_finished(cfg)) is None or outcome.results is None:
+    if (outcome := find_finished(values)) is None:
         return None
+    assert outcome.results is not None
     from kvbench.report.one_run import show_outcome  # imports numpy, which `--help` does not need
 
     note_run(outcome.folder, outcome.results.n)
     if os.environ.get("RANK", "0") == "0":
-        show_outcome(CONSOLE, outcome, verbose=cfg.verbose)
+        show_outcome(CONSOLE, outcome, verbose=verbose)
     return outcome.folder

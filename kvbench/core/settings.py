@@ -137,15 +137,61 @@ class ExportSettings:
 
 
 @dataclass(frozen=True)
-class DashboardSettings:
-    """Settings of `task=dashboard`: rewrite the page every `every` seconds until all sweeps are done."""
+class ReportSettings:
+    """Settings of `task=report`.
 
+    Attributes:
+        seeds: runs that differ only in seeds: one row with their mean, or a row for each.
+        rows: rows of the tables of paper.tex.
+        columns: columns of these tables, for each metric.
+        metrics: metrics of these tables and of the figures; all if empty.
+    """
+
+    seeds: Literal["mean", "each"] = "mean"
+    rows: Literal["method", "budget", "model", "prompts"] = "method"
+    columns: Literal["method", "budget", "model", "prompts"] = "budget"
+    metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rows == self.columns:
+            raise ConfigError(f"report.columns={self.columns}: must differ from report.rows")
+        if len(set(self.metrics)) < len(self.metrics):
+            raise ConfigError(f"report.metrics={list(self.metrics)}: names a metric twice")
+
+
+@dataclass(frozen=True)
+class DashboardSettings:
+    """Settings of `task=dashboard`.
+
+    Attributes:
+        bundle: write one file with the page and its pictures.
+        watch: rewrite the page every `every` seconds until all sweeps are done.
+        every: seconds.
+    """
+
+    bundle: bool = False
     watch: bool = False
     every: float = 30.0
 
     def __post_init__(self) -> None:
+        if self.bundle and self.watch:
+            raise ConfigError("dashboard.bundle=true: is written once; leave out dashboard.watch")
         if not 0 < self.every <= MAX_REPEATS:
             raise ConfigError(f"dashboard.every={self.every}: must be a positive number of seconds")
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """Settings of a sweep as a whole: the name by which tasks find it again."""
+
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None and not re.fullmatch(r"\w[\w.-]{0,99}", self.name):
+            raise ConfigError(
+                f"sweep.name={self.name}: must be up to 100 letters, digits, dots, hyphens or underscores, a letter or "
+                "digit first"
+            )
 
 
 @dataclass(frozen=True)
@@ -207,6 +253,7 @@ class Settings:
         require: evaluators (names in `eval`) that must not be skipped.
         published: table of a paper to print with a sweep's results.
         against: method with which `task=report` compares all others, sample by sample.
+        smoke: the run has two prompts and one cheap metric.
         verbose: print every metric of a run.
         output: folder for the files of `task=report`, `dashboard` and `export`; None for `runs_dir`.
         shard: share of the prompts.
@@ -230,14 +277,17 @@ class Settings:
     published: str | None = None
     against: str | None = None
     output: str | None = None
+    smoke: bool = False
     verbose: bool = False
     shard: Shard = Shard()
+    sweep: SweepSettings = SweepSettings()
     work: WorkSettings = WorkSettings()
     plan: PlanSettings = PlanSettings()
     calibrate: CalibrateSettings = CalibrateSettings()
     profile: ProfileSettings = ProfileSettings()
     export: ExportSettings = ExportSettings()
     dashboard: DashboardSettings = DashboardSettings()
+    report: ReportSettings = ReportSettings()
 
     def __post_init__(self) -> None:
         for key, choices in (("task", TASKS), ("budget_unit", UNITS), ("cache_dtype", CACHE_DTYPES)):
@@ -267,8 +317,12 @@ class Settings:
         return self.runs_dir
 
     @classmethod
-    def of(cls, values: Mapping[str, object]) -> "Settings":
+    def of(cls, values: Mapping[str, object], *, objects: bool = True) -> "Settings":
         """Read settings from a resolved configuration, and check the configuration's objects.
+
+        Args:
+            values: the configuration.
+            objects: check the objects of the groups, which imports their classes.
 
         Raises:
             ConfigError: a key is unknown or missing, or a value has the wrong type or is out of range.
@@ -281,7 +335,7 @@ class Settings:
             field.name for field in fields(cls) if field.default is MISSING and field.name not in own
         ]:
             raise ConfigError(f"{missing[0]}: missing; set it, or keep it as in conf/config.yaml")
-        for group in GROUPS:
+        for group in GROUPS if objects else ():
             if group != "train" or values["task"] == "train":  # its modules take long to import
                 check_objects(values.get(group), group)
         for key, part in parts.items():

@@ -232,3 +232,11 @@ def test_a_table_of_paths_is_measured(tmp_path: Path) -> None:
     assert {line["head_dim"] for line in lines} == {lines[0]["head_dim"]}
     output("kernels", tmp_path, *arguments)  # once more: the same shapes
     assert len(json.loads(table.read_text())[device]) == len(lines)
+
+
+@pytest.mark.slow
+def test_pages_and_reports_of_many_runs_are_measured(tmp_path: Path) -> None:
+    lines = output("many_runs", tmp_path, "3", "--prompts", "4").splitlines()
+    rows = {line[:20].strip(): [float(value) for value in line[20:].split()] for line in lines[2:]}
+    assert list(rows) == ["dashboard, first", "dashboard, again", "report, first", "report, again"]
+    assert all(seconds > 0 and size > 10 for seconds, size in rows.values())

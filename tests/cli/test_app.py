@@ -68,9 +68,9 @@ def test_bounds_later_metrics_and_differences(command: Command, tmp_path: Path) 
     report = (tmp_path / "runs" / "report-against-streaming_llm.md").read_text()
     assert "difference to streaming_llm at the same budget" in out
     names, _, row = [line.strip("| ").split(" | ") for line in report.splitlines() if line.startswith("|")]
-    assert row[0].startswith("swa-0.2-")
-    assert names == ["run", "psnr ↑", "psnr_mean_mse ↑", "fid_scenes ↓"]
-    assert all(" [" in cell for cell in row[1:])  # also the distance has an interval of its own
+    assert row[:3] == ["swa", "0.2", "4"]
+    assert names == ["method", "budget", "n", "psnr ↑", "psnr_mean_mse ↑", "fid_scenes ↓"]
+    assert all(" [" in cell for cell in row[3:])  # also the distance has an interval of its own
     assert "against=h2o: no finished run has that method or name" in command("task=report", "against=h2o")[2]
 
 
@@ -131,9 +131,9 @@ def test_sweep_over_calibrations_ends_with_their_mean_and_spread(command: Comman
     assert status == 0
     assert out.count("Over calibrations: ") == 2
     [path] = (tmp_path / "runs/sweeps").glob("*/report-calibrations.md")
-    rows = path.read_text().splitlines()[4:]
+    rows = path.read_text().splitlines()[4:6]
     assert [row.split("|")[2:7] for row in rows] == [
-        [" heatkv ", " 0.04 ", " 2 ", " 1 ", " 2 "],
+        [" heatkv ", " 0.04 ", " 2 ", " 1 ", " 2 x 1 x 2 "],
         [" random ", " 0.04 ", " - ", " - ", " 2 "],
     ]
     assert path.with_name("report-calibrations-against-random.md").exists()

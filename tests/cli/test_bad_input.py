@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "files" / "plain").write_text("")
     (tmp_path / "files" / "null.jsonl").write_text('{"prompt": "a red circle"}\n{"prompt": null}\n')
     counted = '{"prompt": "a red circle", "tag": "counting", "include": [{"class": "circle", "count": 1}]}\n'
+    (tmp_path / "files" / "nan.jsonl").write_text('{"prompt": "a red ring", "level": NaN}\n')
     (tmp_path / "files" / "half.jsonl").write_text(counted + '{"prompt": "a red circle"}\n')
     (tmp_path / "files" / "tags.jsonl").write_text(counted + counted.replace("counting", "sums"))
     (tmp_path / "files" / "good.txt").write_text("a red circle\n")
@@ -174,6 +175,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (
                 "prompts=file prompts.path=../files/half.jsonl eval=geneval",
                 "prompts.path=../files/half.jsonl: line 2: eval=geneval: no tag, which other prompts have",
+            ),
+            (
+                "prompts=file prompts.path=../files/nan.jsonl",
+                "prompts.path=../files/nan.jsonl: line 1: its metadata is not strict JSON (",
             ),
             (
                 "prompts=file prompts.path=../files/tags.jsonl eval=geneval",

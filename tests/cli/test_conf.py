@@ -235,7 +235,7 @@ def test_a_sweep_that_compares_quality_has_what_looks_at_nothing(path: Path) -> 
             ("shard.indx=1", "shard.indx: no such key; did you mean shard.index?"),
             (
                 "method=heatkvv",
-                "method=heatkvv: no such choice; choose from adakv, ams_kv, ams_kv_fixed, binary_heatkv",
+                "method=heatkvv: no such choice; did you mean heatkv? choose from adakv, ams_kv, ams_kv_fixed, ",
             ),
             ("eval=[psnr,fdi]", "eval=fdi"),
             ("sweeps=nothing", "sweeps=nothing"),

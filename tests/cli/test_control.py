@@ -11,6 +11,7 @@ from kvbench.cli.workers import work
 from kvbench.cli.workers.control import control, read_hold
 from kvbench.core.config import ConfigError
 from kvbench.models.infinity.model import InfinityModel
+from kvbench.runs.record.merge import PROMPT_LISTS
 from tests.support.command_line import Command
 
 JOBS = [("method=swa", "budget=0.2"), ("method=swa", "budget=0.3"), ("method=random", "budget=0.2")]
@@ -204,7 +205,8 @@ def test_a_run_is_paused_between_two_blocks_and_holds_no_claim(
 
     def resume() -> None:
         [sweep] = (tmp_path / "runs/sweeps").iterdir()
-        claims.append([path.name for path in tmp_path.rglob(".*") if path.parent.name != "workers"])
+        hidden = [path.name for path in tmp_path.rglob(".*") if path.parent.name != "workers"]
+        claims.append([name for name in hidden if name != PROMPT_LISTS])
         control(sweep, "resume")
 
     monkeypatch.setattr(InfinityModel, "generate", pause_once)

@@ -1,13 +1,15 @@
 """The page that is written while a sweep runs: again and again, and at last one that does not reload itself."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from kvbench.cli.sweeps.jobs import Entry, drop_of, open_folder, write_entry
+from kvbench.cli.sweeps.jobs import Entry, drop_of, name_sweep, open_folder, write_entry
 from kvbench.dashboard.page import FILE
 from kvbench.dashboard.sweeps import find_sweeps
 from tests.support.command_line import Command
+from tests.support.run_folders import write_image_runs
 
 RELOAD = '<meta http-equiv="refresh" content="7">'
 JOBS = [("method=swa",), ("method=random",), ("method=h2o",)]
@@ -53,6 +55,25 @@ def test_an_interrupted_watch_leaves_a_page_that_stays(
 
     assert watch(command, tmp_path, monkeypatch, sleep)[0] == 0
     assert RELOAD not in (tmp_path / "runs" / FILE).read_text()
+
+
+def test_a_sweep_has_a_page_of_its_runs_and_their_references(command: Command, tmp_path: Path) -> None:
+    runs_dir = tmp_path / "runs"
+    runs = write_image_runs(runs_dir)
+    folder = open_folder(runs_dir, [("method=heatkv",)])
+    own = str(runs_dir / runs[1].model / runs[1].run)
+    write_entry(folder, Entry(0, ("method=heatkv",), "finished", folder=own))
+    name_sweep(folder, "main")
+    status, _, _ = command("task=dashboard", f"runs_dir={runs_dir}", "sweep.name=main")
+    page = (runs_dir / FILE).read_text()
+    document = json.loads(page.split('id="document">')[1].split("</script>")[0])
+    assert status == 0
+    assert {run["folder"] for run in document["runs"]} == {
+        f"{run.model}/{run.run}" for run in (runs[0], runs[1])
+    }
+    status, _, error = command("task=dashboard", f"runs_dir={runs_dir}", "sweep.name=other")
+    assert status != 0
+    assert "sweep.name=other: no sweep" in error
 
 
 def test_dropped_runs_are_no_part_of_a_sweeps_progress(sweep: Path, tmp_path: Path) -> None:

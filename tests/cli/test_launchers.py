@@ -147,7 +147,7 @@ main()
     ("name", "said"),
     [
         ("ray", "not installed; pip install 'kvbench[ray]'"),
-        ("rya", "no such choice; choose from basic, joblib, ray,"),
+        ("rya", "no such choice; did you mean ray? choose from basic, joblib, ray,"),
     ],
 )
 def test_a_launcher_that_is_not_there_is_told_of_in_one_line(tmp_path: Path, name: str, said: str) -> None:

@@ -99,7 +99,7 @@ def test_lists_of_choices_include_the_search_path(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "argv", ["run.py", named, "method=randomly"])
     problem = check_arguments([named, "method=randomly"])
     assert problem is not None
-    assert problem.startswith("method=randomly: no such choice; choose from ")
+    assert problem.startswith("method=randomly: no such choice; did you mean random? choose from ")
     assert ", random_tokens, " in problem
 
 

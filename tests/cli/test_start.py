@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+import kvbench
 from kvbench.cli.app import main
+from kvbench.cli.config.messages import check_arguments
 from kvbench.core.settings import TASKS
-from tests.support.command_line import run_python
+from tests.support.command_line import RUN, Command, run_python
 from tests.support.places import ROOT
 
 SLOW = ("torch", "scipy", "matplotlib", "transformers", "torchvision", "torchmetrics", "torch._dynamo")
@@ -45,6 +47,60 @@ def test_what_needs_no_model_imports_nothing_slow(tmp_path: Path, arguments: lis
     slow, printed = slow_imports(tmp_path, *arguments)
     assert said in printed
     assert slow == []
+
+
+@pytest.mark.slow
+def test_what_reads_runs_and_finished_sweeps_imports_no_torch(tmp_path: Path) -> None:
+    sweep = ("-m", "method=random,swa", "budget=0.2", "prompts.count=1", "eval=none", "sweep.name=two")
+    _, printed = slow_imports(tmp_path, *sweep)
+    assert printed.count("found finished") == 0
+    slow, printed = slow_imports(tmp_path, *sweep)
+    assert printed.count("found finished") == 2
+    assert "job 0" not in printed
+    assert slow == []
+    for words in (
+        ["task=report"],
+        ["task=report", "sweep.name=two"],
+        ["task=merge", "from=runs", "runs_dir=b"],
+    ):
+        slow, printed = slow_imports(tmp_path, *words)
+        assert "error" not in printed
+        assert "torch" not in slow
+    slow, printed = slow_imports(tmp_path, "task=report", "model.sizes=abc")
+    assert "model.sizes=abc: must be a list" in printed
+
+
+def test_the_version_is_that_of_kvbench(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--version"])
+    monkeypatch.setenv("KVBENCH_COMMIT", "12ab")
+    main()
+    assert capsys.readouterr().out == f"kvbench {kvbench.__version__} (commit 12ab)\n"
+
+
+@pytest.mark.parametrize("words", [[], ["install=tcsh"], ["install=bash", "seed=1"], ["bash"]], ids=str)
+def test_a_shell_that_is_not_completed_is_one_line(words: list[str]) -> None:
+    problem = check_arguments(["-sc", *words])
+    assert problem is not None
+    assert problem.endswith(
+        "must be one of install, uninstall or query with one of bash, fish, zsh: -sc install=bash"
+    )
+
+
+def test_a_shell_completes_choices(tmp_path: Path) -> None:
+    done = run_python(tmp_path, RUN, "-sc", "query=bash", COMP_LINE="python run.py method=heat")
+    assert done.stdout.split() == ["method=heatkv", "method=heatkv_naive"]
+    script = run_python(tmp_path, RUN, "-sc", "install=bash").stdout
+    assert script.strip().endswith("complete -o nospace -o default -F hydra_bash_completion python")
+
+
+def test_a_logger_that_is_not_installed_is_refused_before_a_run(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    status, _, err = command("logger=wandb", "prompts.count=1")
+    assert (status, err) == (1, 'error: logger=wandb: not installed; pip install "kvbench[wandb]"\n')
 
 
 def test_help_begins_with_examples_and_every_task() -> None:

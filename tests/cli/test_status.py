@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvbench.cli.sweeps.jobs import Entry, claim_of, open_folder, write_entry
+from kvbench.cli.sweeps.jobs import Entry, claim_of, find_named, name_sweep, open_folder, write_entry
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.log import Block, read_logs, writing_log
+from kvbench.cli.workers.overview import show_all
 from kvbench.cli.workers.status import show_status
 from kvbench.core.claims import claim
+from kvbench.core.config import ConfigError
 
 JOBS = [
     (f"method={name}", "budget=0.2", "prompts.count=8") for name in ("full", "swa", "random", "h2o", "rkv")
@@ -94,3 +96,33 @@ def test_rows_are_cut_unless_all_are_asked_for(tmp_path: Path) -> None:
     folder = open_folder(tmp_path, [(f"seed={seed}",) for seed in range(50)])
     assert "and 10 more runs; verbose=true lists all" in render(folder)
     assert sum("missing  " in line for line in render(folder, verbose=True)) == 50
+
+
+def test_all_sweeps_and_running_runs_are_listed(tmp_path: Path) -> None:
+    first, second = open_folder(tmp_path, JOBS), open_folder(tmp_path, JOBS[:2])
+    name_sweep(first, "main")
+    os.utime(second / "sweep.json", (1, 1))
+    write_entry(first, Entry(0, JOBS[0], "finished", "model/full-1", samples={"model/full-1": 8}))
+    write_entry(first, Entry(1, JOBS[1], "failed", error="no memory"))
+    run = tmp_path / "model" / "swa-0.2-ab"
+    console = Console(width=250, record=True, file=StringIO())
+    with claim(run / ".block-0-8"), claim(claim_of(first, 2)):
+        show_all(console, tmp_path)
+    head, *rows = [line.split() for line in console.export_text().splitlines()]
+    assert head[:5] == ["sweep", "done", "running", "failed", "missing"]
+    assert rows[0][:5] == ["main", "1", "1", "1", "2"]
+    assert rows[1][:5] == ["-", "0", "0", "0", "2"]
+    assert rows[2:] == [["runs", "in", "progress:", "1"], [str(run)]]
+
+
+def test_a_name_finds_the_sweep_that_got_it_last(tmp_path: Path) -> None:
+    first, second = open_folder(tmp_path, JOBS), open_folder(tmp_path, JOBS[:2])
+    name_sweep(first, "main")
+    os.utime(first / "name.txt", (1, 1))
+    name_sweep(second, "main")
+    name_sweep(second, None)
+    assert find_named(tmp_path, "main") == second
+    with pytest.raises(
+        ConfigError, match=r"sweep\.name=other: no sweep in .* has this name; choose from main"
+    ):
+        find_named(tmp_path, "other")

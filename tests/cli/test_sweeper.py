@@ -8,7 +8,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 
 from kvbench.cli.config.command import name_base
-from kvbench.cli.sweeps.sweeper import extend_sweeper, split_product
+from kvbench.cli.sweeps.extend import extend_sweeper
+from kvbench.cli.sweeps.sweeper import split_product
 
 
 def jobs(*words: str) -> list[set[str]]:

@@ -128,7 +128,7 @@ def test_a_sweep_can_be_amended(command: Command, tmp_path: Path, monkeypatch: p
     table = out.partition("Published: ")[0]
     assert len(re.findall(r"^ (?:full|streaming_llm) ", table, re.MULTILINE)) == 3
     assert "failed protect=paper method=streaming_llm budget=1e-05" in out
-    [report] = tmp_path.glob("runs/sweeps/*/report.md")
+    [report] = tmp_path.glob("runs/sweeps/*/report/report.md")
     assert "| 0.3 |" in report.read_text()
 
 
@@ -165,7 +165,12 @@ def test_a_launcher_starts_workers(tmp_path: Path) -> None:
         (["task=work", "work.lapse=0"], "work.lapse=0: must be a positive number of seconds"),
         (["task=work", "work.grace=-1"], "work.grace=-1: must be a number of seconds, 0 or more"),
         (["task=work", "work.jitter=-1"], "work.jitter=-1: must be a number of seconds, 0 or more"),
-        (["task=status"], "runs_dir=runs: holds no runs"),
+        (["task=status"], "runs_dir=runs: holds no sweeps, and no run is in progress"),
+        (["task=status", "method=swa"], "runs_dir=runs: holds no sweeps"),
+        (["task=status", "method=swa,rkv"], "runs_dir=runs: holds no runs"),
+        (["task=status", "sweep.name=main"], "sweep.name=main: no sweep in runs has this name"),
+        (["-m", "seed=1,2", "sweep.name=a/b"], "sweep.name=a/b: must be up to 100 letters"),
+        (["-m", "seed=1,2", "sweep.name=3"], "sweep.name=3: must be text or null"),
         (["task=status", "work.folder=nowhere"], "work.folder=nowhere: no such folder"),
         (["sweeps=nothing"], "sweeps=nothing: no such choice; choose from ams_kv_table1"),
         (["task=status", "sweeps=nothing"], "sweeps=nothing: no such choice; choose from ams_kv_table1"),

@@ -32,6 +32,7 @@ def check_kinds(values: Mapping[str, object]) -> None:
         _check_kind(node, f"eval.{name}", "eval")
     if values.get("logger"):
         _check_kind(values["logger"], "logger", "logger")
+        _check_logger(values["logger"])
     model = values["model"]
     assert isinstance(model, Mapping)
     _check_name(model.get("name"))
@@ -90,6 +91,14 @@ def _check_kind(node: object, key: str, group: str) -> None:
         or not attributes.issuperset(names)
     ):
         raise ConfigError(f"{key}._target_={path}: not a class with {', '.join(names)}, which {group}= needs")
+
+
+def _check_logger(node: object) -> None:
+    """Raise ConfigError if a logger's class has a method `check_installed` that misses a package."""
+    assert isinstance(node, Mapping)
+    target = import_target(str(node["_target_"]), "logger")
+    if (check := getattr(target, "check_installed", None)) is not None:
+        check()
 
 
 def _check_name(name: object) -> None:

@@ -26,7 +26,7 @@ class Command:
         options: options of Hydra other than `-m`, such as `--cfg`.
         task: value of `task=`; None without it.
         names_sweep: whether `sweeps=` chooses a sweep and the task is about its jobs.
-        names_folder: whether `work.folder=` is given.
+        names_folder: whether `work.folder=` or `sweep.name=` is given.
     """
 
     words: tuple[str, ...]
@@ -49,7 +49,7 @@ class Command:
             options=tuple(word for word in overrides if word.startswith("-")),
             task=task,
             names_sweep=values.get("sweeps", "null") != "null" and task not in ALL_RUNS_TASKS,
-            names_folder="work.folder" in values,
+            names_folder="work.folder" in values or "sweep.name" in values,
         )
 
     @property
@@ -70,7 +70,16 @@ class Command:
         """
         if self.options or self.task not in SWEEP_TASKS:
             return False
-        return self.task != "report" or self.names_sweep or self.names_folder or self.lists_values()
+        return self.task != "report" or self.finds_sweep()
+
+    @property
+    def is_about_all_sweeps(self) -> bool:
+        """Whether the command is `task=status` and names no sweep."""
+        return self.task == "status" and not (self.options or self.finds_sweep())
+
+    def finds_sweep(self) -> bool:
+        """Return whether words of the command name a sweep or list the values of one."""
+        return self.names_sweep or self.names_folder or self.lists_values()
 
     @property
     def is_about_all_runs(self) -> bool:

@@ -3,29 +3,26 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from copy import deepcopy
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
 from hydra.conf import HydraConf
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli.config.check_groups import check_kinds, check_preset, check_protected
 from kvbench.cli.config.instantiate import VERSION_BASE
+from kvbench.cli.config.loader import is_about_group, parse_word, use_caching_loader
 from kvbench.cli.config.presets import use_presets
 from kvbench.cli.config.search_path import list_choices
+from kvbench.cli.config.smoke import shrink
 from kvbench.core.config import ConfigError
 from kvbench.core.files import find_obstacle
 from kvbench.core.gpus import resolve_device
-from kvbench.core.settings import CHOICE_KEYS, GROUPS, READING_TASKS, Settings
+from kvbench.core.settings import GROUPS, READING_TASKS, Settings
 
 if TYPE_CHECKING:  # imports numpy
     from kvbench.runs.record.results import Outcome
@@ -34,6 +31,7 @@ if TYPE_CHECKING:  # imports numpy
 def hydra_of_kvbench() -> AbstractContextManager[None]:
     """Return a context in which Hydra knows kvbench's configuration files."""
     use_presets()
+    use_caching_loader()
     context: AbstractContextManager[None] = hydra.initialize_config_module("kvbench.conf", **VERSION_BASE)
     return context
 
@@ -43,51 +41,26 @@ def compose_job(overrides: list[str]) -> tuple[DictConfig, HydraConf]:
 
     Raises:
         HydraException, OmegaConfBaseException: an override matches no key.
-        ConfigError: an override removes a required key.
+        ConfigError: an override removes a required key, or `smoke` does not fit the prompts.
     """
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    _check_overrides(parsed)
-    cfg = _compose(parsed)
-    HydraConfig.instance().set_config(cfg)
-    with open_dict(cfg):
-        del cfg["hydra"]
+    _check_overrides(list(map(parse_word, overrides)))
+    cfg = hydra.compose("config", overrides=overrides, return_hydra_config=True)
+    _take_hydra(cfg)
+    shrink(cfg)
     return cfg, HydraConfig.get()
 
 
-def _compose(overrides: Sequence[Override]) -> DictConfig:
-    """Compose as `hydra.compose` does, with Hydra's own part.
-
-    Reading and merging the files takes a third of a second; the result is cached by choices of groups, and other
-    values are set on a copy. `hydra.job.override_dirname` names only the choices.
-    """
-    values = [override for override in overrides if _sets_value(override)]
-    choices = [str(override.input_line) for override in overrides if not _sets_value(override)]
-    search_path = str(GlobalHydra.instance().config_loader().get_search_path())
-    try:
-        cfg = deepcopy(_compose_choices(tuple(choices), search_path))
-        for override in values:
-            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
-    except OmegaConfBaseException:  # raised again with Hydra's message
-        words = [str(override.input_line) for override in overrides]
-        return hydra.compose("config", overrides=words, return_hydra_config=True)
-    cfg.hydra.runtime.cwd = str(Path.cwd())
-    cfg.hydra.overrides.task = [
-        override.input_line for override in overrides if not override.is_hydra_override()
-    ]
-    return cfg
-
-
-@lru_cache(maxsize=64)  # a third of a megabyte each
-def _compose_choices(choices: tuple[str, ...], _search_path: str) -> DictConfig:
-    """Compose a configuration; the search path is only a key of the cache."""
-    return hydra.compose("config", overrides=list(choices), return_hydra_config=True)
-
-
-def _sets_value(override: Override) -> bool:
-    """Return whether an override only changes the value of a key outside Hydra's part."""
-    if override.is_hydra_override() or override.is_sweep_override() or _is_about_group(override):
-        return False
-    return override.type is OverrideType.CHANGE and override.package is None
+def _take_hydra(cfg: DictConfig) -> None:
+    """Move Hydra's part from a configuration to `HydraConfig`, which itself would copy it three times as slowly."""
+    node = cfg._get_node("hydra")
+    assert isinstance(node, DictConfig)
+    OmegaConf.set_readonly(node, True)
+    holder = OmegaConf.create({}, flags={"no_deepcopy_set_nodes": True})
+    holder["hydra"] = node
+    with open_dict(cfg):
+        del cfg["hydra"]
+    node._set_parent(cfg)  # it may refer to the user's keys
+    HydraConfig.instance().cfg = holder  # type: ignore[assignment]
 
 
 def _check_overrides(overrides: Sequence[Override]) -> None:
@@ -101,14 +74,9 @@ def _check_overrides(overrides: Sequence[Override]) -> None:
             raise ConfigError(f"{override.key_or_group}: missing; set it, or {remedy}")
         if override.key_or_group == "hydra.launcher.n_jobs" and override.value() == 0:
             raise ConfigError("hydra.launcher.n_jobs=0: must be at least 1, or -1 for the number of cores")
-        if _is_about_group(override) and not override.is_delete() and not _names_choices(override):
+        if is_about_group(override) and not override.is_delete() and not _names_choices(override):
             choices = ", ".join(list_choices(key))
             raise ConfigError(f"{override.input_line}: not a choice; choose from {choices}")
-
-
-def _is_about_group(override: Override) -> bool:
-    key, _, inner = override.key_or_group.partition(".")
-    return not inner and (key in CHOICE_KEYS or key.partition("/")[0] == "hydra")
 
 
 def _names_choices(override: Override) -> bool:
@@ -126,11 +94,17 @@ def read_settings(cfg: DictConfig) -> Settings:
     Raises:
         ConfigError: an unknown key, a value of the wrong type or out of range, an unknown table.
     """
-    values = read_values(cfg)
+    return check_values(read_values(cfg))
+
+
+def check_values(values: Mapping[str, object]) -> Settings:
+    """Check the values of a configuration as `read_settings` does, and return the settings."""
     check_protected(values)
     check_preset(values)
-    settings = Settings.of(values)
-    check_kinds(values)
+    has_objects = _uses_objects(values)
+    settings = Settings.of(values, objects=has_objects)
+    if has_objects:
+        check_kinds(values)
     if settings.plan.table is not None:
         from kvbench.report.papers.memory import TABLES  # imports torch
 
@@ -146,12 +120,31 @@ def read_settings(cfg: DictConfig) -> Settings:
     return settings
 
 
-def find_finished(cfg: DictConfig) -> "Outcome | None":
-    """Return the finished run of the same call if nothing that it depends on has changed."""
+def _uses_objects(values: Mapping[str, object]) -> bool:
+    """Return whether the objects of the groups are checked, which imports their classes and torch.
+
+    Tasks that read runs make none of them, unless a word of the command sets one of their keys.
+    """
+    export = values.get("export")
+    if values.get("task") not in (*READING_TASKS, "merge") or (
+        isinstance(export, Mapping) and export.get("policy")
+    ):
+        return True
+    inner = tuple(f"{group}." for group in GROUPS)
+    return any(word.lstrip("+~").startswith(inner) for word in HydraConfig.get().overrides.task)
+
+
+def find_finished(values: Mapping[str, object]) -> "Outcome | None":
+    """Return the finished run of the same call if nothing that it depends on has changed.
+
+    Args:
+        values: result of `read_values` for the job composed last.
+    """
     from kvbench.runs.calls import recall  # imports numpy, which `--help` does not need
 
-    values, method = read_values(cfg), HydraConfig.get().runtime.choices["method"]
-    return recall(Path(str(values.get("runs_dir"))).expanduser(), values, method)
+    runs_dir = Path(str(values.get("runs_dir"))).expanduser()
+    outcome = recall(runs_dir, values, HydraConfig.get().runtime.choices["method"])
+    return None if outcome is None or outcome.results is None else outcome
 
 
 def count_processes(cfg: DictConfig) -> int:

@@ -38,12 +38,13 @@ def allow_targets(node: DictConfig | None = None) -> AbstractContextManager[obje
     allow = getattr(hydra.utils, "execution_whitelist", None)
     if allow is None:
         return nullcontext()
-    targets = _list_targets(OmegaConf.to_container(node, resolve=True)) if node is not None else ()
+    targets = list_targets(OmegaConf.to_container(node, resolve=True)) if node is not None else ()
     packages = {target.partition(".")[0] for target in targets} - sys.stdlib_module_names
     return allow([f"{package}.*" for package in sorted({"kvbench", *packages})])
 
 
-def _list_targets(value: object) -> Iterator[str]:
+def list_targets(value: object) -> Iterator[str]:
+    """Yield the classes and functions that a configuration names."""
     if isinstance(value, Mapping):
         if isinstance(target := value.get("_target_"), str):
             yield target
@@ -52,4 +53,4 @@ def _list_targets(value: object) -> Iterator[str]:
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
-            yield from _list_targets(item)
+            yield from list_targets(item)

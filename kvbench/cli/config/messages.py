@@ -9,15 +9,17 @@ from pathlib import Path
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import (
     check_runs_dir,
+    check_values,
     compose_job,
+    find_finished,
     hydra_of_kvbench,
-    read_settings,
     read_values,
 )
 from kvbench.cli.config.did_you_mean import did_you_mean, suggest_choice, suggest_key
@@ -29,6 +31,8 @@ EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSErr
 """Errors that a user can cause, besides out-of-memory errors."""
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
 """Options of Hydra that exclude each other."""
+SHELLS = ("bash", "fish", "zsh")
+"""Shells for which Hydra completes words."""
 
 
 def is_expected(error: BaseException) -> bool:
@@ -38,23 +42,36 @@ def is_expected(error: BaseException) -> bool:
 
 
 def check_arguments(arguments: list[str]) -> str | None:
-    """Compose the jobs of a command, every value of every list once; return the first error as a line, or None."""
+    """Compose the jobs of a command, every value of every list once; return the first error as a line, or None.
+
+    Settings of a finished run are known to be valid; checking others imports their classes and torch.
+    """
     parsed = get_args_parser().parse_args(arguments)
     if len(commands := [f"--{name}" for name in COMMANDS if getattr(parsed, name)]) > 1:
         return f"{' and '.join(commands)}: exclude each other; leave out {commands[0]}"
+    if parsed.shell_completion:
+        return _check_completion(parsed.overrides)
     runs = parsed.multirun or Command.parse(arguments).is_one_job
     try:
         with hydra_of_kvbench():
             check_search_path()
             for overrides in cover_values(parsed.overrides):
                 cfg, _ = compose_job(overrides)
-                if runs:
-                    check_runs_dir(read_settings(cfg))
+                if runs and not ((values := read_values(cfg)).get("task") == "run" and find_finished(values)):
+                    check_runs_dir(check_values(values))
             if words := [word for word in parsed.overrides if word.startswith("hydra")]:
                 compose_job(words)
     except EXPECTED as error:
         return describe_error(error, parsed.overrides)
     return None
+
+
+def _check_completion(words: Sequence[str]) -> str | None:
+    """Return what is wrong with the words of `--shell_completion`; None if they are valid."""
+    if re.fullmatch(f"(install|uninstall|query)=({'|'.join(SHELLS)})", " ".join(words)):
+        return None
+    given = f"{' '.join(words)}: " if words else ""
+    return f"-sc: {given}must be one of install, uninstall or query with one of {', '.join(SHELLS)}: -sc install=bash"
 
 
 def cover_values(arguments: list[str]) -> list[list[str]]:
@@ -66,17 +83,23 @@ def cover_values(arguments: list[str]) -> list[list[str]]:
     parsed = [
         o
         for o in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(arguments)
-        if not o.key_or_group.startswith("hydra") or o.key_or_group == "hydra.searchpath"
+        if (not o.key_or_group.startswith("hydra") or o.key_or_group == "hydra.searchpath")
+        and (o.is_choice_sweep() or not o.is_sweep_override())
     ]
-    lists = [o for o in parsed if o.is_choice_sweep()]
-    fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-    swept = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in lists]
-    for override, values in zip(lists, swept, strict=True):
-        if not values:
+    values = [_list_words(override) for override in parsed]
+    for override, words in zip(parsed, values, strict=True):
+        if not words:
             choices = ", ".join(list_choices(override.key_or_group))
             raise ConfigError(f"{override.input_line}: matches no choice; choose from {choices}")
-    count = max(map(len, swept), default=1)
-    return [fixed + [values[i % len(values)] for values in swept] for i in range(count)]
+    count = max(map(len, values), default=1)
+    return [[words[i % len(words)] for words in values] for i in range(count)]
+
+
+def _list_words(override: Override) -> list[str]:
+    """Return an override's values as overrides of single jobs."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
 def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> str:
@@ -133,8 +156,9 @@ def _describe_composition(message: str, arguments: Sequence[str]) -> str:
         group, choice = match.groups()
         with hydra_of_kvbench():
             choices = list_choices(group)
-        listed = f"; choose from {', '.join(choices)}" if choices else ""
-        return f"{group}={choice}: no such choice{listed}{did_you_mean(suggest_choice(choice, choices))}"
+        near = did_you_mean(suggest_choice(choice, choices))
+        listed = f"{near or ';'} choose from {', '.join(choices)}" if choices else ""
+        return f"{group}={choice}: no such choice{listed}"
     if match := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", lines[0]):
         return f"{match[1]}: several values are a sweep; add -m, or write a list as [ ]"
     named = [line for line in lines if line.startswith(("Key '", "full_key"))]

@@ -17,12 +17,22 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.messages import describe_error, is_expected
-from kvbench.cli.console import CONSOLE, show_device
+from kvbench.cli.console import CONSOLE, say, show_device
 from kvbench.cli.submit.background import start_in_background
 from kvbench.cli.submit.ray import runs_by_itself, submit_actors
 from kvbench.cli.submit.slurm import submit
 from kvbench.cli.sweeps.folder import list_worker_words
-from kvbench.cli.sweeps.jobs import Recorder, claim_of, list_jobs, open_folder, read_entries, recording
+from kvbench.cli.sweeps.jobs import (
+    Recorder,
+    claim_of,
+    describe_sweep,
+    list_jobs,
+    name_sweep,
+    open_folder,
+    read_entries,
+    read_name,
+    recording,
+)
 from kvbench.cli.sweeps.launchers import LOCAL, check_launcher
 from kvbench.cli.sweeps.outcomes import describe_failure, list_failures, list_runs
 from kvbench.cli.sweeps.progress import watch
@@ -63,26 +73,30 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
     """
     from kvbench.report.calibrations import show_calibrations
     from kvbench.report.collect import read_runs, read_with_bounds, read_with_references
-    from kvbench.report.papers import (  # imports torch; Hydra makes the callback for `--help` too
-        comparison,
-        stability,
+    from kvbench.report.runs_table import (
+        show_runs,  # imports numpy, and Hydra makes the callback for `--help` too
     )
-    from kvbench.report.papers.published import find
-    from kvbench.report.runs_table import show_runs
+    from kvbench.report.seeds import combine_seeds
 
     entries = read_entries(folder)
     folders, failures = list_runs(entries), list_failures(entries)
     runs_dir = Path(config.runs_dir).expanduser()
-    show_runs(CONSOLE, read_with_bounds(folders), failures)
-    show_calibrations(CONSOLE, read_runs(folders), runs_dir, folder, config.against)
+    runs = read_with_bounds(folders)
+    joined = combine_seeds(runs, runs_dir)
+    show_runs(CONSOLE, joined if config.report.seeds == "mean" else runs, failures)
+    show_calibrations(CONSOLE, joined, runs_dir, folder, config.against)
     if config.published is not None:
+        from kvbench.report.papers import comparison, stability  # imports torch
+        from kvbench.report.papers.published import find
+
         table = find(config.published)
         if table.figure == "stability":
             model, sinks = str(config.model.name), int(config.sinks)
             artifacts = [Path(file) for entry in entries for file in entry.files]
             stability.show_stability(CONSOLE, table, artifacts, sinks, model, runs_dir)
         else:
-            comparison.show_comparison(CONSOLE, table, read_with_references(folders), runs_dir)
+            compared = combine_seeds(read_with_references(folders), runs_dir)
+            comparison.show_comparison(CONSOLE, table, compared, runs_dir)
     if config.logger and (runs := read_runs(folders)):
         _send(config, folder, name, runs)
     return not failures
@@ -122,6 +136,12 @@ def start_workers(config: DictConfig, folder: Path, words: Sequence[str], worker
         start_in_background(folder)
 
 
+def _find_again(folder: Path) -> str:
+    """Return the word of a command that finds a sweep."""
+    name = read_name(folder)
+    return f"work.folder={folder}" if name is None else f"sweep.name={name}"
+
+
 class Summary(Callback):
     """Prints one table of all jobs after a sweep, next to a published one; exits with 1 if a job failed.
 
@@ -150,6 +170,7 @@ class Summary(Callback):
         with _exiting_on_error():
             self._config = config
             self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
+            name_sweep(self._folder, config.sweep.name)
             if not config.work.wait:
                 start_sweep_workers(config, self._folder)
                 sys.exit()
@@ -190,5 +211,9 @@ class Summary(Callback):
         Summary.running = None
         Summary._sweep.close()
         choice = OmegaConf.select(self._config, "hydra.runtime.choices.sweeps")
-        if not show_sweep(self._config, self._folder, choice or self._folder.name):
+        name = read_name(self._folder)
+        is_whole = show_sweep(self._config, self._folder, name or choice or self._folder.name)
+        line = describe_sweep(self._folder, name, len(list_jobs(self._config)))
+        say(f"{line}; its tables again: task=report {_find_again(self._folder)}")
+        if not is_whole:
             sys.exit(1)

@@ -6,11 +6,21 @@ from pathlib import Path
 from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from kvbench.cli.config.compose import compose_job, read_settings
-from kvbench.cli.sweeps.jobs import find_folder, name_folder, split_jobs
-from kvbench.core.config import ConfigError
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.config.messages import EXPECTED
+from kvbench.cli.console import say
+from kvbench.cli.sweeps.jobs import (
+    describe_sweep,
+    find_folder,
+    find_named,
+    name_folder,
+    name_sweep,
+    split_jobs,
+)
+from kvbench.core.config import ConfigError, check_part
+from kvbench.core.settings import SweepSettings
 
 READERS = ("status", "report")
 """Tasks that read the results of a sweep's jobs and change nothing."""
@@ -25,10 +35,13 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
     """
     parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(words))
     cfg, hydra_cfg = compose_job([str(word.input_line) for word in parsed if not word.is_sweep_override()])
-    runs_dir = Path(cfg.runs_dir).expanduser()
+    runs_dir, name = Path(cfg.runs_dir).expanduser(), _read_name(cfg)
     if cfg.task not in READERS:
         read_settings(cfg)  # raises before a folder is made
-    if cfg.work.folder is None:
+    is_listed = hydra_cfg.runtime.choices.get("sweeps") or any(word.is_sweep_override() for word in parsed)
+    if cfg.work.folder is None and name is not None and not is_listed:
+        cfg.work.folder = str(find_named(runs_dir, name))
+    elif cfg.work.folder is None:
         if (cfg.task != "work" or cfg.work.do is not None) and not runs_dir.is_dir():
             raise ConfigError(f"runs_dir={cfg.runs_dir}: holds no runs")
         overrides = [str(word.input_line) for word in parsed if not word.is_hydra_override()]
@@ -38,12 +51,45 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
         if not folder.is_dir():
             raise ConfigError(
                 f"task={cfg.task}: no sweep with these overrides was started in {runs_dir}; repeat its "
-                "overrides, or set work.folder="
+                "overrides, or set work.folder= or sweep.name="
             )
+        if not must_exist:
+            name_sweep(folder, name)
         cfg.work.folder = str(folder)
     elif not Path(cfg.work.folder).is_dir():
         raise ConfigError(f"work.folder={cfg.work.folder}: no such folder; runs_dir/sweeps has them")
     return cfg, hydra_cfg
+
+
+def announce(words: Sequence[str]) -> None:
+    """Print the name, the folder and the number of jobs of a sweep; nothing if a word is wrong, which is checked next.
+
+    Args:
+        words: words of the command without `-m`.
+    """
+    try:
+        with hydra_of_kvbench():
+            parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(
+                list(words)
+            )
+            cfg, hydra_cfg = compose_job(
+                [str(word.input_line) for word in parsed if not word.is_sweep_override()]
+            )
+            jobs = split_jobs(
+                hydra_cfg.sweeper.params, [str(w.input_line) for w in parsed if not w.is_hydra_override()]
+            )
+            runs_dir = Path(cfg.runs_dir).expanduser()
+            say(describe_sweep(name_folder(runs_dir, jobs), _read_name(cfg), len(jobs)))
+    except (*EXPECTED, TypeError):  # `runs_dir` may have another type
+        return
+
+
+def _read_name(cfg: DictConfig) -> str | None:
+    """Return `sweep.name`; raise ConfigError if it is wrong."""
+    section = (
+        OmegaConf.to_container(cfg.sweep, resolve=True) if isinstance(cfg.sweep, DictConfig) else cfg.sweep
+    )
+    return SweepSettings(**check_part(section, SweepSettings, "sweep")).name  # type: ignore[arg-type]
 
 
 def list_worker_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:

@@ -14,14 +14,17 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from kvbench.cli.config.command import SWEEP_TASKS
-from kvbench.cli.sweeps.sweeper import split_product
+from kvbench.cli.sweeps.sweeper import OWN_KEYS, split_product
+from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_values, parse_json, remove_unfinished, write_whole
 
 PLAN = "sweep.json"
+NAME = "name.txt"
+"""File with the name that the user gave a sweep (`sweep.name`)."""
 REQUEUED = "requeued"
 """File whose modification time is the time of the latest requeue."""
 SWEEP_KEYS = ("against", "output", "verbose")
-"""Keys, besides `work.*`, that are about the whole sweep and not about its jobs."""
+"""Keys, besides `work.*`, `sweep.*` and `report.*`, that are about the whole sweep and not about its jobs."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,8 @@ def split_jobs(params: Mapping[str, object] | None, overrides: Sequence[str]) ->
 
 def _is_about_whole_sweep(word: Override) -> bool:
     key = word.key_or_group
-    return key in SWEEP_KEYS or key.startswith("work.") or (key == "task" and word.value() in SWEEP_TASKS)
+    about = key in SWEEP_KEYS or key.startswith(("work.", "report.", OWN_KEYS))
+    return about or (key == "task" and word.value() in SWEEP_TASKS)
 
 
 def name_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
@@ -153,6 +157,39 @@ def find_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
                 write_entry(folder, replace(entry, number=number, overrides=job))
         write_whole(folder / PLAN, json.dumps(jobs, indent=1) + "\n")
     return folder
+
+
+def name_sweep(folder: Path, name: str | None) -> None:
+    """Write the name of a sweep, if it has one."""
+    if name is not None and name != read_name(folder):
+        write_whole(folder / NAME, f"{name}\n")
+
+
+def read_name(folder: Path) -> str | None:
+    """Return the name of a sweep; None if it has none."""
+    try:
+        return (folder / NAME).read_text(encoding="utf-8").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def find_named(runs_dir: Path, name: str) -> Path:
+    """Return the folder of the sweep with a name; of several, the one that got it last.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    named = sorted(runs_dir.glob(f"sweeps/*/{NAME}"), key=lambda path: path.stat().st_mtime_ns)
+    folders = {read_name(path.parent): path.parent for path in named}
+    if name not in folders:
+        names = ", ".join(sorted(str(known) for known in folders if known)) or "none has a name"
+        raise ConfigError(f"sweep.name={name}: no sweep in {runs_dir} has this name; choose from {names}")
+    return folders[name]
+
+
+def describe_sweep(folder: Path, name: str | None, jobs: int) -> str:
+    """Return one line with the name, the folder and the number of jobs of a sweep."""
+    return f"sweep{'' if name is None else f' {name}'}: {jobs} job{'s' * (jobs != 1)}, {folder}"
 
 
 def _find_finished(sweeps: Path) -> dict[frozenset[str], Entry]:

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
 
 from kvbench.cli.config.command import name_base
 
 BESIDE = "beside."
 """Prefix of the keys of reference methods."""
+OWN_KEYS = "sweep."
+"""Prefix of the keys of a sweep that its jobs do not have."""
 METHOD_GROUPS = ("method", "calibrate")
 """Groups of keys that configure methods; `beside.*` jobs leave them out."""
 _multiply = BasicSweeper.split_arguments
@@ -39,13 +40,3 @@ def split_product(overrides: Iterable[Override]) -> list[list[str]]:
 
 def _is_of_methods(word: Override) -> bool:
     return word.key_or_group.partition(".")[0] in METHOD_GROUPS
-
-
-def extend_sweeper() -> None:
-    """Make Hydra's basic sweeper use `split_product`; another sweeper would need a package of Hydra plugins."""
-
-    def split(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
-        return list(BasicSweeper.split_overrides_to_chunks(split_product(overrides), max_batch_size))
-
-    classes = Plugins.instance().class_name_to_class  # Hydra loads the module a second time
-    classes[f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"].split_arguments = staticmethod(split)  # type: ignore[attr-defined]

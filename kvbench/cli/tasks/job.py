@@ -1,6 +1,7 @@
 """Jobs: the objects of a run, made from its composed configuration."""
 
 import os
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.compose import count_processes, read_values
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.sweeps.jobs import Recorder
+from kvbench.cli.sweeps.jobs import Recorder, read_name
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import use_device
 from kvbench.core.files import hash_values
@@ -38,7 +39,7 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
     set_batch_invariant(settings.batch_invariant)
     source = instantiate(cfg.prompts)
     recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
-    prompts = source.load()
+    read_at, prompts = time.time_ns(), source.load()
     model: Any = instantiate(cfg.model) if recorder is None else reuse_model(cfg.model, settings.device)
     if count > 1:
         model.processes = join(count, settings.device)
@@ -52,7 +53,10 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
         calibration_prompts=choose_calibration(settings.calibrate, source, prompts),
         evaluators={name: instantiate(node) for name, node in (cfg.get("eval") or {}).items()},
         logger=instantiate(cfg.logger) if cfg.logger else None,
-        sweep=None if recorder is None else choices.get("sweeps") or recorder.folder.name,
+        sweep=None
+        if recorder is None
+        else read_name(recorder.folder) or choices.get("sweeps") or recorder.folder.name,
+        read_at=read_at,
     )
 
 

@@ -17,7 +17,13 @@ from pathlib import Path
 from socket import gethostname
 from typing import NamedTuple
 
-from kvbench.cli.config.compose import compose_job, count_processes, find_finished, read_settings
+from kvbench.cli.config.compose import (
+    check_values,
+    compose_job,
+    count_processes,
+    find_finished,
+    read_values,
+)
 from kvbench.cli.console import say
 from kvbench.cli.sweeps.jobs import (
     claim_of,
@@ -264,10 +270,12 @@ def do_job(
     """
     cfg, _ = compose_job(list(overrides))
     count_processes(cfg)
-    if cfg.task == "run" and (outcome := find_finished(cfg)) is not None and outcome.results is not None:
+    values = read_values(cfg)
+    if cfg.task == "run" and (outcome := find_finished(values)) is not None:
+        assert outcome.results is not None
         note_run(outcome.folder, outcome.results.n)
         return outcome.folder
-    job_settings = replace(read_settings(cfg), work=settings.work)
+    job_settings = replace(check_values(values), work=settings.work)
     if job_settings.task != "run":
         if not is_leader:
             raise Busy("its leader does it")

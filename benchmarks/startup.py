@@ -1,0 +1,110 @@
+"""Seconds of commands that generate nothing, and until a sweep draws its first image.
+
+Each command is a process of its own. Processor time is that of the process, `first line` the wall time until it prints
+one. Sweeps are 8 methods x 6 budgets x `--seeds` of one image of `infinity_tiny`. All of them are finished first, which
+takes minutes. `--program` measures the `run.py` of another checkout.
+
+python -m benchmarks startup [--seeds 4] [--repeats 3] [--runs /tmp/runs] [--program ../other/run.py]
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from benchmarks.support.arguments import HELP, Option
+from benchmarks.support.table import Table
+
+OPTIONS = {
+    "seeds": Option(4, "seeds of the sweep, which has 48 jobs for each"),
+    "repeats": Option(3, HELP["repeats"]),
+    "runs": Option(
+        None, "folder of the sweep's runs, which later calls find again; a temporary one by default"
+    ),
+    "program": Option("run.py", "program to measure"),
+}
+METHODS = ("random", "streaming_llm", "swa", "snapkv", "h2o", "sta", "rkv", "hack")
+BUDGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+ONE_IMAGE = ("prompts.count=1", "eval=none", "batch_size=1", "device=cpu")
+POLL = 0.01
+"""Seconds between two looks for the first block."""
+
+
+class Cost(NamedTuple):
+    """Seconds of a command: of processors, until its end, and until its first line."""
+
+    processor: float
+    end: float
+    first_line: float | None
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure every command and print its medians."""
+    program = Path(options.program).resolve()
+    sweep = (f"method={','.join(METHODS)}", f"budget={','.join(map(str, BUDGETS))}", *ONE_IMAGE)
+    sweep = ("-m", *sweep, f"seed={','.join(map(str, range(options.seeds)))}")
+    with TemporaryDirectory() as folder:
+        runs = f"runs_dir={Path(options.runs or Path(folder) / 'sweep').resolve()}"
+        one = (*ONE_IMAGE, "method=random", "budget=0.1", f"runs_dir={folder}/one")
+        measure(program, sweep := (*sweep, runs))  # finishes what is missing
+        measure(program, one)
+        table = Table({"processor": ".2f", "end": ".2f", "first line": ".2f"}, "seconds", 24)
+        for name, words in (
+            ("--help", ("--help",)),
+            ("method=nope", ("method=nope",)),
+            ("seed=abc", ("seed=abc",)),
+            ("--cfg job", ("--cfg", "job")),
+            ("a finished run", one),
+            ("task=status", ("task=status", *sweep[1:])),
+            ("task=merge", ("task=merge", f"from={folder}/one", f"runs_dir={folder}/merged")),
+            ("task=report", ("task=report", f"runs_dir={folder}/one")),
+            (f"{48 * options.seeds} finished jobs", sweep),
+        ):
+            costs = [measure(program, words) for _ in range(options.repeats)]
+            lines = [cost.first_line for cost in costs if cost.first_line is not None]
+            table.add(
+                name, *(median(part) for part in list(zip(*costs, strict=True))[:2]), median(lines or [0.0])
+            )
+        fresh = (*sweep[:-1], f"runs_dir={folder}/fresh")
+        table.add("until the first image", None, time_first_image(program, fresh, Path(folder)))
+
+
+def start(program: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a command with one thread; its standard error is dropped."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(program), *words]
+    return subprocess.Popen(
+        command, cwd=program.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+
+
+def measure(program: Path, words: Sequence[str]) -> Cost:
+    """Return the cost of a command that ends by itself."""
+    began = time.monotonic()
+    process = start(program, words)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    first = time.monotonic() - began if line else None
+    process.stdout.read()
+    _, _, used = os.wait4(process.pid, 0)
+    process.returncode = 0  # waited for
+    return Cost(used.ru_utime + used.ru_stime, time.monotonic() - began, first)
+
+
+def time_first_image(program: Path, words: Sequence[str], folder: Path) -> float:
+    """Return the wall time until a sweep claims the first block of its prompts; the sweep is then ended."""
+    began = time.monotonic()
+    process = start(program, words)
+    try:
+        while process.poll() is None and not any(folder.glob("fresh/*/*/.block-*")):
+            time.sleep(POLL)
+        return time.monotonic() - began
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,334 @@
+"""`kvbench.run` and `kvbench.compare`: runs and their paired differences in Python, with typed results and frames."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from kvbench.cli.config.compose import (
+    check_runs_dir,
+    compose_job,
+    find_finished,
+    hydra_of_kvbench,
+    read_settings,
+    read_values,
+)
+from kvbench.cli.config.instantiate import allow_targets, list_targets
+from kvbench.cli.config.loader import forget_files
+from kvbench.cli.config.messages import EXPECTED, describe_error
+from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
+from kvbench.core.config import ConfigError, UserError
+from kvbench.data.frames import samples_df
+from kvbench.data.row_cache import import_polars
+from kvbench.eval.protocol.compare import compare_runs
+from kvbench.eval.protocol.scores import Metric
+from kvbench.runs.record.results import Latency, Memory, Outcome, Results, read_results
+from kvbench.runs.record.samples import find_sample
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        folder: the run's folder.
+        results: its results.json.
+        reused: whether the run was already finished.
+
+    Examples:
+        >>> import kvbench
+        >>> mine = kvbench.run("snapkv", budget=0.1, prompts={"count": 4}, eval=["psnr"])
+        >>> mine.metrics["psnr"].n, mine.memory.exceeded, len(mine.samples)
+        (4, False, 4)
+        >>> kvbench.Run.read(mine.folder) == mine
+        True
+    """
+
+    folder: Path
+    results: Results = field(repr=False)
+    reused: bool = field(default=False, compare=False)
+
+    @classmethod
+    def read(cls, folder: Path | str) -> "Run":
+        """Read a finished run from its folder.
+
+        Raises:
+            ConfigError: the folder holds no finished run, or its results are damaged.
+        """
+        path = Path(folder).expanduser()
+        results = read_results(path)
+        if results is None:
+            raise ConfigError(f"{path}: is not the folder of a finished run")
+        return cls(path, results, reused=True)
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """Metrics by name, each with its 95 % interval."""
+        return self.results.metrics
+
+    @property
+    def memory(self) -> Memory:
+        """Tokens and bytes of the cache, with the budget."""
+        return self.results.memory
+
+    @property
+    def latency(self) -> Latency:
+        """Times of generation."""
+        return self.results.latency
+
+    @property
+    def reference(self) -> "Run | None":
+        """The uncompressed run that metrics compare with; None for such a run itself."""
+        name = self.results.reference
+        return None if name is None else Run.read(self.folder.parent / name)
+
+    @cached_property
+    def samples(self) -> "pl.DataFrame":
+        """Prompt, cost and metrics of each sample, a row each (`kvbench.samples_df`)."""
+        return samples_df([self.folder])
+
+    def find_sample(self, index: int) -> Path:
+        """Return the path of the image or text of a prompt by its number."""
+        return find_sample(self.folder, index)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Paired difference of two runs over the same samples.
+
+    Attributes:
+        run: the run.
+        to: the run that is subtracted.
+        metrics: by name, `run` minus `to`, each with its 95 % interval.
+    """
+
+    run: Run
+    to: Run
+    metrics: Mapping[str, Metric] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Paired differences of several runs to others.
+
+    Attributes:
+        differences: in the order of the runs.
+    """
+
+    differences: tuple[Difference, ...]
+
+    @cached_property
+    def frame(self) -> "pl.DataFrame":
+        """Differences with the ends `low` and `high` of their intervals, a row for each run and metric."""
+        rows = [
+            {**_describe(one), "metric": name, **_describe_metric(metric)}
+            for one in self.differences
+            for name, metric in one.metrics.items()
+        ]
+        return import_polars().DataFrame(rows, infer_schema_length=None)
+
+
+def run(
+    method: str | Mapping[str, object] = "full", *, overrides: Sequence[str] = (), **settings: object
+) -> Run:
+    """Complete a run, its reference and its calibration, and return it; a finished run is found again.
+
+    Keywords are keys of the configuration (`python run.py --help`). A name chooses a file of a group
+    (`model="var_tiny"`), a list the files of `eval`, and a mapping sets values of a group (`prompts={"count": 8}`);
+    for both, give the values with dots: `run("heatkv", **{"method.sinks": 2})`. Runs are written to `runs_dir`, by
+    default `runs` in the current folder, as by the command line.
+
+    Args:
+        method: name of the method, or values for the full cache's.
+        overrides: words as on the command line, such as `"prompts.count=8"`; keywords come after them.
+        **settings: values by key.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        UserError: a setting is wrong, weights are missing, or a method exceeds its budget; the message is one line.
+        OSError: an error of the disk.
+
+    Examples:
+        >>> import kvbench
+        >>> run = kvbench.run("streaming_llm", budget=0.1, prompts={"count": 4}, eval=["psnr"])
+        >>> run.results.method, run.results.n, run.memory.budget
+        ('streaming_llm', 4, 0.1)
+    """
+    words = [*overrides, *write_overrides({"method": method, **settings})]
+    with _composing(words) as cfg:
+        if cfg.get("task") != "run":
+            raise ConfigError(
+                f"task={cfg.get('task')}: kvbench.run generates and scores; use the command line"
+            )
+        outcome = find_finished(read_values(cfg))
+        if outcome is None or outcome.results is None:
+            outcome = _complete(cfg)
+    if outcome.results is None:
+        raise ConfigError(
+            "shard.count: other shards of the run are not finished; use the command line for shards"
+        )
+    return Run(outcome.folder, outcome.results, outcome.reused)
+
+
+def compare(runs: "Iterable[Run | Path | str]", to: "Run | Path | str") -> Comparison:
+    """Return the paired differences of runs to one method, or to one run, with 95 % intervals.
+
+    Samples of one prompt have the same noise, so a paired difference varies less than either value. A run is compared
+    with the run of method `to` that has the same model, reference (so the same prompts and seed), budget and number
+    of samples. Runs without such a partner are left out.
+
+    Args:
+        runs: finished runs or their folders, among them those of method `to`.
+        to: name of a method; or one run or its folder, with which all runs are compared at any budget.
+
+    Raises:
+        ConfigError: a folder holds no finished run, no run has the method, or a run has several partners.
+        SampleSetError: runs have different samples.
+
+    Examples:
+        >>> import kvbench
+        >>> settings = {"budget": 0.1, "prompts": {"count": 4}, "eval": ["psnr"]}
+        >>> runs = [kvbench.run(method, **settings) for method in ("random", "snapkv")]
+        >>> frame = kvbench.compare(runs, to="random").frame
+        >>> frame.filter(metric="psnr")["method"].to_list()
+        ['snapkv']
+    """
+    chosen = [one if isinstance(one, Run) else Run.read(one) for one in runs]
+    named = isinstance(to, str) and (_has(chosen, to) or not Path(to).expanduser().is_dir())
+    pairs = _pair_by_method(chosen, str(to)) if named else _pair_with(chosen, to)
+    if not pairs:
+        name = to.results.run if isinstance(to, Run) else to
+        raise ConfigError(
+            f"to={name}: no run has a partner with the same model, reference, budget and samples"
+        )
+    return Comparison(
+        tuple(Difference(ours, other, compare_runs(ours.folder, other.folder)) for ours, other in pairs)
+    )
+
+
+def write_overrides(settings: Mapping[str, object]) -> list[str]:
+    """Return settings as words of a command line; mappings become a word for each value.
+
+    >>> write_overrides({"method": "heatkv", "budget": 0.1, "prompts": {"count": 8}, "eval": ["psnr", "ssim"]})
+    ["method='heatkv'", 'budget=0.1', 'prompts.count=8', "eval=['psnr','ssim']"]
+    """
+    words: list[str] = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            words += write_overrides({f"{key}.{name}": inner for name, inner in value.items()})
+        else:
+            words.append(f"{key}={_write_value(key, value)}")
+    return words
+
+
+def _write_value(key: str, value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | Path):
+        return QuotedString(str(value), Quote.single).with_quotes()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_write_value(key, one) for one in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{name}: {_write_value(key, one)}' for name, one in value.items())}}}"
+    raise ConfigError(
+        f"{key}: {type(value).__name__} is no value of a setting; give text, a number, a list or a mapping"
+    )
+
+
+@contextmanager
+def _composing(words: list[str]) -> Iterator[DictConfig]:
+    """Compose a job, and raise errors that a user can cause as exceptions with one line."""
+    Plugins.instance().register(PluginSearchPath)
+    forget_files()  # a notebook's user edits them between calls
+    try:
+        with allow_targets(), hydra_of_kvbench():
+            check_search_path()
+            yield compose_job(words)[0]
+    except EXPECTED as error:
+        if isinstance(error, UserError | OSError) and not isinstance(error, HydraException):
+            raise
+        raise ConfigError(describe_error(error, words)) from error
+
+
+def _complete(cfg: DictConfig) -> Outcome:
+    """Generate and score a composed run."""
+    from kvbench.cli.tasks.job import make_job  # these import torch
+    from kvbench.core.devices import keep_freed_memory
+    from kvbench.runs.calls import remember
+    from kvbench.runs.execute import run as execute
+    from kvbench.runs.prepare import find_used_files
+
+    settings = read_settings(cfg)
+    check_runs_dir(settings)
+    keep_freed_memory()
+    job = make_job(cfg, settings)
+    outcome = execute(job)
+    # A class of a notebook has no file whose change would show.
+    if outcome.results is not None and not any(
+        name.startswith("__main__.") for name in list_targets(job.config)
+    ):
+        remember(job, outcome, *find_used_files(job))
+    return outcome
+
+
+def _pair_by_method(runs: Sequence[Run], method: str) -> list[tuple[Run, Run]]:
+    if not _has(runs, method):
+        methods = ", ".join(sorted({one.results.method for one in runs})) or "none"
+        raise ConfigError(f"to={method}: no run has that method or name; there are {methods}")
+    pairs = []
+    for one in runs:
+        chosen = [other for other in runs if _has([other], method) and _place(other) == _place(one)]
+        if len({other.folder.resolve() for other in chosen}) > 1:
+            names = ", ".join(other.results.run for other in chosen)
+            raise ConfigError(f"to={method}: {one.results.run} has several partners; give one of {names}")
+        if chosen and one not in chosen:
+            pairs.append((one, chosen[0]))
+    return pairs
+
+
+def _pair_with(runs: Sequence[Run], to: "Run | Path | str") -> list[tuple[Run, Run]]:
+    other = to if isinstance(to, Run) else Run.read(to)
+    return [(one, other) for one in runs if one.results.reference is not None and one != other]
+
+
+def _place(one: Run) -> tuple[object, ...]:
+    results = one.results
+    return one.folder.parent.resolve(), results.reference, *results.memory.allowed, results.n
+
+
+def _has(runs: Sequence[Run], name: str) -> bool:
+    return any(name in (one.results.method, one.results.run) for one in runs)
+
+
+def _describe(one: Difference) -> dict[str, object]:
+    ours, other = one.run.results, one.to.results
+    return {
+        "model": ours.model,
+        "method": ours.method,
+        "to_method": other.method,
+        "budget": round(ours.memory.budget, 6),
+        "budget_unit": ours.memory.budget_unit,
+        "seed": ours.setting("seed"),
+        "run": ours.run,
+        "to_run": other.run,
+    }
+
+
+def _describe_metric(metric: Metric) -> dict[str, object]:
+    low, high = metric.ci95 or (None, None)
+    named = {"n": metric.n, "unit": metric.unit, "better": metric.better, "detail": metric.detail}
+    return {"difference": metric.value, "low": low, "high": high, **named}

@@ -1,0 +1,159 @@
+"""Hydra's loader of configurations with caches, so that a sweep's jobs are composed in milliseconds."""
+
+import copy
+import pickle
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from itertools import compress
+from operator import not_
+from pathlib import Path
+from typing import Any
+
+import hydra._internal.hydra
+import omegaconf.base
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
+from omegaconf import DictConfig, grammar_parser
+
+from kvbench.core.settings import CHOICE_KEYS
+
+_FILES: dict[tuple[str, str], Callable[[], Any]] = {}
+"""Parsed files by search path and name; a call gives a copy."""
+_COMPOSED: dict[tuple[object, ...], Callable[[], Any]] = {}
+"""Composed configurations by search path, choices of groups and mode; a call gives a copy."""
+MAX_COMPOSED = 512  # 30 kB each
+
+
+def keep(value: object) -> Callable[[], Any]:
+    """Return a function that gives copies of a value.
+
+    Copies are made by pickle, in memory, because `deepcopy` of a configuration takes six times as long. Hydra loads its
+    plugins a second time in processes of launchers; their configurations cannot be pickled.
+    """
+    try:
+        return partial(pickle.loads, pickle.dumps(value))
+    except pickle.PicklingError:
+        return partial(copy.deepcopy, value)
+
+
+class CachingRepository(ConfigRepository):
+    """Hydra's repository of files, each of which is parsed once per process."""
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Return a copy of a parsed file; None if it does not exist."""
+        path = " ".join(f"{source.scheme()}://{source.path}" for source in self.sources)
+        key = (path, config_path)
+        if key not in _FILES:
+            _FILES[key] = keep(super().load_config(config_path))
+        loaded: ConfigResult | None = _FILES[key]()
+        return loaded
+
+    def __deepcopy__(self, _: Mapping[int, object]) -> "CachingRepository":
+        return copy.copy(self)  # `initialize_sources` replaces the list of sources and changes none
+
+
+class CachingLoader(ConfigLoaderImpl):
+    """Hydra's loader, which composes each combination of choices once per process.
+
+    Other values are set on a copy, as Hydra does after composition.
+    """
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = CachingRepository(config_search_path)
+
+    def _load_configuration_impl(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        parsed = list(map(parse_word, overrides))
+        if validate_sweep_overrides:
+            self.validate_sweep_overrides_legal(parsed, run_mode=run_mode, from_shell=from_shell)
+        sets = [_sets_value(override) for override in parsed]
+        if any(map(_depends_on_order, parsed)):
+            sets = [False] * len(parsed)
+        values, choices = list(compress(parsed, sets)), [*compress(overrides, map(not_, sets))]
+        key = (str(self.get_search_path()), config_name, run_mode, *choices)
+        if key not in _COMPOSED:
+            composed = super()._load_configuration_impl(config_name, choices, run_mode, from_shell, False)
+            if len(_COMPOSED) >= MAX_COMPOSED:
+                _COMPOSED.clear()
+            _COMPOSED[key] = keep(composed)
+        cfg: DictConfig = _COMPOSED[key]()
+        self._apply_overrides_to_config(values, cfg)
+        _describe(cfg, parsed)
+        return cfg
+
+
+def forget_files() -> None:
+    """Forget parsed files, so that those that were edited since are read again."""
+    _FILES.clear()
+    _COMPOSED.clear()
+
+
+_parse_interpolation = lru_cache(maxsize=1024)(grammar_parser.parse)
+
+
+@lru_cache(maxsize=4096)
+def parse_word(word: str) -> Override:
+    """Parse an override without patterns of choices; the result is shared and must not be changed."""
+    [parsed] = OverridesParser.create().parse_overrides([word])
+    return parsed
+
+
+def _describe(cfg: DictConfig, overrides: list[Override]) -> None:
+    """Write the overrides and the working directory into Hydra's part of a configuration."""
+    from hydra._internal.config_loader_impl import get_overrides_dirname  # 1.4 has it elsewhere
+
+    own = [override for override in overrides if not override.is_hydra_override()]
+    form = cfg.hydra.job.config.override_dirname
+    cfg.hydra.runtime.cwd = str(Path.cwd())
+    cfg.hydra.overrides.task = [override.input_line for override in own]
+    cfg.hydra.overrides.hydra = [override.input_line for override in overrides if override not in own]
+    cfg.hydra.job.override_dirname = get_overrides_dirname(
+        own, kv_sep=form.kv_sep, item_sep=form.item_sep, exclude_keys=form.exclude_keys
+    )
+
+
+def _sets_value(override: Override) -> bool:
+    """Return whether an override only changes the value of a key that composition does not read."""
+    if override.is_sweep_override() or _chooses_file(override):
+        return False
+    return override.type is OverrideType.CHANGE
+
+
+def _depends_on_order(override: Override) -> bool:
+    """Return whether an override adds or removes a key, so that it must stay before or after others."""
+    return override.type is not OverrideType.CHANGE and not _chooses_file(override)
+
+
+def _chooses_file(override: Override) -> bool:
+    if override.key_or_group == "hydra.mode":  # Hydra adds it to the words of a sweep
+        return False
+    return override.is_hydra_override() or override.package is not None or is_about_group(override)
+
+
+def is_about_group(override: Override) -> bool:
+    """Return whether an override's key is a group of kvbench or Hydra."""
+    key, _, inner = override.key_or_group.partition(".")
+    return not inner and (key in CHOICE_KEYS or key.partition("/")[0] == "hydra")
+
+
+def use_caching_loader() -> None:
+    """Make Hydra 1.3 use `CachingLoader` in this process, and OmegaConf parse each interpolation once.
+
+    Neither has a public way to choose them, so other versions of Hydra keep their own.
+    """
+    if not hydra.__version__.startswith("1.3."):
+        return
+    hydra._internal.hydra.ConfigLoaderImpl = CachingLoader  # type: ignore[misc, attr-defined]
+    omegaconf.base.parse = _parse_interpolation  # type: ignore[attr-defined]

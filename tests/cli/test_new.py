@@ -1,0 +1,167 @@
+"""`new method` and `new package` write files that run at once, with one test to fill in; `smoke=true` runs them."""
+
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra.core.plugins import Plugins
+
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
+from kvbench.cli.config.search_path import PluginSearchPath
+from tests.support.command_line import Command
+from tests.support.places import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _forget_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(tmp_path / "sparse_lines"))
+    Plugins.instance().register(PluginSearchPath)
+    yield
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] in ("sparse_lines", "test_sparse_lines")
+    ]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "kvbench/methods").mkdir(parents=True)
+    shutil.copy(ROOT / "run.py", tmp_path)
+    return tmp_path
+
+
+def list_written(out: str) -> list[str]:
+    return [line.removeprefix("wrote: ") for line in out.splitlines() if line.startswith("wrote: ")]
+
+
+def test_a_new_package_runs_and_has_one_test_to_fill_in(command: Command, tmp_path: Path) -> None:
+    status, out, err = command("new", "package", "sparse_lines")
+    assert (status, err) == (0, "")
+    written = list_written(out)
+    assert written == [
+        "sparse_lines/pyproject.toml",
+        "sparse_lines/sparse_lines/__init__.py",
+        "sparse_lines/sparse_lines/conf/__init__.py",
+        "sparse_lines/sparse_lines/sparse_lines.py",
+        "sparse_lines/sparse_lines/conf/method/sparse_lines.yaml",
+        "sparse_lines/tests/test_sparse_lines.py",
+    ]  # fmt: skip
+    assert sorted(written) == sorted(
+        str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.*") if p.is_file()
+    )
+    assert not any("your" in Path(name).read_text().lower() for name in written)
+    [following] = [line for line in out.splitlines() if line.startswith("next: ")]
+    assert following.startswith(
+        "next: pip install -e sparse_lines; kvbench method=sparse_lines budget=0.1 smoke=true"
+    )
+    importlib.invalidate_caches()
+    sys.path.append("sparse_lines/tests")
+    try:
+        tests = importlib.import_module("test_sparse_lines")
+    finally:
+        sys.path.remove("sparse_lines/tests")
+    tests.test_the_budget_holds()
+    with pytest.raises(AssertionError):
+        tests.test_it_keeps_the_right_tokens()
+    words = ("method=sparse_lines", "budget=0.1", "smoke=true", "hydra.searchpath=[pkg://sparse_lines.conf]")
+    status, out, err = command(*words)
+    assert status == 0, err
+    [path] = Path("runs/infinity_tiny").glob("sparse_lines-0.1-*/results.json")
+    results = json.loads(path.read_text())
+    assert results["n"] == 2
+    assert set(results["evaluated"]) == {"psnr"}
+    assert results["config"]["method"] == {
+        "_target_": "sparse_lines.sparse_lines.SparseLines",
+        "power": 1.0,
+        "sinks": 1,
+    }
+
+
+def test_a_method_is_added_to_the_package_whose_folder_this_is(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command("new", "package", "sparse_lines")[0] == 0
+    monkeypatch.chdir(tmp_path / "sparse_lines")
+    status, out, err = command("new", "method", "dense_lines")
+    assert (status, err) == (0, "")
+    assert list_written(out) == [
+        "sparse_lines/dense_lines.py",
+        "sparse_lines/conf/method/dense_lines.yaml",
+        "tests/test_dense_lines.py",
+    ]
+    assert "_target_: sparse_lines.dense_lines.DenseLines" in Path(list_written(out)[1]).read_text()
+
+
+def test_a_method_in_a_checkout(command: Command, checkout: Path) -> None:
+    status, out, err = command("new", "method", "sparse_lines")
+    assert (status, err) == (0, "")
+    names = [
+        "kvbench/methods/sparse_lines.py",
+        "conf/method/sparse_lines.yaml",
+        "tests/methods/test_sparse_lines.py",
+    ]
+    assert list_written(out) == names
+    assert "_target_: kvbench.methods.sparse_lines.SparseLines" in Path(names[1]).read_text()
+    before = [(checkout / name).read_bytes() for name in names]
+    (checkout / names[0]).unlink()
+    status, _, err = command("new", "method", "sparse_lines")
+    assert status == 1
+    assert "conf/method/sparse_lines.yaml exists; choose another name or delete it" in err
+    assert not (checkout / names[0]).exists()  # all files or none
+    assert (checkout / names[2]).read_bytes() == before[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "new: not a kind and a name; kvbench new method NAME"),
+        (("method",), "new method: not a kind and a name"),
+        (("metric", "mine"), "new metric mine: not a kind and a name"),
+        (("method", "mine", "more"), "new method mine more: not a kind and a name"),
+        (("method", ""), "new method : not a module's name"),
+        (("method", "../mine"), "new method ../mine: not a module's name"),
+        (("method", "Mine"), "not a module's name; use lower-case letters, digits and single _"),
+        (("method", "class"), "new method class: not a module's name"),
+        (("method", "heatkv"), "new method heatkv: method=heatkv exists"),
+        (("method", "shared"), "new method shared: kvbench.methods.shared exists"),
+        (("package", "numpy"), "new package numpy: a folder or an installed package has this name"),
+        (("method", "mine"), "is neither a checkout of kvbench nor a package with an entry point kvbench.plugins"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_made_is_one_line(command: Command, words: tuple[str, ...], problem: str) -> None:
+    status, out, err = command("new", *words)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith("error: new")
+    assert problem in err
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "prompts", "metric"),
+    [
+        ("var_tiny", "imagenet", "psnr"),
+        ("reasoner_tiny", "math_tiny", "text_length"),
+        ("infinity_tiny", "geneval", "psnr"),
+    ],
+)
+def test_a_smoke_run_has_two_prompts_and_one_metric(model: str, prompts: str, metric: str) -> None:
+    choices = [f"model={model}", f"prompts={prompts}"]
+    with hydra_of_kvbench():
+        cfg, _ = compose_job([*choices, "smoke=true", "prompts.count=7", "eval=none"])
+        plain, _ = compose_job(choices)
+    assert cfg.prompts.count == 2
+    assert list(cfg.eval) == [metric]
+    assert {k: v for k, v in cfg.items() if k not in ("prompts", "eval", "smoke")} == {
+        k: v for k, v in plain.items() if k not in ("prompts", "eval", "smoke")
+    }
+
+
+@pytest.mark.parametrize("value", ["3", "maybe", "[true]", "null", ""])
+def test_other_values_of_smoke_are_refused(command: Command, value: str) -> None:
+    status, _, err = command(f"smoke={value}")
+    assert status == 1
+    assert "must be true or false" in err
