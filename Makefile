@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process would compile
 
 NOTEBOOKS := $(notdir $(basename $(wildcard notebooks/*.py)))
 
-.PHONY: help demo notebooks weights test suite lint types format check rooms benchmarks gpu-check lock docs wheel sweep report dashboard clean
+.PHONY: help demo notebooks weights test suite lint types format check rooms pins benchmarks gpu-check lock docs wheel sweep report dashboard clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
@@ -60,6 +60,9 @@ suite: $(VENV)/stamp  ## set up, run all tests
 	$(BIN)/python -m pytest -q -n logical --maxschedchunk 8 --durations=20
 
 check: lint suite  ## everything that must be green: style, types, all tests
+
+pins: $(VENV)/stamp  ## write the hashes of the code of methods, models and metrics; raise `revision` first if results change
+	$(BIN)/python -m docs.generator.pins
 
 lock:  ## pin every dependency, with hashes and without addresses; what is pinned stays where it fits
 	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv

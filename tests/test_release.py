@@ -19,6 +19,9 @@ def test_versions_agree() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     released = re.search(r"^## \[(\d.*?)\] - \d", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
     assert kvbench.__version__ == citation["version"] == version == released
+    bibtex = re.findall(r"^  (\w+) += \{+(.+?)\}+,$", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE)
+    fields = {key: citation[key] for key in ("title", "version", "license")}
+    assert dict(bibtex) == {**fields, "author": citation["authors"][0]["name"]}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

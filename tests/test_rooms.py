@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from docs.generator.rooms import (
+    DARK,
     EVERYTHING,
+    LIGHT,
     RELATED,
     ROOMS,
     describe,
@@ -113,8 +115,9 @@ def test_no_room_uses_one_above_it(root: Path) -> None:
 
 
 def test_the_picture_of_rooms_is_current(root: Path) -> None:
-    picture = (root / "docs" / "images" / "rooms.svg").read_text()
-    assert picture == draw_rooms(find_arrows(root)), "make rooms draws it anew"
+    for name, colours in (("rooms", LIGHT), ("rooms-dark", DARK)):
+        picture = (root / "docs" / "images" / f"{name}.svg").read_text()
+        assert picture == draw_rooms(find_arrows(root), colours), "make rooms draws it anew"
 
 
 def test_the_page_on_architecture_names_every_room(root: Path) -> None:

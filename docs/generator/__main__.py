@@ -1,7 +1,10 @@
-"""Command that rewrites the lists in the pages: `make docs` runs it in `docs/`."""
+"""Command that rewrites the lists in the pages and draws their figure: `make docs` runs it in `docs/`."""
 
 from pathlib import Path
 
+from generator.figures import write_figures
 from generator.lists import write_lists
 
-write_lists(Path(__file__).resolve().parents[2])
+ROOT = Path(__file__).resolve().parents[2]
+write_lists(ROOT)
+write_figures(ROOT)

@@ -1,6 +1,7 @@
 """Packages of the code and their imports, read from the sources.
 
-`make rooms` prints them, with arrows that point upward and circles of files, and draws docs/images/rooms.svg.
+`make rooms` prints them, with arrows that point upward and circles of files, and draws docs/images/rooms.svg
+and rooms-dark.svg, for pages on black.
 A room is a package, or a file that the table `ROOMS` names.
 """
 
@@ -13,6 +14,7 @@ from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 FOLDERS = (
     ("kvbench", "kvbench"),
@@ -61,7 +63,16 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "runs.record",
         "runs.run_hash",
     ),
-    "runs.generate": ("core", *ENGINE, "eval", *CONTRACT, *MODELS, "runs", "runs.record"),
+    "runs.generate": (
+        "core",
+        *ENGINE,
+        "eval",
+        *CONTRACT,
+        *MODELS,
+        "runs",
+        "runs.record",
+        "runs.run_hash",
+    ),
     "runs.score": ("core", "eval", "runs", "runs.record"),
     "runs.execute": ("core", *RUNS),
     "profile": ("core", *ENGINE, "kernels", *CONTRACT, "methods.full", *MODELS, *RUNS, "runs.execute"),
@@ -108,6 +119,19 @@ Node = tuple[str, ...]
 """A room (its name), or the place where a line passes a floor (both of its rooms and the floor)."""
 Arrows = set[tuple[str, str]]
 """Pairs of rooms or files, the first of which imports the second."""
+
+
+class Colours(NamedTuple):
+    """Colours of a picture: lines, and the inside, the frame and the name of a room."""
+
+    arrow: str
+    box: str
+    edge: str
+    text: str
+
+
+LIGHT = Colours("#88a", "#eef", "#447", "#000")
+DARK = Colours("#667", "#223", "#88b", "#ddd")
 
 
 def list_modules(root: Path) -> Iterator[tuple[str, Path]]:
@@ -280,7 +304,7 @@ def place_nodes(floors: dict[str, int], lines: list[list[Node]]) -> dict[Node, t
     }
 
 
-def draw_rooms(arrows: Arrows) -> str:
+def draw_rooms(arrows: Arrows, colours: Colours = LIGHT) -> str:
     """Return the picture; arrows that follow from others are left out.
 
     Raises:
@@ -300,17 +324,20 @@ def draw_rooms(arrows: Arrows) -> str:
     for line in lines:
         ends = [(x, y + side) for x, y in (place[node] for node in line) for side in (-14, 14)][1:-1]
         points = " ".join(f"{x},{y}" for x, y in ends)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="#88a"/>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colours.arrow}"/>')
     for room in sorted(floors):
         x, y = place[room,]
         parts.append(
-            f'<rect x="{x - 58}" y="{y - 14}" width="116" height="28" rx="5" fill="#eef" stroke="#447"/>'
+            f'<rect x="{x - 58}" y="{y - 14}" width="116" height="28" rx="5" '
+            f'fill="{colours.box}" stroke="{colours.edge}"/>'
         )
-        parts.append(f'<text x="{x}" y="{y + 5}">{room}</text>')
+        parts.append(f'<text x="{x}" y="{y + 5}" fill="{colours.text}">{room}</text>')
     return "\n".join((*parts, "</svg>", ""))
 
 
 if __name__ == "__main__":
     checkout = Path(__file__).resolve().parents[2]
     print(describe(checkout))
-    Path(sys.argv[1]).write_text(draw_rooms(find_arrows(checkout)))
+    picture = Path(sys.argv[1])
+    for path, colours in ((picture, LIGHT), (picture.with_stem(f"{picture.stem}-dark"), DARK)):
+        path.write_text(draw_rooms(find_arrows(checkout), colours))

@@ -48,6 +48,7 @@ FITTING = {"scale_groups": ("method.condensed=1", "method.local=1")}
 
 def list_counts(ledger: Ledger) -> dict[str, Any]:
     """The ledger without what depends on where attention is computed: storage that exists twice, copies in flight."""
+    ledger.read_unprotected(heads=1)
     told = dict(vars(ledger))
     return {key: value for key, value in told.items() if key not in ("transient_bytes", "rebuild_bytes")}
 

@@ -1,5 +1,6 @@
 """Sources of generated pages: files of `conf/` with their comments, docstrings, tables."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,3 +90,38 @@ def test_a_table_has_the_commands_above_it(tmp_path: Path) -> None:
     assert table.header == ("method", "a")
     assert table.commands == commands
     assert table.pick_rows("x").rows == (("x, y", "1"),)
+
+
+def test_columns_are_named_by_the_longest_cell_below_their_heading() -> None:
+    """A heading of 40 characters over figures, a text of 29 and one of 61."""
+    nodes, core = pytest.importorskip("docutils.nodes"), pytest.importorskip("docutils.core")
+    from generator.columns import mark_columns
+
+    cells = (("1.0", "a", "b"), ("30.23 [29.92, 30.56]", "x" * 29, "y" * 61))
+    rows = [("h" * 40, "i", "j"), *cells]
+    lines = [f"   * - {one}\n     - {two}\n     - {three}" for one, two, three in rows]
+    doctree = core.publish_doctree(".. list-table::\n   :header-rows: 1\n\n" + "\n".join(lines) + "\n")
+    mark_columns(doctree)
+    names = [[cell["classes"] for cell in row.children] for row in doctree.findall(nodes.row)]
+    assert names == [[["short"], ["phrase"], ["prose"]]] * 3
+
+
+def test_points_of_a_figure_are_cells_of_its_table() -> None:
+    from generator.figures import SAMPLES, read_points
+
+    rows = [
+        ("method", "peak %", "psnr ↑"),
+        ("random", "20.00", "**35.28 [35.01, 35.55]**"),
+        ("hack", "4.00", "29.77 [29.41, 30.10]"),
+        ("random", "4.00", "-0.50 [-0.75, -0.25]"),
+    ]
+    drawn = {name: points for name, points in read_points(rows, "psnr ↑").items() if points}
+    assert drawn == {"random": [(0.04, -0.5, -0.75, -0.25, SAMPLES), (0.2, 35.28, 35.01, 35.55, SAMPLES)]}
+
+
+@pytest.mark.parametrize("name", ["fidelity", "fidelity-dark"])
+def test_the_figure_is_of_the_present_table(root: Path, name: str) -> None:
+    from generator.figures import SOURCE
+
+    digest = hashlib.sha256((root / SOURCE).read_bytes()).hexdigest()
+    assert digest in (root / "docs" / "images" / f"{name}.svg").read_text(), "make docs draws it anew"

@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 import tomllib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from kvbench.cli.config.command import name_base
 from kvbench.cli.config.messages import check_arguments
-from kvbench.cli.tasks.publish import parse_words
+from kvbench.cli.tasks import new, publish
 from kvbench.core.config import ConfigError
 from tests.support.places import ROOT
 
@@ -67,13 +68,17 @@ def compose(arguments: list[str]) -> str | None:
     """Compose what a command chooses; plugins of the example are found."""
     if any("kvbench_example" in word or "random_tokens" in word for word in arguments):
         return None  # tests/cli/test_plugins.py runs these
+    if arguments == ["--version"]:
+        return None
     if arguments[:1] == ["publish"]:
-        return read_request(arguments[1:])
+        return read_request(publish.parse_words, arguments[1:])
+    if arguments[:1] == ["new"]:
+        return read_request(new.parse_words, arguments[1:])
     return _compose(tuple(arguments))
 
 
-def read_request(words: list[str]) -> str | None:
-    """Read what a command asks to be published."""
+def read_request(parse_words: Callable[[list[str]], object], words: list[str]) -> str | None:
+    """Read the words of a command that composes nothing."""
     try:
         parse_words(words)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""A run of a tiny model with random weights, for tests; also a program: `python tests/fake_run.py RUNS_DIR`."""
+"""A run of a tiny model with random weights, for tests; `main` is a program."""
 
 import hashlib
 import sys
@@ -128,5 +128,6 @@ def open_folder(job: Job) -> RunFolder:
     return execute.open_folder(job, calibrate_job(job))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run a slow job in the folder that the program's argument names."""
     execute.run(job_in(Path(sys.argv[1]), model=Fake(pause=0.1)))

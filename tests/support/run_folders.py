@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from kvbench.core.files import hash_content
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.results import Memory, Results
 from tests.support.results import LPIPS, PSNR, made_up
@@ -37,7 +38,8 @@ def write_run(
     lines = []
     for index, (prompt, meta, content) in enumerate(samples):
         (folder / kind / f"{index:06d}.{'png' if kind == 'images' else 'txt'}").write_bytes(content)
-        lines.append(json.dumps({"index": index, "prompt": prompt, "meta": meta, "seed": 0}))
+        known = {"index": index, "prompt": prompt, "meta": meta, "seed": 0, "sha256": hash_content(content)}
+        lines.append(json.dumps(known))
     (folder / "samples.jsonl").write_text("\n".join(lines) + "\n")
     for stem, columns in (values or {}).items():
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
