@@ -1,6 +1,6 @@
 """Seconds of commands that generate nothing, and until a sweep draws its first image.
 
-Each command is a process of its own. Processor time is that of the process, `first line` the wall time until it prints
+Each command runs in its own process. `processor` is its processor time, and `first line` the wall time until it prints
 one. Sweeps are 8 methods x 6 budgets x `--seeds` of one image of `infinity_tiny`. All of them are finished first, which
 takes minutes. `--program` measures the `run.py` of another checkout.
 

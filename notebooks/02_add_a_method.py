@@ -58,7 +58,7 @@ class Lottery(Scored):
 # %% [markdown]
 # `conf/method/` is the registry: a file there names the class and its settings. In a notebook, Hydra's config store
 # does the same. (A run belongs to its settings and to the code of its method: after an edit, the same settings give a
-# run of its own beside the old one.)
+# new run, and the old one stays.)
 
 # %%
 from hydra.core.config_store import ConfigStore

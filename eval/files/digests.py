@@ -1,4 +1,4 @@
-"""Hashes of reference files, kept beside their sizes and times, so that unchanged files are not read again."""
+"""Cache of hashes of reference files by size and times, so that unchanged files are not read again."""
 
 import json
 import logging

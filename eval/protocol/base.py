@@ -134,7 +134,7 @@ class Evaluator(Component, ABC):
         return self
 
     def list_references(self, run: Path) -> Mapping[str, Path | None]:
-        """Return what scores depend on beside samples, metadata and networks: files, or folders of files, by name.
+        """Return the reference files, or folders of files, that scores depend on, by name.
 
         A missing one is None, or a path that does not exist. `run` is the folder of the scored run.
         """

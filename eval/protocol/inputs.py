@@ -1,4 +1,4 @@
-"""What scores depend on beside samples and networks: digests of prompts' metadata and of reference files."""
+"""Inputs of a metric apart from samples and networks: digests of prompts' metadata and of reference files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ def hash_inputs(evaluator: Evaluator, metadata: Sequence[Mapping[str, object]], 
 
 
 def find_changes(stored: Mapping[str, str] | None, inputs: Inputs) -> list[str]:
-    """Return the names of inputs that differ from those of a stored result.
+    """Return the names of the inputs that changed since a result was stored.
 
     What cannot be read now counts as unchanged. All inputs of a result that was stored without them count as changed.
     """

@@ -190,7 +190,7 @@ def compare(runs: "Iterable[Run | Path | str]", to: "Run | Path | str") -> Compa
     of samples. Runs without such a partner are left out.
 
     Args:
-        runs: finished runs or their folders, among them those of method `to`.
+        runs: finished runs or their folders; runs of method `to` are the partners of the others.
         to: name of a method; or one run or its folder, with which all runs are compared at any budget.
 
     Raises:

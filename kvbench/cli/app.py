@@ -21,7 +21,7 @@ from kvbench.cli.submit.background import start_in_background
 from kvbench.cli.submit.slurm import submit
 from kvbench.cli.submit.summary import Summary, end_or_describe, show_sweep, start_workers
 from kvbench.cli.sweeps.folder import announce, compose_sweep, list_worker_words
-from kvbench.cli.sweeps.jobs import Recorder, read_name
+from kvbench.cli.sweeps.jobs import Recorder, label_sweep
 from kvbench.cli.sweeps.launchers import check_launcher
 from kvbench.cli.sweeps.outcomes import exiting_on_error
 from kvbench.cli.sweeps.progress import watch
@@ -124,7 +124,7 @@ def run_on_sweep(words: list[str]) -> None:
     if not (alone or jobs):
         with watch(folder):
             run_by_hydra(["-m", *workers, f"work.number=range({cfg.work.workers})"])
-    if not show_sweep(cfg, folder, read_name(folder) or choices.get("sweeps") or folder.name):
+    if not show_sweep(cfg, folder, label_sweep(folder, choices.get("sweeps"))):
         sys.exit(1)
 
 

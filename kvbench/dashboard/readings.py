@@ -1,4 +1,4 @@
-"""What the page needs of the samples of each run, read from its records once and kept."""
+"""Prompts, seeds and values of the samples of each run, read from its records once and cached for the page."""
 
 import base64
 from collections.abc import Iterator, Mapping

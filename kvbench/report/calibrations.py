@@ -8,14 +8,13 @@ from rich.console import Console
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import is_full
-from kvbench.report.code_notes import describe_checkout
+from kvbench.report.code_notes import list_notes
 from kvbench.report.differences import find_pairs
 from kvbench.report.runs_table import find_metric, identifying_columns, list_metrics, order_runs
 from kvbench.report.seeds import (
     MeanMetric,
     compare_seeds,
     count_seeds,
-    describe_means,
     is_calibrated,
     name_count,
 )
@@ -110,9 +109,7 @@ def show_calibrations(
                 f"Over calibrations: {what}, 95 % intervals over prompts and calibrations, sd between runs"
             )
             path = output / f"report-calibrations{'' if base is None else f'-against-{base}'}.md"
-            chosen = choose_calibrated(runs)
-            notes = describe_means(chosen, list_shown(rows), peaks=False), describe_checkout(chosen)
-            note = " ".join(filter(None, notes))
+            note = " ".join(list_notes(choose_calibrated(runs), list_shown(rows), peaks=False))
             publish(console, title, rows, list(rows[0]).index("n") + 1, path, note)
             written.append(path)
     return written

@@ -1,8 +1,9 @@
-"""Code of runs in tables: a column where equal settings ran other code, and a note on uncommitted changes."""
+"""Notes below tables, and the column of a table whose equal settings ran other code."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from kvbench.report.seeds import find_code, list_members
+from kvbench.eval.protocol.scores import Metric
+from kvbench.report.seeds import describe_means, find_code, list_members
 from kvbench.runs.record.results import Results
 
 COLUMN_DIGITS, NOTE_DIGITS = 8, 12
@@ -17,6 +18,15 @@ def name_code(run: Results) -> str:
     edited = [version[:COLUMN_DIGITS] for _, _, version in code if isinstance(version, str)]
     revisions = [f"revision {version}" for part, _, version in code if part == "method"]
     return ", ".join(dict.fromkeys(edited or revisions)) or "-"
+
+
+def list_notes(
+    rows: Sequence[Results], shown: Iterable[Metric | None], *, df: str = "df", peaks: bool = True
+) -> list[str]:
+    """Return the sentences below a table, on means over seeds (`describe_means`) and on uncommitted changes."""
+    return [
+        note for note in (describe_means(rows, shown, df=df, peaks=peaks), describe_checkout(rows)) if note
+    ]
 
 
 def describe_checkout(rows: Sequence[Results]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from kvbench.core.files import hash_files
 from kvbench.core.kept import KeptValues
 from kvbench.eval.protocol import compare, crossed, intervals, ranges, scores, shares, two_way
+from kvbench.eval.protocol.compare import RECORDS
 from kvbench.eval.protocol.crossed import Crossed, cross_runs
 from kvbench.eval.protocol.records import read_fields
 
@@ -14,7 +15,6 @@ KEPT = ".seeds.kept"
 """File under `runs_dir`."""
 MAKERS = (compare, crossed, intervals, ranges, scores, shares, two_way)
 """Modules whose code decides what is kept."""
-RECORDS = "samples.jsonl"
 
 
 class Crossings:

@@ -7,9 +7,9 @@ from rich.console import Console
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.code_notes import describe_checkout
+from kvbench.report.code_notes import list_notes
 from kvbench.report.runs_table import identifying_columns, list_metrics, order_runs
-from kvbench.report.seeds import MeanMetric, compare_seeds, describe_means, find_members, list_members
+from kvbench.report.seeds import MeanMetric, compare_seeds, find_members, list_members
 from kvbench.report.tables import Row, drop_columns, list_shown, publish
 from kvbench.runs.record.results import Results
 
@@ -85,8 +85,7 @@ def show_differences(
     path = output / f"report-against-{against}.md"
     title = f"{', '.join(models)}: {what}"
     compared = [run for pair in find_pairs(runs, against) for run in pair]
-    notes = describe_means(compared, list_shown(rows), peaks=False), describe_checkout(compared)
-    note = " ".join(filter(None, notes))
+    note = " ".join(list_notes(compared, list_shown(rows), peaks=False))
     publish(console, title, shown, list(shown[0]).index("n") + 1, path, note)
 
 

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from kvbench.core.files import write_whole
 from kvbench.report.ablations import find_ablations, find_best, is_full, make_ablation_rows, name_ablation
-from kvbench.report.code_notes import describe_checkout
+from kvbench.report.code_notes import list_notes
 from kvbench.report.latex import format_latex, join_latex
 from kvbench.report.memory import IN_FLIGHT_COLUMN
 from kvbench.report.runs_table import identifying_columns, make_csv_rows, make_rows, order_runs
-from kvbench.report.seeds import describe_means, name_count, name_seeds
+from kvbench.report.seeds import name_count, name_seeds
 from kvbench.report.tables import Row, drop_columns, format_csv, format_markdown, list_shown
 from kvbench.runs.record.folder import slug
 from kvbench.runs.record.results import Results
@@ -92,8 +92,7 @@ def _list_dropped(rows: Sequence[Row]) -> list[str]:
 
 def describe_rows(runs: Sequence[Results], rows: Sequence[Row]) -> str:
     """Return sentences, each after a space, on marks, means over seeds and uncommitted code; empty without any."""
-    notes = describe_means(runs, list_shown(rows)), describe_checkout(runs)
-    return describe_unused(runs) + "".join(f" {note}" for note in notes if note)
+    return describe_unused(runs) + "".join(f" {note}" for note in list_notes(runs, list_shown(rows)))
 
 
 def describe_unused(runs: Sequence[Results]) -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import is_full
-from kvbench.report.code_notes import describe_checkout
+from kvbench.report.code_notes import list_notes
 from kvbench.report.differences import find_pairs
 from kvbench.report.document import find_group
 from kvbench.report.memory import name_percent
 from kvbench.report.runs_table import find_metric, list_metrics, name_methods, order_runs
-from kvbench.report.seeds import READ_ERRORS, compare_seeds, count_seeds, describe_means
+from kvbench.report.seeds import READ_ERRORS, compare_seeds, count_seeds
 from kvbench.runs.record.results import Results
 
 INTERVAL_NOTE = "± half of the 95 % interval."
@@ -237,7 +237,7 @@ def _make_table(
     ordered = {name: metrics[name] for name in layout.metrics or list_metrics(runs) if name in metrics}
     columns = list(dict.fromkeys(key[2] for key in cells))
     note = "" if best is None else f" {BOLD_NOTE}"
-    means = describe_means(runs, [*cells.values(), *whole.values()], df="subscripts", peaks=False)
-    notes = "".join(f" {one}" for one in (means, describe_checkout(runs)) if one)
+    shown = [*cells.values(), *whole.values()]
+    notes = "".join(f" {one}" for one in list_notes(runs, shown, df="subscripts", peaks=False))
     caption = f"{title}. {INTERVAL_NOTE}{note}{notes}"
     return PaperTable(title, caption, layout.rows, ordered, columns, cells, whole, frozenset(bold))

@@ -5,9 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 from rich.console import Console
 
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.code_notes import describe_checkout, name_code
+from kvbench.report.code_notes import list_notes, name_code
 from kvbench.report.memory import IN_FLIGHT_COLUMN, list_costs
-from kvbench.report.seeds import count_seeds, describe_means, find_seeds, list_members, name_seeds
+from kvbench.report.seeds import count_seeds, find_seeds, list_members, name_seeds
 from kvbench.report.tables import Cell, Row, drop_columns, list_shown, print_rows
 from kvbench.runs.record.results import Results
 
@@ -166,7 +166,7 @@ def show_runs(console: Console, runs: Sequence[Results], failures: Sequence[tupl
         title = ", ".join(models) + (" (± half of the 95 % interval)" if wide else "")
         lead = sum(name in identifying_columns(runs)[0] for name in shown[0])
         print_rows(console, title, shown, lead, "half" if wide else "value")
-        for note in filter(None, (describe_means(runs, list_shown(shown)), describe_checkout(runs))):
+        for note in list_notes(runs, list_shown(shown)):
             console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     for name, reason in failures:
         console.print(f"failed {name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
@@ -48,7 +48,7 @@ def identify_code(key: str, classes: Collection[type]) -> str | None:
 
 def describe_code(classes: Collection[type]) -> Code:
     """Return all definitions of classes and what they use, and the sources of classes that match no pin."""
-    codes = {one: _read_whole(one, read_loaded(_counts)) for one in classes}
+    codes = {one: _read_own(one, read_loaded(_counts), with_pins=False) for one in classes}
     changed = [code for one, code in codes.items() if not is_pinned(one)]
     return Code(
         {name: text for code in codes.values() for name, text in code.definitions.items()},
@@ -78,7 +78,7 @@ def is_pinned(cls: type) -> bool:
 
 
 def find_revision(cls: type) -> int:
-    """Return the `revision` of a class; 0 if it has none, or takes that of an inner object."""
+    """Return the `revision` of a class; 0 for a class without one, and for a wrapper, which has its base's."""
     revision = getattr(cls, "revision", 0)
     return revision if isinstance(revision, int) else 0
 
@@ -95,26 +95,11 @@ def _read_pinned(cls: type, _: int) -> Code:
 
 def _read_changed(cls: type) -> Code:
     """Return the code of a class without a matching pin; classes with one, which it uses, count by their revision."""
-    return _read_replacing(cls, read_loaded(_counts))
+    return _read_own(cls, read_loaded(_counts), with_pins=True)
 
 
 @cache
-def _read_replacing(cls: type, _: int) -> Code:
-    def replace(module: str, name: str) -> str | None:
-        known = getattr(sys.modules.get(module), name, None) if f"{module}.{name}" in read_pins() else None
-        if isinstance(known, type) and known is not cls and is_pinned(known):
-            return f"revision {find_revision(known)}"
-        return None
-
-    return _read_own(cls, replace)
-
-
-@cache
-def _read_whole(cls: type, _: int) -> Code:
-    return _read_own(cls, lambda *_: None)
-
-
-def _read_own(cls: type, replace: Callable[[str, str], str | None]) -> Code:
+def _read_own(cls: type, _: int, *, with_pins: bool) -> Code:
     """Return the code of a class in its package, in kvbench and in modules of no installed package.
 
     Without Python source the class counts by the version of its package.
@@ -123,6 +108,14 @@ def _read_own(cls: type, replace: Callable[[str, str], str | None]) -> Code:
 
     def is_read(module: str) -> bool:
         return _counts(module) or module.partition(".")[0] == top != "kvbench"
+
+    def replace(module: str, name: str) -> str | None:
+        if not with_pins or f"{module}.{name}" not in read_pins():
+            return None
+        known = getattr(sys.modules.get(module), name, None)
+        if isinstance(known, type) and known is not cls and is_pinned(known):
+            return f"revision {find_revision(known)}"
+        return None
 
     try:
         return read_code([cls], is_read, replace)
@@ -186,6 +179,11 @@ def name_class(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def list_classes(one: object, settings: object) -> tuple[type, ...]:
+    """Return the classes of an object and of the objects in it, and those that its settings name, each once."""
+    return tuple(dict.fromkeys([*find_inner_classes(one), *_find_targets(settings)]))
+
+
 def find_inner_classes(one: object) -> Iterator[type]:
     """Yield the class of an object and, if it is a dataclass, of the dataclasses among its fields."""
     yield type(one)
@@ -194,7 +192,7 @@ def find_inner_classes(one: object) -> Iterator[type]:
             yield from find_inner_classes(value)
 
 
-def find_classes(settings: object) -> Iterator[type]:
+def _find_targets(settings: object) -> Iterator[type]:
     """Yield the classes that the `_target_` keys of settings name; these are imported."""
     if isinstance(settings, Mapping):
         module, _, name = str(settings.get("_target_", "")).rpartition(".")
@@ -204,4 +202,4 @@ def find_classes(settings: object) -> Iterator[type]:
         settings = list(settings.values())
     if isinstance(settings, list | tuple):
         for value in settings:
-            yield from find_classes(value)
+            yield from _find_targets(value)

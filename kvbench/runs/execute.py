@@ -86,7 +86,7 @@ def rescore(job: Job) -> Outcome:
         for path in find_used_files(one):
             if path is not None and not path.is_file():
                 raise ConfigError(f"task=evaluate: {path} is missing; calibrate and generate with task=run")
-        folder = _locate(one, calibrate_job(one), make=False)
+        folder = _locate(one, identify(one, calibrate_job(one)), make=False)
         if not folder.finished():
             raise ConfigError(
                 f"task=evaluate: {folder.path} is not a finished run; generate it with task=run"
@@ -104,11 +104,12 @@ def open_folder(job: Job, calibrations: Calibrations) -> RunFolder:
 
     A damaged configuration is written again: every job of this identity describes the run.
     """
-    folder = _locate(job, calibrations, make=True)
+    identity = identify(job, calibrations)
+    folder = _locate(job, identity, make=True)
     if not folder.finished():
         remove_unfinished(folder.path)
     if not (folder.path / CODE_FILE).exists() and not folder.recorded():
-        _record_code(job, folder, identify(job, calibrations))
+        _record_code(job, folder, identity)
     if not (folder.path / "provenance.json").exists() and not (folder.path / "config.yaml").exists():
         folder.write("provenance.json", json.dumps(_describe_provenance(job, calibrations), indent=1))
     if not _is_whole_yaml(folder.path / "config.yaml"):
@@ -126,9 +127,9 @@ def _record_code(job: Job, folder: RunFolder, identity: Identity) -> None:
     write_code(folder, plain, codes)
 
 
-def _locate(job: Job, calibrations: Calibrations, *, make: bool) -> RunFolder:
+def _locate(job: Job, identity: Identity, *, make: bool) -> RunFolder:
     """Return the folder of the job's identity; with `make`, import or make it if it does not exist."""
-    identity, kind, settings = identify(job, calibrations), find_sample_kind(job.model), job.settings
+    kind, settings = find_sample_kind(job.model), job.settings
     if make:
         note_prompts(settings.runs_dir, identity)
         import_run(job.model.name, identity, settings.runs_dir, settings.runs_dirs)

@@ -19,7 +19,7 @@ from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.prompts.base import Prompt, hash_prompts
 from kvbench.runs.cache_plan import Allowance, CachePlan, find_allowance, plan_cache
-from kvbench.runs.code import find_classes, find_inner_classes
+from kvbench.runs.code import list_classes
 from kvbench.runs.record.results import Results
 
 Config = Mapping[str, object]
@@ -134,10 +134,7 @@ class Job:
     def classes(self) -> Mapping[str, tuple[type, ...]]:
         """Classes of the method and of the model, nested ones included, whose code decides the samples."""
         parts: Mapping[str, object] = {"method": self.method, "model": self.model}
-        return {
-            name: tuple(dict.fromkeys([*find_inner_classes(one), *find_classes(self.section(name))]))
-            for name, one in parts.items()
-        }
+        return {name: list_classes(one, self.section(name)) for name, one in parts.items()}
 
     @contextmanager
     def hold(self, path: Path) -> Iterator[None]:

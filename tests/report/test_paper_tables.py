@@ -184,6 +184,11 @@ def test_every_row_and_metric_of_a_divided_table_is_there() -> None:
     assert max(body.count(r"\\") for body in bodies) < 45
 
 
+needs_latex = pytest.mark.skipif(
+    shutil.which("pdflatex") is None, reason="pdflatex is not installed: texlive-latex-recommended"
+)
+
+
 def compile_latex(folder: Path, text: str) -> str:
     """Compile a document in the article class and return the log."""
     (folder / "tables.tex").write_text(text)
@@ -196,7 +201,7 @@ def compile_latex(folder: Path, text: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+@needs_latex
 def test_latex_compiles_within_the_page(tmp_path: Path) -> None:
     log = compile_latex(tmp_path, join_latex(make_long_tables()))
     assert "Overfull" not in log
@@ -204,7 +209,7 @@ def test_latex_compiles_within_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+@needs_latex
 def test_estimated_widths_are_no_smaller_than_latex_measures(tmp_path: Path) -> None:
     cells = [
         "0123456789.", "critical\\_adakv", "HeatKV kernel=3", r"psnr\_mean\_mse (dB) $\uparrow$", "fid\\_scenes",

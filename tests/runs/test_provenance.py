@@ -37,7 +37,7 @@ def test_a_line_rebuilds_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert found["rebuild"] == describe_rebuild(code, installed)
     monkeypatch.setattr("kvbench.runs.record.provenance._checkout", _checkout.__wrapped__)  # asks each time
     # An image has no repository, but knows its commit.
-    monkeypatch.setattr("kvbench.runs.record.provenance.__file__", str(tmp_path / "a/b/c/provenance.py"))
+    monkeypatch.setattr("kvbench.core.checkout.ROOT", tmp_path)
     assert provenance("cpu", None)["code"] is None
     monkeypatch.setenv("KVBENCH_COMMIT", "c0ffee")
     assert provenance("cpu", None)["rebuild"] == built

@@ -26,6 +26,7 @@ from kvbench.cli.sweeps.jobs import (
     Recorder,
     claim_of,
     describe_sweep,
+    label_sweep,
     list_jobs,
     name_sweep,
     open_folder,
@@ -212,7 +213,7 @@ class Summary(Callback):
         Summary._sweep.close()
         choice = OmegaConf.select(self._config, "hydra.runtime.choices.sweeps")
         name = read_name(self._folder)
-        is_whole = show_sweep(self._config, self._folder, name or choice or self._folder.name)
+        is_whole = show_sweep(self._config, self._folder, label_sweep(self._folder, choice))
         line = describe_sweep(self._folder, name, len(list_jobs(self._config)))
         say(f"{line}; its tables again: task=report {_find_again(self._folder)}")
         if not is_whole:

@@ -173,6 +173,11 @@ def read_name(folder: Path) -> str | None:
         return None
 
 
+def label_sweep(folder: Path, choice: str | None) -> str:
+    """Return the label of a sweep in tables and logs: its name, the chosen file of `conf/sweeps`, or its folder's."""
+    return read_name(folder) or choice or folder.name
+
+
 def find_named(runs_dir: Path, name: str) -> Path:
     """Return the folder of the sweep with a name; of several, the one that got it last.
 

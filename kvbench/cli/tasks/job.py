@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.compose import count_processes, read_values
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.sweeps.jobs import Recorder, read_name
+from kvbench.cli.sweeps.jobs import Recorder, label_sweep
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import use_device
 from kvbench.core.files import hash_values
@@ -53,9 +53,7 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
         calibration_prompts=choose_calibration(settings.calibrate, source, prompts),
         evaluators={name: instantiate(node) for name, node in (cfg.get("eval") or {}).items()},
         logger=instantiate(cfg.logger) if cfg.logger else None,
-        sweep=None
-        if recorder is None
-        else read_name(recorder.folder) or choices.get("sweeps") or recorder.folder.name,
+        sweep=None if recorder is None else label_sweep(recorder.folder, choices.get("sweeps")),
         read_at=read_at,
     )
 

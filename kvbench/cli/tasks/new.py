@@ -13,9 +13,9 @@ from kvbench.cli.config.compose import hydra_of_kvbench
 from kvbench.cli.config.search_path import list_choices
 from kvbench.cli.console import say
 from kvbench.core.config import ConfigError
+from kvbench.core.plugins import GROUP
 
 USAGE = "kvbench new method NAME | kvbench new package NAME"
-ENTRY_POINTS = "kvbench.plugins"
 
 
 class Place(NamedTuple):
@@ -87,11 +87,11 @@ def find_place(folder: Path) -> Place:
         return Place("kvbench.methods", folder / "kvbench/methods", folder / "conf", tests, "python run.py")
     try:
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        package = next(iter(project["entry-points"][ENTRY_POINTS].values())).removesuffix(".conf")
+        package = next(iter(project["entry-points"][GROUP].values())).removesuffix(".conf")
     except (OSError, ValueError, KeyError, AttributeError, StopIteration):
         raise ConfigError(
             f"new method: {folder.absolute()} is neither a checkout of kvbench nor a package with an entry point "
-            f"{ENTRY_POINTS}; change to one, or start with `kvbench new package NAME`"
+            f"{GROUP}; change to one, or start with `kvbench new package NAME`"
         ) from None
     code = folder / package.replace(".", "/")
     return Place(package, code, code / "conf", folder / "tests", "kvbench")

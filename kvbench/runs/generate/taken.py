@@ -36,7 +36,7 @@ def take_samples(job: Job, folder: RunFolder, identity: Identity) -> bool:
     """Copy missing samples from runs of equal settings and other prompts; return whether all samples now exist.
 
     Taken are samples of the same prompt, number and seed. Runs in `runs_dirs` are used too, unfinished runs as far as
-    they are. Costs in the records are those of the earlier run, as in a resumed run.
+    they are. Records keep the costs of the earlier run. A resumed run does the same.
 
     Raises:
         Busy: another process takes samples for this run, and the job does not wait.

@@ -1,10 +1,10 @@
 """Record of a run's code in its folder: definitions in code.json, and copies of sources that no commit holds."""
 
 import json
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvbench.core.checkout import ROOT, run_git
 from kvbench.core.files import parse_json
 from kvbench.core.source import Code
 from kvbench.runs.record.folder import RunFolder
@@ -13,8 +13,6 @@ from kvbench.runs.record.results import FILE as RESULTS_FILE
 FILE = "code.json"
 SHOWN = 3
 """Definitions that a message names."""
-ROOT = Path(__file__).resolve().parents[3]
-"""Folder of the checkout, or of installed packages."""
 
 
 def write_code(folder: RunFolder, plain: str, codes: Mapping[str, Code]) -> None:
@@ -35,25 +33,18 @@ def write_code(folder: RunFolder, plain: str, codes: Mapping[str, Code]) -> None
 def _list_uncommitted(paths: Mapping[str, Path | None]) -> list[str]:
     """Return the modules whose files are outside kvbench's checkout, or that it has not committed."""
     inside = {module: path for module, path in paths.items() if path and path.resolve().is_relative_to(ROOT)}
-    command = [
-        "git",
-        "status",
-        "--porcelain",
-        "--untracked-files=all",
-        "--ignored",
-        "--",
-        *map(str, inside.values()),
-    ]
-    try:
-        status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):  # no checkout
+    if not inside:  # without files, git would list the whole checkout
+        return sorted(paths)
+    files = map(str, inside.values())
+    status = run_git("status", "--porcelain", "--untracked-files=all", "--ignored", "--", *files)
+    if status is None:  # no checkout
         return sorted(paths)
     changed = {ROOT / line[3:].strip('"') for line in status.splitlines()}
     return [module for module in sorted(paths) if module not in inside or inside[module].resolve() in changed]
 
 
 def describe_change(folder: Path, plain: str, codes: Mapping[str, Code]) -> str | None:
-    """Return how a run's code differs from that of the latest run that equals it in all else; None if there is none."""
+    """Return a line on the code that changed since the latest run of equal settings; None if no code changed."""
     label, _, _ = folder.name.rpartition("-")
     others = [path for path in folder.parent.glob(f"{label}-*/{FILE}") if path.parent != folder]
     for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):

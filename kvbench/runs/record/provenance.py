@@ -3,14 +3,13 @@
 import importlib.metadata
 import os
 import platform
-import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
 
 import torch
 
+from kvbench.core.checkout import ROOT, find_built_commit, run_git
 from kvbench.core.files import hash_content
 from kvbench.core.plugins import find_plugins
 from kvbench.kernels.attention_paths import describe_paths
@@ -20,8 +19,6 @@ LIBRARIES = ("kvbench", "torch", "numpy", "safetensors", "hydra-core", "pillow",
 NOT_INSTALLED = "not installed"
 CODE = ("kvbench", "kernels", "eval", "conf", "run.py", "pyproject.toml")
 """Files and folders of a checkout that hold its code and configuration."""
-COMMIT_VARIABLE = "KVBENCH_COMMIT"
-"""Environment variable with the commit that a container image was built from."""
 
 
 def provenance(device: str, graph_obstacle: str | None) -> dict[str, object]:
@@ -84,26 +81,13 @@ def _checkout() -> dict[str, str] | None:
 
     Changed and new files of code and configuration count; notes, tests and documentation do not.
     """
-    root = Path(__file__).resolve().parents[3]
-    if not (root / ".git").exists():
-        return {"commit": built, "diff_sha256": ""} if (built := os.environ.get(COMMIT_VARIABLE)) else None
-    commit = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "diff", "HEAD", "--", *CODE)
-    added = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *CODE)
+    commit = run_git("rev-parse", "HEAD")
+    changes = run_git("diff", "HEAD", "--", *CODE)
+    added = run_git("ls-files", "--others", "--exclude-standard", "-z", "--", *CODE)
     if commit is None or changes is None or added is None:
-        return None
-    contents = [name.encode() + (root / name).read_bytes() for name in added.split("\0") if name]
+        return {"commit": built, "diff_sha256": ""} if (built := find_built_commit()) else None
+    contents = [name.encode() + (ROOT / name).read_bytes() for name in added.split("\0") if name]
     return {
         "commit": commit.strip(),
         "diff_sha256": hash_content(changes, *contents) if changes or contents else "",
     }
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=root, capture_output=True, text=True, check=True, errors="replace"
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout

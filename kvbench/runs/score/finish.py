@@ -11,7 +11,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.inputs import Inputs, hash_inputs
 from kvbench.eval.protocol.records import read_fields
-from kvbench.runs.code import find_classes, find_inner_classes, identify_code
+from kvbench.runs.code import identify_code, list_classes
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
 from kvbench.runs.record.folder import RECORDS, RunFolder, SampleRecord
@@ -66,7 +66,7 @@ def finish(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) 
 
 
 def read_inputs(job: Job, folder: RunFolder) -> dict[str, Inputs]:
-    """Return the digests of what each evaluator reads beside samples and networks, and of its code, by config name."""
+    """Return the digests of each evaluator's inputs and of its code, by config name."""
     return {
         name: {**hash_inputs(one, job.metadata, folder.path), **_identify_code(job, name)}
         for name, one in job.evaluators.items()
@@ -76,8 +76,7 @@ def read_inputs(job: Job, folder: RunFolder) -> dict[str, Inputs]:
 def _identify_code(job: Job, name: str) -> dict[str, str]:
     """Return the hash of an evaluator's code if it matches no pin, and otherwise its revision if it has one."""
     one, settings = job.evaluators[name], job.section("eval").get(name)
-    classes = dict.fromkeys([*find_inner_classes(one), *find_classes(settings)])
-    if code := identify_code(f"eval.{name}", classes):
+    if code := identify_code(f"eval.{name}", list_classes(one, settings)):
         return {"code": code}
     return {"revision": str(one.revision)} if one.revision else {}
 

@@ -1,4 +1,4 @@
-"""What a metric reads beside samples and networks is found, and nothing else counts."""
+"""Digests of a metric's inputs change with what it reads and with nothing else."""
 
 import csv
 from collections.abc import Callable, Mapping
