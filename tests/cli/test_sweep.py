@@ -111,6 +111,19 @@ def test_only_jobs_that_did_not_finish_start_again(tmp_path: Path) -> None:
     assert counted == [1, 2, 3, 3]
 
 
+def test_only_the_leader_of_a_job_writes_its_entry(tmp_path: Path) -> None:
+    left, job, run = open_folder(tmp_path, [("seed=1",)]), ("seed=1",), tmp_path / "run"
+    outcomes = []
+    with recording(left, 0, job, is_leader=False) as helper:
+        outcomes += read_entries(left)
+        with recording(left, 0, job) as leader:
+            helper.note_end("broken")
+            outcomes += read_entries(left)
+            leader.note_end(run)
+        helper.note_run(run, 4)
+    assert [entry.outcome for entry in (*outcomes, *read_entries(left))] == ["missing", "started", "finished"]
+
+
 @pytest.mark.slow
 def test_a_sweep_without_gpu_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: Command) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)

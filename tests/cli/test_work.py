@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -70,6 +71,8 @@ def test_killed_added_and_restarted_workers_leave_the_bytes_of_one(command: Comm
     assert dying.stdout is not None
     assert any(line.endswith("hangs\n") for line in dying.stdout)  # after a progress bar
     second = start(together, *SWEEP, machine="second")
+    while any(together.rglob(".block-1-2")):  # is saved while the next one hangs
+        time.sleep(0.01)
     dying.send_signal(signal.SIGKILL)
     dying.wait()
     left = [path.name for path in together.rglob(".*") if path.is_file()]

@@ -57,6 +57,8 @@ class Entry:
 class Recorder:
     """Writes the entry of the job that this process works on.
 
+    Only the leader of a job writes: of two processes, the later to write could replace the end by a start.
+
     Attributes:
         current: recorder of the current job; None outside a sweep.
         folder: folder of the sweep.
@@ -64,10 +66,11 @@ class Recorder:
 
     current: ClassVar["Recorder | None"] = None
 
-    def __init__(self, folder: Path, number: int, overrides: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, number: int, overrides: tuple[str, ...], *, is_leader: bool) -> None:
         before = read_entry(folder, number, overrides)
         starts = before.starts + (before.outcome != "finished")
         self.folder, self._entry = folder, Entry(number, overrides, starts=starts, host=gethostname())
+        self._is_leader = is_leader
 
     def is_dropped(self) -> bool:
         """Return whether the job is excluded from its sweep."""
@@ -76,7 +79,8 @@ class Recorder:
     def note(self, **changes: object) -> None:
         """Change attributes of the job's entry and write it."""
         self._entry = replace(self._entry, **changes)  # type: ignore[arg-type]
-        write_entry(self.folder, self._entry)
+        if self._is_leader:
+            write_entry(self.folder, self._entry)
 
     def note_end(self, value: object) -> None:
         """Write the job's result: its run folder, its calibrations, or the reason of its failure."""
@@ -93,9 +97,11 @@ class Recorder:
 
 
 @contextmanager
-def recording(folder: Path, number: int, overrides: tuple[str, ...]) -> Iterator[Recorder]:
-    """Record the start of a job; yield its recorder."""
-    Recorder.current = Recorder(folder, number, overrides)
+def recording(
+    folder: Path, number: int, overrides: tuple[str, ...], *, is_leader: bool = True
+) -> Iterator[Recorder]:
+    """Record the start of a job that this process leads or helps with; yield its recorder."""
+    Recorder.current = Recorder(folder, number, overrides, is_leader=is_leader)
     try:
         Recorder.current.note(outcome="started")
         yield Recorder.current

@@ -234,7 +234,7 @@ class Worker:
         with claim(place, wait=False, lapse=self.settings.work.lapse) as is_leader:
             if not (is_leader or joining) or self.is_settled(job):
                 return
-            with recording(self.folder, number, overrides) as recorder:
+            with recording(self.folder, number, overrides, is_leader=is_leader) as recorder:
                 try:
                     result = do_job(
                         overrides, self.settings, partial(self.around_block, number), is_leader=is_leader
