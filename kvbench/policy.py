@@ -100,7 +100,10 @@ def describe_policy(job: Job, schedule: Schedule, used: str | None) -> dict[str,
             "weights_sha256": job.model.weights_sha256 or None,
         },
         "segments": [[segment.height, segment.width] for segment in spec.segments],
-        "method": {"name": job.method_name, "settings": identify_method(job.section("method"), object())},
+        "method": {
+            "name": job.method_name,
+            "settings": identify_method(job.section("method"), object(), job.method.added),
+        },
         "calibration_sha256": used,
         "budget": {
             "value": str(settings.budget),

@@ -202,19 +202,26 @@ def name_budget(budget: Budget) -> str:
 
 
 class InfeasibleBudget(ValueError):
-    """The budget is below what the method must keep; the message names the smallest feasible budget."""
+    """The budget is below what the method must keep; the message names the smallest feasible budget, if one exists."""
 
     @classmethod
     def of(cls, budget: Budget, needed: int, spec: ModelSpec, why: str) -> "InfeasibleBudget":
         """Return the error of a method that needs `needed` tokens per head; `why` is the subject of the message."""
         factor = Fraction(needed) / budget.per_head
-        smallest = f"{ceil(factor * budget.share * 10**5) / 10**5:g}"
+        share = factor * budget.share
+        lead = f"{name_budget(budget)}: {why} need {needed} of {spec.cached_length} tokens per head; "
+        smallest = f"{ceil(share * 10**5) / 10**5:g}"
         if budget.bytes is not None:
-            smallest = f"{ceil(factor * budget.bytes)} bytes of a sequence, or {smallest}"
-        return cls(
-            f"{name_budget(budget)}: {why} need {needed} of {spec.cached_length} tokens per head; the "
-            f"smallest feasible budget is {smallest}"
-        )
+            needed_bytes = f"{ceil(factor * budget.bytes)} bytes of a sequence"
+            if share > 1:
+                return cls(
+                    f"{lead}these take up to {needed_bytes}, and a budget has at most {budget.full_bytes}, the full "
+                    "cache in 16 bits; set budget_unit=tokens or a cache_dtype of fewer bits"
+                )
+            smallest = f"{needed_bytes}, or {smallest}"
+        elif share > 1:
+            return cls(f"{lead}no budget exceeds the full cache")
+        return cls(f"{lead}the smallest feasible budget is {smallest}")
 
     @classmethod
     def of_sinks(cls, budget: Budget, sinks: int, needed: int, spec: ModelSpec) -> "InfeasibleBudget":

@@ -21,11 +21,13 @@ def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, objec
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Read a file of `save`: tensors on the CPU and the metadata.
 
+    The tensors are copies: mapped ones would change with the file.
+
     Raises:
         OSError, SafetensorError, ValueError: the file cannot be read, or has no metadata.
     """
     with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
         return tensors, parse_json((file.metadata() or {}).get("kvbench", ""))
 
 

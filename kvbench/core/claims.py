@@ -52,7 +52,7 @@ def claim(path: Path, *, wait: bool = True, lapse: float = LAPSE) -> Iterator[bo
     path.parent.mkdir(parents=True, exist_ok=True)
     pause = MIN_PAUSE
     while (file := _make(path, lapse)) is None:
-        if _is_free(path):
+        if remove_lapsed(path):
             continue
         if not wait:
             yield False
@@ -70,6 +70,19 @@ def claim(path: Path, *, wait: bool = True, lapse: float = LAPSE) -> Iterator[bo
 def is_held(path: Path) -> bool:
     """Return whether a living process holds a claim."""
     return _judge(path) == "held"
+
+
+def remove_lapsed(path: Path) -> bool:
+    """Remove the claim if it has lapsed; return whether it is free.
+
+    The removal is claimed too: otherwise a slow process that saw the lapse could remove the next holder's claim.
+    """
+    if (state := _judge(path)) == "lapsed":
+        with claim(path.with_name(f"{path.name}~"), wait=False) as is_mine:
+            if is_mine and (state := _judge(path)) == "lapsed":
+                path.unlink(missing_ok=True)
+                state = "free"
+    return state == "free"
 
 
 def read_clock(folder: Path) -> float:
@@ -134,19 +147,6 @@ def _read(file: IO[str]) -> dict[str, str | float]:
     except ValueError:
         return {}
     return about if isinstance(about, dict) else {}
-
-
-def _is_free(path: Path) -> bool:
-    """Remove the claim if it has lapsed; return whether it is free.
-
-    The removal is claimed too: otherwise a slow process that saw the lapse could remove the next holder's claim.
-    """
-    if (state := _judge(path)) == "lapsed":
-        with claim(path.with_name(f"{path.name}~"), wait=False) as is_mine:
-            if is_mine and (state := _judge(path)) == "lapsed":
-                path.unlink(missing_ok=True)
-                state = "free"
-    return state == "free"
 
 
 def _is_same(file: IO[str], path: Path) -> bool:

@@ -110,6 +110,15 @@ class ModelSpec:
     group: int = 1
     rope_base: float = 0.0
 
+    def with_prompt(self, tokens: int) -> "ModelSpec":
+        """Return the shapes for prompts of a number of tokens; the prompt is the first segment."""
+        if tokens == self.segments[0].length:
+            return self
+        prompt, *others = self.segments
+        shift = tokens - prompt.length
+        moved = (segment._replace(start=segment.start + shift) for segment in others)
+        return replace(self, segments=(prompt._replace(width=tokens), *moved))
+
     def take_share(self, rank: int, count: int) -> "ModelSpec":
         """Return share `rank` of `count` equal shares of consecutive heads in every layer."""
         heads = self.heads // count

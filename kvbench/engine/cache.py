@@ -14,7 +14,7 @@ from kvbench.engine.coding.formats import CodebookTensors, Packing
 from kvbench.engine.layer import LayerInputs, LayerStore
 from kvbench.engine.ledger import Ledger
 from kvbench.engine.packed.storage import PackedStorage
-from kvbench.engine.padding import Padding, attend_padded, follow_schedule, read_padding
+from kvbench.engine.padding import Padding, ask_plans, attend_padded, follow_schedule, read_padding
 from kvbench.engine.plain import PlainStorage
 from kvbench.engine.retention import CacheSnapshot
 from kvbench.engine.schedule import Change, Schedule, ask_attended, ask_method, build_schedule, show_layer
@@ -101,7 +101,8 @@ class KVCache:
         self._batch, self._rows = (sequences, spec.heads) if shared else (1, spec.heads * sequences)
         self.ledger = Ledger.open(spec, self._rows // spec.heads, observes_lse=self._uses.lse_queries > 0)
         if self._padding is not None:
-            self.ledger.padding = self._padding.min_tokens
+            self.ledger.prompts = self._padding.prompts
+            self.method.forget_plans(self._padding.prompts)
         self._stores: list[LayerStore] = []
         self._waiting: list[LayerInputs] = []  # layers of a full segment, until a joint decision
         self._last_layouts: list[Layout] = []  # layouts at the start of the last segment, which stores none
@@ -320,8 +321,19 @@ class KVCache:
         self._stores[present.layer] = self._storage.allocate_layer(present.layer)
 
     def _wait(self, present: LayerInputs) -> None:
-        """Collect the layers of a segment, and decide about all after the last one."""
+        """Collect the layers of a segment, and decide about all after the last one.
+
+        Until then a layer holds what it held before; its queries and pending tokens wait.
+        """
+        store = present.store
+        if store.queries is None:  # all tokens came in one step
+            store.queries = present.q.unflatten(2, (-1, self._segment.length))
         self._waiting.append(present)
+        if self._plain is not None and self._padding is not None:
+            # Padded prompts wait beside their copies in the storage, pending tokens of unequal rows as copies.
+            copies = (one for one in self._waiting if not (self._segment.index and one.store.layout.uniform))
+            self.ledger.record_transient(sum(one.k.nbytes + one.v.nbytes for one in copies))
+        self._record(present.layer)
         if len(self._waiting) < self.spec.layers:
             return
         layers, self._waiting = self._waiting, []
@@ -333,10 +345,14 @@ class KVCache:
         layout = present.store.layout
         free_slots = self._storage.find_free_slots(self._segment.index + 1)
         if self.method.static:
-            change = self._schedule[present.layer, self._segment.index]
-            if self._padding is None:
+            change, padding = self._schedule[present.layer, self._segment.index], self._padding
+            if padding is None:
                 return change
-            return follow_schedule(change, self._segment, layout, self._padding, free_slots)
+            if self.spec.padding_counts:  # as a part of the prompt
+                return follow_schedule(change, self._segment, layout, padding, free_slots)
+            return ask_plans(
+                self.method, self.spec, present.layer, self._segment, layout, padding, free_slots
+            )
         return ask_method(self.method, self._show(present), layout, free_slots)
 
     def _show(self, present: LayerInputs, segment: Segment | None = None) -> CacheView:
@@ -349,10 +365,11 @@ class KVCache:
             state = torch.zeros(self._rows, 0, *[numbers] * (numbers > 1), device=self._device)
         prompts = range(self._sequences // spec.branches) if self.prompts is None else self.prompts
         prompts = [*prompts] * spec.branches
-        padding = None if self._padding is None else self._padding.rows
-        return show_layer(
-            present.layer, segment, store.layout, spec, self._sequences, present, state, prompts, padding
+        padding, lengths = (
+            (None, ()) if self._padding is None else (self._padding.rows, self._padding.prompts)
         )
+        given = (present, state, prompts, padding, lengths)
+        return show_layer(present.layer, segment, store.layout, spec, self._sequences, *given)
 
     def _store(self, present: LayerInputs, change: Change) -> LayerStore:
         """Change a layer's storage and record it."""

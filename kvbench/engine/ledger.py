@@ -1,11 +1,11 @@
 """Ledger of a generation: the tokens and bytes that a cache holds, their peaks, and the check of the budget."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kvbench.core.budget import Budget
 from kvbench.core.config import UserError
@@ -51,6 +51,20 @@ class Step:
     n: int = 1
 
 
+class Use(NamedTuple):
+    """Use of the budget by the sequences of one prompt.
+
+    Attributes:
+        last_tokens: tokens that one sequence held while the last segment ran, or at the end of its text.
+        last_bytes: bytes of keys and values at that time.
+        least_share: least share of min(B, all tokens so far) that a sequence held after a segment.
+    """
+
+    last_tokens: int
+    last_bytes: int
+    least_share: float
+
+
 @dataclass
 class Ledger:
     """Tokens and bytes of one generation, which a cache records after each layer, and their peaks.
@@ -60,7 +74,7 @@ class Ledger:
             sequences hold the same; the last row is held while the last segment runs. Rows are 0 after an early end of
             a text.
         longest: tokens of the longest row of layer l after segment k, of each sequence, [K][L][sequences] as `held`.
-        padding: padding tokens in front of every prompt of the batch.
+        prompts: tokens of each sequence's prompt; empty if all prompts are equally long.
         held_bytes: bytes of the stored keys and values, shaped like `held`.
         peak_bytes: storage between layers, whole batch.
         rebuild_bytes: storage at the peak of a rebuild, whole batch.
@@ -76,7 +90,7 @@ class Ledger:
 
     held: Table
     longest: Table = field(default_factory=list)
-    padding: int = 0
+    prompts: Sequence[int] = ()
     held_bytes: Table = field(default_factory=list)
     peak_bytes: int = 0
     rebuild_bytes: int = 0
@@ -207,26 +221,50 @@ class Ledger:
         """Most bytes of keys and values that one sequence ever held between layers."""
         return max(max(layer, default=0) for row in self.held_bytes for layer in row)
 
-    def find_least_share(self, spec: ModelSpec, budget: Budget) -> float:
-        """Return the least share of the possible tokens that one sequence held after any segment.
+    def measure_use(
+        self, spec: ModelSpec, budget: Budget, sequences: Iterable[int], drawn: int | None = None
+    ) -> Use:
+        """Return how much of the budget some sequences of one prompt used.
+
+        Args:
+            spec: the whole model's shapes.
+            budget: the budget B.
+            sequences: their numbers.
+            drawn: tokens of the prompt's text, after which segments are omitted; None for an image.
+        """
+        count = len(self._list_ends(spec, drawn))
+        ends = [(sequence, k) for sequence in sequences for k in range(count)]
+        if not ends:
+            return Use(self.last_tokens, self.last_bytes, 1.0)
+        last_tokens, last_bytes = (
+            max(_pick(table[count - 1][-1], sequence) for sequence, _ in ends)
+            for table in (self.held, self.held_bytes)
+        )
+        return Use(last_tokens, last_bytes, float(min(self._find_share(spec, budget, *end) for end in ends)))
+
+    def _find_share(self, spec: ModelSpec, budget: Budget, sequence: int, segment: int) -> Fraction:
+        """Return the share of the possible tokens that a sequence held after a segment.
 
         Possible are the capacity, or all tokens so far if they are fewer. For a budget in bytes, held bytes are
         converted to tokens by the ratio of capacity to budget. Padding is no token; if it counts as held, it is
-        subtracted from the capacity too, except for one token a head. The last segment is never held.
+        subtracted from the capacity too, except for one token a head.
         """
-        capacity, count = budget.capacity, min(self._count_segments(), len(self.held) - 1)
+        capacity, heads, end = budget.capacity, spec.all_heads, spec.ends[segment]
         if budget.bytes is None:
-            held = [Fraction(max(row[-1])) for row in self.held[:count]]
+            held = Fraction(_pick(self.held[segment][-1], sequence))
         else:
-            held = [max(row[-1]) * capacity / budget.bytes for row in self.held_bytes[:count]]
-        heads, padding = spec.all_heads, spec.all_heads * self.padding
-        possible = [min(capacity, Fraction(heads * end)) for end in spec.ends[:count]]
-        if padding and spec.padding_counts:
-            possible = [max(limit - padding, Fraction(heads)) for limit in possible]
-        elif padding:
-            possible = [min(capacity, Fraction(heads * end - padding)) for end in spec.ends[:count]]
-        shares = (tokens / limit for tokens, limit in zip(held, possible, strict=True))
-        return float(min(shares, default=1.0))
+            held = _pick(self.held_bytes[segment][-1], sequence) * capacity / budget.bytes
+        padding = spec.ends[0] - _pick(self.prompts, sequence) if self.prompts else 0
+        if spec.padding_counts:
+            return held / max(
+                min(capacity, Fraction(heads * end)) - heads * padding, Fraction(heads if padding else 0)
+            )
+        return held / min(capacity, Fraction(heads * (end - padding)))
+
+    def _list_ends(self, spec: ModelSpec, drawn: int | None) -> list[int]:
+        """Return the positions after the segments that are cached, up to the end of a text of `drawn` tokens."""
+        ends = spec.ends[: min(self._count_segments(), len(self.held) - 1)]
+        return [end for end in ends if drawn is None or end - spec.ends[0] < drawn]
 
     def trace(self, spec: ModelSpec, sequence: int, drawn: int | None = None) -> list[Step]:
         """Return what one sequence held after each segment that is cached.
@@ -237,9 +275,7 @@ class Ledger:
             drawn: tokens of its text, after which segments are omitted; None for an image.
         """
         steps = []
-        for k, end in enumerate(spec.ends[: min(self._count_segments(), len(self.held) - 1)]):
-            if drawn is not None and end - spec.ends[0] >= drawn:
-                break
+        for k, end in enumerate(self._list_ends(spec, drawn)):
             held = _pick(self.held[k][-1], sequence) / spec.all_heads
             longest = max(_pick(layer, sequence) for layer in self.longest[k])
             pairs = (
@@ -283,7 +319,7 @@ def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger:
     return Ledger(
         _join([ledger.held for ledger in ledgers], sum),
         _join([ledger.longest for ledger in ledgers], max),
-        ledgers[0].padding,
+        ledgers[0].prompts,
         unprotected=[*map(sum, zip(*(ledger.unprotected for ledger in ledgers), strict=True))],
         held_bytes=_join([ledger.held_bytes for ledger in ledgers], sum),
         lse=[

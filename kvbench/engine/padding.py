@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.engine.schedule import Change
+from kvbench.engine.schedule import Change, ask_kept, show_positions
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import Layout, list_positions
+from kvbench.methods.shared.base import Method
 
 
 class Padding(NamedTuple):
@@ -19,12 +20,12 @@ class Padding(NamedTuple):
     Attributes:
         sequences: int64 [sequences], padding tokens of each sequence.
         rows: int64 [sequences x heads], the same number for each of a sequence's KV heads.
-        min_tokens: smallest number of any sequence.
+        prompts: tokens of each sequence's prompt.
     """
 
     sequences: Tensor
     rows: Tensor
-    min_tokens: int
+    prompts: tuple[int, ...]
 
 
 def read_padding(
@@ -51,7 +52,8 @@ def read_padding(
     if not prompt.causal:
         raise ValueError(f"{spec.name}: only the prompt of a next-token model can be padded")
     numbers = torch.tensor(padding).to(device, non_blocking=True)
-    return Padding(numbers, numbers.repeat_interleave(spec.heads), min(padding))
+    prompts = tuple(prompt.length - tokens for tokens in padding)
+    return Padding(numbers, numbers.repeat_interleave(spec.heads), prompts)
 
 
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float) -> Tensor:
@@ -92,4 +94,42 @@ def follow_schedule(
     kept.scatter_(1, torch.where(positions < 0, segment.end, positions), value=True)
     seen = list_positions(layout, segment.start, segment.length)
     keep = kept.repeat(sequences, 1).gather(1, seen.clamp(min=0)) & (seen >= padding.rows[:, None])
+    return Change(*source_table(layout, keep, segment.start, segment.length, free_slots), appends=False)
+
+
+def ask_plans(
+    method: Method,
+    spec: ModelSpec,
+    layer: int,
+    segment: Segment,
+    layout: Layout,
+    padding: Padding,
+    free_slots: int,
+) -> Change:
+    """Return the change of padded rows under a static method's plan for the length of each prompt.
+
+    A plan sees positions from the prompt's first token. It is asked once for all prompts of a length, and nothing is
+    stored, since prompts of a batch can have as many lengths as there are prompts.
+
+    Args:
+        method: static, prepared for the longest prompt.
+        spec: the model's shapes.
+        layer: index of the layer.
+        segment: the segment that just ran.
+        layout: of the padded rows before the segment is stored.
+        padding: of their sequences.
+        free_slots: free slots behind each row of the new layout.
+    """
+    seen = list_positions(layout, segment.start, segment.length)
+    exists = seen >= padding.rows[:, None]
+    tables = [x.chunk(len(padding.prompts)) for x in (seen, exists)]
+    kept: dict[int, Tensor] = {}
+    for tokens, positions, present in zip(padding.prompts, *tables, strict=True):
+        if tokens not in kept:
+            shapes, shift = spec.with_prompt(tokens), spec.ends[0] - tokens
+            position = (positions - shift).masked_fill(~present, -1)
+            view = show_positions(layer, shapes.segments[segment.index], position, shapes)
+            keep = ask_kept(method.plan_for(tokens), view)
+            kept[tokens] = present if keep is None else present & keep
+    keep = torch.cat([kept[tokens] for tokens in padding.prompts])
     return Change(*source_table(layout, keep, segment.start, segment.length, free_slots), appends=False)

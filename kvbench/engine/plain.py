@@ -25,7 +25,7 @@ from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from kvbench.methods.shared.base import Method
 
 REBUILD_BOUND = Fraction(11, 10)
-"""Storage at the peak of a rebuild over B, for methods whose row lengths are not known beforehand."""
+"""Size of the ring over B for methods whose row lengths are not known beforehand; a larger block is stored outside."""
 
 
 class PlainStorage(CacheBackend):

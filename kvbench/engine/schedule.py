@@ -177,6 +177,7 @@ def show_layer(
     state: Tensor | None = None,
     prompts: Sequence[int] = (),
     padding: Tensor | None = None,
+    prompt_lengths: Sequence[int] = (),
 ) -> CacheView:
     """Build the view of one layer right after a segment.
 
@@ -190,19 +191,31 @@ def show_layer(
         state: float32 [rows, longest, ...], numbers of the cached slots; new tokens start at 0.
         prompts: number of each sequence's prompt.
         padding: int64 [rows], padding tokens in front of each row's prompt; None without padding.
+        prompt_lengths: tokens of each sequence's prompt; empty without padding.
     """
     position = list_positions(layout, segment.start, segment.length)
     if padding is not None:
         position.masked_fill_(position < padding[:, None], -1)
-    starts = torch.tensor([each.start for each in spec.segments]).to(position.device, non_blocking=True)
-    segment_ids = torch.bucketize(position, starts, right=True) - 1
+    segment_ids = _find_segments(position, spec)
     shape = (0, 0) if state is None else (*position.shape, *state.shape[2:])
     numbers = torch.zeros(shape, device=position.device)
     if state is not None:
         numbers[:, : state.shape[1]] = state
     charge, heads = padding if spec.padding_counts else None, spec.heads
     shown = (layer, segment, sequences, heads, position, segment_ids, numbers)
-    return CacheView(*shown, inputs, prompts, padding, charge)
+    return CacheView(*shown, inputs, prompts, padding, charge, prompt_lengths)
+
+
+def show_positions(layer: int, segment: Segment, position: Tensor, spec: ModelSpec) -> CacheView:
+    """Build the view that a static method gets of positions int64 [heads, slots], -1 where a head has no such slot."""
+    state = torch.zeros(0, 0, device=position.device)
+    return CacheView(layer, segment, 1, spec.heads, position, _find_segments(position, spec), state)
+
+
+def _find_segments(position: Tensor, spec: ModelSpec) -> Tensor:
+    """Return the segment of each position, -1 for -1."""
+    starts = torch.tensor([segment.start for segment in spec.segments])
+    return torch.bucketize(position, starts.to(position.device, non_blocking=True), right=True) - 1
 
 
 def count_free_slots(spec: ModelSpec, index: int) -> int:

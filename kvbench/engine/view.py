@@ -42,6 +42,7 @@ class CacheView(View):
     prompts: Sequence[int] = ()
     padding: Tensor | None = None
     padding_charge: Tensor | None = None
+    prompt_lengths: Sequence[int] = ()
     replaced: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
     unprotected: Tensor | None = field(default=None, init=False, repr=False)
 

@@ -1,6 +1,7 @@
 """AdaKV: SnapKV's score, with the heads of a layer competing for its capacity."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvbench.methods.shared.scored import AdaptiveHeads, WindowAttention
 
@@ -14,3 +15,5 @@ class AdaKV(AdaptiveHeads, WindowAttention):
 
     Differs from the paper in: the window is `snapkv`'s, and the sinks stay.
     """
+
+    revision: ClassVar[int] = 3  # below five tokens a head, no slot was safe

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from kvbench.core.config import ConfigError
 from kvbench.methods.shared.base import SHARE, Limit, set_limits
+from kvbench.methods.shared.grouped import count_safe
 from kvbench.methods.shared.output_norms import measure_output
-from kvbench.methods.shared.select import choose_best, spread_capacity
+from kvbench.methods.shared.select import choose_best
 from kvbench.methods.shared.view import View
 from kvbench.methods.shared.wrapper import Wrapper
 
@@ -55,9 +56,10 @@ class Critical(Wrapper):
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
         """Select slots by score, and then by the product with the norm."""
         mask = super().select_slots(view, ranked) & (ranked > -torch.inf)
-        capacity = spread_capacity(self.share(view.layer, view.segment), view)
-        share = self.guaranteed_share
-        safe = int(share * capacity) if isinstance(capacity, int) else (share * capacity.double()).long()
+        capacity = self.row_capacities(view)
+        if isinstance(capacity, int):
+            capacity = torch.full_like(ranked[:, 0], capacity, dtype=torch.int64)
+        safe = count_safe(self.guaranteed_share, capacity)
         return choose_critical(
             ranked, measure_output(view, 1), mask.sum(1), self.first, epsilon=self.epsilon, safe=safe
         )

@@ -42,7 +42,7 @@ class H2O(Scored):
 
     def score(self, view: View) -> Tensor:
         """Return accumulated attention, float32 [rows, slots], infinity for the latest tokens."""
-        latest = find_latest(view, self.recent, self.min_capacity(view))
+        latest = find_latest(view, self.recent, self.list_min_capacities(view))
         if self.norm == "none":
             return view.state.masked_fill(latest, torch.inf)
         segments = [(segment.start, segment.causal) for segment in self.spec.segments]

@@ -1,7 +1,8 @@
 """HeadKV: local heads keep only the newest lines, global heads also keep history (arXiv:2605.20600)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method, set_limi
 from kvbench.methods.shared.select import (
     BranchMode,
     LineAttention,
+    by_row,
+    by_sequence,
     cap_recent,
     check_branch_mode,
     check_capacity,
@@ -78,6 +81,7 @@ class HeadKV(Method):
     attention: LineAttention = "prob"
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
+    text_revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
     limits = set_limits(
         threshold=SHARE,
         ratio=SHARE,
@@ -117,72 +121,89 @@ class HeadKV(Method):
 
     def keep(self, view: View) -> Tensor | None:
         """Classify the layer's heads once, and evict by class whenever the buffer is full."""
-        index = view.segment.index
+        index, plans = view.segment.index, self.list_plans(view)
         if index == 0 and view.layer == 0:
             self._local = []
-        if index < self._first:
+        firsts = [plan._first for plan in plans]
+        if index < min(firsts):
             return None
-        if index == self._first:
-            self._local.append(self._find_local(view))
-        if (index - self._first) % self.buffer:
+        if index in firsts:
+            self._classify(view, plans)
+        due = [index >= first and (index - first) % self.buffer == 0 for first in firsts]
+        if not any(due):
             return None
         cached_ends = self.spec.ends[:-1]
         next_eviction = cached_ends[min(index + self.buffer, len(cached_ends)) - 1]
         arriving = next_eviction - view.segment.end
-        capacities = self._share(view.layer) if self.match_mean else self._share_unmatched(view.layer)
-        return self._choose(view, capacities.flatten() - arriving, self._local[view.layer].flatten())
+        capacities = self._share(view, plans) if self.match_mean else self._share_unmatched(view, plans)
+        chosen = self._choose(view, capacities.flatten() - arriving, self._local[view.layer].flatten(), plans)
+        return chosen if all(due) else chosen | ~by_row(view, due)[:, None]
 
-    def _find_local(self, view: View) -> Tensor:
+    def _classify(self, view: View, plans: Sequence[Self]) -> None:
+        """Classify the layer's heads in the sequences whose first eviction this is."""
+        local = self._find_local(view, plans)
+        if any(plan._first != view.segment.index for plan in plans):
+            now = by_row(view, [plan._first == view.segment.index for plan in plans]).view_as(local)
+            before = self._local[view.layer] if len(self._local) > view.layer else torch.zeros_like(local)
+            local = torch.where(now, local, before)
+        self._local[view.layer : view.layer + 1] = [local]
+
+    def _find_local(self, view: View, plans: Sequence[Self]) -> Tensor:
         """Return which heads are local, bool [sequences, heads]."""
         received = view.mass(torch.arange(view.segment.length - 1, view.segment.length))
         # Rows of padded prompts are shorter: slots that a row does not have are not counted.
         short = (received.flip(1).cumsum(1) < self.threshold) & (view.position >= 0).flip(1)
-        window = self._recent if self.local_window is None else self.local_window
-        local = (short.sum(1) + 1 < window).view(view.sequences, view.heads)
+        window = by_row(view, [plan._recent for plan in plans])
+        local = (short.sum(1) + 1 < (self.local_window or window)).view(view.sequences, view.heads)
         if self.len_rows == "per_row":
             return local
         branches = self.spec.branches
         return local.unflatten(0, (branches, -1)).all(0).repeat(branches, 1)
 
-    def _share_unmatched(self, layer: int) -> Tensor:
+    def _share_unmatched(self, view: View, plans: Sequence[Self]) -> Tensor:
         """Return the capacity of each head, int64 [sequences, heads]: an even share, the minimum in local heads."""
-        local = self._local[layer]
-        even = self._even[layer].to(local.device, non_blocking=True).expand(local.shape)
-        return torch.where(local, even.clamp(max=self._min_tokens), even)
+        local = self._local[view.layer]
+        even = self._even[view.layer].to(local.device, non_blocking=True).expand(local.shape)
+        least = by_sequence(view, [plan._min_tokens for plan in plans])[:, None]
+        return torch.where(local, even.minimum(least), even)
 
-    def _share(self, layer: int) -> Tensor:
+    def _share(self, view: View, plans: Sequence[Self]) -> Tensor:
         """Return the capacity of each head, int64 [sequences, heads], such that all heads together use B.
 
         As more layers are classified, more heads are known to be local, and no capacity shrinks. The sum is therefore
         within B after every layer.
         """
-        spec, total = self.spec, self.budget.tokens
+        spec, total, layer = self.spec, self.budget.tokens, view.layer
+        least = by_sequence(view, [plan._min_tokens for plan in plans])
+        longest = by_sequence(view, [plan.spec.cached_length for plan in plans])
         is_local = torch.stack(self._local)
         local_heads = is_local.sum((0, 2))
         global_heads = spec.all_heads - local_heads
-        large = (total - local_heads * self._min_tokens) // global_heads.clamp(min=1)
-        large = large.clamp(max=spec.cached_length)
-        small = (total - global_heads * spec.cached_length) // local_heads.clamp(min=1)
-        small = small.clamp(min=self._min_tokens)
+        large = ((total - local_heads * least) // global_heads.clamp(min=1)).minimum(longest)
+        small = ((total - global_heads * longest) // local_heads.clamp(min=1)).maximum(least)
         capacities = torch.where(is_local[layer], small[:, None], large[:, None])
-        if len(is_local) < spec.layers:
+        classified = [plan._first < view.segment.index or layer == spec.layers - 1 for plan in plans]
+        if not any(classified):
             return capacities
         # The remainder goes to the first heads of the class that can use it.
         remainder = total - local_heads * small - global_heads * large
-        takers = is_local ^ ((global_heads > 0) & (large < spec.cached_length))[None, :, None]
+        remainder *= by_sequence(view, classified)
+        takers = is_local ^ ((global_heads > 0) & (large < longest))[None, :, None]
         place = takers[:layer].sum((0, 2))[:, None] + takers[layer].cumsum(1)
         return capacities + (takers[layer] & (place <= remainder[:, None]))
 
-    def _choose(self, view: View, capacity: Tensor, local: Tensor) -> Tensor:
+    def _choose(self, view: View, capacity: Tensor, local: Tensor, plans: Sequence[Self]) -> Tensor:
         """Choose the slots that stay, bool [rows, slots].
 
         Args:
             view: the layer.
             capacity: int64 [rows], slots that each row may keep, including the condition.
             local: bool [rows], rows that keep no history.
+            plans: of the sequences.
         """
-        spare = capacity - self._condition
-        recent = torch.where(local, spare, cap_recent(spare).clamp(max=self._recent))
+        spare = capacity - by_row(view, [plan._condition for plan in plans])
+        lines = by_row(view, [plan._recent for plan in plans])
+        recent = torch.where(local, spare, cap_recent(spare).minimum(lines))
         exists = view.position >= 0
         history = (
             exists & ~find_sinks(view, self.sinks) & (view.position < view.segment.end - recent[:, None])

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvbench.core.segments import Family
 from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import LineAttention, cap_recent, score_line
+from kvbench.methods.shared.select import LineAttention, by_row, cap_recent, find_begin, score_line
 from kvbench.methods.shared.view import View
 
 
@@ -42,6 +42,7 @@ class LineAR(Scored):
     attention: LineAttention = "prob"
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
+    text_revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
     limits = set_limits(
         anchors=Limit(0),
         recent=Limit(1, wants="must be at least 1, the last line"),
@@ -50,16 +51,17 @@ class LineAR(Scored):
 
     def score(self, view: View) -> Tensor:
         """Return the attention from the last line, infinity for anchors and recent lines: [rows, slots]."""
-        condition, anchors, recent = self._protected(view)
-        stays = (view.position < condition + anchors) | (view.position >= view.segment.end - recent)
+        kept = [plan._count_protected(view) for plan in self.list_plans(view)]
+        leading, recent = (by_row(view, tokens)[:, None] for tokens in zip(*kept, strict=True))
+        stays = (view.position - find_begin(view) < leading) | (view.position >= view.segment.end - recent)
         return score_line(view, self.attention, self.window).masked_fill(stays, torch.inf)
 
-    def _protected(self, view: View) -> tuple[int, int, int]:
-        """Return the tokens of the condition, anchors and recent lines that fit the capacity."""
+    def _count_protected(self, view: View) -> tuple[int, int]:
+        """Return the tokens of condition and anchors, and of recent lines, that fit the capacity."""
         condition = self.spec.leading_tokens(self.sinks)
         capacity = self.min_capacity(view) - condition
         newest = self.spec.segments[max(self.sinks, view.segment.index - self.recent + 1)]
-        recent = min(view.segment.end - newest.start, cap_recent(capacity))
+        recent = min(self.spec.ends[view.segment.index] - newest.start, cap_recent(capacity))
         lines = min(self.sinks + self.anchors, len(self.spec.segments))
         anchors = self.spec.leading_tokens(lines) - condition
-        return condition, min(anchors, (capacity - recent) // 2), recent
+        return condition + min(anchors, (capacity - recent) // 2), recent

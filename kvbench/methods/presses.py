@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.base import Artifact
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import pair_halves
+from kvbench.methods.shared.select import choose_best, pair_halves
 from kvbench.methods.shared.view import View
 
 PACKAGE = "kvpress"
@@ -48,6 +48,8 @@ class KVPress(Scored):
     settings: Mapping[str, Any] = field(default_factory=dict)
     asked: Literal["prompt", "every"] = "prompt"
     seed: int = 0
+
+    revision: ClassVar[int] = 2  # the earliest of equal scores stayed
 
     @property
     def keeps_scores(self) -> bool:
@@ -100,6 +102,10 @@ class KVPress(Scored):
                 inputs = module, keys[rows, exists], values[rows, exists]
                 scores[rows, exists] = self._call_press(view, inputs, kwargs).float()
         return scores
+
+    def select_slots(self, view: View, ranked: Tensor) -> Tensor:
+        """Select the slots of highest score, the newest on ties: presses give one score to their newest tokens."""
+        return choose_best(ranked.flip(1), self.row_capacities(view)).flip(1)
 
     def _call_press(
         self, view: View, inputs: tuple[SimpleNamespace, Tensor, Tensor], kwargs: dict[str, Any]

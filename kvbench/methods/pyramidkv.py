@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
+from typing import ClassVar
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
@@ -29,6 +30,7 @@ class PyramidKV(WindowAttention):
 
     beta: float = 20
 
+    text_revision: ClassVar[int] = 1  # capacities were those of the longest prompt
     limits = set_limits(beta=Limit(1))
 
     @property

@@ -41,6 +41,7 @@ class Quest(Method):
 
     uses = Uses(sparse_reads=True)
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
+    text_revision: ClassVar[int] = 1  # beside a longer text, one that fits was read in part
     limits = set_limits(attention_budget=Limit(1), page=Limit(1), dense_layers=Limit(0))
 
     @property
@@ -78,7 +79,8 @@ class Quest(Method):
         bounds = bound_pages(view.queries(newest)[:, :, 0], keys, exists, self.page)
         bounds = bounds.amax(1) if self.group == "max" else bounds.mean(1)
         bounds.scatter_(1, pages[:, -1:], torch.inf)
-        return choose_best(bounds, self.attention_budget // self.page).gather(1, pages)
+        chosen = choose_best(bounds, self.attention_budget // self.page).gather(1, pages)
+        return chosen | (exists.sum(1, keepdim=True) <= self.attention_budget)
 
 
 def bound_pages(queries: Tensor, keys: Tensor, exists: Tensor, page: int) -> Tensor:

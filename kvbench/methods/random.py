@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import draw_by_row
+from kvbench.methods.shared.select import draw_by_row, find_begin
 from kvbench.methods.shared.view import View
 
 
@@ -26,6 +27,7 @@ class Random(Scored):
     seed: int = 0
 
     own_state: ClassVar[int] = 1
+    text_revision: ClassVar[int] = 1  # draws depended on the padding in front of a prompt
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse `refresh`, because each segment draws its numbers, and what `Scored` refuses."""
@@ -38,7 +40,11 @@ class Random(Scored):
     def observe(self, view: View) -> None:
         """Draw numbers for the segment's tokens."""
         length = view.segment.length
-        view.state[:, -length:] = draw_by_row(self.seed, view, self.spec.first_head, length)
+        numbers = draw_by_row(self.seed, view, self.spec, length)
+        if view.segment.index == 0 and view.padding is not None:
+            token = torch.arange(length, device=numbers.device) - find_begin(view)
+            numbers = numbers.gather(1, token.clamp(min=0).expand_as(numbers))
+        view.state[:, -length:] = numbers
 
     def score(self, view: View) -> Tensor:
         """Return the number of each token, float32 [rows, slots]."""

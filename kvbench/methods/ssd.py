@@ -11,7 +11,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.shared.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import cap_recent
+from kvbench.methods.shared.select import cap_recent, sum_attention
 from kvbench.methods.shared.view import View
 
 
@@ -87,7 +87,8 @@ class SSD(Scored):
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
     own_state: ClassVar[int] = 1
-    revision: ClassVar[int] = 0
+    revision: ClassVar[int] = 1  # the queries of a padded prompt counted more than others
+    text_revision: ClassVar[int] = 1  # capacities were those of the longest prompt
     limits = set_limits(
         threshold=SHARE,
         near=Limit(0),
@@ -121,16 +122,19 @@ class SSD(Scored):
 
     def observe(self, view: View) -> None:
         """Add the segment's attention to each slot's sum, or replace the sum."""
-        received = view.mass() * view.segment.length
+        received = sum_attention(view)
         view.state.copy_(received if self.accumulate == "newest" else view.state + received)
 
     def score(self, view: View) -> Tensor:
         """Return the position of each slot in spatial heads, and its attention in semantic heads: [rows, slots]."""
-        capacity = self.capacities[view.layer] - self.spec.leading_tokens(self.sinks)
-        by_head = self.is_spatial[view.layer], cap_recent(capacity).clamp(max=self._recent)
-        spatial, recent = (
-            x.to(view.position.device, non_blocking=True).repeat(view.sequences)[:, None] for x in by_head
+        plans = self.list_plans(view)
+        plans *= view.sequences // len(plans)
+        capacities = [plan.capacities[view.layer] - plan.spec.leading_tokens(self.sinks) for plan in plans]
+        by_head = (
+            self.is_spatial[view.layer].repeat(view.sequences),
+            cap_recent(torch.cat(capacities)).clamp(max=self._recent),
         )
+        spatial, recent = (x.to(view.position.device, non_blocking=True)[:, None] for x in by_head)
         newest = view.position >= view.segment.end - recent
         attended = view.state.masked_fill(newest, torch.inf)
         return torch.where(spatial, view.position.float(), attended)

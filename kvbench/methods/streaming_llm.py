@@ -1,5 +1,6 @@
 """StreamingLLM: attention sinks and a recent window."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,6 +37,8 @@ class StreamingLLM(Method):
     static: ClassVar[bool] = True
     limits = set_limits(leading=Limit(0))
     revision: ClassVar[int] = 1  # the remainder of floor(B / T) was unused
+    text_revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
+    added: ClassVar[Mapping[str, object]] = {**Method.added, "leading": 0}
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse more sinks than the model has, and a budget below them or below one token per head."""

@@ -142,7 +142,7 @@ class TriAttention(Scored):
 
     def compare_layers(self, views: Sequence[View]) -> None:
         """Score the slots of all layers, which contain the same tokens."""
-        if fits(views[0], self.min_capacity(views[0])):
+        if fits(views[0], self.min_capacity(views[0])) and not self.keeps_scores:
             return
         layers = torch.stack([self._score_layer(view) for view in views])
         if self.shared == "layers":

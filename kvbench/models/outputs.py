@@ -23,3 +23,8 @@ class Text:
 
 Outputs = Tensor | Sequence[Text]
 """Outputs of a batch of prompts: images uint8 [B, H, W, 3] RGB on the CPU, or texts."""
+
+
+def count_drawn(outputs: Outputs, number: int) -> int | None:
+    """Return the tokens of a text of a batch; None for an image."""
+    return None if isinstance(outputs, Tensor) else outputs[number].tokens

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from kvbench.core.segments import ModelSpec
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.engine.coding.formats import CODEBOOK_REVISION
-from kvbench.methods.shared.base import ADDED, Method
+from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.runs.code import identify_code
 from kvbench.runs.job import Job
@@ -23,7 +24,8 @@ def identify(job: Job, calibrations: Calibrations) -> Identity:
     return Identity(
         model={**job.model_settings, **_revise(job.model)},
         weights=job.model.weights_sha256,
-        method=identify_method(job.section("method"), given) | _revise(job.method),
+        method=identify_method(job.section("method"), given, job.method.added)
+        | revise_method(job.method, job.model.spec),
         calibration=calibrations.artifact_sha256,
         budget=job.allowance.requested.exact,
         prompts=job.prompts_sha256,
@@ -41,9 +43,17 @@ def _revise(one: Method | Model) -> dict[str, int]:
     return {"revision": one.revision} if one.revision else {}
 
 
-def identify_method(section: Mapping[str, object], given: object) -> dict[str, object]:
-    """Return the settings that identify a method, without the `given` path and later additions at their defaults."""
-    return {k: v for k, v in section.items() if v != given and (k not in ADDED or v != ADDED[k])}
+def revise_method(method: Method, spec: ModelSpec) -> dict[str, int]:
+    """Return the revisions of a method that concern a model, without zeros."""
+    of_texts = method.text_revision if spec.writes_text else 0
+    return _revise(method) | ({"text_revision": of_texts} if of_texts else {})
+
+
+def identify_method(
+    section: Mapping[str, object], given: object, added: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the settings that identify a method, without the `given` path and `added` ones at their neutral values."""
+    return {k: v for k, v in section.items() if v != given and (k not in added or v != added[k])}
 
 
 def _name_low_bit_dtype(job: Job) -> str:

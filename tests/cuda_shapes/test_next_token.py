@@ -74,6 +74,9 @@ def generate(name: str, method: str, record: GraphRecorder | None, monkeypatch: 
         model = loaded(name, *SHORT[name])
     chosen: Method = prepared(method, model, 0.9)
     monkeypatch.setattr(chosen, "strict", False)
+    if not model.spec.padding_counts:
+        for tokens in range(1, model.spec.segments[0].length):
+            chosen.plan_for(tokens)  # outside of the mode: calibrations are numbers
     with mode:
         cache = KVCache(model.spec, chosen, dtype=model.compute_dtype(CUDA), device=CUDA, record=record)
         return model.generate(PROMPTS.get(name, ["a red ball", "a ball"]), cache, FakeNoise())

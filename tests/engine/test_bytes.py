@@ -92,8 +92,9 @@ def test_at_equal_bytes_numbers_of_32_bits_leave_half_the_tokens(value: str) -> 
         found[dtype], ledger = budget.capacity, cache.ledger
         assert ledger.peak_tokens == budget.tokens
         assert 0.97 * budget.bytes < ledger.sequence_bytes <= budget.bytes
-        share = ledger.find_least_share(spec, budget)
-        assert share == pytest.approx(ledger.find_least_share(spec, replace(budget, bytes=None)))
+        share = ledger.measure_use(spec, budget, [0]).least_share
+        in_tokens = ledger.measure_use(spec, replace(budget, bytes=None), [0])
+        assert share == pytest.approx(in_tokens.least_share)
     assert found[torch.float16] == 2 * found[torch.float32] == Budget.parse(value, spec).capacity
 
 

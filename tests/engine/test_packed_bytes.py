@@ -54,7 +54,7 @@ def test_static_methods_get_the_tokens_that_fit(name: str, value: str) -> None:
         cache = open_packed(SCALES, method, packing)
         run(cache, tokens_of(SCALES, 2))
         assert 0.75 * budget.bytes < cache.ledger.sequence_bytes <= budget.bytes
-        assert 0 < cache.ledger.find_least_share(SCALES, given) <= 1
+        assert 0 < cache.ledger.measure_use(SCALES, given, [0]).least_share <= 1
         if (name, value) == ("channel", "0.25"):  # of some others all tokens have one size, or most are young
             assert given.tokens > 1.5 * budget.tokens
 

@@ -199,7 +199,7 @@ def test_padding_is_no_unused_budget(counts: bool) -> None:
     spec = replace(shapes(), padding_counts=counts)
     cache = open_cache(H2O(), spec, 9)
     generate(cache, draw(spec, 2), [2, 3])
-    assert cache.ledger.find_least_share(spec, cache.method.budget) == 1
+    assert cache.ledger.measure_use(spec, cache.method.budget, range(2)).least_share == 1
     if not counts:
         assert cache.ledger.held[0][-1] == [4 * spec.all_heads, 3 * spec.all_heads]
         assert cache.ledger.held[-1][-1] == [9 * spec.all_heads] * 2

@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 import torch
 
+from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.chunkkv import rank_chunks
 from kvbench.methods.contents.compactor import attend_unmasked, measure_leverage, standardise
-from kvbench.methods.contents.lagkv import compare_chunks
+from kvbench.methods.contents.lagkv import LagKV, compare_chunks
 from kvbench.methods.contents.norms import weigh_norms
 from kvbench.methods.shared.grouped import sum_runs
 from kvbench.methods.shared.select import choose_best
+from tests.support.engine import D, tokens_of, watch
 from tests.support.evict_goldens import close_score, list_cases, load_case, load_parameters, mark
 
 KINDS = dict(zip(list_cases("others"), (p["kind"] for p in load_parameters("others")), strict=True))
@@ -99,3 +101,16 @@ def test_sums_of_runs() -> None:
     ids = torch.tensor([[0, 0, 1, 3, 3, 3], [2, 2, 2, 2, 2, 5]])
     x = torch.arange(12.0).view(2, 6)
     assert sum_runs(x, ids).tolist() == [[1, 1, 2, 12, 12, 12], [40, 40, 40, 40, 40, 11]]
+
+
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize(
+    ("leading", "budget", "kept"), [(0, 2, [14, 15]), (0, 3, [13, 14, 15]), (1, 4, [0, 14, 15, 16])]
+)
+def test_the_newest_tokens_of_an_unscored_part_stay(
+    leading: int, budget: int, kept: list[int], *, cross: bool
+) -> None:
+    """After the leading tokens come four parts of 4 tokens; the last has no next one and exceeds the budget."""
+    spec = ModelSpec("text", 1, 2, D, next_token(16 + leading, [3, 2]), 1)
+    method = LagKV(lag=4, leading=leading, cross_scoring=cross)
+    assert watch(method, spec, tokens_of(spec, 2), budget).asked[0].ids() == [kept] * 4

@@ -222,3 +222,15 @@ def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         PressError, match=r"^method=kvpress: kvpress is not installed; pip install \"kvbench\[kvpress"
     ):
         KVPress().check(TEXT, Budget.parse(0.3, TEXT))
+
+
+def test_of_equal_scores_the_newest_slots_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LagKVPress, for one, gives 1 to all of its last part."""
+
+    class Flat:
+        def score(self, module: Any, hidden: Tensor, keys: Tensor, *_: Any) -> Tensor:
+            return (torch.arange(keys.shape[2]) >= 20).float().expand(keys.shape[:3])
+
+    monkeypatch.setattr(presses, "make_press", lambda *_: Flat())
+    asked = watch(KVPress("Flat"), SPEC, tokens_of(SPEC, 1, groups=GROUPS), KEPT).asked
+    assert asked[0].ids() == [[*range(TOKENS - KEPT, TOKENS)]] * HEADS

@@ -2,7 +2,14 @@
 
 from collections import Counter
 
+import pytest
+import torch
+
+from kvbench.core.segments import ModelSpec, next_token
+from kvbench.engine.schedule import show_layer
+from kvbench.kernels.layout import empty_layout
 from kvbench.methods.random import Random
+from kvbench.methods.shared.select import draw_by_row
 from tests.support.engine import Asked, listening, open_cache, run, small, tokens_of
 
 SPEC = small(layers=2, heads=2, sides=(1, 2, 3, 4, 5))
@@ -43,3 +50,17 @@ def test_every_token_has_the_same_chance() -> None:
     spread = (total * share * (1 - share)) ** 0.5
     assert len(counts) == others
     assert all(abs(count - total * share) < 5 * spread for count in counts.values())
+
+
+TEXT = ModelSpec("text", 1, 4, 8, next_token(5, [4]), branches=1, padding_counts=False)
+
+
+@pytest.mark.parametrize("spec", [SPEC, TEXT], ids=["image", "text"])
+def test_processes_that_share_the_heads_draw_what_one_draws(spec: ModelSpec) -> None:
+    def draw(shapes: ModelSpec) -> torch.Tensor:
+        layout = empty_layout(2 * shapes.heads, "cpu")
+        view = show_layer(0, shapes.segments[0], layout, shapes, 2, prompts=(3, 7))
+        return draw_by_row(0, view, shapes, 5).unflatten(0, (2, -1))
+
+    shares = [draw(spec.take_share(rank, 2)) for rank in range(2)]
+    assert torch.equal(torch.cat(shares, 1), draw(spec))

@@ -1,20 +1,22 @@
 """Methods around other methods: every wrapper with several bases, and what changes nothing."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import permutations, product
 from typing import Any
 
 import pytest
 import torch
 from hydra.utils import instantiate
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.adakv import AdaKV
-from kvbench.methods.chunkkv import ChunkKV
+from kvbench.methods.chunkkv import ChunkKV, rank_chunks
 from kvbench.methods.critical import Critical
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
@@ -22,7 +24,8 @@ from kvbench.methods.keydiff import KeyDiff
 from kvbench.methods.merging.method import D2O, CaM, LookM, Merger, MergingPress
 from kvbench.methods.random import Random
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.scored import AdaptiveHeads, Scored
+from kvbench.methods.shared.view import View
 from kvbench.methods.shared.wrapper import Wrapper
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -308,3 +311,88 @@ class Averaging(Scored):
 def test_times_and_averages_that_cannot_be_are_refused(method: Method, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         prepared(method, LINES, "0.5")
+
+
+@dataclass(kw_only=True)
+class Table(Scored):
+    """Scores of a table [heads, positions], the same in all sequences."""
+
+    table: Tensor
+
+    def score(self, view: View) -> Tensor:
+        """Scores by head and position."""
+        rows = self.table.repeat(view.sequences, 1)
+        return rows.gather(1, view.position.clamp(min=0))
+
+
+def test_heads_of_a_text_shorter_than_a_chunk_keep_what_they_keep_under_the_base() -> None:
+    spec = ModelSpec("text", 1, 2, 8, next_token(6, [3, 2]), 1)
+    table = torch.tensor([[9.0, 8, 7, 0, 0, 0, -1, -1, -1], [0, 0, 0, 7, 8, 9, -1, -1, -1]])
+    inputs = tokens_of(spec, 1)
+    for chunk, expected in ((20, [[0, 1, 2], [3, 4, 5]]), (6, [[0, 1, 5], [0, 1, 5]])):
+        asked = watch(ChunkKV(base=Table(table=table), chunk=chunk), spec, inputs, 3).asked
+        assert asked[0].ids() == expected
+
+
+def test_a_short_text_beside_a_long_one_is_short() -> None:
+    spec = ModelSpec("text", 1, 2, 8, next_token(24, [3, 2]), 1, padding_counts=False)
+    table = torch.rand(2, 29, generator=torch.Generator().manual_seed(0))
+    short, long = (
+        watch(ChunkKV(base=Table(table=table), chunk=10), spec, tokens_of(spec, 2), 5, padding=padding)
+        .asked[0]
+        .ids()
+        for padding in ([18, 0], [0, 0])
+    )
+    best = [sorted(range(18, 24), key=lambda token: -float(head[token]))[:5] for head in table]
+    assert short[:2] == [sorted(one) for one in best]
+    assert short[2:] == long[2:]
+    assert long[2] == long[3]
+
+
+@given(st.integers(0, 10**6), st.sampled_from([torch.inf, torch.finfo(torch.float32).max]))
+@settings(max_examples=60, deadline=None)
+def test_a_chunk_is_worth_the_mean_of_the_slots_that_may_leave(seed: int, protection: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(2, 12, generator=generator)
+    protected = torch.rand(2, 12, generator=generator) < 0.3
+    protected[:, 10:] = True  # a window
+    position = torch.arange(12).expand(2, -1)
+    ranks = rank_chunks(scores.masked_fill(protected, protection), position, position // 4, 2, 12)
+    assert (ranks[protected] == protection).all()
+    worth = []
+    for chunk in range(3):
+        free = [
+            float(scores[h, t])
+            for h in range(2)
+            for t in range(4 * chunk, 4 * chunk + 4)
+            if not protected[h, t]
+        ]
+        worth.append(sum(free) / max(len(free), 1))
+    for head in range(2):
+        best = [ranks[head, 4 * c : 4 * c + 4][~protected[head, 4 * c : 4 * c + 4]] for c in range(3)]
+        for one, other in permutations(range(3), 2):
+            if worth[one] > worth[other] + 1e-5 and len(best[one]) and len(best[other]):
+                assert best[one].min() > best[other].max()
+
+
+@dataclass(kw_only=True)
+class Contest(AdaptiveHeads, Table):
+    """Heads compete by scores of a table."""
+
+
+def test_a_critical_head_keeps_its_best_slot() -> None:
+    """With `first=0` and nearly equal scores, only the guarantee of AdaKV chooses a slot by its score."""
+    table = 1 + 0.01 * torch.rand(2, SCALES.ends[-1], generator=torch.Generator().manual_seed(0))
+    method = Critical(base=Contest(table=table), first=0.0)
+    seen: list[tuple[Tensor, Tensor]] = []
+    inner = method.select_slots
+
+    def select_slots(view: View, ranked: Tensor) -> Tensor:
+        seen.append((ranked, inner(view, ranked)))
+        return seen[-1][1]
+
+    method.select_slots = select_slots  # type: ignore[method-assign]
+    watch(method, SCALES, tokens_of(SCALES, 4, groups=2), 2)
+    assert seen
+    for ranked, kept in seen:
+        assert kept.gather(1, ranked.argmax(1, keepdim=True)).all()

@@ -4,7 +4,10 @@ from dataclasses import fields, replace
 
 import pytest
 
-from kvbench.runs.job_identity import identify_method
+from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.methods.shared.base import Method
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.runs.job_identity import identify_method, revise_method
 from kvbench.runs.run_hash import Identity
 
 IDENTITY = Identity(
@@ -38,6 +41,19 @@ def test_runs_without_batch_invariance_keep_the_names_they_had() -> None:
 
 def test_settings_that_came_later_and_change_nothing_are_left_out() -> None:
     method = {"_target_": "kvbench.methods.snapkv.SnapKV", "window": 16, "orders": "here.json"}
-    later = {"refresh": 1, "ema": 0, "fill": False}
-    assert identify_method(method | later, "here.json") == {k: v for k, v in method.items() if k != "orders"}
-    assert identify_method(method | later | {"refresh": 4}, object()) == method | {"refresh": 4}
+    later, added = {"refresh": 1, "ema": 0, "fill": False}, Method.added
+    assert identify_method(method | later, "here.json", added) == {
+        k: v for k, v in method.items() if k != "orders"
+    }
+    assert identify_method(method | later | {"refresh": 4}, object(), added) == method | {"refresh": 4}
+    sliding = {"sinks": 0}
+    assert identify_method(sliding | {"leading": 0}, object(), StreamingLLM.added) == sliding
+    assert identify_method(sliding | {"leading": 4}, object(), StreamingLLM.added) == sliding | {"leading": 4}
+
+
+def test_a_change_of_texts_leaves_the_names_of_images() -> None:
+    image = ModelSpec("image", 1, 1, 8, next_scale([(1, 1), (2, 2)]))
+    text = ModelSpec("text", 1, 1, 8, next_token(4, [4]))
+    method = StreamingLLM(sinks=0)
+    assert revise_method(method, image) == {"revision": method.revision}
+    assert revise_method(method, text) == {"revision": method.revision, "text_revision": method.text_revision}

@@ -10,7 +10,7 @@ from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import smooth, softmax_seen
+from kvbench.methods.shared.select import find_leading, smooth, softmax_seen
 from kvbench.methods.shared.view import View
 
 REGULARISER = 0.01
@@ -46,10 +46,14 @@ def attend_unmasked(
         queries: not scaled, float32 [rows, query heads per KV head, n, D].
         keys: [rows, n, D].
         values: shaped like `keys`.
-        exists: bool [rows, n].
+        exists: bool [rows, n]; chunks begin at a row's first slot.
         chunk: slots of a chunk.
         official_padding: pad the last chunk with zero queries and keys that are not masked, as the program does.
     """
+    order = (~exists).sort(dim=1, stable=True).indices  # slots that a row has first
+    place = order.argsort(1)
+    exists, keys, values = exists.gather(1, order), take(keys, order), take(values, order)
+    queries = take(queries, order[:, None].expand(queries.shape[:3]))
     received = []
     for first in range(0, keys.shape[1], chunk):
         slots = slice(first, first + chunk)
@@ -61,7 +65,12 @@ def attend_unmasked(
         attention = softmax_seen(logits)[..., : chunk - missing].masked_fill(~valid[..., None], 0)
         received.append(attention.sum(2).mean(1) + missing / chunk)
     norms = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32)
-    return smooth(torch.cat(received, 1) * norms, "avg", 3, exists)
+    return smooth(torch.cat(received, 1) * norms, "avg", 3, exists).gather(1, place)
+
+
+def take(x: Tensor, order: Tensor) -> Tensor:
+    """Return x [..., n, D] in the order int64 [..., n]."""
+    return x.gather(-2, order[..., None].expand_as(x))
 
 
 def standardise(x: Tensor, exists: Tensor, heads: int) -> Tensor:
@@ -122,6 +131,7 @@ class NonCausal(Scored):
     official_padding: bool = False
 
     own_state: ClassVar[int] = 1
+    revision: ClassVar[int] = 2  # chunks and first tokens began in the padding of a prompt
     limits = set_limits(chunk=Limit(1))
 
     @property
@@ -186,7 +196,8 @@ class Compactor(NonCausal):
         tokens = slice(max(0, self.leading - view.segment.start), length - self.trailing)
         if tokens.start >= tokens.stop:
             return
-        exists = view.position[:, -length:][:, tokens] >= 0
+        exists = (view.position >= 0) & ~find_leading(view, self.leading)
+        exists = exists[:, -length:][:, tokens]
         sketch = draw_sketch(view, self.spec, self.seed, self.sketch)
         leverage = measure_leverage(view.keys(rotated=False)[:, tokens], exists, sketch)
         scores = self.mix * standardise(leverage, exists, view.heads) + self.measure(view, tokens, exists)
@@ -194,5 +205,5 @@ class Compactor(NonCausal):
 
     def score(self, view: View) -> Tensor:
         """Return the scores, infinity for the first and last tokens: float32 [rows, slots]."""
-        stays = (view.position < self.leading) | (view.position >= view.segment.end - self.trailing)
+        stays = find_leading(view, self.leading) | (view.position >= view.segment.end - self.trailing)
         return view.state.masked_fill(stays & (view.position >= 0), torch.inf)

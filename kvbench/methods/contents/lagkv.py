@@ -1,6 +1,7 @@
 """LagKV: scores by deviation relative to the range of the tokens that follow."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +19,10 @@ class LagKV(Scored):
 
     Tokens are scored in chunks. Each channel is scaled such that the minimum and maximum of the next chunk become 0 and
     1. A token's score is the standard deviation over its channels, a softmax over its chunk, the mean of keys and
-    values, and finally the rank within the chunk. The last chunk stays if it fits. No attention is needed.
+    values, and finally the rank within the chunk. The last chunk stays if it fits, otherwise its newest tokens. No
+    attention is needed.
+
+    Keys are compared as they are rotated, as in the program, so scores depend on positions.
 
     Differs from the paper in: eviction happens once per segment, and evicted tokens do not count in the minimum and
     maximum. A chunk is a segment (a scale, a line), or `lag` tokens. The first tokens stay only with `leading` (4 in
@@ -34,10 +38,11 @@ class LagKV(Scored):
     leading: int = 0
     cross_scoring: bool = False
 
+    revision: ClassVar[int] = 2  # the earliest tokens of an unscored part stayed
     limits = set_limits(leading=Limit(0), lag=Limit(2, wants="must be at least 2, or null for segments"))
 
     def score(self, view: View) -> Tensor:
-        """Return the score of each token, 1 in chunks without a next one: float32 [rows, slots]."""
+        """Return the score of each token, 1 in chunks without a next one, newest first: float32 [rows, slots]."""
         leads = find_leading(view, self.leading)
         chunks, scored = view.segment_ids, view.segment.index
         if self.lag is not None:
@@ -49,6 +54,11 @@ class LagKV(Scored):
         if scored >= 1:
             keys, values = view.cached_keys(), view.cached_values()
             scores = compare_chunks(keys, values, chunks, scored, ranks=not self.cross_scoring)
+        if self.lag is not None and view.padding is not None:  # a short prompt has fewer chunks
+            scores = scores.masked_fill(chunks >= (view.segment.end - first) // self.lag - 1, 1)
+        if self.spec.family == "next-token":  # tokens of a scale arrive together
+            # The last part may exceed the capacity; the newest of its equal scores stay.
+            scores = torch.where(scores == 1, 1 + view.position * torch.finfo(scores.dtype).eps, scores)
         return scores.masked_fill(leads, torch.inf)
 
 

@@ -25,7 +25,6 @@ from kvbench.methods.shared.select import (
     find_valid_queries,
     require_numbers,
     softmax_seen,
-    spread_capacity,
 )
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
@@ -166,7 +165,7 @@ class HardKV(Scored):
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
         """Choose the sinks, the latest and the selected tokens, and merge the others if configured."""
         exists = view.position >= 0
-        capacity = spread_capacity(self.share(view.layer, view.segment), view)
+        capacity = self.row_capacities(view)
         if self.select in VARIABLE_LENGTH:
             # Flipped, so that the latest of equal slots is kept.
             best = choose_best(ranked.flip(1), capacity).flip(1)

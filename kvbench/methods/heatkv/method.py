@@ -46,6 +46,7 @@ class HeatKV(Method):
     fill: bool = False
 
     static: ClassVar[bool] = True
+    text_revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
 
     def needs(self) -> Observer | Path:
         """Return the calibration of S-CAS and CAS, or the order file."""

@@ -225,7 +225,9 @@ class MEDA(LayerShares):
 
     def score(self, view: View) -> Tensor:
         """Return accumulated attention, float32 [rows, slots], infinity for the latest tokens."""
-        return view.state.masked_fill(find_latest(view, self.recent, self.min_capacity(view)), torch.inf)
+        return view.state.masked_fill(
+            find_latest(view, self.recent, self.list_min_capacities(view)), torch.inf
+        )
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
         """Select the best slots of each row, and merge the rest into them."""

@@ -20,7 +20,7 @@ from kvbench.methods.merging.merge import (
     select_ranks,
 )
 from kvbench.methods.shared.base import SHARE, Artifact, Limit, set_limits
-from kvbench.methods.shared.select import choose_best, draw_by_row
+from kvbench.methods.shared.select import choose_best, draw_by_row, find_begin
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.methods.shared.wrapper import Wrapper
@@ -230,6 +230,7 @@ class CaM(Merger):
     normalise: bool = False
     seed: int = 0
 
+    own_text_revision: ClassVar[int] = 1  # draws depended on the padding in front of a prompt
     limits = set_limits(merge_budget=Limit(1))
 
     @property
@@ -265,7 +266,8 @@ class CaM(Merger):
         merges = leaves & choose_best(leaving.flip(1), view.segment.length).flip(1)
         weight = measure_probabilities(view.state, merges, stays, self.merge_budget)
         if self.sample == "bernoulli":
-            numbers = draw_by_row(self.seed, view, self.spec.first_head, view.segment.end)
-            weight = (numbers.gather(1, view.position.clamp(min=0)) < weight).float()
+            numbers = draw_by_row(self.seed, view, self.spec, view.segment.end)
+            token = (view.position - find_begin(view)).clamp(min=0)
+            weight = (numbers.gather(1, token) < weight).float()
         values = add_values(view.cached_values(), weight, stays, self.merge_budget, normalise=self.normalise)
         view.replace(view.cached_keys(), values)

@@ -154,6 +154,7 @@ class PriceKVByScore(Wrapper):
     queries: int = 64
     calibration_prompts: int = 10
 
+    own_text_revision: ClassVar[int] = 1  # capacities were those of the longest prompt
     limits = set_limits(
         floor=Limit(1), price_decay=Limit(0, 1), queries=Limit(1), calibration_prompts=Limit(1)
     )
@@ -189,5 +190,8 @@ class PriceKVByScore(Wrapper):
         super().prepare(spec, budget, artifact)
         error = require_artifact(artifact, "method=pricekv/by_score:")["error"]
         floor = max(self.floor or choose_floor(spec, budget), find_min_capacity(self.base, spec))
-        self.capacities = allocate_calibrated(error, spec, budget, floor=floor, decay=self.price_decay)
+        measured = list_capacities(self.calibrated_spec)
+        self.capacities = allocate_calibrated(
+            error, measured, spec, budget, floor=floor, decay=self.price_decay
+        )
         self.base.assign_capacities(self.capacities)

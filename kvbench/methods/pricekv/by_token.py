@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.pricekv.curves import keep_best
+from kvbench.methods.pricekv.curves import keep_best, list_capacities
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import Condition, TokenForecast, rate_slots, select_rows
 from kvbench.methods.pricekv.greedy import allocate_calibrated, choose_floor
@@ -93,7 +93,7 @@ class PriceKVByToken(Method):
         tensors = require_artifact(artifact, "method=pricekv/by_token:")
         floor = self.floor or choose_floor(spec, budget)
         self.capacities = allocate_calibrated(
-            tensors["error"], spec, budget, floor=floor, decay=self.price_decay
+            tensors["error"], list_capacities(spec), spec, budget, floor=floor, decay=self.price_decay
         )
         scores = self.needs().rate(tensors, spec)
         self._table = scores if self._reads_data else self._choose_positions(scores)

@@ -1,5 +1,6 @@
 """Greedy allocation of capacities to heads by marginal gain, segment after segment."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -7,24 +8,26 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.pricekv.curves import list_capacities
 from kvbench.methods.shared.capacities import Floats, Ints, fill_gaps, shrink_early
 from kvbench.methods.shared.select import USUAL_WINDOW
 
 
-def allocate_calibrated(error: Tensor, spec: ModelSpec, budget: Budget, *, floor: int, decay: float) -> Ints:
+def allocate_calibrated(
+    error: Tensor, measured: Sequence[int], spec: ModelSpec, budget: Budget, *, floor: int, decay: float
+) -> Ints:
     """Return the capacity of each head after each cached segment, int64 [K - 1, L, H].
 
     Args:
-        error: float64 [L, H, K - 1, capacities] at `curves.list_capacities`, for each segment but the first; for texts
-            [L, H, 1, capacities], one curve for all segments.
+        error: float64 [L, H, K - 1, capacities], for each segment but the first; for texts [L, H, 1, capacities], one
+            curve for all segments.
+        measured: the capacities at which it was measured (`curves.list_capacities`).
         spec: the model.
         budget: the capacity B.
         floor: minimum capacity of a head, limited to B / T.
         decay: see `allocate_capacities`.
     """
     by_segment = error.expand(-1, -1, len(spec.segments) - 1, -1).flatten(0, 1).transpose(0, 1)
-    capacities, floor = np.array(list_capacities(spec)), min(floor, budget.head_tokens)
+    capacities, floor = np.array(measured), min(floor, budget.head_tokens)
     amounts = allocate_capacities(
         by_segment.numpy(), capacities, spec, budget.tokens, floor=floor, decay=decay
     )

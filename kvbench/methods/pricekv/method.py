@@ -82,6 +82,7 @@ class PriceKV(Method):
     static: ClassVar[bool] = True
     limits = set_limits(queries=Limit(1), recent=Limit(1, MAX_SOURCES - 1))
     revision: ClassVar[int] = 1  # before, capacity was unused if no whole block fitted
+    text_revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
 
     @property
     def uses(self) -> Uses:

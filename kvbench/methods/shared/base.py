@@ -1,10 +1,10 @@
 """Base classes of methods and of calibrations, and the artifact of a calibration."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from kvbench.core.storage import Precision
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
-ADDED: Mapping[str, object] = {"refresh": 1, "ema": 0, "fill": False}
-"""Settings that are newer than runs of their methods, with a neutral value that identities leave out."""
+MAX_PLANS = 64
+"""Plans for lengths of prompts that a method holds between batches."""
 
 
 class NotANumber(UserError, FloatingPointError):
@@ -120,6 +120,8 @@ class Method:
         static: `keep` depends on the layer, the segment and the positions of the slots only, never on data or on the
             sequence. The cache then calls it once per (layer, segment) and reuses the result.
         revision: increased when the same settings keep other tokens than before, so that old runs are not reused.
+        text_revision: the same for a change that concerns texts alone, so that runs of images keep their names.
+        added: settings that are newer than runs of the method, with a neutral value that identities leave out.
         strict: exceeding the budget is an error; otherwise tables show the measured peak. A field where a method can
             be either.
         spec: the model's shapes, set by `prepare`.
@@ -130,10 +132,19 @@ class Method:
     limits: ClassVar[Mapping[str, Limit]] = {}
     static: ClassVar[bool] = False
     revision: ClassVar[int] = 0
+    text_revision: ClassVar[int] = 0
+    added: ClassVar[Mapping[str, object]] = {"refresh": 1, "ema": 0, "fill": False}
     strict: bool = True
 
     spec: ModelSpec
     budget: Budget
+    _longest: "ModelSpec | None" = None  # with the longest prompt, in a plan for a shorter one
+    _plans: "dict[int, Self]"  # by tokens of the prompt, since `prepare`
+
+    @property
+    def calibrated_spec(self) -> ModelSpec:
+        """Shapes for which calibrations are made: of the longest prompt."""
+        return self._longest or self.spec
 
     @property
     def uses(self) -> Uses:
@@ -184,6 +195,50 @@ class Method:
         """
         self.check(spec, budget)
         self.spec, self.budget = spec, budget
+        self._artifact, self._plans = artifact, dict[int, Self]()
+
+    def plan_for(self, tokens: int) -> Self:
+        """Return the method prepared for prompts of `tokens` tokens, with the same budget in tokens.
+
+        `prepare` plans for the longest prompt of a model. What is kept of a shorter text must not depend on the padding
+        in front of its prompt. A budget in bytes has one plan, since only its bytes are known to fit.
+        """
+        if tokens == self.spec.segments[0].length or self.budget.bytes is not None:
+            return self
+        if tokens not in self._plans:
+            spec = self.spec.with_prompt(tokens)
+            plan = self._renew()
+            plan._longest = self.calibrated_spec
+            plan.prepare(spec, replace(self.budget, full=spec.full_tokens), self._artifact)
+            self.adopt_plan(tokens, plan)
+        return self._plans[tokens]
+
+    def _renew(self) -> Self:
+        """Return a method of the same settings that is not prepared."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.init}  # type: ignore[arg-type]
+        return type(self)(
+            **{
+                name: value._renew() if isinstance(value, Method) else value
+                for name, value in settings.items()
+            }
+        )
+
+    def list_plans(self, view: View) -> list[Self]:
+        """Return `plan_for` the prompt of each sequence; only this method if all prompts are equally long.
+
+        Padding that counts as held is a part of the prompt.
+        """
+        lengths = () if self.spec.padding_counts else view.prompt_lengths
+        return [self.plan_for(tokens) for tokens in lengths] or [self]
+
+    def adopt_plan(self, tokens: int, plan: Self) -> None:
+        """Make `plan` the result of `plan_for`."""
+        self._plans[tokens] = plan
+
+    def forget_plans(self, besides: Collection[int]) -> None:
+        """Drop the plans for other lengths of prompts if there are more than `MAX_PLANS`; called between batches."""
+        if len(self._plans) > MAX_PLANS:
+            self._plans = {tokens: plan for tokens, plan in self._plans.items() if tokens in besides}
 
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
         """Return the slots that a row of this layer holds after a segment; None where they depend on data.

@@ -13,19 +13,30 @@ def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeg
         scores: float32 [rows, slots], rows sequence-major; infinity is chosen first, -inf never.
         capacity: even capacity of a head, one number or int64 [rows].
         heads: rows of a sequence.
-        safeguard: share of the capacity that each head fills with its own best slots.
+        safeguard: see `count_safe`.
     """
     capacities = (
         capacity
         if isinstance(capacity, Tensor)
         else torch.full((len(scores),), capacity, device=scores.device)
     )
-    safe = choose_best(scores, (safeguard * capacities.double()).long()) & (scores > -torch.inf)
+    safe = choose_best(scores, count_safe(safeguard, capacities)) & (scores > -torch.inf)
     # A head's own best slots rank above competing slots and below slots that never leave.
     ranked = scores.masked_fill(safe & (scores < torch.inf), torch.finfo(scores.dtype).max)
     together = ranked.unflatten(0, (-1, heads)).flatten(1)
     chosen = choose_best(together, capacities.unflatten(0, (-1, heads)).sum(1))
     return chosen.view_as(scores) & (scores > -torch.inf)
+
+
+def count_safe(safeguard: float, capacities: Tensor) -> Tensor:
+    """Return the number of its own best slots that each head keeps, int64 [rows].
+
+    Args:
+        safeguard: share of its capacity; a share above 0 is at least one slot.
+        capacities: even capacity of each row, int64 [rows].
+    """
+    safe = (safeguard * capacities.double()).long()
+    return torch.maximum(safe, capacities.clamp(max=1)) if safeguard > 0 else safe
 
 
 def average_heads(scores: Tensor, position: Tensor, heads: int, tokens: int) -> Tensor:

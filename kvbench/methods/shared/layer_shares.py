@@ -57,6 +57,8 @@ class LayerShares(Scored):
 
     preference: Literal["calibrated", "previous"] = "calibrated"
 
+    text_revision: ClassVar[int] = 1  # capacities were those of the longest prompt
+
     def __post_init__(self) -> None:
         """Set `strict` if B is never exceeded."""
         self.strict = self.preference == "calibrated"
@@ -142,11 +144,11 @@ class LayerShares(Scored):
             if view.segment.index == 0:
                 self._held = []
             elif len(self._now) == self.spec.layers:
-                self._held = [self._divide_whole(view, numbers) for numbers in self._stack()]
+                self._held = self._divide_each(view)
             self._now = []
         self._now.append(self.observer.measure(view))
         if view.segment.index == 0:
-            self._held = [self._divide_whole(view, numbers) for numbers in self._stack()]
+            self._held = self._divide_each(view)
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
         """Select the best slots of each row, up to the layer's capacity in its sequence."""
@@ -158,12 +160,14 @@ class LayerShares(Scored):
             rows = (rows - view.padding_charge).clamp(min=1)
         return choose_best(ranked, rows)
 
-    def _stack(self) -> Floats:
-        """Return the numbers of the layers measured so far, [sequences, layers, n]."""
-        stacked: Floats = torch.stack(self._now, 1).double().cpu().numpy()
-        return stacked
+    def _divide_each(self, view: View) -> list[Ints]:
+        """Divide B among the layers measured so far, in each sequence."""
+        numbers: Floats = torch.stack(self._now, 1).double().cpu().numpy()  # [sequences, layers, n]
+        plans = self.list_plans(view)
+        plans *= len(numbers) // len(plans)
+        return [plan._divide_whole(one, view.segment.index) for plan, one in zip(plans, numbers, strict=True)]
 
-    def _divide_whole(self, view: View, numbers: Floats) -> Ints:
-        """Divide B among the measured layers of a sequence."""
-        weights, length = self.weigh(numbers), view.segment.end
+    def _divide_whole(self, numbers: Floats, segment: int) -> Ints:
+        """Divide B among the measured layers of a sequence after a segment."""
+        weights, length = self.weigh(numbers), self.spec.ends[segment]
         return self.divide(weights, self.budget.tokens, length, np.full(len(weights), length))

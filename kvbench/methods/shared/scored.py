@@ -139,6 +139,18 @@ class Scored(Method):
         capacity = self.share(view.layer, view.segment)
         return capacity if isinstance(capacity, int) else min(capacity)
 
+    def row_capacities(self, view: View) -> int | Tensor:
+        """Return the capacity of each row, int64 [rows], by the plan for its prompt; or one number for all."""
+        shares = [plan.share(view.layer, view.segment) for plan in self.list_plans(view)]
+        if len(set(shares)) == 1:
+            return spread_capacity(shares[0], view)
+        rows = [share if isinstance(share, tuple) else (share,) * view.heads for share in shares]
+        return torch.tensor(rows).flatten().to(view.position.device, non_blocking=True)
+
+    def list_min_capacities(self, view: View) -> list[int]:
+        """Return `min_capacity` by the plan for each sequence's prompt; one number if all prompts are equally long."""
+        return [plan.min_capacity(view) for plan in self.list_plans(view)]
+
     def keep(self, view: View) -> Tensor | None:
         """Keep the sinks and the best of the rest, as many as fit."""
         ranked = self.ranked_if_full(view)
@@ -152,7 +164,7 @@ class Scored(Method):
         """Update the state of slots, and return their ranking; None while everything fits."""
         if self._is_fresh(view):
             self.observe(view)
-        if not fits(view, self.min_capacity(view)):
+        if not fits(view, min(self.list_min_capacities(view))):
             return self.ranked_scores(view)
         if self.keeps_scores and self._is_fresh(view):
             self.smoothed_scores(view)  # stores the scores for later segments
@@ -165,7 +177,7 @@ class Scored(Method):
             view: the layer.
             ranked: of `ranked_scores`, [rows, slots].
         """
-        return choose_best(ranked, spread_capacity(self.share(view.layer, view.segment), view))
+        return choose_best(ranked, self.row_capacities(view))
 
     def ranked_scores(self, view: View) -> Tensor:
         """Return merged scores, float32 [rows, slots]: infinity for sinks, -inf where a row has no such slot."""
@@ -218,9 +230,9 @@ class Scored(Method):
 
     def valid_slots(self, view: View) -> Tensor | None:
         """Return which slots each row has, bool [rows, slots]; None if rows are equally long and have all."""
-        if view.padding is None and isinstance(self.share(view.layer, view.segment), int):
-            return None
-        return view.position >= 0
+        last = self.spec.segments[max(0, view.segment.index - 1)]
+        uniform = all(isinstance(self.share(view.layer, at), int) for at in (last, view.segment))
+        return None if uniform and view.padding is None else view.position >= 0
 
     def merge_branches(self, scores: Tensor) -> Tensor:
         """Return scores [rows, slots] after `branch_mode`."""
@@ -235,7 +247,8 @@ class AdaptiveHeads(Scored):
     capacity.
 
     Attributes:
-        safeguard: share of an even capacity that each head fills with its own best slots, alpha of the paper.
+        safeguard: share of an even capacity that each head fills with its own best slots, alpha of the paper; a share
+            above 0 is at least one slot.
     """
 
     safeguard: float = 0.2
@@ -285,7 +298,7 @@ class AdaptiveHeads(Scored):
         """Select the sinks and the best slots of the layer."""
         if not self.competes:
             return super().select_slots(view, ranked)
-        capacity = spread_capacity(self.share(view.layer, view.segment), view)
+        capacity = self.row_capacities(view)
         return choose_among_heads(ranked, capacity, view.heads, self.safeguard)
 
 

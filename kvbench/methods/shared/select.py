@@ -1,5 +1,6 @@
 """Building blocks of methods that score tokens: windows of queries, smoothing, the best slots of each row."""
 
+from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 import torch
@@ -164,14 +165,20 @@ def sum_attention(view: View, queries: Tensor | None = None) -> Tensor:
     return view.mass(queries) * count
 
 
-def find_latest(view: View, share: float, capacity: int) -> Tensor:
+def find_latest(view: View, share: float, capacities: Sequence[int]) -> Tensor:
     """Return which slots are the latest tokens, for a share of a capacity: bool [rows, slots].
 
-    Charged padding reduces the capacity.
+    Args:
+        view: the layer.
+        share: in 0..1.
+        capacities: one for each sequence, or one for all. Charged padding reduces them.
     """
-    if view.padding_charge is None:
-        return view.position >= view.segment.end - int(share * capacity)
-    count = (share * (capacity - view.padding_charge).clamp(min=1).double())[:, None].long()
+    if len(capacities) == 1 and view.padding_charge is None:
+        return view.position >= view.segment.end - int(share * capacities[0])
+    capacity = by_row(view, capacities)
+    if view.padding_charge is not None:
+        capacity = (capacity - view.padding_charge).clamp(min=1)
+    count = (share * capacity.double())[:, None].long()
     return view.position >= view.segment.end - count
 
 
@@ -253,22 +260,27 @@ def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(derive_seed(name)))
 
 
-def draw_by_row(seed: int, view: View, first_head: int, count: int) -> Tensor:
+def draw_by_row(seed: int, view: View, spec: ModelSpec, count: int) -> Tensor:
     """Draw float32 numbers [rows, count] in 0..1 by seed, prompt, layer, segment and head, in any batch the same.
+
+    In texts the first numbers of a row do not depend on `count`, which the longest prompt decides.
 
     Args:
         seed: seed of the method.
         view: the layer.
-        first_head: index of the process's first head in the whole model.
+        spec: the shapes of this process's model.
         count: numbers of a row.
     """
-    numbers = {
-        prompt: draw_uniform(
-            f"{seed}:{prompt}:{view.layer}:{view.segment.index}", (first_head + view.heads, count)
-        )
-        for prompt in dict.fromkeys(view.prompts)
-    }
-    rows = torch.cat([numbers[prompt][first_head:] for prompt in view.prompts])
+    heads = range(spec.first_head, spec.first_head + view.heads)
+
+    def draw(prompt: int) -> Tensor:
+        name = f"{seed}:{prompt}:{view.layer}:{view.segment.index}"
+        if spec.writes_text:
+            return torch.stack([draw_uniform(f"{name}:{head}", (count,)) for head in heads])
+        return draw_uniform(name, (heads.stop, count))[heads.start :]
+
+    numbers = {prompt: draw(prompt) for prompt in dict.fromkeys(view.prompts)}
+    rows = torch.cat([numbers[prompt] for prompt in view.prompts])
     return rows.to(view.position.device, non_blocking=True)
 
 
@@ -276,6 +288,29 @@ def find_leading(view: View, count: int) -> Tensor:
     """Return which slots hold the first `count` tokens of a row after its padding, bool [rows, slots]."""
     first = count if view.padding is None else count + view.padding[:, None]
     return (view.position >= 0) & (view.position < first)
+
+
+def find_begin(view: View) -> int | Tensor:
+    """Return the position of each row's first token, int64 [rows, 1]; 0 if padding is none or counts as held."""
+    if view.padding is None or view.padding_charge is not None:
+        return 0
+    return view.padding[:, None]
+
+
+def by_row(view: View, numbers: Sequence[int]) -> Tensor:
+    """Return numbers of sequences for their rows, int64 [rows]; of one number for all, int64 [1].
+
+    Args:
+        view: the layer.
+        numbers: one for each sequence, or one for all.
+    """
+    rows = numbers if len(numbers) == 1 else [number for number in numbers for _ in range(view.heads)]
+    return by_sequence(view, rows)
+
+
+def by_sequence(view: View, numbers: Sequence[int]) -> Tensor:
+    """Return numbers of sequences on the view's device, int64 (or bool) [numbers]."""
+    return torch.tensor(numbers).to(view.position.device, non_blocking=True)
 
 
 def pair_halves(keys: Tensor) -> Tensor:

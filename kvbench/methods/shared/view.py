@@ -29,6 +29,7 @@ class View(Protocol):
             the prompt's segment they have no slot (-1), receive no attention and are not part of means over queries.
         padding_charge: int64 [rows], tokens of each row's capacity that padding uses; None unless padding counts as
             held.
+        prompt_lengths: tokens of each sequence's prompt, on the host; empty if all prompts are equally long.
     """
 
     layer: int
@@ -41,6 +42,7 @@ class View(Protocol):
     state: Tensor
     padding: Tensor | None
     padding_charge: Tensor | None
+    prompt_lengths: Sequence[int]
 
     def mass(self, queries: Tensor | None = None, *, power: int = 1) -> Tensor:
         """Return the mean attention that each slot receives, float32 [rows, slots].

@@ -1,8 +1,9 @@
 """Base class of methods around a scored one, from which they take scores, capacities and sinks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, Self
 
 from torch import Tensor
 
@@ -25,6 +26,8 @@ class Wrapper(Scored):
 
     Attributes:
         base: the inner method, which has scores and keeps the contents of slots.
+        own_revision: revision of what the wrapper itself does.
+        own_text_revision: text revision of what the wrapper itself does.
 
     Raises:
         ConfigError: the base is no such method.
@@ -35,6 +38,9 @@ class Wrapper(Scored):
     sinks: int = field(default=0, init=False)
     refresh: int = field(default=1, init=False)
     ema: float = field(default=0.0, init=False)
+
+    own_revision: ClassVar[int] = 0
+    own_text_revision: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         """Check the base and take over its settings."""
@@ -53,8 +59,13 @@ class Wrapper(Scored):
 
     @property
     def revision(self) -> int:  # type: ignore[override]  # depends on the base object
-        """Revision of the base."""
-        return self.base.revision
+        """Revision of the base and, in hundreds, of the wrapper."""
+        return self.base.revision + 100 * self.own_revision
+
+    @property
+    def text_revision(self) -> int:  # type: ignore[override]  # depends on the base object
+        """Text revision of the base and, in hundreds, of the wrapper."""
+        return self.base.text_revision + 100 * self.own_text_revision
 
     @property
     def uses(self) -> Uses:
@@ -89,6 +100,21 @@ class Wrapper(Scored):
         """Set up both methods."""
         super().prepare(spec, budget, artifact)
         self.base.prepare(spec, budget, artifact)
+
+    def adopt_plan(self, tokens: int, plan: Self) -> None:
+        """Make `plan` the result of `plan_for`, and its base the result of the base's."""
+        super().adopt_plan(tokens, plan)
+        self.base.adopt_plan(tokens, plan.base)
+
+    def forget_plans(self, besides: Collection[int]) -> None:
+        """Drop plans of both methods."""
+        super().forget_plans(besides)
+        self.base.forget_plans(besides)
+
+    def keep(self, view: View) -> Tensor | None:
+        """Keep what a subclass selects of the base's ranking."""
+        self.list_plans(view)  # before the base uses its own
+        return super().keep(view)
 
     def share(self, layer: int, segment: Segment) -> int | tuple[int, ...]:
         """Return what a layer's heads may hold under the base."""

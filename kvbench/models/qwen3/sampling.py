@@ -12,6 +12,8 @@ from kvbench.models.noise import Noise
 
 GOLDEN = -0x61C8864680B583EB
 """2^64 over the golden ratio, made odd, as a signed number."""
+MORE_CANDIDATES = 236
+"""Candidates in addition to top_k on a GPU: ties with the last that a draw considers."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,9 @@ class TextSampling:
 
     Attributes:
         temperature: divisor of logits; 0 takes the likeliest token.
-        top_k: only the k likeliest tokens; 0 for all.
-        top_p: only the likeliest of these whose total probability reaches top_p; 1 for all.
+        top_k: only the k likeliest tokens, ties with the last of them included; 0 for all.
+        top_p: only the likeliest of these whose total probability reaches top_p, of equal ones those of highest number;
+            1 for all.
     """
 
     temperature: float = 0.6
@@ -41,15 +44,36 @@ class TextSampling:
 def truncate(logits: Tensor, sampling: TextSampling) -> tuple[Tensor, Tensor]:
     """Return logits float32 [prompts, candidates] over the temperature, likeliest first, and their tokens int64.
 
-    Logits are -inf where top-p forbids a candidate. The input is float32 [prompts, vocabulary], the temperature not 0.
+    Logits are -inf where top-k or top-p forbids a candidate. Ties are decided as by transformers with a stable sort.
+    The input is float32 [prompts, vocabulary], the temperature not 0.
     """
-    count = min(sampling.top_k, logits.shape[-1]) or logits.shape[-1]
-    candidates, tokens = (logits / sampling.temperature).topk(count)
+    cooled, vocabulary = logits / sampling.temperature, logits.shape[-1]
+    count = min(sampling.top_k, vocabulary) or vocabulary
+    candidates, tokens = cooled.topk(count)
+    if count < vocabulary:
+        threshold = candidates[:, -1:]
+        if (width := _count_candidates(cooled, threshold, count)) > count:
+            candidates, tokens = cooled.topk(width)
+            candidates = candidates.masked_fill(candidates < threshold, -math.inf)
+    # topk returns ties in any order; here the token of highest number comes first.
+    tokens, order = tokens.sort(descending=True)
+    candidates, order = candidates.gather(-1, order).sort(descending=True, stable=True)
+    tokens = tokens.gather(-1, order)
     if sampling.top_p < 1:
         probabilities = candidates.softmax(-1)
         likelier = probabilities.cumsum(-1) - probabilities
         candidates = candidates.masked_fill(likelier >= sampling.top_p, -math.inf)
     return candidates, tokens
+
+
+def _count_candidates(logits: Tensor, threshold: Tensor, count: int) -> int:
+    """Return the number of candidates among which every prompt has its `count` likeliest and the ties with the last.
+
+    On a GPU, where the host does not wait for the number of ties, MORE_CANDIDATES are added.
+    """
+    if logits.is_cuda:
+        return min(count + MORE_CANDIDATES, logits.shape[-1])
+    return max(count, int((logits >= threshold).sum(-1).max()))
 
 
 def draw_text_token(logits: Tensor, sampling: TextSampling, noise: Noise) -> Tensor:

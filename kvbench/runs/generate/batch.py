@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,17 +14,17 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.engine.ledger import Ledger, add_ledgers
 from kvbench.models.noise import PromptNoise
-from kvbench.models.outputs import Outputs
+from kvbench.models.outputs import Outputs, count_drawn
 from kvbench.runs.generate.retention import Retention, join_heads, measure_retention
 from kvbench.runs.job import Job
 from kvbench.runs.record.costs import Cost
+from kvbench.runs.record.machine import describe_machine, find_load
 from kvbench.runs.record.steps import describe_rows
 
 LEDGER_COSTS = (
-    "peak_tokens", "peak_bytes", "rebuild_bytes", "transient_bytes", "state_bytes", "last_tokens", "sequence_bytes",
-    "last_bytes",
+    "peak_tokens", "peak_bytes", "rebuild_bytes", "transient_bytes", "state_bytes", "sequence_bytes"
 )  # fmt: skip
-"""Costs that the ledger counts."""
+"""Costs of a batch that the ledger counts."""
 
 
 class Batch(NamedTuple):
@@ -88,22 +89,32 @@ def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
     ledger = add_ledgers([batch.ledger for batch in batches])
     drift = ledger.lse_drift
     counts: dict[str, int] = {name: getattr(ledger, name) for name in LEDGER_COSTS}
-    cost = Cost(
+    cost = partial(
+        Cost,
         **counts,
         batch=len(chunk),
         seconds=round(seconds / len(chunk), 5),
-        least_share=round(ledger.find_least_share(spec, budget), 6),
         gpu_peak_bytes=sum(batch.gpu_peak_bytes for batch in batches),
         gpu_reserved_bytes=sum(batch.gpu_reserved_bytes for batch in batches) or None,
         lse_drift=None if drift is None else round(drift, 6),
         processes=processes.count if processes.count > 1 else None,
+        device=settings.device,
+        machine=describe_machine(settings.device),
+        load=find_load(),
     )
-    # Costs that a sample does not have are left out.
-    shared = {"seed": settings.seed} | {k: v for k, v in asdict(cost).items() if v is not None}
     watched = job.method.uses.lse_queries > 0
+
+    def describe_cost(number: int) -> dict[str, object]:
+        """Return the costs of a sample, without those that it does not have."""
+        sequences = range(number, len(chunk) * spec.branches, len(chunk))
+        use = ledger.measure_use(spec, budget, sequences, count_drawn(outputs, number))
+        of_sample = cost(**use._replace(least_share=round(use.least_share, 6))._asdict())
+        return {name: value for name, value in asdict(of_sample).items() if value is not None}
+
     records = [
-        {"index": prompt.index, "prompt": prompt.text, "meta": prompt.meta, **shared}
-        | describe_rows(ledger, spec, number, outputs, watched)
+        {"index": prompt.index, "prompt": prompt.text, "meta": prompt.meta, "seed": settings.seed}
+        | describe_cost(number)
+        | describe_rows(ledger, spec, number, count_drawn(outputs, number), watched)
         | _describe_unprotected(ledger.unprotected[number :: len(chunk)])
         for number, prompt in enumerate(job.prompts[index] for index in chunk)
     ]

@@ -1,5 +1,6 @@
 """Costs of generation: tokens, bytes and seconds of each sample, and their summary for a run."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -8,7 +9,7 @@ from typing import Any
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.memory import cache_bytes, paper_mib
-from kvbench.runs.record.results import Latency, Memory
+from kvbench.runs.record.results import MAX_LOAD, Latency, Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,9 @@ class Cost:
         longest: tokens of the longest row between segments; None without rows.
         protected_drops: of this sample; None for none.
         processes: processes that share the model, whose memory is summed; None for one.
+        device: torch device; None in earlier versions.
+        machine: its processor (`describe_machine`); None in earlier versions.
+        load: load average per processor when the batch ended; None in earlier versions.
     """
 
     batch: int
@@ -42,6 +46,15 @@ class Cost:
     protected_drops: int | None = None
     sequence_bytes: int
     last_bytes: int
+    device: str | None = None
+    machine: str | None = None
+    load: float | None = None
+
+    @property
+    def condition(self) -> tuple[int, str | None, str | None, bool]:
+        """Batch size, kind of device, machine, and whether it was busy: times of one condition are comparable."""
+        kind = None if self.device is None else self.device.partition(":")[0]
+        return self.batch, kind, self.machine, self.load is not None and self.load > MAX_LOAD
 
 
 MAX_COSTS = (
@@ -49,14 +62,17 @@ MAX_COSTS = (
     "sequence_bytes",
 )  # fmt: skip
 """Costs whose maximum over batches is the run's."""
-MIN_COSTS = ("last_tokens", "least_share", "last_bytes")
-"""Costs whose minimum over batches is the run's."""
+LAST_COSTS = ("last_tokens", "last_bytes")
+"""Costs whose minimum over images, or over the longest texts, is the run's: a short text may end before B is full."""
 
 
 def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, itemsize: int) -> Memory:
     """Return the worst costs of all batches, with capacity B and the full cache; `itemsize` in bytes."""
     worst: dict[str, Any] = {name: max(getattr(cost, name) for cost in costs) for name in MAX_COSTS}
-    worst |= {name: min(getattr(cost, name) for cost in costs) for name in MIN_COSTS}
+    longest_text = max(cost.tokens or 0 for cost in costs)
+    lasts = [cost for cost in costs if (cost.tokens or 0) == longest_text]
+    worst |= {name: min(getattr(cost, name) for cost in lasts) for name in LAST_COSTS}
+    worst["least_share"] = min(cost.least_share for cost in costs)
     names = ("lse_drift", "longest", "gpu_reserved_bytes", "utilisation")
     values = ([value for cost in costs if (value := getattr(cost, name)) is not None] for name in names)
     (drifts, longest, reserved, used), batch = values, worst["batch"]
@@ -80,14 +96,26 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
 
 
 def summarise_latency(costs: Sequence[Cost], device: str) -> Latency:
-    """Return mean, median and throughput over the samples of a run."""
+    """Return mean, median and throughput over the samples of a run that ran under the most common condition.
+
+    Of two conditions with as many samples, the larger batch counts, then the earlier one. `device` is the name of the
+    device for samples that record none.
+    """
+    numbers = Counter(cost.condition for cost in costs)
+    chosen = max(numbers, key=lambda one: (numbers[one], one[0]))
+    total, costs = len(costs), [cost for cost in costs if cost.condition == chosen]
     seconds = [cost.seconds for cost in costs]
     tokens = [cost.tokens for cost in costs if cost.tokens is not None]
+    batch, _, machine, busy = chosen
     return Latency(
         seconds_per_image=sum(seconds) / len(seconds),
         seconds_per_image_median=median(seconds),
         images_per_second=len(seconds) / sum(seconds),
-        batch=max(cost.batch for cost in costs),
-        device=device,
+        batch=batch,
+        device=costs[0].device or device,
         tokens_per_second=sum(tokens) / sum(seconds) if len(tokens) == len(costs) else None,
+        samples=len(costs),
+        others=total - len(costs),
+        machine=machine,
+        busy=busy,
     )

@@ -11,19 +11,22 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from kvbench.core.claims import claim
+from kvbench.core.claims import claim, remove_lapsed
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_content, hash_path, naming, parse_json, write_whole
+from kvbench.core.files import hash_content, hash_path, naming, parse_json, remove_unfinished, write_whole
 from kvbench.runs.record.kinds import IMAGES, SampleKind
 from kvbench.runs.record.results import FILE
 from kvbench.runs.run_hash import Identity
 
 RECORDS = "samples.jsonl"
+CLAIMS = (".lock*", ".merge*", ".take*", ".block-*", ".eval-*")
+"""Names of the claims on a run's work (`RunFolder.place`)."""
 
 SampleRecord = Mapping[str, object]
 """A line of samples.jsonl."""
@@ -115,6 +118,13 @@ class RunFolder:
             path = self.path / "status"
             if not path.is_file() or path.read_bytes() != line:
                 write_whole(path, line)
+
+    def remove_leftovers(self) -> None:
+        """Remove temporary files and claims of killed processes; those of living ones stay."""
+        remove_unfinished(self.path)
+        for path in chain.from_iterable(self.path.glob(pattern) for pattern in CLAIMS):
+            with suppress(OSError):  # the folder may belong to another user
+                remove_lapsed(path)
 
     def place(self, work: str) -> Path:
         """Return the path of the claim on a piece of the run's work (`kvbench.core.claims.claim`)."""

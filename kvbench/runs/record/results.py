@@ -16,6 +16,8 @@ SCHEMA_VERSION = 1
 FILE = "results.json"
 SIGNED_COSTS = ("lse_drift",)
 """Costs that may be negative; other negative costs mean damage."""
+MAX_LOAD = 1.5
+"""Load average per processor above which a machine is busy."""
 WELL_USED = 0.97
 """Share of the budget below which a method has a disadvantage that the peak does not show."""
 
@@ -38,7 +40,8 @@ class Memory:
         batch: largest batch, prompts.
         paper_full_mib: `full_tokens` in MiB as HeatKV and ScaleKV count them.
         paper_peak_mib: `peak_tokens` in MiB as HeatKV and ScaleKV count them.
-        last_tokens: tokens held while the last segment runs, minimum over batches.
+        last_tokens: tokens held while the last segment runs, minimum over samples; for texts, held at the end of the
+            longest text.
         least_share: minimum share of min(B, all tokens so far) held after a segment.
         lse_drift: mean change, in nats, of the log-sum-exp of watched queries by drops, minimum over batches; None if
             the method watches none or a batch dropped nothing.
@@ -50,7 +53,7 @@ class Memory:
         budget_bytes: bytes that one sequence may hold; None for a token budget.
         sequence_bytes: peak bytes of keys and values of one sequence, as stored.
         full_sequence_bytes: bytes of one sequence's full cache in 16 bits.
-        last_bytes: bytes that one sequence held while the last segment ran, minimum over batches.
+        last_bytes: bytes that one sequence held when it held `last_tokens`.
         protected_drops: slots of score +inf that were dropped because their row had more of them than slots, summed
             over layers, segments and samples; None for none.
     """
@@ -136,13 +139,20 @@ class Memory:
 class Latency:
     """Wall-clock time of generation, from text to pixels or to text; a text counts as an image.
 
+    Numbers are of the samples that ran under the condition (batch size, kind of device, machine, load) most common in
+    the run.
+
     Attributes:
         seconds_per_image: mean time of a batch divided by its prompts.
         seconds_per_image_median: median of the same.
         images_per_second: images over total time.
-        batch: largest batch, prompts.
+        batch: batch size, prompts.
         device: torch device.
-        tokens_per_second: tokens of all texts over total time; None for images.
+        tokens_per_second: tokens of these texts over total time; None for images.
+        samples: number of these samples; None in earlier versions, which joined all conditions.
+        others: number of the samples that ran under other conditions and are left out.
+        machine: processor of these samples; None if it was not recorded.
+        busy: whether the machine's load was above 1.5 per processor.
     """
 
     seconds_per_image: float
@@ -151,6 +161,15 @@ class Latency:
     batch: int
     device: str
     tokens_per_second: float | None = None
+    samples: int | None = None
+    others: int = 0
+    machine: str | None = None
+    busy: bool = False
+
+    @property
+    def mark(self) -> str:
+        """Mark of a time that leaves out samples of other conditions, empty otherwise."""
+        return "~" if self.others else ""
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
-from torch import Tensor
-
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.ledger import Ledger, Step, find_utilisation
-from kvbench.models.outputs import Outputs
 
 DIGITS = 5
 
@@ -21,13 +18,13 @@ class Trace:
 
 
 def describe_rows(
-    ledger: Ledger, spec: ModelSpec, number: int, outputs: Outputs, watched: bool
+    ledger: Ledger, spec: ModelSpec, number: int, drawn: int | None, watched: bool
 ) -> dict[str, object]:
-    """Return the fields about rows in the record of sample `number` of a batch, JSON values.
+    """Return the fields about rows in the record of sample `number` of a batch, a text of `drawn` tokens or an image.
 
     They describe the sample's first sequence. Segments are recorded only if queries are `watched`.
     """
-    steps = ledger.trace(spec, number, None if isinstance(outputs, Tensor) else outputs[number].tokens)
+    steps = ledger.trace(spec, number, drawn)
     if not steps:
         return {}
     used = find_utilisation(steps)

@@ -1,6 +1,8 @@
 """Qwen3 as the harness sees it: shapes, folders, texts that end, and every method on it."""
 
+import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,8 @@ def test_generation_stops_when_all_have_ended(tiny: Qwen3Model) -> None:
         held = [row[-1] for row in cache.ledger.tokens_after]
         assert held == [heads * (end - padding) if end < 8 + limit else 0 for end in tiny.spec.ends]
         assert cache.ledger.last_tokens == max(held)
-        assert cache.ledger.find_least_share(tiny.spec, Budget.parse(1, tiny.spec)) == 1
+        use = cache.ledger.measure_use(tiny.spec, Budget.parse(1, tiny.spec), [0])
+        assert use == (cache.ledger.last_tokens, cache.ledger.last_bytes, 1)
 
 
 def test_prompts_too_long_are_refused_by_name(tiny: Qwen3Model) -> None:
@@ -188,3 +191,52 @@ def test_with_room_for_everything_every_method_writes_the_reference(tiny: Qwen3M
         assert texts == reference
     else:
         assert not method.strict
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"rope_theta": 5e6},
+            r"rope_theta is 5000000\.0, but model\.transformer\.rope_base is 1000000\.0; set ",
+        ),
+        ({"rope_parameters": {"rope_theta": 1e4}}, r"rope_parameters\.rope_theta is 10000\.0, but "),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            r"rope_scaling\.type is yarn, but kvbench computes ",
+        ),
+        ({"rms_norm_eps": 0.01}, r"rms_norm_eps is 0\.01, but model\.transformer\.eps is 1e-06; set "),
+        ({"num_attention_heads": 1}, r"num_attention_heads is 1, but model\.transformer\.heads is 4; set "),
+        ({"hidden_act": "gelu"}, r"hidden_act is gelu, but kvbench computes only silu"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            r"layer_types is \['full_attention', 'sli",
+        ),
+        (
+            {"tie_word_embeddings": True},
+            r"tie_word_embeddings is True, but model\.transformer\.tied is False",
+        ),
+    ],
+)
+def test_another_number_in_config_json_is_refused(
+    folder: tuple[Path, Any], tmp_path: Path, change: dict[str, object], line: str
+) -> None:
+    """The right value is the one that transformers' own file has."""
+    path, official = folder
+    copy = shutil.copytree(path, tmp_path / "copy")
+    settings = official.config.to_dict() | {"sliding_window": 4096, "use_sliding_window": False}
+    (copy / "config.json").write_text(json.dumps(settings))
+    reading(copy).load("cpu")
+    (copy / "config.json").write_text(json.dumps({"max_position_embeddings": 7}))
+    reading(copy).load("cpu")
+    (copy / "config.json").write_text(json.dumps(settings | change))
+    with pytest.raises(WeightsError, match=rf"^model\.sources\.weights: .*config\.json: {line}"):
+        reading(copy).load("cpu")
+
+
+def test_a_damaged_config_json_is_refused(folder: tuple[Path, Any], tmp_path: Path) -> None:
+    copy = shutil.copytree(folder[0], tmp_path / "copy")
+    for text in ("{", "[]", '"text"'):
+        (copy / "config.json").write_text(text)
+        with pytest.raises(WeightsError, match=r"config\.json: cannot be read \(.*\); copy the model's file"):
+            reading(copy).load("cpu")

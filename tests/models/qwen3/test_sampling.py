@@ -1,10 +1,15 @@
 """Tokens are drawn from the distribution that transformers' processors leave, and alike by runs that are alike."""
 
+import math
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.models.noise import PromptNoise
+from kvbench.models.qwen3 import sampling as sampling_module
 from kvbench.models.qwen3.sampling import TextSampling, draw_text_token, mix_exponential, truncate
 from tests.support.drawing import Silence
 
@@ -28,6 +33,48 @@ def test_candidates_have_the_official_probabilities(temperature: float, top_k: i
     kept, tokens = truncate(LOGITS, TextSampling(temperature, top_k, top_p))
     found = torch.zeros_like(LOGITS).scatter(-1, tokens, kept.softmax(-1))
     torch.testing.assert_close(found, official(LOGITS, temperature, top_k, top_p), atol=1e-6, rtol=1e-5)
+
+
+TIED = torch.tensor([[3.0, *[0.0] * 49]])
+ROUNDED = (LOGITS.repeat(20, 1) + torch.randn(120, 50, generator=torch.Generator().manual_seed(1))).round()
+
+
+@pytest.mark.parametrize("logits", [TIED, ROUNDED, LOGITS])
+@pytest.mark.parametrize("top_k", [1, 3, 7, 0])
+@pytest.mark.parametrize("wider", [False, True])
+def test_ties_with_the_last_of_top_k_stay(
+    logits: Tensor, top_k: int, *, wider: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `wider`, as on a GPU, a fixed number of candidates is looked at."""
+    if wider:
+        monkeypatch.setattr(sampling_module, "_count_candidates", lambda logits, *_: logits.shape[-1])
+    kept, tokens = truncate(logits, TextSampling(0.6, top_k, 1.0))
+    found = torch.zeros_like(logits).scatter(-1, tokens, kept.softmax(-1))
+    torch.testing.assert_close(found, official(logits, 0.6, top_k, 1.0), atol=1e-6, rtol=1e-5)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 8), st.sampled_from([0.313, 0.553, 0.817, 0.973]))
+@settings(deadline=None)
+def test_of_ties_at_the_end_of_top_p_the_highest_numbers_stay(seed: int, top_k: int, top_p: float) -> None:
+    """Word by word: the likeliest first, of equal ones the highest number, until their probability reaches top_p."""
+    logits = torch.randint(0, 5, (1, 12), generator=torch.Generator().manual_seed(seed)).float()
+    ranked = sorted(range(12), key=lambda word: (-float(logits[0, word]), -word))
+    allowed = [word for word in ranked if not top_k or logits[0, word] >= logits[0, ranked[top_k - 1]]]
+    weights = {word: math.exp(float(logits[0, word])) for word in allowed}
+    expected, total = [], 0.0
+    for word in allowed:
+        if total < (top_p - 1e-6) * sum(weights.values()):
+            expected.append(word)
+        total += weights[word]
+    kept, tokens = truncate(logits, TextSampling(1.0, top_k, top_p))
+    assert tokens[kept.isfinite()].tolist() == expected
+
+
+def test_tied_words_are_drawn_equally_often() -> None:
+    drawn = draw_text_token(TIED.expand(20_000, -1), TextSampling(1.0, 3, 1.0), PromptNoise(0, range(20_000)))
+    counts = drawn.bincount(minlength=50)[1:].double()
+    expected = 20_000 / (49 + math.exp(3))
+    assert (counts - expected).abs().max() < 5 * expected**0.5
 
 
 def test_tokens_are_drawn_as_often_as_they_should_be() -> None:
