@@ -82,6 +82,7 @@ class VqaScore(PromptScore):
 
     judge: VlmJudge = field(default_factory=VlmJudge)
     name: ClassVar[str] = "vqascore"
+    revision: ClassVar[int] = 1
 
     @property
     def protocol(self) -> str:

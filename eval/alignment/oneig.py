@@ -77,6 +77,7 @@ class OneIg(Evaluator):
 
     scores: bool = False
     name: ClassVar[str] = "oneig"
+    revision: ClassVar[int] = 1
     protocol: ClassVar[str] = "official"
     required_meta: ClassVar[str] = "oneig_id"
     meta_keys: ClassVar[tuple[str, ...]] = ("oneig_class", "oneig_id")

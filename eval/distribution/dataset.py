@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -25,8 +25,8 @@ from kvbench.core import checkpoint
 from kvbench.core.files import hash_content
 from kvbench.eval.distribution.frechet import moments
 from kvbench.eval.files.digests import hash_files_at
-from kvbench.eval.files.image_folder import SUFFIXES
-from kvbench.eval.files.images import ImageSet, find_flaw
+from kvbench.eval.files.image_folder import SUFFIXES, mark_turned, warn_unread
+from kvbench.eval.files.images import ImageSet, find_flaw, find_orientation
 from kvbench.eval.files.samples import Sample, map_in_threads
 from kvbench.eval.files.store import StoredFeatures
 from kvbench.eval.files.weights import Weight, WeightError, file_sha256
@@ -86,19 +86,22 @@ class Pictures(ImageSet):
             raise DatasetError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
         self.indices = list(range(len(self.paths)))
         self.samples = dict(enumerate(map_in_threads(self._check, self.indices)))
-        self.digest = hash_content("".join(f"{path.name} {hashes[path.name]}\n" for path in self.paths))
+        digest = hash_content("".join(f"{path.name} {hashes[path.name]}\n" for path in self.paths))
+        self.digest = mark_turned(folder, self.paths, digest)
+        warn_unread(folder)
 
     def image(self, index: int) -> NDArray[np.uint8]:
         """Return the pixels uint8 [H, W, 3] of an image."""
         with _open_picture(self.paths[index]) as image:
-            return np.array(image.convert("RGB"))
+            return np.array(ImageOps.exif_transpose(image).convert("RGB"))
 
     def _check(self, index: int) -> Sample:
         path = self.paths[index]
         with _open_picture(path) as image:
             if flaw := find_flaw(image):
                 raise DatasetError(f"{path} {flaw}: images of 8 bits per channel are needed")
-            return Sample(index, 0, "", "", size=image.size)
+            size = image.size[::-1] if find_orientation(image) > 4 else image.size
+            return Sample(index, 0, "", "", size=size)
 
 
 class Packed(ImageSet):

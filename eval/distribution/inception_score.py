@@ -23,6 +23,8 @@ from kvbench.eval.spaces.inception import Adm
 class InceptionScore(SpaceEvaluator):
     """`is`: the score as in ADM's evaluator, mean over chunks of 5000 images.
 
+    A shorter last chunk counts by its size; ADM's evaluator counts it like a whole one.
+
     Images are shuffled because chunks of images sorted by class would contain few classes.
 
     Attributes:
@@ -34,6 +36,7 @@ class InceptionScore(SpaceEvaluator):
     chunk: int = setting(5000, 2)
     seed: int = SEED
     name: ClassVar[str] = "inception_score"
+    revision: ClassVar[int] = 1
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"is": MetricSpec("higher", digits=2)}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
@@ -44,10 +47,20 @@ class InceptionScore(SpaceEvaluator):
         order = np.random.default_rng(self.seed).permutation(len(logits))
 
         def score(positions: NDArray[np.int64]) -> float:
-            return float(inception_score(logits[order[np.isin(order, positions)]], self.chunk).mean())
+            kept = logits[order[np.isin(order, positions)]]
+            return average_chunks(inception_score(kept, self.chunk), len(kept), self.chunk)
 
         scores = {"is": jackknife_score(score, images.clusters)}
         return finish(self, scores, {"images": ours}, describe_few_samples(len(logits)))
+
+
+def average_chunks(scores: NDArray[np.float64], count: int, chunk: int) -> float:
+    """Return the mean of scores [chunks] of `count` rows, where a shorter last chunk counts by its size."""
+    if count % chunk == 0:
+        return float(scores.mean())
+    sizes = np.full(len(scores), chunk)
+    sizes[-1] = count % chunk
+    return float(np.average(scores, weights=sizes))
 
 
 def inception_score(logits: Features, chunk: int) -> NDArray[np.float64]:

@@ -1,22 +1,29 @@
 """Folders of images from any program, without records: each file is a sample, paired by file name."""
 
-import json
+import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from PIL import Image
+
 from kvbench.core.files import hash_content
-from kvbench.eval.files.images import ImageSet, read_size
-from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in_threads
+from kvbench.eval.files.images import ImageSet, find_orientation, read_size
+from kvbench.eval.files.prompt_lines import parse_json_lines, parse_lines, read_text
+from kvbench.eval.files.samples import MAX_SHOWN, Sample, SampleSet, SampleSetError, map_in_threads
 from kvbench.eval.files.texts import open_samples
 
+log = logging.getLogger(__name__)
+
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+SHOWN = ", ".join(SUFFIXES)
 
 
 class PlainFolder(ImageSet):
     """Images of a folder in the natural order of their names: 2.png comes before 10.png.
 
     Args:
-        folder: contains the images, or has them below `images/`; other files are ignored.
+        folder: contains the images, or has them below `images/`; a warning names other files and turned images.
         prompts: file with the text of each image in that order, one per line, or JSON lines with `prompt` and other
             metadata, for example of GenEval. Without it each image is a cluster of its own in intervals.
 
@@ -33,7 +40,8 @@ class PlainFolder(ImageSet):
         unread = [Sample(index, 0, text, "", dict(meta)) for index, (text, meta) in enumerate(lines)]
         self.samples = {sample.index: sample for sample in map_in_threads(self._checked, unread)}
         self.indices = list(self.samples)
-        self.digest = self._digest()
+        self.digest = mark_turned(self.folder, self._files, self._digest())
+        warn_unread(self.folder)
 
     def _path(self, index: int) -> Path:
         return self._files[index]
@@ -72,12 +80,8 @@ def list_images(folder: Path) -> list[Path]:
     Raises:
         SampleSetError: the folder is missing, has no images, or has two with one name.
     """
-    inner = folder / "images"
-    home = inner if inner.is_dir() else folder
-    if not home.is_dir():
-        raise SampleSetError(f"{home}: no such folder")
-    every = inner.rglob("*") if home == inner else home.iterdir()  # a run has subfolders of 500 images
-    files = [path for path in every if path.suffix.lower() in SUFFIXES and path.is_file()]
+    home = _find_home(folder)
+    files = [path for path in _list_all(folder) if is_read(path)]
     if not files:
         raise SampleSetError(f"{home}: holds no images ({', '.join(SUFFIXES)})")
     stems = [path.stem for path in files]
@@ -85,6 +89,53 @@ def list_images(folder: Path) -> list[Path]:
         twice = min(stem for stem in stems if stems.count(stem) > 1)
         raise SampleSetError(f"{home}: two images are called {twice}")
     return sorted(files, key=lambda path: (_natural(path.stem), path.stem))
+
+
+def is_read(path: Path) -> bool:
+    """Return whether a path is a file with the suffix of an image."""
+    return path.suffix.lower() in SUFFIXES and path.is_file()
+
+
+def warn_unread(folder: Path) -> None:
+    """Log a warning with number and names of what a folder holds beside images and hidden files."""
+    home = _find_home(folder)
+    others = sorted(
+        path.relative_to(home).as_posix() + "/" * path.is_dir()
+        for path in _list_all(folder)
+        if not is_read(path) and not path.name.startswith(".") and not (path.is_dir() and home != folder)
+    )
+    if others:
+        some = ", ".join(others[:MAX_SHOWN]) + (", ..." if len(others) > MAX_SHOWN else "")
+        log.warning("%s: %d entries are not images (%s) and are not read: %s", home, len(others), SHOWN, some)
+
+
+def mark_turned(folder: Path, files: Sequence[Path], digest: str) -> str:
+    """Return the digest of images as they are read, another one if some are turned; a warning has their number."""
+    found = zip(files, map_in_threads(_is_turned, files), strict=True)
+    turned = [path.name for path, is_turned in found if is_turned]
+    if not turned:
+        return digest
+    some = ", ".join(turned[:MAX_SHOWN]) + (", ..." if len(turned) > MAX_SHOWN else "")
+    log.warning("%s: %d images are turned by their EXIF orientation: %s", folder, len(turned), some)
+    return hash_content(f"turned {digest}")
+
+
+def _is_turned(path: Path) -> bool:
+    with Image.open(path) as image:
+        return find_orientation(image) > 1
+
+
+def _find_home(folder: Path) -> Path:
+    inner = folder / "images"
+    home = inner if inner.is_dir() else folder
+    if not home.is_dir():
+        raise SampleSetError(f"{home}: no such folder")
+    return home
+
+
+def _list_all(folder: Path) -> list[Path]:
+    home = _find_home(folder)
+    return list(home.iterdir() if home == folder else home.rglob("*"))  # a run has subfolders of 500 images
 
 
 def check_names(folders: list[Path]) -> None:
@@ -103,11 +154,9 @@ def _natural(name: str) -> list[str | int]:
 
 def _read_prompts(path: Path, images: int) -> list[tuple[str, dict[str, object]]]:
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        prompts: list[tuple[str, dict[str, object]]] = [(line.strip(), {}) for line in lines]
-        if path.suffix == ".jsonl":
-            prompts = [(str(record["prompt"]), record) for record in map(json.loads, lines)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        parse = parse_json_lines if path.suffix == ".jsonl" else parse_lines
+        prompts = [(text, meta) for _, text, meta in parse(read_text(path))]
+    except (OSError, ValueError) as error:
         raise SampleSetError(f"{path}: not a file of prompts ({error})") from None
     if len(prompts) != images:
         raise SampleSetError(f"{path}: holds {len(prompts)} prompts for {images} images")

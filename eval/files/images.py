@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from tqdm import tqdm
 
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in_threads
@@ -32,7 +32,7 @@ class ImageSet(SampleSet):
         path = self._path(index)
         try:
             with Image.open(path) as image:
-                return np.array(image)
+                return np.array(ImageOps.exif_transpose(image))
         except OSError as error:
             raise SampleSetError(f"{path} cannot be decoded: {error}") from error
 
@@ -84,7 +84,9 @@ class ImageSet(SampleSet):
 
 
 def read_size(path: Path, data: bytes, *, decode: bool = False) -> tuple[int, int]:
-    """Return width and height of an image file with content `data`; `decode` also checks that all pixels are readable.
+    """Return width and height of an image file with content `data`.
+
+    `decode` also checks that all pixels are readable, and returns the size of the image turned upright.
 
     Raises:
         SampleSetError: the content is not an image, is truncated, or is not 8-bit RGB without transparency.
@@ -97,9 +99,16 @@ def read_size(path: Path, data: bytes, *, decode: bool = False) -> tuple[int, in
                 raise SampleSetError(f"{path} {flaw}: 8-bit RGB is needed")
             if decode:
                 image.load()
+                return image.size[::-1] if find_orientation(image) > 4 else image.size
             return image.size
     except OSError as error:
         raise SampleSetError(f"{path} is not an image: {error}") from error
+
+
+def find_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of an opened image, from 1 (upright) to 8; 5 to 8 exchange width and height."""
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return orientation if orientation in range(1, 9) else 1
 
 
 def find_flaw(image: Image.Image) -> str | None:

@@ -49,6 +49,7 @@ class Dists(PairedScore):
     batch: int = setting(4, 1)
     trunk: Weight = VGG16
     name: ClassVar[str] = "dists"
+    revision: ClassVar[int] = 1
     protocol: ClassVar[str] = "vgg16"
     packages: ClassVar[tuple[str, ...]] = ("torchmetrics", "torchvision")
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"dists": MetricSpec("lower")}

@@ -35,6 +35,7 @@ class MsSsim(PairedScore):
 
     double: bool = False
     name: ClassVar[str] = "ms_ssim"
+    revision: ClassVar[int] = 1
     protocol: ClassVar[str] = "gaussian11x5"
     min_side: ClassVar[tuple[int, str]] = (MIN_SIDE, "five scales")
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"ms_ssim": MetricSpec("higher")}

@@ -28,6 +28,7 @@ class Ssim(PairedScore):
 
     double: bool = False
     name: ClassVar[str] = "ssim"
+    revision: ClassVar[int] = 1
     protocol: ClassVar[str] = "gaussian11"
     metrics: ClassVar[Mapping[str, MetricSpec]] = {
         "ssim": MetricSpec("higher"),

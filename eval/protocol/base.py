@@ -22,8 +22,17 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSet, check_pairs
 from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.protocol.component import Component
+from kvbench.eval.protocol.ranges import find_range
 from kvbench.eval.protocol.records import strict
-from kvbench.eval.protocol.scores import Metric, MetricSpec, Score, Status, make_metric, with_parts
+from kvbench.eval.protocol.scores import (
+    Metric,
+    MetricSpec,
+    Score,
+    Status,
+    cut_interval,
+    make_metric,
+    with_parts,
+)
 
 log = logging.getLogger(__name__)
 
@@ -235,7 +244,7 @@ def make_result(
     weights: Mapping[str, str | dict[str, str]] | None = None,
     caveat: str | None = None,
 ) -> Result:
-    """Return a finished result.
+    """Return a finished result; intervals are cut at the ranges of their metrics.
 
     Args:
         evaluator: the evaluator of the scores.
@@ -249,7 +258,8 @@ def make_result(
     """
     if unknown := [name for name in scores if name not in evaluator.metrics]:
         raise ValueError(f"{evaluator.name}: `metrics` does not have {unknown[0]}")
-    result = _result(evaluator, "ok", caveat, scores)
+    cut = {name: cut_interval(score, find_range(name)) for name, score in scores.items()}
+    result = _result(evaluator, "ok", caveat, cut)
     result.samples = None if samples is None else {name: list(column) for name, column in samples.items()}
     result.provenance["weights"] = dict(weights or {})
     return result

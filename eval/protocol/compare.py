@@ -12,11 +12,13 @@ from typing import Any
 
 from kvbench.eval.files.samples import Sample, SampleSetError, read_samples
 from kvbench.eval.protocol.intervals import Interval, bootstrap, combine_strata
+from kvbench.eval.protocol.ranges import find_difference_range
 from kvbench.eval.protocol.records import read_fields
 from kvbench.eval.protocol.scores import (
     Metric,
     MetricSpec,
     Score,
+    cut_interval,
     make_metric,
     mean_score,
     with_interval,
@@ -45,7 +47,7 @@ def compare_runs(ours: Path, theirs: Path) -> dict[str, Metric]:
     image equal to its reference has no PSNR), with a bootstrap over prompts, or `change_interval` for correct and
     wrong answers. If the metric is a mean of group means, so is its difference, and each group has an interval. For a
     metric of the whole set it is the difference of the two values, with an interval from the differences of their
-    replicates, if there are any.
+    replicates, if there are any. Intervals are cut at the largest possible differences.
 
     Args:
         ours: folder of a finished run.
@@ -121,7 +123,8 @@ def _compare_results(
             difference = compare_values(score, theirs.scores[name][0])
         if difference is not None:
             where = {"evaluator": ours.evaluator, "protocol": ours.protocol}
-            differences[name] = make_metric(difference, spec, **where)
+            cut = cut_interval(difference, find_difference_range(name))
+            differences[name] = make_metric(cut, spec, **where)
     return differences
 
 

@@ -24,7 +24,7 @@ from kvbench.eval.protocol.intervals import (
     combine_strata,
     number_clusters,
 )
-from kvbench.eval.protocol.ranges import Range, find_range
+from kvbench.eval.protocol.ranges import Range, find_difference_range, find_range
 from kvbench.eval.protocol.scores import Metric, Score, make_metric, with_interval
 from kvbench.eval.protocol.shares import change_interval
 from kvbench.eval.protocol.two_way import cross_interval, prompts_interval, runs_interval, sum_clusters
@@ -75,11 +75,7 @@ class _Runs:
 
     def find_limits(self, name: str) -> Range | None:
         """Return the range of a metric, or of its differences."""
-        limits = find_range(name)
-        if limits is None or not self.are_differences:
-            return limits
-        width = limits[1] - limits[0]
-        return -width, width
+        return find_difference_range(name) if self.are_differences else find_range(name)
 
 
 @dataclass(frozen=True)

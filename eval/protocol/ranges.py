@@ -6,7 +6,9 @@ from collections.abc import Mapping
 Range = tuple[float, float]
 
 RANGES: Mapping[str, Range] = {
-    **dict.fromkeys(("ssim", "ms_ssim", "dists", "vqascore", "oneig"), (0.0, 1.0)),
+    "ssim": (-1.0, 1.0),  # covariances may be negative
+    "dists": (0.0, 2.0),  # as may its structure; negative terms of ms_ssim count as zero
+    **dict.fromkeys(("ms_ssim", "vqascore", "oneig"), (0.0, 1.0)),
     **dict.fromkeys(("geneval", "exact", "accuracy", "truncated", "precision", "recall"), (0.0, 1.0)),
     **dict.fromkeys(("accuracy_change", "exact_answer_change"), (-1.0, 1.0)),
     **dict.fromkeys(("dpg", "unigenbench", "geneval2"), (0.0, 100.0)),
@@ -19,3 +21,9 @@ def find_range(name: str) -> Range | None:
     words = re.split(r"[/\[]", name)[0].split("_")
     starts = ("_".join(words[:count]) for count in range(len(words), 0, -1))
     return next((RANGES[start] for start in starts if start in RANGES), None)
+
+
+def find_difference_range(name: str) -> Range | None:
+    """Return the smallest and largest difference of two values of a metric; None if a side has no bound."""
+    limits = find_range(name)
+    return limits and (limits[0] - limits[1], limits[1] - limits[0])

@@ -138,6 +138,17 @@ def jackknife_score(statistic: Callable[[NDArray[np.int64]], float], clusters: S
     return with_interval(Score(value, len(clusters)), jackknife(statistic, value, clusters))
 
 
+def cut_interval(score: Score, bounds: tuple[float, float] | None) -> Score:
+    """Return the score with its interval cut at the metric's bounds, which `ci` then names; the value stays inside."""
+    low, high = score.ci95 or (None, None)
+    if bounds is None or score.value is None or low is None or high is None:
+        return score
+    cut = max(low, min(bounds[0], score.value)), min(high, max(bounds[1], score.value))
+    if cut == (low, high):
+        return score
+    return replace(score, ci95=cut, ci=f"{score.ci}, cut at [{bounds[0]:g}, {bounds[1]:g}]")
+
+
 def with_interval(score: Score, interval: Interval | None) -> Score:
     """Return the score with an interval, if there is one."""
     if interval is None:

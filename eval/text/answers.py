@@ -3,15 +3,19 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar
 
 from kvbench.eval.files.texts import TextSet
 from kvbench.eval.protocol.base import Evaluator, Result, make_result, read_meta
 from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
 from kvbench.eval.protocol.shares import change_interval
+from kvbench.eval.text.processor_time import limit_processor_time
 
 ANSWER = "answer"
 """Key of the correct answer in a prompt's metadata."""
+LIMIT_S = 5
+"""Processor time that math-verify may take for a text, and for each comparison of two expressions."""
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 
 
@@ -71,16 +75,16 @@ class Accuracy(Answers):
 
     name: ClassVar[str] = "accuracy"
     protocol: ClassVar[str] = "math-verify-last-box"
+    revision: ClassVar[int] = 1
     packages: ClassVar[tuple[str, ...]] = ("math_verify",)
 
     def judge(self, conclusion: str, answer: str) -> bool:
         """Return whether math-verify finds the answer in the conclusion."""
-        from math_verify import parse, verify
-
+        right, conclusion = (text.replace(r"\$", "") for text in (answer, conclusion))  # no delimiters
         # math-verify reads LaTeX only between signs.
-        right = answer if "$" in answer or "\\boxed" in answer else f"${answer}$"
+        right = right if "$" in right or "\\boxed" in right else f"${right}$"
         # math-verify joins adjacent boxes, so a corrected answer would be judged with the first one.
-        return bool(verify(parse(right), parse(find_box(conclusion) or conclusion)))
+        return _are_equal(right, find_box(conclusion) or conclusion)
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,32 @@ def find_box(text: str) -> str | None:
             if depth == 0 and place[0] == "}":
                 return f"${text[start : start + 1 + place.end()]}$"
     return None
+
+
+def _are_equal(right: str, given: str) -> bool:
+    """Return whether math-verify finds two texts equal.
+
+    Its own limits count real time, so that a process that was stopped for a while would judge a correct answer wrong.
+    """
+    from math_verify import grader, parser
+    from math_verify.errors import TimeoutException
+
+    parser.TIMEOUT_WARNING_SHOWN = grader.TIMEOUT_WARNING_SHOWN = (
+        True  # limits of processor time replace its own
+    )
+    late = TimeoutException("too much processor time")
+    try:
+        parsed = []
+        for text in (right, given):
+            with limit_processor_time(LIMIT_S, late):
+                parsed.append(parser.parse(text, parsing_timeout=None))
+        for one, other in product(*parsed):
+            with limit_processor_time(LIMIT_S, late):
+                if grader.verify([one], [other], timeout_seconds=None):
+                    return True
+    except TimeoutException:  # between two calls; within one, math-verify takes it for a failure of the call
+        pass
+    return False
 
 
 def _normalise(answer: str) -> str:

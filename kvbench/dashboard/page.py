@@ -19,6 +19,8 @@ FILE, BUNDLE = "dashboard.html", "dashboard-bundle.html"
 TEMPLATE = "dashboard.html.j2"
 STYLES = ("theme", "frame", "tables", "views", "controls", "drawer")
 """Files of styles/, in order."""
+MAX_INTEGER = 2**53
+"""Largest whole number up to which JavaScript's numbers are exact."""
 SCRIPTS = (
     "elements", "document", "address", "costs", "theme", "provenance", "tables", "pareto", "filters", "groups",
     "intervals", "crossed", "differences", "columns", "leaderboard", "changes", "grid", "comparison", "retention",
@@ -138,7 +140,16 @@ def _hash_program(program: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()}"
 
 
+def _keep_digits(value: object) -> object:
+    """Return a document with whole numbers beyond 2^53, which JavaScript would round, as texts."""
+    if isinstance(value, Mapping):
+        return {key: _keep_digits(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_keep_digits(one) for one in value]
+    return str(value) if isinstance(value, int) and abs(value) > MAX_INTEGER else value
+
+
 def _escape(document: Mapping[str, object]) -> str:
     """Return a document as JSON that is safe inside a script element."""
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False, default=str)
+    text = json.dumps(_keep_digits(document), separators=(",", ":"), allow_nan=False, default=str)
     return text.replace("<", "\\u003c")

@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import Literal, get_args
 
 from kvbench.runs.record.costs import Cost
+from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import Latency, Memory, Results
 
 Value = str | float | bool | None
@@ -88,8 +89,10 @@ def flatten_run(run: Results) -> dict[str, Value]:
 
 
 def _find_commit(run: Results) -> object:
-    code = (run.provenance or {}).get("code")
-    return code.get("commit") if isinstance(code, Mapping) else None
+    """Return the commits that a run was made with, joined by `; `."""
+    codes = [origin.get("code") for origin in list_origins(run.provenance)]
+    commits = [str(code["commit"]) for code in codes if isinstance(code, Mapping) and code.get("commit")]
+    return "; ".join(dict.fromkeys(commits)) or None
 
 
 def _flatten_settings(name: str, value: object) -> Iterator[tuple[str, Value]]:

@@ -11,6 +11,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.eval.alignment.geneval2 import parse_line
 from kvbench.eval.alignment.oneig import CLASSES
+from kvbench.eval.files.prompt_lines import read_text
 from kvbench.eval.files.samples import REWRITTEN_FROM
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import Line
@@ -98,7 +99,7 @@ class GenEval(PromptSet):
 
     def _read_rewritten(self, path: Path) -> dict[str, str]:
         try:
-            texts = parse_json(path.read_text(encoding="utf-8"))
+            texts = parse_json(read_text(path))
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"prompts.rewritten={path}: cannot be read ({error}). {REWRITTEN_SOURCE}"

@@ -6,11 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json
+from kvbench.eval.files.prompt_lines import Entry, parse_json_lines, parse_lines, read_text
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
-
-FileEntry = tuple[int, str, dict[str, object]]
-"""Line number, text and metadata of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +42,17 @@ class PromptFile:
         path = Path(self.path).expanduser()
         try:
             special = path.exists() and not path.is_file()  # a pipe would block
-            text = "" if special else path.read_text(encoding="utf-8")
+            text = "" if special else read_text(path)
         except (OSError, ValueError) as error:
             raise ConfigError(f"prompts.path={path}: cannot be read ({error})") from None
         if special:
             raise ConfigError(f"prompts.path={path}: is not a regular file")
         if "\0" in text:
             raise ConfigError(f"prompts.path={path}: is not text")
-        entries = PARSERS[path.suffix](path, text)
+        try:
+            entries = PARSERS[path.suffix](text)
+        except ValueError as error:
+            raise ConfigError(f"prompts.path={path}: {error}") from None
         if not entries:
             raise ConfigError(f"prompts.path={path}: contains no prompts")
         if self.count is not None and self.count > len(entries):
@@ -72,42 +72,21 @@ class PromptFile:
         return [replace(prompt, place=place) for prompt, place in zip(prompts, places, strict=True)]
 
 
-def _parse_lines(path: Path, text: str) -> list[FileEntry]:  # noqa: ARG001 - as other parsers
-    return [(number, line.strip(), {}) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-
-
-def _parse_json_lines(path: Path, text: str) -> list[FileEntry]:
-    entries: list[FileEntry] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                record = parse_json(line)
-                prompt = record["prompt"]
-            except (ValueError, KeyError, TypeError):
-                raise ConfigError(
-                    f"prompts.path={path}: line {number} is not a JSON object with `prompt`"
-                ) from None
-            if not isinstance(prompt, str) or not prompt.strip():
-                raise ConfigError(f"prompts.path={path}: line {number}: `prompt` must be a non-empty text")
-            entries.append((number, prompt, record))
-    return entries
-
-
-def _parse_table(path: Path, text: str) -> list[FileEntry]:
+def _parse_table(text: str) -> list[Entry]:
     rows = csv.DictReader(io.StringIO(text, newline=""))
     try:
         lines = [(rows.line_num, row) for row in rows]
     except csv.Error as error:
-        raise ConfigError(f"prompts.path={path}: line {rows.line_num} cannot be read ({error})") from None
+        raise ValueError(f"line {rows.line_num} cannot be read ({error})") from None
     if "prompt" not in (rows.fieldnames or ()):
-        raise ConfigError(f"prompts.path={path}: the first line has no column `prompt`")
-    entries: list[FileEntry] = []
+        raise ValueError("the first line has no column `prompt`")
+    entries: list[Entry] = []
     for number, row in lines:
         if None in row or not (row["prompt"] or "").strip():
-            raise ConfigError(f"prompts.path={path}: line {number} has no prompt, or too many columns")
+            raise ValueError(f"line {number} has no prompt, or too many columns")
         entries.append((number, row["prompt"].strip(), dict(row)))
     return entries
 
 
-PARSERS = {"": _parse_lines, ".txt": _parse_lines, ".jsonl": _parse_json_lines, ".csv": _parse_table}
+PARSERS = {"": parse_lines, ".txt": parse_lines, ".jsonl": parse_json_lines, ".csv": _parse_table}
 """Parsers of prompt files by suffix."""

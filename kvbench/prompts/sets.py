@@ -8,6 +8,7 @@ from typing import ClassVar, TypeVar
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.fetch import download_file
+from kvbench.eval.files.prompt_lines import check_letters, read_text
 from kvbench.eval.files.weights import Weight, WeightError
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
 
@@ -122,6 +123,8 @@ def read_file(path: Path, parse: Callable[[str], T]) -> T:
         ConfigError: the file cannot be read or is malformed.
     """
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        parsed = parse(read_text(path))
+        check_letters(parsed)
     except (OSError, ValueError) as error:  # JSON and UTF-8 errors are ValueErrors
         raise ConfigError(f"prompts.path={path}: cannot be read ({error})") from None
+    return parsed

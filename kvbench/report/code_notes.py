@@ -1,9 +1,10 @@
 """Notes below tables, and the column of a table whose equal settings ran other code."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.seeds import describe_means, find_code, list_members
+from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import Results
 
 COLUMN_DIGITS, NOTE_DIGITS = 8, 12
@@ -24,9 +25,33 @@ def list_notes(
     rows: Sequence[Results], shown: Iterable[Metric | None], *, df: str = "df", peaks: bool = True
 ) -> list[str]:
     """Return the sentences below a table, on means over seeds (`describe_means`) and on uncommitted changes."""
-    return [
-        note for note in (describe_means(rows, shown, df=df, peaks=peaks), describe_checkout(rows)) if note
-    ]
+    means, checkout = describe_means(rows, shown, df=df, peaks=peaks), describe_checkout(rows)
+    return [note for note in (means, checkout, describe_mixed(rows), describe_times(rows)) if note]
+
+
+def describe_times(rows: Sequence[Results]) -> str:
+    """Return a sentence on times marked with ~; empty without any."""
+    if not any(row.latency.others for row in rows):
+        return ""
+    return "~: samples with another batch size, machine or load than most of a run's are left out."
+
+
+def describe_mixed(rows: Sequence[Results]) -> str:
+    """Return a sentence on runs made with several commits, versions or machines; empty without any."""
+    runs = [member for row in rows for member in list_members(row)]
+    mixed = [origins for run in runs if len(origins := list_origins(run.provenance)) > 1]
+    if not mixed:
+        return ""
+    names = list(dict.fromkeys(name_origin(one) for origins in mixed for one in origins))
+    return f"{len(mixed)} of {len(runs)} runs: resumed with other code, versions or machines ({'; '.join(names)})."
+
+
+def name_origin(origin: Mapping[str, object]) -> str:
+    """Return an origin as commit, version of torch and machine."""
+    code, versions = origin.get("code"), origin.get("versions")
+    commit = str(code.get("commit"))[:NOTE_DIGITS] if isinstance(code, Mapping) else "commit not recorded"
+    torch = f"torch {versions.get('torch')}" if isinstance(versions, Mapping) else "torch not recorded"
+    return f"{commit}, {torch}, {origin.get('machine') or origin.get('gpu') or origin.get('cpu')}"
 
 
 def describe_checkout(rows: Sequence[Results]) -> str:
@@ -42,5 +67,7 @@ def describe_checkout(rows: Sequence[Results]) -> str:
 
 
 def _find_changes(run: Results) -> str:
-    code = (run.provenance or {}).get("code")
-    return str(code.get("diff_sha256") or "") if isinstance(code, dict) else ""
+    """Return the hash of the first uncommitted changes that a run was made with; empty without any."""
+    codes = [origin.get("code") for origin in list_origins(run.provenance)]
+    changes = [str(code.get("diff_sha256") or "") for code in codes if isinstance(code, dict)]
+    return next(filter(None, changes), "")

@@ -18,7 +18,7 @@ from kvbench.runs.record.results import Results
 BOLD_NOTE = (
     "Bold: the best value of a metric among methods that compress at the same budget, regardless of intervals"
 )
-HALF_NOTE = "± half of the 95 % interval"
+HALF_NOTE = "± half of the 95 % interval, or its ends"
 MIN_SHARE_COLUMN = "least / B"
 OMITTED_COLUMNS = ("peak tokens", "last / B", MIN_SHARE_COLUMN, IN_FLIGHT_COLUMN, "GPU MiB", "state MiB", "n")
 """Columns that the LaTeX tables leave out, to fit a page."""

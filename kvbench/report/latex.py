@@ -7,7 +7,16 @@ from math import ceil
 from kvbench.eval.protocol.scores import Better, Metric
 from kvbench.report.latex_width import choose_size, measure_columns, split_columns
 from kvbench.report.seeds import MeanMetric
-from kvbench.report.tables import HEADER_WIDTH, Cell, Row, format_cell, format_df, format_number, stack_header
+from kvbench.report.tables import (
+    HEADER_WIDTH,
+    Cell,
+    Row,
+    format_cell,
+    format_df,
+    format_number,
+    is_lopsided,
+    stack_header,
+)
 
 SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -105,7 +114,7 @@ def write_tables(
 
 
 def write_cell(cell: Cell, *, bold: bool = False) -> str:
-    """Return a cell with half of its interval in small letters, and the interval's degrees of freedom below."""
+    """Return a cell with half of its interval, or its ends, in small letters, and its degrees of freedom below."""
     if not isinstance(cell, Metric) or cell.value is None:
         return escape(format_cell(cell, "value"))
     value = format_number(cell.value, cell.digits).replace("-", "$-$")
@@ -116,6 +125,9 @@ def write_cell(cell: Cell, *, bold: bool = False) -> str:
     mark = ""
     if isinstance(cell, MeanMetric) and cell.df is not None:
         mark = r"$^\dagger$" if cell.prompts_only else f"$_{{{format_df(cell.df)}}}$"
+    if is_lopsided(cell.value, low, high):
+        ends = ", ".join(format_number(end, cell.digits).replace("-", "$-$") for end in (low, high))
+        return text + rf"\,{{\scriptsize[{ends}]{mark}}}"
     return text + rf"\,{{\scriptsize$\pm${(high - low) / 2:.{cell.digits}f}{mark}}}"
 
 

@@ -57,7 +57,7 @@ def list_costs(runs: Sequence[Results]) -> list[dict[str, Cell]]:
             cells["GPU MiB"] = f"{memory.gpu_peak_bytes / MIB:.0f}" if memory.gpu_peak_bytes else "-"
         times = {
             "state MiB": f"{memory.state_bytes / MIB:.2f}",
-            "s/image": f"{run.latency.seconds_per_image:.3f}",
+            "s/image": f"{run.latency.seconds_per_image:.3f}{run.latency.mark}",
         }
         rows.append(cells | times | {"n": name_count(run)})
     return rows

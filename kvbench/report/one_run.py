@@ -10,8 +10,10 @@ from rich.table import Table
 
 from kvbench.engine.memory import MIB
 from kvbench.eval.protocol.scores import Metric
+from kvbench.report.code_notes import describe_mixed, name_origin
 from kvbench.report.tables import format_name, format_number
-from kvbench.runs.record.results import Memory, Outcome, Results
+from kvbench.runs.record.origins import list_origins
+from kvbench.runs.record.results import MAX_LOAD, Memory, Outcome, Results
 
 REMEDY_SEPARATOR = ". Get it with: "
 """Separator between a reason and its remedy (`kvbench.eval.protocol.base.find_missing`)."""
@@ -19,8 +21,6 @@ UNITS = {"1e-3": "x 10⁻³"}
 """Units as shown on the terminal."""
 METRICS_PER_EVALUATOR = 2
 """Largest number of metrics of an evaluator in the short form."""
-MAX_LOAD = 1.5
-"""Load per processor above which times are marked."""
 
 
 def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
@@ -45,6 +45,10 @@ def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
     if hidden := len(metrics) - len(shown):
         more = f"{hidden} more metric{'s' * (hidden > 1)}: add -v"
         console.print(more, style="dim", highlight=False)
+    origins = [] if describe_mixed([run]) == "" else list_origins(run.provenance)
+    for number, origin in enumerate(origins, 1):
+        line = f"made with {number} of {len(origins)}: {name_origin(origin)}"
+        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
     for line in _describe_missing(run.metrics):
         console.print(line, markup=False, highlight=False, style="dim", soft_wrap=True)
 
@@ -93,12 +97,17 @@ def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, 
         note = f"batch {memory.batch}; {rebuilt:.2f} during a layer's rebuild, {flying:.2f} more in flight{state}"
         yield "MiB stored", f"{memory.peak_bytes / MIB:.2f}", "", "", note
     notes = [latency.device, f"batch {latency.batch}"]
+    if latency.samples is not None and latency.others:
+        total = latency.samples + latency.others
+        notes.append(
+            f"of {latency.samples} of {total} samples: others had another batch size, machine or load"
+        )
     if speed is not None:
         notes.append(f"{speed:.1f} tokens/s")
     if busy := _describe_load(run):
         notes.append(busy)
     unit = "s/image" if speed is None else "s/text"
-    yield unit, f"{latency.seconds_per_image:.4f}", "", "", ", ".join(notes)
+    yield unit, f"{latency.seconds_per_image:.4f}{latency.mark}", "", "", ", ".join(notes)
 
 
 def _describe_load(run: Results) -> str:

@@ -15,7 +15,7 @@ from kvbench.report.runs_table import find_metric, list_metrics, name_methods, o
 from kvbench.report.seeds import READ_ERRORS, compare_seeds, count_seeds
 from kvbench.runs.record.results import Results
 
-INTERVAL_NOTE = "± half of the 95 % interval."
+INTERVAL_NOTE = "± half of the 95 % interval, or its ends."
 BOLD_NOTE = (
     "Bold: the best value, if the 95 % interval of its paired difference to the second best leaves zero."
 )

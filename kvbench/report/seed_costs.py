@@ -9,6 +9,8 @@ from kvbench.runs.record.results import Latency, Memory
 
 LOWEST = ("last_tokens", "last_bytes", "least_share", "budget_tokens")
 """Numbers of `Memory` whose smallest value is the bound."""
+TIMES = ("seconds_per_image", "seconds_per_image_median", "images_per_second", "tokens_per_second")
+"""Numbers of `Latency` whose mean counts."""
 AVERAGED = ("lse_drift", "utilisation")
 """Numbers of `Memory` whose mean counts; of all others the largest value is the bound."""
 
@@ -25,13 +27,19 @@ def combine_memory(every: Sequence[Memory]) -> Memory:
 
 
 def average_latency(every: Sequence[Latency]) -> Latency:
-    """Return the mean times of several runs, and their largest batch."""
+    """Return the mean times of the runs that ran under the most common condition; samples of others are counted."""
+    conditions = [(one.batch, one.device, one.machine, one.busy) for one in every]
+    chosen = max(conditions, key=lambda one: (conditions.count(one), one[0]))
+    total = sum((one.samples or 1) + one.others for one in every)
+    every = [one for one, condition in zip(every, conditions, strict=True) if condition == chosen]
+    samples = sum(one.samples or 1 for one in every)
     means: dict[str, object] = {}
-    for field in fields(Latency):
-        known = [value for one in every if isinstance(value := getattr(one, field.name), int | float)]
+    for name in TIMES:
+        known = [value for one in every if isinstance(value := getattr(one, name), int | float)]
         if known:
-            means[field.name] = max(known) if field.name == "batch" else fmean(known)
-    return replace(every[0], **means)  # type: ignore[arg-type]
+            means[name] = fmean(known)
+    known_samples = None if any(one.samples is None for one in every) else samples
+    return replace(every[0], **means, samples=known_samples, others=total - samples)  # type: ignore[arg-type]
 
 
 def average_steps(every: Sequence[Sequence[Step]]) -> tuple[Step, ...]:

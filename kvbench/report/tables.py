@@ -21,10 +21,12 @@ Cell = str | Metric | None
 Row = Mapping[str, Cell]
 """Cells by column; the rows of a table have the same columns."""
 Style = Literal["value", "half", "range"]
-"""Form of a metric: its value, value ± half of the 95 % interval, or value with the interval."""
+"""Form of a metric: its value, value ± half of the 95 % interval (its ends if lopsided), or value with the interval."""
 ARROWS: Mapping[Better, str] = {"higher": "↑", "lower": "↓"}
 PROMPTS_ONLY = "†"
 """Mark of an interval over prompts alone, where the one over prompts and seeds is wider than the metric's range."""
+LOPSIDED = 0.1
+"""Difference of an interval's halves, relative to their mean, from which tables show its ends in place of ±."""
 HEADER_WIDTH = 11
 """Number of characters up to which a header is not broken."""
 
@@ -83,11 +85,16 @@ def format_cell(cell: Cell, style: Style) -> str:
     if cell.interval is None or style == "value":
         return text
     low, high = cell.interval
-    if style == "half":
+    if style == "half" and not is_lopsided(cell.value, low, high):
         return f"{text} ±{(high - low) / 2:.{cell.digits}f}{mark_interval(cell)}"
     return (
         f"{text} [{format_number(low, cell.digits)}, {format_number(high, cell.digits)}]{mark_interval(cell)}"
     )
+
+
+def is_lopsided(value: float, low: float, high: float) -> bool:
+    """Return whether the two halves of an interval differ by a tenth of their mean or more, so that ± misleads."""
+    return abs(high + low - 2 * value) >= LOPSIDED * (high - low) / 2 > 0
 
 
 def mark_interval(metric: Metric) -> str:

@@ -14,6 +14,7 @@ from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.scores import Metric, MetricSpec, Score, share_score
 from kvbench.report.collect import collect_runs
 from kvbench.report.seeds import Combined, combine_seeds, compare_seeds
+from kvbench.report.tables import format_cell
 from kvbench.runs.record.results import Results
 from tests.support.results import made_up
 from tests.support.run_folders import with_bytes, write_run
@@ -23,6 +24,7 @@ SPECS = {
     "lpips": MetricSpec("lower"),
     "geneval[scenes]": MetricSpec("higher", digits=3, strata="tag"),
     "exact_answer": MetricSpec("higher", digits=3),
+    "vqascore": MetricSpec("higher", digits=3),
 }
 METHODS = ("heatkv", "random", "snapkv")
 BUDGETS = (0.1, 0.2)
@@ -31,7 +33,7 @@ TAGS = [*"aaaabbbbbbcccc"]
 
 
 def draw(seed: int, method: str, budget: float) -> dict[str, list[float | None]]:
-    """Values per sample; the last PSNR is of an image equal to its reference."""
+    """Values per sample; the last PSNR is of an image equal to its reference; `vqascore` differs by almost all."""
     own = np.random.default_rng([seed, METHODS.index(method), int(100 * budget)])
     shared = np.random.default_rng(seed).normal(size=len(PROMPTS))
     psnr = 20 + 10 * budget + METHODS.index(method) + 3 * shared + own.normal(size=len(PROMPTS))
@@ -40,6 +42,7 @@ def draw(seed: int, method: str, budget: float) -> dict[str, list[float | None]]
         "lpips": (0.3 - 0.02 * psnr / 3).tolist(),
         "geneval[scenes]": (own.random(len(PROMPTS)) < 0.6).astype(float).tolist(),
         "exact_answer": [1.0] * len(PROMPTS),
+        "vqascore": [0.3, *[0.0] * 13] if method == "random" else [1.0] * 14,
     }
 
 
@@ -163,6 +166,7 @@ def test_differences_of_one_seed_are_the_reports(page: Any, seeds_dir: Path) -> 
                     assert is_bold(page, row[name]) == better
                     seen.add(better)
     assert seen == {True, False}
+    assert rows["heatkvseed 0", "10 %"]["vqascore"].endswith(", 1.000]")  # cut: a share cannot change by more
     assert rows["randomseed 0", "10 %"]["psnr"] == "base"
 
 
@@ -179,9 +183,9 @@ def test_rows_are_means_over_seeds_unless_single_ones_are_asked_for(page: Any, s
         for name, metric in mean.metrics.items():
             if name == "exact_answer":  # the same in all rows: in the line above the table
                 continue
-            assert row[name].split("±")[0].strip() == f"{metric.value:.{metric.digits}f}"
-            low, high = metric.interval or (0, 0)
-            assert row[name].split("±")[1].rstrip("†") == f"{(high - low) / 2:.{metric.digits}f}"
+            assert row[name].replace(" ", "").rstrip("†") == "".join(
+                format_cell(replace(metric, df=None), "half").split()
+            )
     points = page.locator("#pareto .hit")
     assert points.count() == 6
     page.select_option("#differ", "random")

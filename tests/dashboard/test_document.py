@@ -155,3 +155,9 @@ def test_a_page_written_elsewhere_links_the_runs_where_they_are(runs_dir: Path, 
     root = re.search(r'"root":"([^"]+)"', page.read_text())
     assert root is not None
     assert (page.parent / root[1]).resolve() == runs_dir.resolve()
+
+
+def test_whole_numbers_that_a_browser_would_round_are_texts() -> None:
+    empty = {key: [] for key in ("runs", "published", "sweeps", "unfinished", "damaged", "shared")}
+    page = render_page({**empty, "made": "", "metrics": {}, "shared": [{"seed": 2**53 + 1}, {"seed": 2**53}]})
+    assert '{"seed":"9007199254740993"},{"seed":9007199254740992}' in page

@@ -350,3 +350,16 @@ def test_runs_without_records_are_not_averaged(browser: Any, tmp_path: Path) -> 
     assert "lpips ↓ 0.500" in page.locator("#same").inner_text()
     assert page.locator("#runs tbody tr").count() == 3
     page.close()
+
+
+def test_times_without_some_samples_are_marked(browser: Any, tmp_path: Path) -> None:
+    for others in (0, 56):
+        run = made_up("random", 0.1, {}, run=f"random-{others}", config={"seed": others})
+        run = replace(
+            run, latency=replace(run.latency, samples=40, others=others, seconds_per_image=1.0 + others)
+        )
+        write_run(tmp_path, replace(run, memory=with_bytes(run.memory, 0.1)), [])
+    page = browser.new_page()
+    page.goto(write_dashboard(tmp_path).as_uri() + "#seeds=each")
+    assert sorted(column(page, "s / sample")) == ["1.000", "57.000~"]
+    page.close()

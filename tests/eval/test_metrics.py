@@ -107,6 +107,18 @@ def test_ssim_equals_goldens(golden_sets: tuple[ImageSet, ImageSet], double: boo
         )
 
 
+def test_ssim_may_be_negative_and_its_interval_ends_at_its_range(tmp_path: Path) -> None:
+    """An image equals its reference, another one is its reference's negative."""
+    noise = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)
+    sides = make_set(tmp_path / "ours", [noise[0], 255 - noise[1]]), make_set(tmp_path / "theirs", [*noise])
+    result = only(Ssim(double=True), *sides)
+    assert result.samples is not None
+    assert result.samples["ssim"][1] < -0.5
+    score = result.scores["ssim"]
+    assert score.ci95 == (-1, 1)
+    assert str(score.ci).endswith(", cut at [-1, 1]")
+
+
 def test_ssim_needs_room_for_its_window() -> None:
     small = np.zeros((1, 10, 20, 3), np.uint8)
     with pytest.raises(ValueError, match="larger than 10 pixels, got 20x10"):

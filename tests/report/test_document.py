@@ -81,7 +81,7 @@ def test_the_report_has_bold_ablations_and_figures(tmp_path: Path) -> None:
     assert "(n = 96): method.sinks\n\n| method.sinks | peak % | psnr ↑ |" in text.replace("?, n", "n")
     assert "![fidelity](fidelity.svg)" in text
     latex = (tmp_path / "report.tex").read_text()
-    assert latex.count(r"\textbf{25.00}\,{\scriptsize$\pm$1.50}") == 2
+    assert latex.count(r"\textbf{25.00}\,{\scriptsize[24.00, 27.00]}") == 2
     assert r"$\pm$ half of the 95 \% interval" in latex
     assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") == 3
 

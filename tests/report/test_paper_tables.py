@@ -57,7 +57,7 @@ def test_methods_by_budgets_with_significant_best_values(runs: list[Results], tm
     assert isinstance(value, MeanMetric)
     assert (value.value, value.runs) == (pytest.approx(BASE.mean() + 3.5), 2)
     assert read_bold(table) == [("heatkv", "10 %")]
-    assert table.caption.startswith("m, ?, n = 6 x 2. ± half of the 95 % interval. Bold: ")
+    assert table.caption.startswith("m, ?, n = 6 x 2. ± half of the 95 % interval, or its ends. Bold: ")
 
 
 def test_best_values_compete_at_one_seed_and_budget(runs: list[Results], tmp_path: Path) -> None:

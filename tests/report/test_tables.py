@@ -11,8 +11,10 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
+from kvbench.report.code_notes import list_notes
 from kvbench.report.collect import collect_runs
 from kvbench.report.document import write_report
+from kvbench.report.memory import list_costs
 from kvbench.report.one_run import show_run
 from kvbench.report.runs_table import list_metrics, list_settings, make_rows, show_runs
 from kvbench.report.tables import format_cell, format_csv, format_markdown, print_rows, publish
@@ -78,7 +80,15 @@ def test_what_was_asked_for_and_is_missing_says_why() -> None:
     ("metric", "style", "text"),
     [
         (Metric(-0.00001, "lower", ci95=(-0.1, 0.2)), "range", "0.0000 [-0.1000, 0.2000]"),
-        (Metric(7.0, "higher", digits=0, ci95=(5.0, 8.0)), "half", "7 ±2"),
+        (Metric(7.0, "higher", digits=0, ci95=(5.0, 9.0)), "half", "7 ±2"),
+        (Metric(7.0, "higher", digits=0, ci95=(5.0, 8.0)), "half", "7 [5, 8]"),
+        (Metric(100.0, "higher", digits=1, ci95=(94.3, 100.0)), "half", "100.0 [94.3, 100.0]"),
+        (
+            Metric(10.0, "higher", ci95=(9.0, 11.1), digits=2),
+            "half",
+            "10.00 ±1.05",
+        ),  # 1.0 and 1.1: 0.095 apart
+        (Metric(10.0, "higher", ci95=(9.0, 11.2), digits=1), "half", "10.0 [9.0, 11.2]"),
         (Metric(7.0, "higher", digits=0, ci95=(5.0, 8.0)), "value", "7"),
         (Metric(7.25, "higher", digits=1, ci95=(5.0, None)), "range", "7.2"),  # an infinite end
         (Metric(None, "higher"), "half", "-"),
@@ -154,7 +164,7 @@ def test_terminal_table_fits_and_keeps_brackets(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     assert "25.00" in text
     assert "failed method=[a] budget=2: budget=2: too [b]" in text
-    assert ("±1.50" in text) == (width >= 120)
+    assert (", 27.00]" in text) == (width >= 120)
     assert text.count("scenes] ↑") == 1
     assert "colors" not in text
 
@@ -163,7 +173,9 @@ def test_terminal_table_fits_and_keeps_brackets(width: int) -> None:
 @pytest.mark.parametrize("count", [1, 5, 25])
 def test_every_metric_is_shown_whole_however_many_there_are(width: int, count: int) -> None:
     metrics = {
-        f"metric_number_{i}[of_some_network]": Metric(100.0 + i, "lower", ci95=(i, i + 9.0), digits=3)
+        f"metric_number_{i}[of_some_network]": Metric(
+            100.0 + i, "lower", ci95=(i + 95.5, i + 104.5), digits=3
+        )
         for i in range(count)
     }
     text = printed(width, show_runs, [made_up(f"method_{m}", 0.1, metrics) for m in range(3)])
@@ -187,7 +199,7 @@ def test_what_is_published_is_printed_and_written(tmp_path: Path) -> None:
     rows = [{"method": "swa", "psnr": replace(PSNR, value=25.0, ci95=(24.0, 27.0))}]
     text = printed(80, publish, "a title", rows, 1, tmp_path / "x.md")
     assert text.startswith("a title\n")
-    assert "25.00 ±1.50" in text
+    assert "25.00 [24.00, 27.00]" in text
     assert text.endswith(f"written: {tmp_path / 'x.md'}\n")
     expected = "a title\n\n| method | psnr ↑ |\n|---|---|\n| swa | 25.00 [24.00, 27.00] |\n"
     assert (tmp_path / "x.md").read_text() == expected
@@ -248,3 +260,16 @@ def test_the_short_form_folds_groups_and_says_so() -> None:
 def test_times_of_a_busy_machine_are_marked(load: float, busy: bool) -> None:
     run = replace(RUNS[0], provenance={"load": load, "processors": 2})
     assert ("busy machine (load 3.1 of 2 processors)" in printed(160, show_run, run)) == busy
+
+
+def test_times_without_some_samples_are_marked() -> None:
+    """0.125 s of 40 samples, beside 56 under other conditions, is 0.125~ in every table."""
+    mixed = replace(RUNS[0], latency=replace(RUNS[0].latency, samples=40, others=56))
+    rows = list_costs([mixed, RUNS[1]])
+    assert [row["s/image"] for row in rows] == ["0.125~", "0.125"]
+    text = printed(160, show_run, mixed)
+    assert "0.1250~" in text
+    assert "of 40 of 96 samples: others had another batch size, machine or load" in " ".join(text.split())
+    [note] = list_notes([mixed, RUNS[1]], [])
+    assert note.startswith("~: samples with another batch size, machine or load")
+    assert list_notes([RUNS[1]], []) == []

@@ -124,11 +124,17 @@ function makeMetricColumn(name, best) {
       if (!metric) return makeAbsent(run, name);
       const ends = findInterval(metric);
       return makeNumber(text(run), () => openMetric(run, name), {
-        more: ends ? `±${format((ends[1] - ends[0]) / 2, metric.digits)}${metric.prompts_only ? "†" : ""}` : "",
+        more: ends ? `${formatReach(metric, ends)}${metric.prompts_only ? "†" : ""}` : "",
         best: best.has(run.number),
       });
     },
   };
+}
+
+/** Return ± half of an interval, or its ends if the halves differ by a tenth or more, as is_lopsided in report/tables.py. */
+function formatReach({ value, digits }, [low, high]) {
+  const lopsided = high > low && Math.abs(high + low - 2 * value) >= (0.1 * (high - low)) / 2;
+  return lopsided ? formatEnds([low, high], digits) : `±${format((high - low) / 2, digits)}`;
 }
 
 function makeAbsent(run, name) {

@@ -78,7 +78,9 @@ const COSTS = {
     unit: "s",
     digits: 3,
     field: "latency.seconds_per_image",
-    about: "Mean over samples of the batch's generation time divided by its prompts.",
+    about:
+      "Mean over samples of the batch's generation time divided by its prompts; " +
+      "~: samples of another batch size, machine or load are left out.",
     value: (run) => run.latency.seconds_per_image,
   },
   tokens_per_second: {
@@ -88,7 +90,7 @@ const COSTS = {
     digits: 0,
     field: "latency.tokens_per_second",
     better: "higher",
-    about: "Tokens of all texts, including end tokens, divided by total time.",
+    about: "Tokens of all texts, including end tokens, divided by total time; ~ as for s / sample.",
     value: (run) => run.latency.tokens_per_second,
   },
   n: {
@@ -126,5 +128,6 @@ function formatCost(run, key) {
   if (key === "n") return countSamples(run);
   const { digits, least = -Infinity } = COSTS[key];
   const value = costOf(run, key);
-  return format(value, digits) + (value < least ? "!" : "");
+  const others = COSTS[key].field.startsWith("latency.") && run.latency.others ? "~" : "";
+  return format(value, digits) + (value < least ? "!" : others);
 }

@@ -62,5 +62,12 @@ function surroundMean(table, choices, range) {
   if (!range) return widest;
   const width = range[1] - range[0];
   const [low, high] = widest[1] - widest[0] > 2 * width ? promptsInterval(table) : widest;
-  return [Math.max(low, -width), Math.min(high, width)];
+  return cutDifference([low, high], range);
+}
+
+/** Return an interval of differences, cut at the largest that the metric's range allows. */
+function cutDifference(ends, range) {
+  if (!ends || !range) return ends;
+  const width = range[1] - range[0];
+  return [Math.max(ends[0], -width), Math.min(ends[1], width)];
 }

@@ -101,8 +101,10 @@ function keepCommon(samples) {
 /** Return the 95 % interval of a difference, computed once; null below two prompts. */
 function findDifferenceInterval({ pairs, samples }, name) {
   const key = `${name} ${pairs.map(([run, base]) => `${run.number}-${base.number}`).join(" ")}`;
-  if (!intervals.has(key))
-    intervals.set(key, samples.length === 1 ? surroundPrompts(samples[0]) : surroundSeeds(pairs, samples, name));
+  if (!intervals.has(key)) {
+    const one = () => cutDifference(surroundPrompts(samples[0]), DOC.metrics[name].range);
+    intervals.set(key, samples.length === 1 ? one() : surroundSeeds(pairs, samples, name));
+  }
   return intervals.get(key);
 }
 
@@ -156,6 +158,8 @@ function formatEnds([low, high], digits) {
 function openDifference(row, label, name, found) {
   const { digits, unit } = DOC.metrics[name];
   const ends = findDifferenceInterval(found, name);
+  const limits = cutDifference([-Infinity, Infinity], DOC.metrics[name].range);
+  const cut = ends?.some((end, side) => end === limits[side]) ? `, cut at ${formatEnds(limits, 0)}` : "";
   const [run] = found.pairs[0];
   const several = found.pairs.length > 1;
   openDrawer(
@@ -163,7 +167,7 @@ function openDifference(row, label, name, found) {
     makeFigure(formatSigned(found.value, digits), unit, ends && `95 % interval ${formatEnds(ends, digits)}`),
     makeFacts("Difference", [
       ["samples", `${found.n}${several ? ` × ${found.pairs.length}` : ""} with a value on both sides`],
-      ["interval over", several ? "prompts and seeds" : `prompts, by ${found.samples[0].answers ? "Agresti and Min" : "bootstrap"}`],
+      ["interval over", `${several ? "prompts and seeds" : `prompts, by ${found.samples[0].answers ? "Agresti and Min" : "bootstrap"}`}${cut}`],
       ...found.pairs.flatMap(([own, base]) => [
         [own.label, `${formatBudget(own)}, ${nameSeed(own)}: ${format(findMetric(own, name).value, digits)}`],
         [base.label, `${formatBudget(base)}, ${nameSeed(base)}: ${format(findMetric(base, name).value, digits)}`],

@@ -129,7 +129,7 @@ function explainNumbers(rows) {
     return `Differences to ${base} at the same model, prompts, seed and budget, with 95 % intervals of the paired differences${over}. Bold: better, and the interval excludes 0.`;
   const marked = rows.some((row) => Object.values(row.metrics).some((metric) => metric.prompts_only));
   const mark = marked ? ` †: over ${PROMPTS_ONLY}.` : "";
-  return `Click a number for its provenance. ± is half of the 95 % interval${over}.${mark} Bold: best of its model, prompts, n, seeds and budget, regardless of intervals.${explainChanges(rows)}`;
+  return `Click a number for its provenance. ± is half of the 95 % interval${over}; brackets have its ends.${mark} Bold: best of its model, prompts, n, seeds and budget, regardless of intervals.${explainChanges(rows)}`;
 }
 
 function turnSort(column) {

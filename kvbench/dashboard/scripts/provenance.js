@@ -114,6 +114,13 @@ function showCost(run, { title, unit, about, field }, text) {
       ["full cache", `${run.memory.full_bytes} bytes at the same batch`],
       ["batch", `${run.memory.batch} prompts`],
       ["device", run.latency.device],
+      [
+        "times",
+        run.latency.others
+          ? `of ${run.latency.samples ?? "the"} samples in batches of ${run.latency.batch}; ${run.latency.others} ` +
+            "with another batch size, machine or load are left out (~)"
+          : null,
+      ],
     ]),
     ...describeRun(run),
   );
@@ -196,6 +203,15 @@ function describeRun(run) {
           .join(", "),
       ],
       ["started", known.started],
+      ...(known.resumed ?? []).map((one) => [
+        "resumed",
+        [
+          one.started,
+          one.code ? one.code.commit + (one.code.diff_sha256 ? ", with changes" : "") : "commit not recorded",
+          one.machine ?? one.gpu ?? one.cpu,
+          ...Object.entries(one.versions ?? {}).map(([name, version]) => `${name} ${version}`),
+        ].join(", "),
+      ]),
     ]),
     makeFacts(
       "Settings",

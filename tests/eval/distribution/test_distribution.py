@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from kvbench.eval.distribution.frechet import frechet_distance, frechet_to, moments
-from kvbench.eval.distribution.inception_score import inception_score
+from kvbench.eval.distribution.inception_score import average_chunks, inception_score
 from kvbench.eval.distribution.kid import draw_subsets, kid, paired_kid
 from kvbench.eval.distribution.precision_recall import leave_groups_out, precision_recall
 from kvbench.eval.protocol.intervals import assign_groups
@@ -212,3 +212,8 @@ def test_bad_logits_and_unequal_pairs_are_refused() -> None:
         inception_score(np.array([[0.0], [math.nan]]), 5)
     with pytest.raises(ValueError, match="paired sets have 3 and 4 samples"):
         kid(np.zeros((3, 2)), np.zeros((4, 2)), paired=True)
+
+
+def test_a_shorter_last_chunk_counts_by_its_size() -> None:
+    assert average_chunks(np.array([2.0, 5.0]), 8, 6) == (6 * 2 + 2 * 5) / 8
+    assert average_chunks(np.array([2.0, 5.0]), 12, 6) == 3.5

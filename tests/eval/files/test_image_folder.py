@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from kvbench.core.config import ConfigError
 from kvbench.eval.__main__ import main
 from kvbench.eval.distribution.dataset import DatasetError, Pictures
 from kvbench.eval.files.image_folder import PlainFolder, open_pair
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.paired.psnr import decibels
 from kvbench.eval.registry import describe_metrics
+from kvbench.prompts.files import PromptFile
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (4, 16, 16, 3)).astype(np.uint8)
@@ -247,3 +249,61 @@ def test_pictures_come_in_order_and_at_most_so_many_of_one_size(tmp_path: Path) 
     expected = [[PIXELS[0]], [PIXELS[1][:8]], [PIXELS[2], PIXELS[3]], [grey], [white]]
     for found, wanted in zip(Pictures(images).stacks(2, ""), expected, strict=True):
         assert (found == np.stack(wanted)).all()
+
+
+def test_turned_images_are_read_upright_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pixels = np.ascontiguousarray(PIXELS[:, :12])
+    upright, tagged = folder(tmp_path / "upright", pixels), tmp_path / "tagged"
+    tagged.mkdir()
+    turns = {1: lambda x: x, 3: lambda x: np.rot90(x, 2), 6: np.rot90, 8: lambda x: np.rot90(x, -1)}
+    for index, (orientation, turn) in enumerate(turns.items()):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        stored = Image.fromarray(np.ascontiguousarray(turn(pixels[index])))
+        stored.save(tagged / f"image {index}.png", exif=exif)
+    for kind in (PlainFolder, Pictures):
+        caplog.clear()
+        read, plain = kind(tagged), kind(upright)
+        assert [(read.image(i) == pixels[i]).all() for i in read.indices] == [True] * 4
+        assert {sample.size for sample in read.samples.values()} == {(16, 12)}
+        assert read.digest != plain.digest
+        [line] = caplog.messages
+        assert "3 images are turned by their EXIF orientation: image 1.png, image 2.png, image 3.png" in line
+
+
+def test_what_is_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    images = folder(tmp_path / "images")
+    for name in (".hidden", "a.tif", "b.gif"):
+        (images / name).write_bytes(b"")
+    (images / "deeper").mkdir()
+    for kind in (PlainFolder, Pictures):
+        caplog.clear()
+        kind(images)
+        [line] = caplog.messages
+        assert "3 entries are not images (.bmp, .jpeg, .jpg, .png, .webp)" in line
+        assert line.endswith("are not read: a.tif, b.gif, deeper/")
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_prompts_are_read_as_a_run_reads_them(tmp_path: Path, mark: bytes, end: str) -> None:
+    texts = ["a red\u2028circle", "a blue\x85square", "x\x0cy", "z"]
+    images = folder(tmp_path / "images")
+    for suffix, lines in {
+        ".txt": texts,
+        ".jsonl": [json.dumps({"prompt": t}, ensure_ascii=False) for t in texts],
+    }.items():
+        path = tmp_path / f"prompts{suffix}"
+        path.write_bytes(mark + end.join([*lines, ""]).encode())
+        assert [sample.prompt for sample in PlainFolder(images, path).samples.values()] == texts
+        assert [prompt.text for prompt in PromptFile(str(path)).load()] == texts
+
+
+@pytest.mark.parametrize("line", [r'{"prompt": "a \ud83d"}', r'{"prompt": "a", "note": "\ud83d"}'])
+def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "b"}\n' + line)
+    with pytest.raises(ConfigError, match=r"line 2: \\ud83d is half of a surrogate pair"):
+        PromptFile(str(path)).load()
+    with pytest.raises(SampleSetError, match=r"line 2: \\ud83d is half of a surrogate pair"):
+        PlainFolder(folder(tmp_path / "images"), path)

@@ -160,3 +160,14 @@ def test_distances_of_two_runs_leave_out_the_same_prompts(tmp_path: Path) -> Non
     assert {(score.value, score.ci95) for name, score in same.items() if name != "n_identical"} == {
         (0, (0, 0))
     }
+
+
+def test_a_difference_ends_at_the_largest_possible_one(tmp_path: Path) -> None:
+    """All prompts but one change by 1, so that the widened bootstrap passes 1, which a share cannot."""
+    ours, theirs = [1.0] * COUNT, [0.3] * 2 + [0.0] * (COUNT - 2)
+    names = ("psnr", "vqascore")
+    free, cut = (compare(tmp_path / name, [*ours], [*theirs], name)[name] for name in names)
+    assert free.interval is not None
+    assert free.interval[1] > 1
+    assert cut.interval == (free.interval[0], 1)
+    assert cut.ci == f"{free.ci}, cut at [-1, 1]"

@@ -147,6 +147,9 @@ def test_the_inception_score_does_not_depend_on_the_order_of_classes(adm: Adm, f
     shuffled = logits[np.random.default_rng(0).permutation(len(logits))]
     assert result.scores["is"].value == pytest.approx(inception_score(shuffled, 3).mean(), rel=1e-12)
     assert result.scores["is"].se is not None
+    whole, rest = inception_score(shuffled, 4)  # 4 and 2 images
+    uneven = only(InceptionScore(adm, chunk=4), images).scores["is"].value
+    assert uneven == pytest.approx((4 * whole + 2 * rest) / 6, rel=1e-12)
     assert "6 samples: not to be compared with published numbers on 50000" in str(result.reason)
     assert result.provenance["weights"] == {adm.weight.file: adm.network.sha256}
 

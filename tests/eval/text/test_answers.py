@@ -1,7 +1,9 @@
 """Answers are found behind thoughts, judged, and compared with the reference's problem by problem."""
 
 import hashlib
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +45,47 @@ def make(folder: Path, texts: Sequence[str], meta: Sequence[dict[str, object]] |
         lines.append(record)
     write_lines(folder, lines)
     return TextSet(folder)
+
+
+FORMS = (
+    *(r"\$18.90", r"\$36", r"\$32,\!348", r"\$1,\!000,\!000", r"-\$5", r"10\%", r"33\frac{1}{3}\%"),
+    *(r"12\text{ cm}^2", r"90^\circ", r"3\frac{1}{2}", r"\frac34", r"\sqrt{51}", r"1,\!000", "x^2 + 7x + 10", r"\pi"),
+    *(r"[-2,7]", r"(-\infty, 3]", r"(2,12) \cup (12,102)", r"x \in [-2,7]", r"\{1, 2\}", "(3, -1)", r"\text{(E)}"),
+    *(r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", "4343_6"),
+    *(r"\text{Evelyn}", "2k+2", r"3, 5, 7", r"f^{-1}", r"\left( 3, \frac{\pi}{2} \right)", "y = 2x + 3", "204", "-12"),
+)  # fmt: skip
+"""Forms of answers in published sets of problems."""
+
+
+@pytest.mark.parametrize("answer", FORMS)
+def test_an_answer_in_a_box_is_right_against_itself(answer: str) -> None:
+    assert Accuracy().judge(f"So it is \\boxed{{{answer}}}.", answer)
+    assert not Accuracy().judge("So it is \\boxed{8191}.", answer)
+
+
+def test_an_escaped_dollar_is_no_delimiter() -> None:
+    assert Accuracy().judge(r"\boxed{32348}", r"\$32,\!348")
+    assert Accuracy().judge(r"It costs \$18.90.", "18.90")
+    assert not Accuracy().judge(r"\boxed{\$18.91}", r"\$18.90")
+
+
+def test_only_processor_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process judges as if it had run on; a computation without end is given up."""
+    from math_verify import grader, parser
+
+    parse, verify = parser.parse, grader.verify
+    monkeypatch.setattr("kvbench.eval.text.answers.LIMIT_S", 0.3)
+    monkeypatch.setattr(parser, "parse", lambda *args, **more: (time.sleep(0.5), parse(*args, **more))[1])
+    monkeypatch.setattr(grader, "verify", lambda *args, **more: (time.sleep(0.5), verify(*args, **more))[1])
+    assert Accuracy().judge(r"\boxed{\frac{2}{7}}", r"\frac{2}{7}")
+
+    def compute(*_: object, **__: object) -> bool:
+        while True:
+            pass
+
+    monkeypatch.setattr(grader, "verify", compute)
+    assert not Accuracy().judge(r"\boxed{7}", "7")
+    assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -118,12 +161,16 @@ def test_prompts_without_answers_are_skipped_and_some_without_are_wrong(tmp_path
 def test_math_verify_is_asked_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def verify(gold: str, found: str) -> bool:
+    def verify(golds: list[str], answers: list[str], **_: object) -> bool:
+        [gold], [found] = golds, answers
         calls.append((gold, found))
         return gold.strip("$") in found
 
-    stand_in = SimpleNamespace(parse=lambda text: text, verify=verify, __spec__=object())
+    parser, grader = SimpleNamespace(parse=lambda text, **_: [text]), SimpleNamespace(verify=verify)
+    stand_in = SimpleNamespace(parser=parser, grader=grader, __spec__=object())
     monkeypatch.setitem(sys.modules, "math_verify", stand_in)  # type: ignore[arg-type]
+    errors = SimpleNamespace(TimeoutException=TimeoutError)
+    monkeypatch.setitem(sys.modules, "math_verify.errors", errors)  # type: ignore[arg-type]
     texts = make(tmp_path / "ours", OURS)
     result = only(Accuracy(), texts)
     assert calls[0] == ("$7$", "answer: 7")
