@@ -219,6 +219,13 @@ class Model(ABC):
             WeightsError: naming all missing files.
         """
 
+    def check_files(self) -> None:  # noqa: B027 - a default
+        """Compare what local files say of the network with the settings; nothing is downloaded.
+
+        Raises:
+            WeightsError: naming the file and the keys that differ.
+        """
+
     @property
     def parameters(self) -> int:
         """Number of parameters, for plans and profiles; available without weights."""

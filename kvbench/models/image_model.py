@@ -111,6 +111,7 @@ class ImageModel(Model, Generic[N, T]):
             WeightsError: a checkpoint is missing, unreadable or does not fit.
         """
         locate_all(list(self.list_sources().values()))
+        self.check_files()
         use_device(device)
         self._transformer, self._tokenizer = self._build()
         digest = self._fill(device)

@@ -16,6 +16,7 @@ from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.image_model import ImageModel
 from kvbench.models.noise import Noise
 from kvbench.models.parts.codebook import VQGAN, VQGANConfig
+from kvbench.models.parts.config_file import check_config, expect_decoder
 from kvbench.models.parts.decoder import Decoder, DecoderConfig, ImageDecoderConfig, PromptedImageConfig
 from kvbench.models.parts.sampling import TokenSampling
 from kvbench.models.parts.tensor_parallel import split_config
@@ -160,12 +161,22 @@ class PromptedImageModel(NextTokenImageModel[N, T]):
     prompt_tokens: int = 64
 
     truncate: ClassVar[bool] = True
+    config_section: ClassVar[str] = ""  # of the language model in the config.json of `weights`
 
     def __post_init__(self) -> None:
         self._check_codes("codes", self.transformer.codes)
         super().__post_init__()
         require_positive("model", prompt_tokens=self.prompt_tokens)
         self._check_sources("text")
+
+    def check_files(self) -> None:
+        """Compare the `config.json` of the language model, if its files have one, with the settings.
+
+        Raises:
+            WeightsError: naming the file and the keys that differ.
+        """
+        if "weights" in (sources := self.list_sources()):
+            check_config(sources["weights"], expect_decoder(self.transformer), self.config_section)
 
     @property
     def _segments(self) -> tuple[Segment, ...]:

@@ -42,6 +42,7 @@ def check_job(job: Job) -> None:
         log.warning(
             "method=%s has no budget: budget=%s changes nothing", job.method_name, job.settings.budget
         )
+    job.model.check_files()
     _check_prompts(job, [*job.prompts, *(job.calibration_prompts if is_calibrated else ())])
     _check_metadata(job)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import yaml
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import remove_unfinished
 from kvbench.runs.check import check_job
 from kvbench.runs.code import describe_classes, describe_code
 from kvbench.runs.generate.batch import load, open_cache
@@ -24,11 +23,13 @@ from kvbench.runs.record.code_file import describe_change, write_code
 from kvbench.runs.record.folder import RunFolder
 from kvbench.runs.record.kinds import find_sample_kind
 from kvbench.runs.record.merge import import_run
+from kvbench.runs.record.origins import add_origins
 from kvbench.runs.record.provenance import describe_arithmetic, provenance
 from kvbench.runs.record.results import FILE, Outcome, Results, read_results
 from kvbench.runs.run_hash import Identity
 from kvbench.runs.score.finish import finish, read_inputs
 from kvbench.runs.score.scoring import check_required, check_scored, find_pending
+from kvbench.runs.score.tracker import check_logger, reporting_failure
 
 log = logging.getLogger(__name__)
 Opened = Callable[[Path, int], object]
@@ -51,7 +52,8 @@ def run(job: Job, opened: Opened = lambda *_: None) -> Outcome:
     load(job)
     outcome = _complete(job.reference if job.is_reference else job, opened)
     if job.logger is not None and outcome.results is not None:
-        job.logger.send(outcome.folder, outcome.results, job.sweep)
+        with reporting_failure(outcome.folder.name):
+            job.logger.send(outcome.folder, outcome.results, job.sweep)
     return _check_scores(job, outcome)
 
 
@@ -68,6 +70,9 @@ def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
     with _noting_failures(folder):
         reference = None if job.is_reference else _complete(job.reference, opened).folder
         whole = whole or take_samples(job, folder, identify(job, calibrations))
+        if not whole:
+            plan = job.cache_plan
+            add_origins(folder, [provenance(job.settings.device, plan.graph_obstacle)])
         whole = whole or generate(job, folder, open_cache(job, calibrations.books), budget)
         if whole and (reference is None or (reference / FILE).is_file()):
             return Outcome(folder.path, finish(job, folder, reference, budget))
@@ -97,6 +102,7 @@ def rescore(job: Job) -> Outcome:
 def _check(job: Job) -> None:
     check_required(job.evaluators, job.settings.require)
     check_job(job)
+    check_logger(job.logger)
 
 
 def open_folder(job: Job, calibrations: Calibrations) -> RunFolder:
@@ -107,7 +113,7 @@ def open_folder(job: Job, calibrations: Calibrations) -> RunFolder:
     identity = identify(job, calibrations)
     folder = _locate(job, identity, make=True)
     if not folder.finished():
-        remove_unfinished(folder.path)
+        folder.remove_leftovers()
     if not (folder.path / CODE_FILE).exists() and not folder.recorded():
         _record_code(job, folder, identity)
     if not (folder.path / "provenance.json").exists() and not (folder.path / "config.yaml").exists():

@@ -196,7 +196,8 @@ def test_official_files_are_converted_once(
         assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
         assert same(module.state_dict(), {name: tensor.half().float() for name, tensor in state.items()})
     assert digests == [hash_path(path)] * 2
-    (kept,) = cache.iterdir()
+    kept, note = sorted(cache.iterdir(), key=lambda path: path.suffix == ".sha256")
+    assert note.read_text() == hash_path(kept)
     assert kept.name == f"model-{digests[0][:16]}.safetensors"
     assert load_file(kept).keys() == state.keys()
 

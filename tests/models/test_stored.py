@@ -10,10 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
 from kvbench.models.files import checkpoints, parameters, stored, weights
-from kvbench.models.files.checkpoints import split_layers
+from kvbench.models.files.checkpoints import WeightsError, split_layers
+from kvbench.models.files.mapped import give_back, list_file_maps
 from kvbench.models.files.weights import Source
 from kvbench.models.janus.files import clean_janus
 from tests.support.command_line import run_python
@@ -60,7 +62,7 @@ def test_one_of_several_converts(home: Path, tmp_path: Path, monkeypatch: pytest
     found: list[Path] = []
 
     def convert() -> None:
-        found.append(weights.convert(path, dict, "0" * 64))  # type: ignore[arg-type]
+        found.append(weights.convert(path, dict, "0" * 64)[0])  # type: ignore[arg-type]
 
     workers = [Thread(target=convert) for _ in range(4)]
     for worker in workers:
@@ -74,7 +76,24 @@ def test_one_of_several_converts(home: Path, tmp_path: Path, monkeypatch: pytest
     for name, tensor in state.items():
         assert read[name].dtype == tensor.dtype
         assert torch.equal(read[name], tensor)
-    assert sorted(p.name for p in home.iterdir()) == [made[0].name]
+    note = made[0].with_suffix(".sha256")
+    assert {p.name for p in home.iterdir()} == {made[0].name, note.name}
+    assert note.read_text() == hash_path(made[0])
+
+
+def test_a_conversion_of_other_contents_is_made_anew(
+    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "net.pth"
+    torch.save({"a": torch.arange(5.0)}, path)
+    made, digest = weights.convert(path, dict, "0" * 64)  # type: ignore[arg-type]
+    content = made.read_bytes()
+    made.write_bytes(content[:-4] + bytes(4))
+    assert weights.convert(path, dict, "0" * 64) == (made, digest)  # type: ignore[arg-type]
+    assert made.read_bytes() == content
+    assert [r.message for r in caplog.records] == [
+        f"{made}: has other contents than were converted; converted again"
+    ]
 
 
 def test_files_of_old_versions_of_torch_are_read(tmp_path: Path) -> None:
@@ -112,6 +131,65 @@ def test_a_node_has_its_own_copy(home: Path, tmp_path: Path, monkeypatch: pytest
         parameters.load_into(module, Source("key", str(path)), dict)  # type: ignore[arg-type]
 
 
+def test_a_copy_of_other_bytes_is_made_anew(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "net"
+    folder.mkdir()
+    save_file({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setenv("KVBENCH_STAGE", str(tmp_path / "disk"))
+    monkeypatch.setattr(stored, "MIN_CACHED_BYTES", 1)
+    copy = weights.prepare(Source("key", str(folder))).path / "model.safetensors"
+    content = (folder / "model.safetensors").read_bytes()
+    assert copy.read_bytes() == content
+    os.utime(copy, (1e9, 1e9))
+    os.utime(copy.with_name("config.json"), (1e9, 1e9))
+    os.utime(folder / "model.safetensors", (1e9, 1e9))
+    os.utime(folder / "config.json", (1e9, 1e9))
+    weights.prepare(Source("key", str(folder)))
+    with monkeypatch.context() as patch:  # size, time and inode spare the second reading
+        patch.setattr(stored, "hash_files", lambda files: pytest.fail(f"{files} are read again"))
+        weights.prepare(Source("key", str(folder)))
+    copy.write_bytes(content[:-4] + bytes(4))
+    weights.prepare(Source("key", str(folder)))
+    assert copy.read_bytes() == content
+    assert [r.message for r in caplog.records] == [
+        f"{copy.parent}: the staged copy has other contents than its source; copied again"
+    ]
+
+
+def test_an_overwritten_file_changes_no_loaded_weights(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    ones = {"weight": torch.ones(64, 64), "bias": torch.ones(64)}
+    save_file(ones, path)
+    module = parameters.build_on_meta(lambda: nn.Linear(64, 64))
+    parameters.load_into(module, Source("key", str(path)), dict)  # type: ignore[arg-type]
+    calibration = tmp_path / "calibration.safetensors"
+    checkpoint.save(calibration, ones, {})
+    tensors, _ = checkpoint.load(calibration)
+    for file in (path, calibration):
+        size = file.stat().st_size
+        with file.open("r+b") as opened:
+            opened.seek(size - 64 * 65 * 4)
+            opened.write(bytes(64 * 65 * 4))
+    assert [float(p.detach().sum()) for p in (module.weight, tensors["weight"])] == [64 * 64] * 2
+    assert [float(p.detach().sum()) for p in (module.bias, tensors["bias"])] == [64] * 2
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    save_file({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, path)
+    module = parameters.build_on_meta(lambda: nn.Linear(2, 2))
+
+    def place(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        path.write_bytes(path.read_bytes()[:-4] + bytes(4))
+        return tensor
+
+    with pytest.raises(WeightsError, match=r"net\.safetensors: was changed while it was read"):
+        parameters.load_into(module, Source("key", str(path)), dict, place)  # type: ignore[arg-type]
+
+
 def test_parameters_go_to_the_device_in_their_dtype_one_by_one(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     save_file({f"layers.{i}.{k}": v for i in range(3) for k, v in nn.Linear(4, 4).state_dict().items()}, path)
@@ -128,6 +206,17 @@ def test_parameters_go_to_the_device_in_their_dtype_one_by_one(home: Path, tmp_p
     parameters.load_into(module, Source("key", str(path)), dict, place)  # type: ignore[arg-type]
     assert sorted(placed) == sorted(name for name, _ in module.named_parameters())
     assert all(p.dtype == torch.float16 and p.device.type == "cpu" for p in module.parameters())
+
+
+def test_memory_given_back_keeps_its_numbers(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "numbers.safetensors", torch.arange(1 << 16, dtype=torch.float32)
+    save_file({"numbers": numbers}, path)
+    mapped = checkpoints.read(path)["numbers"]
+    maps = list_file_maps()
+    assert any(mapped.data_ptr() in one for one in maps)
+    give_back([mapped, numbers], maps)
+    assert torch.equal(mapped, torch.arange(1 << 16, dtype=torch.float32))
+    assert torch.equal(mapped, numbers)
 
 
 MEASURE = """

@@ -1,13 +1,16 @@
 """Costs of a run, against numbers worked out by hand."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.memory import cache_bytes, paper_mib
+from kvbench.report.seed_costs import average_latency
 from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
+from kvbench.runs.record.results import Latency
 
 # 3 layers of 4 heads hold 1 + 4 tokens before the last scale; keys and values have 64 channels; two branches.
 SPEC = ModelSpec("small", 3, 4, 64, next_scale([(1, 1), (2, 2), (3, 3)]), branches=2)
@@ -67,9 +70,46 @@ def test_utilisation_is_a_mean_of_the_samples_that_dropped_anything() -> None:
     ],
 )
 def test_latency(seconds: tuple[float, ...], mean: float, median: float, rate: float) -> None:
-    costs = [replace(COST, seconds=one, batch=2 + number) for number, one in enumerate(seconds)]
+    costs = [replace(COST, seconds=one, batch=4) for one in seconds]
     latency = summarise_latency(costs, "cpu")
     assert latency.seconds_per_image == pytest.approx(mean)
     assert latency.seconds_per_image_median == pytest.approx(median)
     assert latency.images_per_second == pytest.approx(rate)
-    assert (latency.batch, latency.device) == (1 + len(seconds), "cpu")
+    assert (latency.batch, latency.device) == (4, "cpu")
+    assert (latency.samples, latency.others, latency.mark) == (len(seconds), 0, "")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch": 4, "device": "cuda:1", "machine": "GPU"},
+        {"batch": 8, "device": "cpu", "machine": "B"},
+        {"batch": 8, "device": "cpu", "machine": "A", "load": 1.6},
+        {"batch": 16, "device": "cpu", "machine": "A", "load": 1.5},
+    ],
+)
+def test_times_of_other_conditions_are_left_out(other: dict[str, Any]) -> None:
+    usual = replace(COST, batch=8, device="cpu", machine="A", load=0.5, seconds=2.0, tokens=10)
+    slow = replace(usual, seconds=100.0, tokens=7, **other)
+    latency = summarise_latency(
+        [slow, usual, replace(usual, seconds=4.0), slow, replace(usual, load=1.4)], "cpu"
+    )
+    assert latency.seconds_per_image == pytest.approx((2 + 4 + 2) / 3)
+    assert latency.seconds_per_image_median == 2
+    assert latency.images_per_second == pytest.approx(3 / 8)
+    assert latency.tokens_per_second == pytest.approx(30 / 8)
+    assert (latency.batch, latency.device, latency.machine, latency.busy) == (8, "cpu", "A", False)
+    assert (latency.samples, latency.others, latency.mark) == (3, 2, "~")
+    most = summarise_latency([slow, slow, usual], "cpu")
+    assert (most.seconds_per_image, most.samples, most.others) == (100, 2, 1)
+
+
+def test_times_of_several_seeds_are_of_one_condition() -> None:
+    usual = Latency(1.0, 1.0, 1.0, 8, "cpu", samples=10, machine="A")
+    runs = [
+        usual,
+        replace(usual, seconds_per_image=9.0, machine="B"),
+        replace(usual, seconds_per_image=2.0, others=3),
+    ]
+    latency = average_latency(runs)
+    assert (latency.seconds_per_image, latency.samples, latency.others) == (1.5, 20, 13)

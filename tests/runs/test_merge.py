@@ -1,5 +1,6 @@
 """Runs that were made in several folders and are merged into one: joined by samples, nothing overwritten."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from kvbench.models.outputs import Text
 from kvbench.runs.record.folder import RunFolder, RunName
 from kvbench.runs.record.kinds import TEXTS
 from kvbench.runs.record.merge import Merged, merge_run, merge_runs
+from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import read_results
 from kvbench.runs.run_hash import Identity
 from tests.support.results import made_up
@@ -123,3 +125,21 @@ def test_another_calibration_of_the_same_name_is_a_conflict(tmp_path: Path) -> N
 
 def test_names_of_run_folders_are_taken_apart() -> None:
     assert RunName.of("swa-0.2-bytes-5835bd0596") == ("swa-0.2-bytes", "5835bd0596")
+
+
+def test_a_merged_run_names_the_origins_of_its_samples(tmp_path: Path) -> None:
+    """Origins of added samples follow our own once each; a run without added samples stays as it is."""
+    ours, theirs = write(tmp_path / "a", [(0, "one")]), write(tmp_path / "b", [(1, "two")])
+    ours.write("provenance.json", json.dumps({"machine": "A", "hostname": "h"}))
+    resumed = [{"machine": "A"}, {"machine": "C", "load": 0.5}]
+    theirs.write("provenance.json", json.dumps({"machine": "B", "hostname": "h", "resumed": resumed}))
+    for _ in range(2):
+        merge_run(theirs.path, tmp_path / "a")
+        found = ours.read_json("provenance.json")
+        own, *others = list_origins(found)
+        assert (own["machine"], own["hostname"]) == ("A", "h")
+        assert others == [{"machine": "B"}, {"machine": "C", "load": 0.5}]
+    known = write(tmp_path / "c", [(0, "one")])
+    known.write("provenance.json", json.dumps({"machine": "D"}))
+    merge_run(known.path, tmp_path / "a")
+    assert ours.read_json("provenance.json") == found

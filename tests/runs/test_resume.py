@@ -14,9 +14,12 @@ import pytest
 import torch
 
 from kvbench.core.settings import Shard
+from kvbench.data.flatten import flatten_run
 from kvbench.eval.files.images import ImageSet
+from kvbench.report.code_notes import describe_mixed
 from kvbench.runs import execute
 from kvbench.runs.generate.retention import FILE as RETENTION
+from kvbench.runs.record.origins import list_origins
 from tests.support.fake_run import Fake, count_records, images_of, job_in
 from tests.support.places import ROOT
 
@@ -137,6 +140,26 @@ def test_two_processes_share_a_run(tmp_path: Path, whole: Path) -> None:
     assert len((folder / "samples.jsonl").read_text().splitlines()) == 10
 
 
+def test_a_finished_run_has_no_leftovers_of_killed_processes(tmp_path: Path) -> None:
+    """A process with blocks of another size dies beside this one, and one on another machine works on."""
+    kill = "import os; from contextlib import ExitStack; from pathlib import Path\n"
+    kill += "from kvbench.core import claims, files\n"
+    kill += "stack, place = ExitStack(), Path({folder!r})\n"
+    kill += "stack.enter_context(claims.claim(place / '.block-0-7'))\n"
+    kill += "stack.enter_context(files.write_beside(place / 'images' / 'new.png')).write_text('part')\nos._exit(1)"
+    working = {"machine": "elsewhere", "lapse": 60}
+
+    def die(folder: Path, _: int) -> None:
+        code = kill.format(folder=str(folder))
+        assert subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=False).returncode == 1
+        (folder / ".block-7-14").write_text(json.dumps(working))
+        (folder / ".own").write_text("of its user")
+        assert len(list(folder.rglob(".*"))) == 4
+
+    folder = execute.run(job_in(tmp_path), opened=die).folder
+    assert sorted(path.name for path in folder.rglob(".*")) == [".block-7-14", ".own"]
+
+
 def test_altered_image_is_made_again(tmp_path: Path, whole: Path) -> None:
     folder = execute.run(job_in(tmp_path)).folder
     (folder / "images/000004.png").write_bytes(b"")
@@ -161,3 +184,30 @@ def test_out_of_memory_with_one_prompt_is_an_error(tmp_path: Path) -> None:
         execute.run(job)
     [status] = tmp_path.glob("fake/full-*/status")
     assert status.read_text().startswith("failed: CUDA out of memory")
+
+
+def test_a_resumed_run_names_every_origin_and_tells_its_times_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ten samples, four are made by another commit on another machine, where a batch takes no time."""
+    assert execute.run(job_in(tmp_path, shard=Shard(0, 2))).results is None
+    ours = {"commit": "b" * 40, "diff_sha256": ""}
+    monkeypatch.setattr("kvbench.runs.record.provenance._checkout", lambda: ours)
+    for module in ("record.provenance", "generate.batch"):
+        monkeypatch.setattr(f"kvbench.runs.{module}.describe_machine", lambda _: "other, 1 threads")
+    execute.run(job_in(tmp_path, shard=Shard(1, 2)))
+    outcome = execute.run(job_in(tmp_path))
+    results = outcome.results
+    assert results is not None
+    first, second = list_origins(results.provenance)
+    assert (second["code"], second["machine"]) == (ours, "other, 1 threads")
+    assert first["code"] != ours
+    lines = map(json.loads, (outcome.folder / "samples.jsonl").read_text().splitlines())
+    usual = [line["seconds"] for line in lines if line["machine"] == first["machine"]]
+    latency = results.latency
+    assert (latency.samples, latency.others) == (len(usual), 10 - len(usual)) == (6, 4)
+    assert latency.seconds_per_image == pytest.approx(np.mean(usual))
+    shown = describe_mixed([results])
+    assert "1 of 1 runs" in shown
+    assert "bbbbbbbbbbbb" in shown
+    assert flatten_run(results)["commit"] == f"{first['code']['commit']}; {ours['commit']}"  # type: ignore[index]

@@ -155,3 +155,13 @@ def test_runs_of_lists_that_are_not_known_are_drawn(tmp_path: Path) -> None:
     folder, batches = draw(tmp_path, 6)
     assert batches == [2, 2, 2] * 2
     assert read_taken(folder) == {}
+
+
+def test_taken_samples_name_the_origins_of_their_run(tmp_path: Path) -> None:
+    first, _ = draw(tmp_path, 4)
+    path = first / "provenance.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "machine": "earlier machine"}))
+    folder, _ = draw(tmp_path, 10)
+    found = json.loads((folder / "provenance.json").read_text())["resumed"]
+    assert [one["machine"] for one in found] == ["earlier machine"]

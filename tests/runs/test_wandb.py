@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.results import Results, read_results
 from kvbench.runs.record.samples import order_worst_first, read_scores
-from kvbench.runs.score.wandb import WandB
+from kvbench.runs.score.wandb import WandB, shorten
 from tests.support.results import made_up
 from tests.support.wandb_file import read_entry
 
@@ -150,3 +151,60 @@ def test_the_first_metric_against_the_reference_says_which_samples_are_worst(tmp
 def test_images_cannot_be_negative() -> None:
     with pytest.raises(ConfigError, match="images=-1: must be at least 0"):
         WandB(images=-1)
+
+
+LONG = "captions_of_scenes_drawn_for_the_comparison_of_all_methods_in_spring_2026_v2"
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 66, 300])
+def test_a_shortened_name_is_one_that_wandb_takes(length: int) -> None:
+    """W&B's own validation decides; names that differ in their middle alone stay different."""
+    wandb = pytest.importorskip("wandb")
+    names = [shorten((LONG * 5)[: length - 1] + end) for end in "ab"]
+    middle = [shorten(f"{LONG}{digit}{LONG}") for digit in "12"]
+    assert len({*names, *middle}) == 4
+    wandb.Settings(run_tags=[*names, *middle])
+    if length <= 64:
+        assert names[0] == (LONG * 5)[: length - 1] + "a"
+
+
+def test_long_names_arrive(tmp_path: Path, offline_wandb: None) -> None:
+    config = {**RUN.config, "prompts": {"path": f"{LONG}.txt"}, "model": {"name": "m" * 100}}
+    run = replace(RUN, config=config, run="heatkv-" + "0" * 90)
+    for name, folder in ((None, tmp_path / "one"), ("second: time", tmp_path / "two")):
+        folder.mkdir()
+        WandB(images=0, name=name).send(folder, run, "s" * 200)
+    first, second = (read_entry(folder) for folder in (tmp_path / "one", tmp_path / "two"))
+    assert len(first.run.tags) == 3
+    tag = first.run.tags[1]
+    assert len(tag) == 64
+    assert tag.startswith("captions_of_scenes_drawn_for")
+    assert tag.endswith("spring_2026_v2")
+    names = (first.run.run_id, first.run.run_group, second.run.run_id)
+    assert max(map(len, names)) == 64
+    assert second.run.run_id.startswith("second-time-heatkv-0")
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables", "line"),
+    [
+        ({"project": "a/b"}, {}, r"logger\.project=a/b: Invalid project name 'a/b': cannot contain"),
+        ({"project": "a" * 129}, {}, r"logger\.project=a+: Invalid project name 'a+': exceeded 128"),
+        ({}, {"WANDB_MODE": "of"}, r"logger=wandb: WANDB_MODE: Input should be 'online', 'offline'"),
+        ({}, {"WANDB_TAGS": "a" * 65}, r"logger=wandb: WANDB_TAGS: Value error, Tag 'a+\.\.\.a+' is 65"),
+        ({"project": " "}, {}, r"logger\.project='': must be a name"),
+        ({"name": ""}, {}, r"logger\.name='': must have a letter or digit"),
+    ],
+)
+def test_what_wandb_refuses_is_refused_before_a_run(
+    settings: dict[str, str],
+    variables: dict[str, str],
+    line: str,
+    offline_wandb: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    WandB().check()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=line):
+        WandB(**settings).check()  # type: ignore[arg-type]

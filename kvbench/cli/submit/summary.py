@@ -106,11 +106,13 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
 def _send(config: DictConfig, folder: Path, name: str, runs: "Sequence[Results]") -> None:
     """Send a sweep and the dashboard of all runs to the logger."""
     from kvbench.dashboard.page import write_dashboard
+    from kvbench.runs.score.tracker import reporting_failure
 
     page = None
     if find_spec("jinja2") is not None:  # of an extra
         page = write_dashboard(Path(config.runs_dir).expanduser())
-    instantiate(config.logger).send_sweep(folder, name, runs, page)
+    with reporting_failure(f"sweep {name}"):
+        instantiate(config.logger).send_sweep(folder, name, runs, page)
 
 
 def start_sweep_workers(config: DictConfig, folder: Path) -> None:

@@ -22,6 +22,7 @@ from kvbench.report.collect import read_runs
 from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import FILE, Results
+from kvbench.runs.score.tracker import check_logger
 
 
 def check(cfg: DictConfig, settings: Settings) -> None:
@@ -44,6 +45,8 @@ def check_run(job: Job, describe_memory: Callable[[], str]) -> Iterator[Finding]
     """Yield the findings of a run; `describe_memory` raises ConfigError if the memory of the cache depends on data."""
     yield _try("method, prompts", lambda: _describe_job(job))
     yield _try("weights", lambda: _find_weights(job.model))
+    if job.logger is not None:
+        yield _try("logger", lambda: _describe_logger(job.logger))
     missing = {name: find_missing(evaluator) for name, evaluator in job.evaluators.items()}
     for name, reasons in missing.items():
         if reasons:
@@ -68,6 +71,11 @@ def _describe_job(job: Job) -> str:
     budget = job.allowance.requested
     tokens = f"{float(budget.capacity):g} tokens"
     return f"{job.method_name} at budget={job.settings.budget} ({tokens}), {len(job.prompts)} prompts"
+
+
+def _describe_logger(logger: object) -> str:
+    check_logger(logger)
+    return type(logger).__name__
 
 
 def _find_weights(model: Model) -> str:

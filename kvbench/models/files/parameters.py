@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from kvbench.core.files import derive_seed, hash_values
 from kvbench.models.files.checkpoints import Clean, State, WeightsError, is_safe, read, split_layers
+from kvbench.models.files.mapped import give_back, list_file_maps
 from kvbench.models.files.weights import Source, prepare
 
 M = TypeVar("M", bound=nn.Module)
@@ -86,29 +87,40 @@ def to_float32(_: str, tensor: Tensor) -> Tensor:
 def load_into(module: nn.Module, source: Source, clean: Clean, place: Place = to_float32) -> str:
     """Fill a module on the meta device layer by layer and return the SHA-256 of the source.
 
-    `place` receives tensors that are mapped from the file.
+    `place` receives tensors that are mapped from the file. The module gets copies, which keep their numbers when the
+    file is overwritten or cut.
 
     Raises:
-        WeightsError: see `Source.locate`, `read` and `check`.
+        WeightsError: the file was changed while it was read; or see `Source.locate`, `read` and `check`.
     """
     original = source.locate()
     safe = is_safe(original)
     try:
-        path, digest = prepare(source, clean)
-        raw = read(path)
+        files = prepare(source, clean)
+        raw = read(files.path)
     except WeightsError as error:
         raise WeightsError(f"{source.key}.path: {error}; give another copy") from None
     whole = module.state_dict()
     state: State = {}
+    mapped = {_find_memory(tensor) for tensor in raw.values() if isinstance(tensor, Tensor)}
+    maps = list_file_maps()
     for group in split_layers(raw):
         cleaned = clean(group) if safe else group
         for name, tensor in cleaned.items():
             assert isinstance(tensor, Tensor)
             if name in whole and whole[name].shape == tensor.shape:
-                put(module, name, place(name, tensor))
+                placed = place(name, tensor)
+                put(module, name, placed.clone() if _find_memory(placed) in mapped else placed)
             state[name] = tensor.to("meta")
+        give_back((tensor for tensor in group.values() if isinstance(tensor, Tensor)), maps)
     check(state, module, source.key, original)
-    return digest
+    files.check_unchanged()
+    return files.sha256
+
+
+def _find_memory(tensor: Tensor) -> int:
+    """Return the address of a tensor's memory, which the tensors of a mapped file share."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def fill(module: nn.Module, source: Source | None, clean: Clean, place: Place = to_float32) -> str:

@@ -4,10 +4,11 @@ Digests and converted files are in `$KVBENCH_WEIGHTS` (~/.cache/kvbench/weights 
 """
 
 import json
+import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_files, hash_values, write_beside, write_whole
+
+log = logging.getLogger(__name__)
 
 MIN_CACHED_BYTES = 1 << 26
 """Size from which a digest is cached; smaller files are hashed in a tenth of a second."""
@@ -71,7 +74,15 @@ def find_digest(path: Path) -> str:
     Raises:
         OSError: a file cannot be read.
     """
-    files = list_files(path)
+    return digest_files(list_files(path))
+
+
+def digest_files(files: Sequence[Path]) -> str:
+    """Return the SHA-256 of files, one after another; see `find_digest`.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
     states = [(str(file.resolve()), file.stat()) for file in files]
     if sum(state.st_size for _, state in states) < MIN_CACHED_BYTES:
         return hash_files(files)
@@ -123,10 +134,11 @@ def write_tensors(path: Path, groups: Iterable[Mapping[str, Tensor]], metadata: 
 def stage(path: Path, digest: str) -> Path:
     """Return a copy of a file or folder on this node's disk, or the path itself without `$KVBENCH_STAGE`.
 
-    The copy is named by its content. One process of a node makes it, others wait.
+    The copy is named by `digest`, the SHA-256 of its contents, and compared with it. One process of a node makes it,
+    others wait.
 
     Raises:
-        ConfigError: the disk is full, or the folder cannot be written.
+        ConfigError: the disk is full, the folder cannot be written, or the copy differs from `digest`.
     """
     root = os.environ.get("KVBENCH_STAGE")
     if not root:
@@ -135,12 +147,30 @@ def stage(path: Path, digest: str) -> Path:
     pairs = [(file, folder / file.name) for file in list_files(path)]
     try:
         with claim(folder.with_name(f".{folder.name}")):
-            for source, copy in pairs:
-                if not copy.is_file() or copy.stat().st_size != source.stat().st_size:
-                    with write_beside(copy) as partial:
-                        shutil.copyfile(source, partial)
+            _copy_changed(pairs, digest)
     except OSError as error:
         raise ConfigError(
             f"KVBENCH_STAGE={root}: cannot copy {path} there ({error.strerror or error}); free space or unset it"
         ) from None
     return folder if path.is_dir() else pairs[0][1]
+
+
+def _copy_changed(pairs: Sequence[tuple[Path, Path]], digest: str) -> None:
+    """Copy the sources of (source, copy) unless the copies' contents have this digest.
+
+    A digest is remembered with size, time and inode of its file, so that a copy is read once.
+
+    Raises:
+        OSError: a file cannot be copied, or a new copy has another digest.
+    """
+    copies = [copy for _, copy in pairs]
+    exist = all(copy.is_file() for copy in copies)
+    if exist and digest_files(copies) == digest:
+        return
+    if exist:
+        log.warning("%s: the staged copy has other contents than its source; copied again", copies[0].parent)
+    for source, copy in pairs:
+        with write_beside(copy) as partial:
+            shutil.copyfile(source, partial)
+    if digest_files(copies) != digest:
+        raise OSError("the copy differs from its source, which was changed or cannot be read reliably")

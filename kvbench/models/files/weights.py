@@ -1,14 +1,18 @@
 """Sources of weights: a local path or files of a Hub repository, and their download, conversion and staging."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kvbench.core.claims import claim
-from kvbench.core.files import resolve_path
+from kvbench.core.files import resolve_path, write_whole
 from kvbench.models.files.checkpoints import Clean, WeightsError, is_safe, read, split_layers
 from kvbench.models.files.hub import HubError, Listing, RepoPart, fetch, find_fetched, list_part
 from kvbench.models.files.stored import find_digest, find_home, stage, write_tensors
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -126,8 +130,31 @@ def check_sources(weights: str, sources: Mapping[str, Source], *needed: str) -> 
         )
 
 
-def prepare(source: Source, clean: Clean | None = None) -> tuple[Path, str]:
-    """Download, convert and stage a source as necessary; return the file or folder to read and the source's SHA-256.
+class Prepared(NamedTuple):
+    """Files that are read for a source.
+
+    Attributes:
+        path: file or folder: the source itself, its conversion, or a copy on the node's disk.
+        sha256: of the source's contents, which identifies the weights.
+        content: SHA-256 of the contents of `path`.
+    """
+
+    path: Path
+    sha256: str
+    content: str
+
+    def check_unchanged(self) -> None:
+        """Check after reading that the files still have the contents that `sha256` names.
+
+        Raises:
+            WeightsError: they were changed in the meantime.
+        """
+        if find_digest(self.path) != self.content:
+            raise WeightsError(f"{self.path}: was changed while it was read; start again when it is complete")
+
+
+def prepare(source: Source, clean: Clean | None = None) -> Prepared:
+    """Download, convert and stage a source as necessary.
 
     `clean` is None for a source that needs no conversion.
 
@@ -136,21 +163,37 @@ def prepare(source: Source, clean: Clean | None = None) -> tuple[Path, str]:
         ConfigError: the node's disk is full.
     """
     path = source.locate()
-    digest = find_digest(path)
+    digest = content = find_digest(path)
     if clean is not None and not is_safe(path):
-        path = convert(path, clean, digest)
-    return stage(path, digest), digest
+        path, content = convert(path, clean, digest)
+    return Prepared(stage(path, content), digest, content)
 
 
-def convert(path: Path, clean: Clean, digest: str) -> Path:
-    """Return a safetensors file in the weights cache with the cleaned state of a checkpoint, in its dtypes.
+def convert(path: Path, clean: Clean, digest: str) -> tuple[Path, str]:
+    """Return a safetensors file with the cleaned state of a checkpoint, in its dtypes, and its SHA-256.
 
-    One process converts, others wait.
+    The file is in the weights cache beside its SHA-256; one with other contents is converted again. One process
+    converts, others wait.
     """
     target = find_home() / f"{path.stem}-{digest[:16]}.safetensors"
-    if not target.is_file():
+    note = target.with_suffix(".sha256")
+    content = _read_converted(target, note)
+    if content is None:
         with claim(target.with_name(f".{target.name}.claim")):
-            if not target.is_file():
+            content = _read_converted(target, note)
+            if content is None:
+                if target.is_file() and note.is_file():
+                    log.warning("%s: has other contents than were converted; converted again", target)
                 groups = (clean(group) for group in split_layers(read(path)))
                 write_tensors(target, groups, {"source_sha256": digest})
-    return target
+                content = find_digest(target)
+                write_whole(note, content)
+    return target, content
+
+
+def _read_converted(target: Path, note: Path) -> str | None:
+    """Return the SHA-256 of a converted file if it is the noted one; None if it must be converted."""
+    if not (target.is_file() and note.is_file()):
+        return None
+    content = find_digest(target)
+    return content if note.read_text() == content else None

@@ -26,6 +26,7 @@ class JanusModel(PromptedImageModel[Janus, VQ]):
     transformer: JanusConfig
 
     networks = (Janus, VQ)
+    config_section = "language_config"
 
     @property
     def _cleans(self) -> dict[str, Clean]:

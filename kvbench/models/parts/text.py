@@ -53,6 +53,9 @@ class T5Encoder:
         )
         self._model = T5EncoderModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
         self._model.eval().to(device)
+        for parameter in self._model.parameters():
+            if not parameter.is_cuda:  # it may be mapped from the file, and would change with it
+                parameter.data = parameter.data.clone()
         self._device = device
 
     @torch.inference_mode()
@@ -182,15 +185,19 @@ def load_t5(
     Raises:
         WeightsError: the files are missing or not Flan-T5, or the `text` extra is not installed.
     """
-    folder, digest = prepare(source)
+    files = prepare(source)
     dtype = half if torch.device(device).type == "cuda" else torch.float32
     try:
-        return T5Encoder(str(folder), device, dtype, longest), digest
+        encoder = T5Encoder(str(files.path), device, dtype, longest)
     except ImportError:
         raise WeightsError("model.text=t5: install the `text` extra, which reads Flan-T5") from None
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise WeightsError(f"{source.key}: no Flan-T5 with its tokenizer in {folder} ({reason})") from None
+        raise WeightsError(
+            f"{source.key}: no Flan-T5 with its tokenizer in {files.path} ({reason})"
+        ) from None
+    files.check_unchanged()
+    return encoder, files.sha256
 
 
 def load_vocabulary(

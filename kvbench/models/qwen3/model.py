@@ -13,10 +13,11 @@ from kvbench.core.segments import ModelSpec, next_token_image
 from kvbench.models.base import Cache, Calls, require_positive
 from kvbench.models.files.checkpoints import State
 from kvbench.models.files.parameters import build_on_meta, fill_random, load_into
-from kvbench.models.files.weights import Source, check_sources, prepare
+from kvbench.models.files.weights import Source, check_sources, locate_all, prepare
 from kvbench.models.next_token import NextTokenModel
 from kvbench.models.noise import Noise
 from kvbench.models.outputs import Text
+from kvbench.models.parts.config_file import Expected, check_config, expect_decoder
 from kvbench.models.parts.tensor_parallel import check_split, split_config, split_state
 from kvbench.models.parts.tokens import lay_out
 from kvbench.models.qwen3.files import clean_qwen3
@@ -94,6 +95,12 @@ class Qwen3Model(NextTokenModel[Qwen3]):
         return replace(spec, padding_counts=self.count_padding)
 
     @property
+    def revision(self) -> int:  # type: ignore[override]  # depends on the settings
+        """1 where top-k or top-p cut ties in an arbitrary order before, 0 for other settings."""
+        sampling = self.sampling
+        return int(sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1))
+
+    @property
     def parameters(self) -> int:
         """Parameters of the whole model, counted on the meta device."""
         return sum(p.numel() for p in build_on_meta(lambda: Qwen3(self.transformer)).parameters())
@@ -114,6 +121,8 @@ class Qwen3Model(NextTokenModel[Qwen3]):
             WeightsError: a checkpoint is missing, unreadable or does not fit.
             ProcessLost: another process ended.
         """
+        locate_all(list(self.list_sources().values()))
+        self.check_files()
         use_device(device)
         whole, own = self.transformer, self.processes
         dtype = self.compute_dtype(device)
@@ -142,6 +151,16 @@ class Qwen3Model(NextTokenModel[Qwen3]):
     def list_sources(self) -> Mapping[str, Source]:
         """Return the source of the weights; empty for random weights."""
         return self.sources if self.weights == "files" else {}
+
+    def check_files(self) -> None:
+        """Compare the folder's `config.json`, if it has one, with the settings.
+
+        Raises:
+            WeightsError: naming the file and the keys that differ.
+        """
+        tied = Expected(self.transformer.tied, "model.transformer.tied")
+        for source in self.list_sources().values():
+            check_config(source, {**expect_decoder(self.transformer), "tie_word_embeddings": tied})
 
     def prepare(self) -> None:
         """Download, convert and copy to the node's disk the files that `load` reads.

@@ -19,6 +19,7 @@ from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.job import Job
 from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
 from kvbench.runs.record.merge import PROMPT_LISTS, copy_samples
+from kvbench.runs.record.origins import add_origins, read_origins
 from kvbench.runs.run_hash import Identity
 
 log = logging.getLogger(__name__)
@@ -80,10 +81,12 @@ def _take_from(source: Path, job: Job, folder: RunFolder) -> None:
     except (ConfigError, OSError):  # damaged or deleted in the meantime: its samples are generated instead
         return
     if taken:
-        provenance = folder.read_json("provenance.json") or {}
-        earlier = provenance.get("taken")
-        counts = {**(earlier if isinstance(earlier, dict) else {}), source.name: taken}
-        folder.write("provenance.json", json.dumps({**provenance, "taken": counts}, indent=1))
+        with folder.locked():
+            provenance = folder.read_json("provenance.json") or {}
+            earlier = provenance.get("taken")
+            counts = {**(earlier if isinstance(earlier, dict) else {}), source.name: taken}
+            folder.write("provenance.json", json.dumps({**provenance, "taken": counts}, indent=1))
+        add_origins(folder, read_origins(source))
         log.info("%s: took %d of %d samples from %s", folder.path.name, taken, total, source.name)
 
 

@@ -11,6 +11,7 @@ from kvbench.core.claims import claim
 from kvbench.core.files import hash_content, hash_path, write_beside
 from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
 from kvbench.runs.record.kinds import SAMPLE_KINDS, SampleKind
+from kvbench.runs.record.origins import add_origins, read_origins
 from kvbench.runs.record.results import FILE, read_results
 from kvbench.runs.run_hash import Identity
 
@@ -84,6 +85,8 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
         missing = [one for one in theirs if one["index"] not in ours]
         added = copy_samples(folder.path, path, missing)
         _copy_missing(path, folder.path, DESCRIPTION_FILES)
+        if added:
+            add_origins(folder, read_origins(path))
         merged = Merged(name, added, len(theirs) - len(missing) - len(differing))
         if differing:
             more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""

@@ -14,6 +14,7 @@ from kvbench.core.files import hash_content
 from kvbench.core.plugins import find_plugins
 from kvbench.kernels.attention_paths import describe_paths
 from kvbench.kernels.batch_invariance import FLAGS, MATMUL, is_batch_invariant
+from kvbench.runs.record.machine import describe_machine
 
 LIBRARIES = ("kvbench", "torch", "numpy", "safetensors", "hydra-core", "pillow", "scipy")
 NOT_INSTALLED = "not installed"
@@ -38,6 +39,7 @@ def provenance(device: str, graph_obstacle: str | None) -> dict[str, object]:
         "cuda_graph": "on" if graph_obstacle is None else f"off: {graph_obstacle}",
         "gpu": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,
         "cpu": platform.processor() or platform.machine(),
+        "machine": describe_machine(device),
         "threads": torch.get_num_threads(),
         "processors": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),

@@ -62,6 +62,7 @@ def finish(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) 
             )
             folder.write(FILE, results.to_json())
     folder.note("done")
+    folder.remove_leftovers()
     return results
 
 
@@ -119,7 +120,7 @@ def _read_cost(job: Job, sample: SampleRecord) -> Cost:
         if sample.get(name) != value:
             raise ValueError(f"sample {index}: {name} is {sample.get(name)!r}, not {value!r}")
     cost = read_fields(Cost, sample, f"sample {index}")
-    known = {name: value for name, value in vars(cost).items() if value is not None}
+    known = {name: value for name, value in vars(cost).items() if isinstance(value, int | float)}
     valid = all(
         math.isfinite(value) and (value >= 0 or name in SIGNED_COSTS) for name, value in known.items()
     )

@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.core.config import ConfigError
+from kvbench.core.files import hash_content
 from kvbench.eval.files.samples import read_samples
+from kvbench.runs.record.folder import slug
 from kvbench.runs.record.kinds import TEXTS
 from kvbench.runs.record.results import Results
 from kvbench.runs.record.samples import find_sample, find_stored_kind, order_worst_first, read_scores
 
 log = logging.getLogger(__name__)
 
+MAX_NAME = 64
+"""Most characters of a tag; ids, names and groups are kept as short."""
+HEAD = 36
+"""Characters of a long name before its hash."""
 LoggedValue = float | int | str | None
 
 
@@ -28,22 +34,48 @@ class WandB:
     Attributes:
         project: project name.
         entity: team or user, None for the default.
+        name: beginning of the names of new entries, beside those of earlier names; None for the runs' names alone.
         images: samples of a run to send with the reference's, the most changed first; 0 for none.
     """
 
     project: str = "kvbench"
     entity: str | None = None
+    name: str | None = None
     images: int = 32
 
     def __post_init__(self) -> None:
         if self.images < 0:
             raise ConfigError(f"images={self.images}: must be at least 0")
+        if not self.project.strip():
+            raise ConfigError("logger.project='': must be a name")
+        if self.name is not None and not slug(self.name):
+            raise ConfigError(f"logger.name={self.name!r}: must have a letter or digit")
 
     @staticmethod
     def check_installed() -> None:
         """Raise ConfigError if the `wandb` extra is not installed."""
         if find_spec("wandb") is None:
             raise ConfigError('logger=wandb: not installed; pip install "kvbench[wandb]"')
+
+    def check(self) -> None:
+        """Check before any work what W&B refuses, settings of its environment variables included.
+
+        Raises:
+            ConfigError: naming what is refused, or the `wandb` extra is not installed.
+        """
+        self.check_installed()
+        import wandb
+        from pydantic import ValidationError
+
+        try:
+            settings = wandb.Settings(project=self.project, entity=self.entity)
+            settings.update_from_env_vars(dict(os.environ))
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = "WANDB_" + str(first["loc"][0]).removeprefix("run_").upper()
+            raise ConfigError(f"logger=wandb: {name}: {first['msg']}") from None
+        except wandb.errors.UsageError as error:
+            raise ConfigError(f"logger.project={self.project}: {error}") from None
 
     def send(self, folder: Path, results: Results, sweep: str | None = None) -> None:
         """Send or update the results, contact sheet and samples of a run, grouped by the name of its sweep.
@@ -55,7 +87,15 @@ class WandB:
             "config": {**results.config, "reference": results.reference},
             "group": sweep,
             "job_type": results.method,
-            "tags": [results.model_label, results.prompts_label, f"budget {results.memory.budget_text}"],
+            "tags": [
+                shorten(tag)
+                for tag in (
+                    results.model_label,
+                    results.prompts_label,
+                    f"budget {results.memory.budget_text}",
+                )
+                if tag
+            ],
         }
         with self._open(folder, results.run, results.run, **about) as (wandb, run):
             values: dict[str, object] = {k: v for k, v in list_numbers(results).items() if v is not None}
@@ -83,6 +123,9 @@ class WandB:
                 shown["dashboard"] = wandb.Html(page.read_text(encoding="utf-8"), inject=False)
             run.log(shown)
 
+    def _prefix(self, name: str) -> str:
+        return name if self.name is None else f"{self.name}-{name}"
+
     @contextmanager
     def _open(self, folder: Path, key: str, title: str, **about: object) -> Iterator[tuple[Any, Any]]:
         """Yield the module and an entry of the project, which is finished when the block ends."""
@@ -93,20 +136,31 @@ class WandB:
         run = wandb.init(
             project=self.project,
             entity=self.entity,
-            name=title,
-            id=key,
+            name=shorten(self._prefix(title)),
+            id=shorten(slug(self._prefix(key))),
             resume="allow" if mode == "online" else None,
             dir=str(folder),
             mode=mode,  # type: ignore[arg-type]
             allow_val_change=True,  # a metric may have come in between
             reinit="finish_previous",
-            **about,  # type: ignore[arg-type]
+            **{k: shorten(v) if isinstance(v, str) else v for k, v in about.items()},  # type: ignore[arg-type]
         )
         try:
             yield wandb, run
         finally:
             run.finish()
         log.info("sent to W&B (%s): %s", mode, key)
+
+
+def shorten(name: str) -> str:
+    """Return a name of at most `MAX_NAME` characters: its beginning, a hash of all of it, and its end.
+
+    >>> shorten("captions " * 9 + "v2")
+    'captions captions captions captions ~9b842f4d~ptions captions v2'
+    """
+    if len(name) <= MAX_NAME:
+        return name
+    return f"{name[:HEAD]}~{hash_content(name)[:8]}~{name[HEAD + 10 - MAX_NAME :]}"
 
 
 def list_numbers(results: Results) -> dict[str, LoggedValue]:

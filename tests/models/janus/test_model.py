@@ -1,6 +1,7 @@
 """Janus-Pro as the harness sees it: shapes, official files, random weights, and every method on it."""
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,4 +59,14 @@ def test_official_files_give_the_official_images(files: dict[str, Path]) -> None
 def test_the_file_of_another_model_is_refused(files: dict[str, Path]) -> None:
     torch.save({"layers.0.attention.wqkv.weight": torch.zeros(2, 2)}, files["weights"])
     with pytest.raises(WeightsError, match=r"model\.sources\.weights: the checkpoint does not fit"):
+        reading(files).load("cpu")
+
+
+def test_another_number_in_config_json_is_refused(files: dict[str, Path]) -> None:
+    config = files["weights"].with_name("config.json")
+    config.write_text(json.dumps({"language_config": {"rms_norm_eps": 1e-5, "vocab_size": 5}}))
+    with pytest.raises(
+        WeightsError,
+        match=r"config\.json: language_config\.vocab_size is 5, .*; language_config\.rms_norm_eps",
+    ):
         reading(files).load("cpu")

@@ -1,6 +1,7 @@
 """Lumina-mGPT as the harness sees it: shapes, official files, random weights, and every method on it."""
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,4 +65,11 @@ def test_the_files_of_another_model_are_refused(files: dict[str, Path]) -> None:
     save_file(official_state("lm"), files["weights"])
     torch.save({"decoder.conv_in.weight": torch.zeros(2, 2)}, files["tokenizer"])
     with pytest.raises(WeightsError, match=r"model\.sources\.tokenizer: the checkpoint does not fit"):
+        reading(files).load("cpu")
+
+
+def test_another_number_in_config_json_is_refused(files: dict[str, Path]) -> None:
+    config = files["weights"].with_name("config.json")
+    config.write_text(json.dumps({"rope_theta": 1e6, "swin_norm": True}))
+    with pytest.raises(WeightsError, match=r"config\.json: rope_theta is 1000000\.0, .*; swin_norm is True"):
         reading(files).load("cpu")

@@ -1,0 +1,116 @@
+"""Comparison of the `config.json` beside published weights with a model's settings."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from kvbench.core.files import parse_json
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.weights import Source
+from kvbench.models.parts.decoder import DecoderConfig
+
+FILE = "config.json"
+WHOLE_NAMES = ("model.safetensors", "pytorch_model.bin")
+"""Names of weights that the `config.json` of their folder describes."""
+
+
+class Expected(NamedTuple):
+    """Value that a key of `config.json` must have.
+
+    Attributes:
+        value: JSON value.
+        key: setting that gives it; None for what the program always computes.
+    """
+
+    value: object
+    key: str | None = None
+
+
+FIXED = {
+    "hidden_act": "silu", "hidden_activation": "silu", "attention_bias": False, "mlp_bias": False,
+    "rope_interleaved": False, "partial_rotary_factor": 1, "rope_parameters.partial_rotary_factor": 1,
+    "rope_scaling.rope_type": "default", "rope_scaling.type": "default", "rope_parameters.rope_type": "default",
+    "rope_parameters.type": "default", "layer_types": "full_attention", "use_sliding_window": False,
+    "sliding_window": None, "no_rope_layers": 1, "embedding_multiplier": 1, "residual_multiplier": 1,
+    "logits_scaling": 1, "logit_scale": 1, "final_logit_softcapping": None, "attn_logit_softcapping": None,
+}  # fmt: skip
+"""Values of keys without a setting: decoders compute nothing else. A list must have the value everywhere."""
+
+
+def expect_decoder(config: DecoderConfig) -> dict[str, Expected]:
+    """Return the values that a decoder needs in a `config.json` of transformers, by dotted key."""
+    names = {
+        "hidden_size": "width", "intermediate_size": "hidden", "num_hidden_layers": "depth",
+        "num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "head_dim": "head_dim",
+        "vocab_size": "vocabulary", "rms_norm_eps": "eps", "rope_theta": "rope_base",
+        "rope_parameters.rope_theta": "rope_base", "rope_scaling.rope_theta": "rope_base", "swin_norm": "norm_after",
+    }  # fmt: skip
+    shape = {
+        file: Expected(getattr(config, name), f"model.transformer.{name}") for file, name in names.items()
+    }
+    scale = Expected(config.head_dim**-0.5)
+    return {
+        **shape,
+        "attention_multiplier": scale,
+        **{key: Expected(value) for key, value in FIXED.items()},
+    }
+
+
+def check_config(source: Source, expected: Mapping[str, Expected], section: str = "") -> None:
+    """Check the `config.json` of a source's local files against a model's settings.
+
+    Keys that the file lacks, and sources without a file, are not checked. `section` is the part of the file that
+    describes the language model, the whole file if empty.
+
+    Raises:
+        WeightsError: names the file and every key whose value differs; or the file is not a JSON object.
+    """
+    place = source.find()
+    path = None if place is None else _find_config(place)
+    if path is None:
+        return
+    found = _read_config(source, path, section)
+    problems = [
+        _describe(f"{section}.{key}".lstrip("."), found[key], wanted)
+        for key, wanted in expected.items()
+        if key in found and not _is_same(found[key], wanted.value)
+    ]
+    if problems:
+        raise WeightsError(f"{source.key}: {path}: {'; '.join(problems)}")
+
+
+def _find_config(place: Path) -> Path | None:
+    """Return the `config.json` that describes a folder or a file of weights; None if there is none."""
+    folder = place if place.is_dir() else place.parent if place.name in WHOLE_NAMES else None
+    return folder / FILE if folder is not None and (folder / FILE).is_file() else None
+
+
+def _read_config(source: Source, path: Path, section: str) -> dict[str, object]:
+    """Return the keys of a part of `config.json`, those of nested objects joined by a dot."""
+    try:
+        values = parse_json(path.read_text(encoding="utf-8"))
+        values = values.get(section, {}) if section else values
+        found = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    except (OSError, ValueError, AttributeError) as error:
+        reason = "it is not an object" if isinstance(error, AttributeError) else error
+        raise WeightsError(
+            f"{source.key}: {path}: cannot be read ({reason}); copy the model's file again"
+        ) from None
+    nested = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    found |= {f"{outer}.{key}": value for outer, one in nested.items() for key, value in one.items()}
+    if found.get("use_sliding_window") is False:
+        found.pop("sliding_window", None)  # its width is written even if it is not used
+    return found
+
+
+def _is_same(found: object, wanted: object) -> bool:
+    """Return whether a value of the file is the wanted one; null leaves a key at its default."""
+    if isinstance(found, list):
+        return all(one == wanted for one in found)
+    return found is None or found == wanted
+
+
+def _describe(name: str, found: object, wanted: Expected) -> str:
+    if wanted.key is None:
+        return f"{name} is {found}, but kvbench computes only {wanted.value}; use a model with that value"
+    return f"{name} is {found}, but {wanted.key} is {wanted.value}; set {wanted.key}={found}"
