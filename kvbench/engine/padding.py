@@ -1,6 +1,7 @@
 """Left padding of prompts of unequal length, which is neither attended to nor stored."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.engine.schedule import Change, ask_kept, show_positions
+from kvbench.engine.schedule import Change, ask_kept, show_layer
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import Layout, list_positions
 from kvbench.methods.shared.base import Method
@@ -106,10 +107,9 @@ def ask_plans(
     padding: Padding,
     free_slots: int,
 ) -> Change:
-    """Return the change of padded rows under a static method's plan for the length of each prompt.
+    """Return the change of padded rows under a static method, which plans for the length of each prompt.
 
-    A plan sees positions from the prompt's first token. It is asked once for all prompts of a length, and nothing is
-    stored, since prompts of a batch can have as many lengths as there are prompts.
+    The method sees positions from the prompt's first token. One call serves all prompts of a length.
 
     Args:
         method: static, prepared for the longest prompt.
@@ -120,15 +120,26 @@ def ask_plans(
         padding: of their sequences.
         free_slots: free slots behind each row of the new layout.
     """
-    seen = list_positions(layout, segment.start, segment.length)
-    exists = seen >= padding.rows[:, None]
-    tables = [x.chunk(len(padding.prompts)) for x in (seen, exists)]
+    count = len(padding.prompts)
+    rows = show_layer(layer, segment, layout, spec, count, padding=padding.rows)
+    tables = rows.position.chunk(count), rows.segment_ids.chunk(count)
     kept: dict[int, Tensor] = {}
-    for tokens, positions, present in zip(padding.prompts, *tables, strict=True):
+    for tokens, position, segment_ids in zip(padding.prompts, *tables, strict=True):
         if tokens not in kept:
-            shapes, shift = spec.with_prompt(tokens), spec.ends[0] - tokens
-            position = (positions - shift).masked_fill(~present, -1)
-            view = show_positions(layer, shapes.segments[segment.index], position, shapes)
+            shift, present = spec.ends[0] - tokens, position >= 0
+            own = (
+                segment._replace(start=segment.start - shift)
+                if segment.index
+                else segment._replace(width=tokens)
+            )
+            view = replace(
+                rows,
+                segment=own,
+                sequences=1,
+                position=(position - shift).masked_fill(~present, -1),
+                segment_ids=segment_ids,
+                padding=None,
+            )
             keep = ask_kept(method.plan_for(tokens), view)
             kept[tokens] = present if keep is None else present & keep
     keep = torch.cat([kept[tokens] for tokens in padding.prompts])

@@ -196,7 +196,8 @@ def show_layer(
     position = list_positions(layout, segment.start, segment.length)
     if padding is not None:
         position.masked_fill_(position < padding[:, None], -1)
-    segment_ids = _find_segments(position, spec)
+    starts = torch.tensor([each.start for each in spec.segments]).to(position.device, non_blocking=True)
+    segment_ids = torch.bucketize(position, starts, right=True) - 1
     shape = (0, 0) if state is None else (*position.shape, *state.shape[2:])
     numbers = torch.zeros(shape, device=position.device)
     if state is not None:
@@ -204,18 +205,6 @@ def show_layer(
     charge, heads = padding if spec.padding_counts else None, spec.heads
     shown = (layer, segment, sequences, heads, position, segment_ids, numbers)
     return CacheView(*shown, inputs, prompts, padding, charge, prompt_lengths)
-
-
-def show_positions(layer: int, segment: Segment, position: Tensor, spec: ModelSpec) -> CacheView:
-    """Build the view that a static method gets of positions int64 [heads, slots], -1 where a head has no such slot."""
-    state = torch.zeros(0, 0, device=position.device)
-    return CacheView(layer, segment, 1, spec.heads, position, _find_segments(position, spec), state)
-
-
-def _find_segments(position: Tensor, spec: ModelSpec) -> Tensor:
-    """Return the segment of each position, -1 for -1."""
-    starts = torch.tensor([segment.start for segment in spec.segments])
-    return torch.bucketize(position, starts.to(position.device, non_blocking=True), right=True) - 1
 
 
 def count_free_slots(spec: ModelSpec, index: int) -> int:

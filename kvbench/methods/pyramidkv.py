@@ -30,7 +30,7 @@ class PyramidKV(WindowAttention):
 
     beta: float = 20
 
-    text_revision: ClassVar[int] = 1  # capacities were those of the longest prompt
+    text_revision: ClassVar[int] = 1  # capacities were for the longest prompt
     limits = set_limits(beta=Limit(1))
 
     @property

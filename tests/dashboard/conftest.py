@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvbench.dashboard.page import write_dashboard
+from tests.support.browser import record_events
 from tests.support.run_folders import write_image_runs, write_text_runs, write_unfinished_runs
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
@@ -60,11 +61,7 @@ def page(browser: Any, address: str, request: pytest.FixtureRequest) -> Iterator
     options = getattr(request, "param", {"viewport": {"width": 1300, "height": 900}})
     context = browser.new_context(**options)
     opened = context.new_page()
-    complaints: list[str] = []
-    requests: list[str] = []
-    opened.on("console", lambda message: complaints.append(message.text))
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.on("request", lambda made: requests.append(made.url))
+    complaints, requests = record_events(opened)
     opened.goto(address)
     opened.wait_for_selector("#pareto svg")
     yield opened

@@ -14,6 +14,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.settings import DashboardSettings
 from kvbench.dashboard import bundle
 from kvbench.dashboard.page import render_bundle, write_bundle
+from tests.support.browser import record_events
 from tests.support.results import PSNR, made_up
 from tests.support.run_folders import paint, score, write_image_runs, write_run
 
@@ -80,11 +81,7 @@ def test_a_bundle_opens_without_the_runs(browser: Any, tmp_path: Path) -> None:
     write_image_runs(tmp_path / "runs")
     path = write_bundle(tmp_path / "runs").rename(tmp_path / "mail.html")
     page = browser.new_page()
-    complaints: list[str] = []
-    requests: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda made: requests.append(made.url))
+    complaints, requests = record_events(page)
     page.goto(path.as_uri())
     page.locator("#runs tbody .num").nth(5).click()
     assert page.locator("#drawer a").count() == 0

@@ -1,4 +1,4 @@
-"""What a method keeps of a text depends neither on padding in front of its prompt, nor on its neighbours in a batch.
+"""Independence of what a method keeps of a text from padding in front of its prompt and from the batch.
 
 Every method, and its further settings, runs a batch of three prompts and each of them alone, at the same capacity, in a
 model whose longest prompt is as long. The budget is so small that prompts of the batch do not fit.

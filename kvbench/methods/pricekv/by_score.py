@@ -154,7 +154,7 @@ class PriceKVByScore(Wrapper):
     queries: int = 64
     calibration_prompts: int = 10
 
-    own_text_revision: ClassVar[int] = 1  # capacities were those of the longest prompt
+    own_text_revision: ClassVar[int] = 1  # capacities were for the longest prompt
     limits = set_limits(
         floor=Limit(1), price_decay=Limit(0, 1), queries=Limit(1), calibration_prompts=Limit(1)
     )

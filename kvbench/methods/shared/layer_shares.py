@@ -57,7 +57,7 @@ class LayerShares(Scored):
 
     preference: Literal["calibrated", "previous"] = "calibrated"
 
-    text_revision: ClassVar[int] = 1  # capacities were those of the longest prompt
+    text_revision: ClassVar[int] = 1  # capacities were for the longest prompt
 
     def __post_init__(self) -> None:
         """Set `strict` if B is never exceeded."""

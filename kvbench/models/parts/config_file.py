@@ -86,7 +86,7 @@ def _find_config(place: Path) -> Path | None:
 
 
 def _read_config(source: Source, path: Path, section: str) -> dict[str, object]:
-    """Return the keys of a part of `config.json`, those of nested objects joined by a dot."""
+    """Return the values in a part of `config.json`; a key in a nested object has the names of both, with a dot."""
     try:
         values = parse_json(path.read_text(encoding="utf-8"))
         values = values.get(section, {}) if section else values

@@ -23,8 +23,8 @@ class TextSampling:
     Attributes:
         temperature: divisor of logits; 0 takes the likeliest token.
         top_k: only the k likeliest tokens, ties with the last of them included; 0 for all.
-        top_p: only the likeliest of these whose total probability reaches top_p, of equal ones those of highest number;
-            1 for all.
+        top_p: only the likeliest of these whose total probability reaches top_p; among equals, the token of highest
+            number comes first. 1 for all.
     """
 
     temperature: float = 0.6
