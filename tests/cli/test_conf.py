@@ -247,6 +247,8 @@ def test_a_sweep_that_compares_quality_has_what_looks_at_nothing(path: Path) -> 
             ("cache_dtype=int5", "cache_dtype=int5"),
             ("cuda_graph=true", "cuda_graph=true: device=cpu has no CUDA graphs; use device=cuda"),
             ("batch_invariant=true", "batch_invariant=true: applies to GPU kernels only"),
+            ("noise=white", "noise=white: must be one of auto, stream, counter"),
+            ("noise=null", "noise=null: must be one of auto, stream, counter"),
             ("seed=abc", "seed=abc: must be a whole number"),
             ("seed=1.5", "seed=1.5"),
             ("seed=-1", "seed=-1: must be at least 0"),

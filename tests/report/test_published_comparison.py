@@ -78,6 +78,8 @@ def test_methods_that_no_paper_has_stand_beside_what_a_method_held() -> None:
     rows = summary.make_rows(table, [held, run("random", 0.3569), run("random", 0.6627), other])
     assert [(row["method"], row["budget"]) for row in rows] == [("random", "0.3569"), ("scale_groups", "1")]
     assert summary.make_rows(table, [run("random", 0.3569)]) == []
+    counted = run("random", 0.3569, noise="counter")
+    assert [row["method"] for row in summary.make_rows(table, [held, counted])] == ["scale_groups"]
 
 
 def test_a_random_choice_stands_beside_full_caches_whatever_it_holds() -> None:

@@ -54,3 +54,9 @@ def list_runs(entries: Sequence[Entry]) -> list[Path]:
     """Return the distinct run folders of a sweep's jobs, without dropped jobs."""
     folders = [entry.folder for entry in entries if entry.folder and entry.outcome != "dropped"]
     return list(map(Path, dict.fromkeys(folders)))
+
+
+def list_profiles(entries: Sequence[Entry]) -> list[Path]:
+    """Return the files that jobs of `task=profile` wrote, without dropped jobs."""
+    files = [Path(file) for entry in entries if entry.outcome != "dropped" for file in entry.files]
+    return [file for file in dict.fromkeys(files) if file.parent.name == "profile" and file.suffix == ".json"]

@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from kvbench.cli.console import CONSOLE, say
 from kvbench.cli.sweeps.jobs import read_entries
-from kvbench.cli.sweeps.outcomes import list_failures, list_runs
+from kvbench.cli.sweeps.outcomes import list_failures, list_profiles, list_runs
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import Settings
 from kvbench.report.calibrations import show_calibrations
@@ -17,6 +17,7 @@ from kvbench.report.document import Section, write_report
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.paper_latex import write_paper
 from kvbench.report.paper_tables import Layout, check_metrics, make_paper_tables
+from kvbench.report.papers.speed import show_speed
 from kvbench.report.runs_table import show_runs
 from kvbench.report.seeds import combine_seeds
 from kvbench.runs.record.results import Results
@@ -28,13 +29,17 @@ SWEEP_FOLDER = "report"
 def report(_: DictConfig, settings: Settings) -> None:
     """Do `task=report`: tables and figures of every finished run under `runs_dir`, or of a sweep's.
 
-    All files are written to one folder, whose path is the last line.
+    All files are written to one folder, whose path is the last line. A sweep of `task=profile` has one table, of times.
 
     Raises:
         ConfigError: there is no finished run, or no run has a metric of `report.metrics`.
     """
     runs_dir, chosen = settings.runs_dir, settings.report
     runs, failures, place = _read_runs(settings)
+    if not runs and (timed := _list_timed(settings)):
+        show_runs(CONSOLE, [], failures)
+        show_speed(CONSOLE, settings.published, timed, place)
+        return
     if runs:
         check_metrics(runs, chosen.metrics)
     joined = combine_seeds(runs, runs_dir)
@@ -67,6 +72,11 @@ def _read_runs(settings: Settings) -> tuple[list[Results], list[tuple[str, str]]
     entries = read_entries(sweep)
     place = sweep / SWEEP_FOLDER if settings.output is None else settings.writes
     return read_with_references(list_runs(entries)), list_failures(entries), place
+
+
+def _list_timed(settings: Settings) -> list[Path]:
+    """Return the files of a sweep's jobs of `task=profile`."""
+    return [] if settings.work.folder is None else list_profiles(read_entries(Path(settings.work.folder)))
 
 
 def _compare(settings: Settings, runs: Sequence[Results], place: Path) -> Section | None:

@@ -75,8 +75,8 @@ def _match(table: PublishedTable, runs: Sequence[Results]) -> list[tuple[Setting
 
 
 def _is_near(reference: Results, run: Results) -> bool:
-    """Return whether two runs share model and prompts, and the second has a similar budget or compresses nothing."""
-    fields = ("model_label", "prompts_label", "n")
+    """Return whether two runs share model, prompts and noise; the second has a similar budget or compresses nothing."""
+    fields = ("model_label", "prompts_label", "n", "noise")
     alike = all(getattr(reference, name) == getattr(run, name) for name in fields)
     shares = (run.memory.budget, run.memory.peak)
     close = any(abs(reference.memory.budget - share) <= TOLERANCE * share for share in shares)

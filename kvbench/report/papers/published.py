@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.resources import files
 from statistics import fmean
+from typing import Protocol
 
 import yaml
 
@@ -23,6 +24,7 @@ COSTS: Mapping[str, Callable[[Results], float | None]] = {
     "cache GiB": lambda run: run.memory.paper_peak_mib / 1024,
     "images/s": lambda run: run.latency.images_per_second,
     "tokens/s": lambda run: run.latency.tokens_per_second,
+    "latency s": lambda run: run.latency.seconds_per_image * run.latency.batch,
     "SU %": lambda run: None if run.memory.utilisation is None else 100 * run.memory.utilisation,
     "tokens kept": lambda run: average(step.held for step in run.steps),
     "LSE": lambda run: average(step.lse for step in run.steps),
@@ -32,6 +34,25 @@ COSTS: Mapping[str, Callable[[Results], float | None]] = {
 """Published columns of memory and time, which are not metrics of a run."""
 Settings = Mapping[str, tuple[str, ...]]
 """Accepted values by setting; a row of a table matches a run that has one of them for each setting."""
+
+
+class Measured(Protocol):
+    """A measurement other than a run, such as a timing, that finds its rows of a table."""
+
+    @property
+    def method(self) -> str:
+        """Name of the method."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+
+    @property
+    def model_label(self) -> str:
+        """Name of the model in tables."""
+
+    def find_setting(self, key: str) -> object:
+        """Return a setting as the function `find_setting` returns one of a run."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +120,7 @@ class PublishedTable:
         """Return the settings of all rows in the paper's order, each once for all models."""
         return self._rows
 
-    def find_rows(self, run: Results) -> list[int]:
+    def find_rows(self, run: Results | Measured) -> list[int]:
         """Return the places, in `rows`, of the rows whose settings, and the settings that all rows share, a run has.
 
         A table of several sources also must contain the run's model, as full caches of different models do not compare.
@@ -112,7 +133,7 @@ class PublishedTable:
         places = sorted({*self._by_method.get(run.method, ()), *self._by_method[None]})
         return [place for place in places if self._agree(self._rows[place], run, own)]
 
-    def _agree(self, where: Settings, run: Results, own: dict[str, object]) -> bool:
+    def _agree(self, where: Settings, run: Results | Measured, own: dict[str, object]) -> bool:
         """Return whether a run has one of the values of each setting; `own` keeps the run's settings that were read."""
         for key, values in where.items():
             if key not in own:
@@ -159,11 +180,13 @@ def prompts_of(label: str) -> str:
     return label.partition(" ")[2].strip("()").partition(",")[0]
 
 
-def find_setting(run: Results, key: str) -> object:
+def find_setting(run: Results | Measured, key: str) -> object:
     """Return `method`, `budget` (fraction of the full cache), `latency.batch` or a setting of a run, `auto` resolved.
 
     Papers count tokens, so a budget in bytes is returned as text, which matches no row.
     """
+    if not isinstance(run, Results):
+        return run.find_setting(key)
     if key == "method":
         return run.method
     if key == "budget":

@@ -1,0 +1,272 @@
+"""Times and memory of `task=profile`, and a table that shows them beside the ones that papers published."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kvbench.core.config import ConfigError
+from kvbench.core.files import parse_json
+from kvbench.engine.memory import MIB, PAPER_BYTES
+from kvbench.report.papers.published import PublishedTable, Settings, find, model_of
+from kvbench.report.tables import Row, publish
+
+UNMEASURED = "n/a"
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a stored number, by the dtype of the cache."""
+LEGEND = (
+    "latency and s/batch: generation and decoding; x full: generation in units of the full cache's at the same batch; "
+    "largest batch: by profile.largest=true on a GPU; GB: 10^9 bytes"
+)
+ON_CPU = f"{UNMEASURED}: a CPU has no allocator that counts memory; device=cuda measures it"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One cache at one batch size, out of a file of `task=profile` (`kvbench.profile.task` lists its contents).
+
+    Attributes:
+        profile: contents of the file.
+        row: the row of the cache and batch size.
+    """
+
+    profile: Mapping[str, Any]
+    row: Mapping[str, Any]
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return str(self.profile["model"])
+
+    @property
+    def model_label(self) -> str:
+        """Name of the model; random weights take the same time."""
+        return self.model
+
+    @property
+    def method(self) -> str:
+        """Name of the method; `full` for the full cache that was timed in turns with another method."""
+        return "full" if self._is_reference else str(self.profile["method"])
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the batch fitted in memory and was timed."""
+        return bool(self.row["status"] == "ok")
+
+    @property
+    def _is_reference(self) -> bool:
+        return self.row["cache"] == "full" != self.profile["method"]
+
+    def find_setting(self, key: str) -> object:
+        """Return what identifies a row of a table, see `kvbench.report.papers.published.find_setting`."""
+        budget = self.profile["budget"]
+        if key == "method":
+            return self.method
+        if key == "budget":
+            share = 1.0 if self._is_reference else budget["fraction"]
+            return share if budget["unit"] == "tokens" else f"{share:.4g} bytes"
+        if key == "latency.batch":
+            return self.row["batch"]
+        if key == "cuda_graph":
+            return self.profile["provenance"]["cuda_graph"] == "on"
+        node: Any = {} if key.startswith("method.") and self._is_reference else self.profile["config"]
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        return node
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds of a batch."""
+        return float(self.row["latency"]["median"])
+
+    @property
+    def decoding(self) -> float | None:
+        """Seconds in which a batch's pixels, or texts, are made of its tokens; None if the model times no such call."""
+        seconds = self.row["phases"]["seconds"].get("decode")
+        return None if seconds is None else float(seconds)
+
+    @property
+    def generation(self) -> float:
+        """Seconds of a batch without decoding."""
+        return self.seconds - (self.decoding or 0.0)
+
+    @property
+    def reserved_gb(self) -> float | None:
+        """GB that the allocator reserved at the peak; None on a CPU."""
+        allocator = self.row["allocator"]
+        return None if allocator is None else float(allocator["reserved_bytes"]) / 1e9
+
+    @property
+    def paper_mib(self) -> float | None:
+        """MiB of the cache as HeatKV and AMS-KV count them (`kvbench.engine.memory`); None in few bits."""
+        item = ITEM_BYTES.get(self.profile["cache_dtype"])
+        # A stored token has two numbers of `item` bytes in each channel, the papers' PAPER_BYTES.
+        return None if item is None else self.row["kv"]["peak_bytes"] / (2 * item) * PAPER_BYTES / MIB
+
+    @property
+    def largest(self) -> int | None:
+        """Largest batch that fits, if it was searched."""
+        found = self.profile["largest"]
+        return None if found is None else found.get(self.row["cache"])
+
+
+Value = Callable[[Timing, Timing | None], float | None]
+"""Number of a timing, given the full cache's at the same batch, if that was timed."""
+MEASURES: Mapping[str, Value] = {
+    "memory GB": lambda one, _: one.reserved_gb,
+    "saving %": lambda one, full: _save(one, full),
+    "cache MiB": lambda one, _: one.paper_mib,
+    "cache 1000 MiB": lambda one, _: None if one.paper_mib is None else one.paper_mib / 1000,
+    "latency s": lambda one, _: one.seconds,
+    "images/s": lambda one, _: one.row["images_per_second"],
+    "tokens/s": lambda one, _: one.row["tokens_per_second"],
+    "x full": lambda one, full: None if full is None else one.generation / full.generation,
+}
+"""Published columns that a timing has; `x full` is the time of a generation without decoding."""
+PARTS: Mapping[str, Value] = {
+    "s/batch": lambda one, _: one.seconds,
+    "generation s": lambda one, _: one.generation,
+    "decoding s": lambda one, _: one.decoding,
+    "x full": MEASURES["x full"],
+    "KV GB": lambda one, _: one.row["kv"]["peak_bytes"] / 1e9,
+    "reserved GB": lambda one, _: one.reserved_gb,
+}
+"""Columns of every table after the published ones."""
+PART_OF = {"latency s": "s/batch", "memory GB": "reserved GB"}
+"""Parts that a published column repeats."""
+OF_ALLOCATOR = ("memory GB", "saving %", "reserved GB")
+"""Columns that need a GPU."""
+
+
+def read_timings(paths: Sequence[Path]) -> list[Timing]:
+    """Return every row of some files of `task=profile`, in their order.
+
+    Raises:
+        ConfigError: a file is missing, or is none of `task=profile`.
+    """
+    timings: list[Timing] = []
+    for path in dict.fromkeys(paths):
+        try:
+            contents = parse_json(path.read_text(encoding="utf-8"))
+            timings += [Timing(contents, row) for row in contents["rows"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path}: no file of task=profile ({error}); delete the sweep's folder and start it again"
+            ) from None
+    return timings
+
+
+def make_rows(table: PublishedTable | None, timings: Sequence[Timing]) -> list[Row]:
+    """Return a row for each timing: settings, measured and published cells by metric, then the parts of its time.
+
+    Timings that match rows of the table come first, in the table's order.
+    """
+    labels = () if table is None else table.labels(sorted({one.model for one in timings}))
+    return [_make_row(table, labels, where, one, timings) for where, one in _match(table, timings)]
+
+
+def show_speed(console: Console, published: str | None, paths: Sequence[Path], folder: Path) -> None:
+    """Print the times and memory in some files of `task=profile`, with the published ones if there is a table.
+
+    Writes report-speed-<table>.md (report-speed.md without a table) into a folder.
+
+    Raises:
+        ConfigError: there is no such table, or a file cannot be read.
+    """
+    table, timings = None if published is None else find(published), read_timings(paths)
+    rows = make_rows(table, timings)
+    lead = len(_list_settings(table, timings[0], timings))
+    note = LEGEND + (f". {ON_CPU}" if any(UNMEASURED in row.values() for row in rows) else "")
+    path = folder / f"report-speed{'' if table is None else f'-{table.name}'}.md"
+    publish(console, _make_title(table, timings), rows, lead, path, note)
+
+
+def _match(table: PublishedTable | None, timings: Sequence[Timing]) -> list[tuple[Settings, Timing]]:
+    """Return timings with the settings of their rows of the table, in its order; the others at the end."""
+    if table is None:
+        return [({}, one) for one in timings]
+    found = sorted((place, number) for number, one in enumerate(timings) for place in table.find_rows(one))
+    matched = [(table.rows()[place], timings[number]) for place, number in found]
+    numbers = {number for _, number in found}
+    others: list[tuple[Settings, Timing]] = [
+        ({}, one) for number, one in enumerate(timings) if number not in numbers
+    ]
+    return matched + sorted(others, key=lambda pair: pair[1].row["batch"])
+
+
+def _find_full(one: Timing, timings: Sequence[Timing]) -> Timing | None:
+    """Return the full cache at the same model and batch: of the same file, else with the same graphs, else any."""
+    fulls = [
+        other
+        for other in timings
+        if other.is_ok
+        and (other.method, other.model, other.row["batch"]) == ("full", one.model, one.row["batch"])
+    ]
+
+    def prefer(other: Timing) -> tuple[bool, bool]:
+        same = one.find_setting("cuda_graph") == other.find_setting("cuda_graph")
+        return other.profile is one.profile, same
+
+    return max(fulls, key=prefer, default=None)
+
+
+def _save(one: Timing, full: Timing | None) -> float | None:
+    if full is None or one.reserved_gb is None or full.reserved_gb is None:
+        return None
+    return 100 * (1 - one.reserved_gb / full.reserved_gb)
+
+
+def _make_title(table: PublishedTable | None, timings: Sequence[Timing]) -> str:
+    models = sorted({one.model for one in timings})
+    random = " (random weights)" if any(one.profile["weights"] == "random" for one in timings) else ""
+    machine = timings[0].profile["provenance"]
+    device = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
+    measured = f"{', '.join(models)}{random}, {device}, torch {machine['versions']['torch']}"
+    if table is None:
+        return f"times and memory of {measured}"
+    labels = table.labels(models)
+    published = " / ".join(labels if len(labels) < 3 else dict.fromkeys(map(model_of, labels)))
+    return f"{table.source}: {table.title}. Published: {published}, {table.data}; measured: {measured}"
+
+
+def _list_settings(table: PublishedTable | None, one: Timing, timings: Sequence[Timing]) -> dict[str, str]:
+    row = {"model": one.model} if len({other.model for other in timings}) > 1 else {}
+    keys = ["method", "budget", *(() if table is None else (*table.fixed, *table.keys)), "latency.batch"]
+    for key in dict.fromkeys(keys):
+        value = one.find_setting(key)
+        text = f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value).lower()
+        row[key.removeprefix("latency.").removeprefix("method.")] = text
+    return row
+
+
+def _make_row(
+    table: PublishedTable | None,
+    labels: Sequence[str],
+    where: Settings,
+    one: Timing,
+    timings: Sequence[Timing],
+) -> Row:
+    full = _find_full(one, timings)
+    cells = _list_settings(table, one, timings)
+    names = " / ".join(labels) if len(labels) < 3 else "published"
+    for metric in () if table is None else table.metrics:
+        if metric in MEASURES:
+            cells[metric] = _format(metric, MEASURES[metric], one, full)
+            assert table is not None
+            printed = [table.cell(label, where, metric) if where else None for label in labels]
+            cells[f"{metric}, {names}"] = " / ".join(text or "-" for text in printed) if any(printed) else "-"
+    same = [PART_OF.get(name, name) for name in cells]
+    cells |= {name: _format(name, value, one, full) for name, value in PARTS.items() if name not in same}
+    return {**cells, "largest batch": "-" if one.largest is None else str(one.largest)}
+
+
+def _format(name: str, value: Value, one: Timing, full: Timing | None) -> str:
+    """Return a cell: a number, the status of a batch that was not timed, or why nothing was measured."""
+    if not one.is_ok:
+        return "OOM" if one.row["status"] == "out of memory" else str(one.row["status"])
+    if name in OF_ALLOCATOR and one.reserved_gb is None:
+        return UNMEASURED
+    number = value(one, full)
+    return "-" if number is None else f"{number:.0f}" if number >= 1000 else f"{number:.4g}"
