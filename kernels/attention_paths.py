@@ -83,7 +83,7 @@ def _why_not_kernel(shape: Shape, device: torch.device) -> str | None:
     if device.type != "cuda":
         return "needs a GPU"
     return (
-        "needs at most 256 channels, a multiple of 8" if shape.head_dim % 8 or shape.head_dim > 256 else None
+        "needs at most 256 channels, a multiple of 4" if shape.head_dim % 4 or shape.head_dim > 256 else None
     )
 
 
@@ -92,6 +92,8 @@ def _why_not_parts(shape: Shape, device: torch.device) -> str | None:
         return problem
     if is_batch_invariant():
         return BATCH_DEPENDENT
+    if shape.head_dim % 8:  # tile descriptors need rows of a multiple of 16 bytes
+        return "needs a multiple of 8 channels"
     return None if shape.tokens else "there is no present"
 
 

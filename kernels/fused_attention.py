@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
 from kvbench.kernels.attention_choices import AttentionChoice
@@ -25,6 +26,10 @@ SHORT_CUDNN_VERSION = 92400
 """cuDNN 9.24."""
 FA3_PACKAGE = "flash_attn_interface"
 """Package of FlashAttention-3."""
+MAX_NUMBERS = 2**31 - 1
+"""Largest distance in numbers between two elements of a tensor in one call: libraries may count in 32 bits."""
+CHANNELS: Mapping[Backend, int] = {"cudnn": 8, "flash": 8, "efficient": 8, "cpu": 1}
+"""Number that the channels of a head must be a multiple of; others are filled with zeros."""
 BATCH_DEPENDENT = "divides keys by the size of the batch (batch_invariant=true)"
 """Reason against torch's fused attention in batch-invariance mode."""
 
@@ -127,6 +132,7 @@ def choose_backend(request: Request) -> Backend:
     On an H100 (128 channels, forward) FlashAttention-3 reaches 638 TFLOP/s, cuDNN 609, FlashAttention-2 368
     (arXiv:2407.08608). `flash` is FlashAttention-2 unless another implementation is active.
     """
+    request = request._replace(head_dim=request.head_dim + -request.head_dim % 8)  # as filled with zeros
     order = list(WHY_NOT)
     if request.device.type == "cuda" and find_flash(request.device):
         order.insert(0, "flash")
@@ -152,7 +158,7 @@ def fused_attention(
             `queries`: query m belongs to token m % tokens.
         k: [sequences, heads, tokens, D]; without tokens no backend is called.
         v: shaped like k.
-        scale: factor on q k^T.
+        scale: factor on q k^T; large batches are cut into calls of at most `MAX_NUMBERS`.
         causal: query m sees the first m % tokens + 1 keys; else all.
         backend: None for the fastest.
 
@@ -163,21 +169,42 @@ def fused_attention(
     if not tokens:
         return attend_nothing(q)
     backend = backend or choose_backend(Request(shape[3], q.dtype, shape[2], q.device))
+    if len(q) > (step := _count_sequences(q, k, v)):
+        out, lse = torch.empty_like(q), q.new_empty(shape[:3], dtype=torch.float32)
+        for first in range(0, len(q), step):
+            at = slice(first, first + step)
+            out[at], lse[at] = fused_attention(q[at], k[at], v[at], scale, causal=causal, backend=backend)
+        return out, lse
+    if missing := -shape[3] % CHANNELS[backend]:
+        q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
+        out, lse = fused_attention(q, k, v, scale, causal=causal, backend=backend)
+        return out[..., : shape[3]], lse
     if causal and shape[2] > tokens:  # separate the query heads, so that each sees its own tokens
         folds = shape[2] // tokens
         q = q.unflatten(2, (folds, tokens)).flatten(1, 2)
         if backend == "efficient":
             k, v = (x.repeat_interleave(folds, 1) for x in (k, v))
+    out, lse = _call_backend(backend, q, k, v, scale, causal=causal)
+    return out.reshape(shape), lse.reshape(shape[:3]).contiguous()
+
+
+def _count_sequences(*tensors: Tensor) -> int:
+    """Return the sequences of one call: offsets in tensors [sequences, ...] stay below `MAX_NUMBERS`."""
+    return max(1, MAX_NUMBERS // max(max(x.stride(0), x[0].numel()) for x in tensors))
+
+
+def _call_backend(backend: Backend, q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> State:
+    """Call torch's operation of a backend; return the output and the log-sum-exp in any layout."""
     if backend == "cudnn":
         call = ATEN._scaled_dot_product_cudnn_attention
         out, lse, *_ = call(q, k, v, None, True, 0.0, causal, scale=scale)
-        lse = lse.view(q.shape[:3])
-    elif backend == "flash":
+        return out, lse.view(q.shape[:3])
+    if backend == "flash":
         out, lse, *_ = ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
-    elif backend == "efficient":
+        return out, lse
+    if backend == "efficient":
         call = ATEN._scaled_dot_product_efficient_attention
         out, lse, *_ = call(q, k, v, None, True, 0.0, causal, scale=scale)
-        lse = lse[:, :, : q.shape[2]]  # padded to a multiple of 32 queries
-    else:
-        out, lse = ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-    return out.reshape(shape), lse.reshape(shape[:3]).contiguous()
+        return out, lse[:, :, : q.shape[2]]  # padded to a multiple of 32 queries
+    out, lse = ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    return out, lse

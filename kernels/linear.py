@@ -39,14 +39,13 @@ def linear(
 
 
 def _uses_onednn(x: Tensor, weight: Tensor) -> bool:
-    needs_gradients = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    is_float32_on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
-    is_large = x.numel() * len(weight) >= MIN_MULTIPLICATIONS
-    # oneDNN last: torch.compile cannot trace these calls and must not reach them in training.
+    # The size is checked first, because decoding makes hundreds of small products a step. oneDNN is checked last,
+    # because torch.compile cannot trace these calls and must not reach them in training.
     return (
-        is_float32_on_cpu
-        and is_large
-        and not needs_gradients
+        x.numel() * weight.shape[0] >= MIN_MULTIPLICATIONS
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
         and torch.backends.mkldnn.is_available()
         and bool(torch.backends.mkldnn.enabled)
     )

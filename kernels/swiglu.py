@@ -10,7 +10,7 @@ def silu_mul(gate: Tensor, x: Tensor) -> Tensor:
     """Return silu(gate) x; SiLU is computed in float32 and rounded to the inputs' dtype before the product.
 
     Args:
-        gate: [...].
+        gate: [..., channels]; both may be views, such as the halves of one product.
         x: shape and dtype of `gate`.
     """
     if uses_triton(gate):

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.triton.launch import UNIT, align_rows, cdiv, kernel, next_power_of_2
+from kvbench.kernels.triton.launch import align_rows, cdiv, find_unit, kernel, next_power_of_2
 
 BLOCK = 64  # slots per program
 
@@ -74,5 +74,6 @@ def rebuild_triton(
     copy_kernel[cdiv(len(source), BLOCK), batch](
         stored[0], stored[-1], k, v, source, out[0], out[-1],
         heads, sequences * heads // batch, slots, len(source), length, *k_strides, *v_strides,
-        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=next_power_of_2(channels), BLOCK=BLOCK, BOTH=len(stored) == 2,
+        UNIT=find_unit(channels), HEAD_DIM=channels, BLOCK_D=next_power_of_2(channels), BLOCK=BLOCK,
+        BOTH=len(stored) == 2,
     )  # fmt: skip

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-UNIT = 8  # strides and head dims are multiples of it, so that rows start on 16 bytes in any 16-bit dtype
+UNITS = (8, 4)
+"""Elements that head dims and strides may be multiples of: rows of 16 bits start on 16 bytes, or on 8."""
 SMALL_MEMORY = 128 << 10
 """Bytes of shared memory per block below which large tiles do not fit; sm_86, 89 and 120 have 99 KiB, others 163."""
 LOG2_E = 1.4426950408889634
@@ -32,8 +33,20 @@ def kernel(*unaligned: str) -> Callable[[Callable[..., None]], Any]:
     return decorate
 
 
+def find_unit(channels: int) -> int:
+    """Return the elements of a unit (`UNITS`) for a head dim.
+
+    Raises:
+        ValueError: no unit divides it.
+    """
+    for unit in UNITS:
+        if channels % unit == 0:
+            return unit
+    raise ValueError(f"head dim {channels}: kernels on CUDA need a multiple of {UNITS[-1]}")
+
+
 def align_rows(tensor: Tensor) -> tuple[Tensor, list[int]]:
-    """Return a tensor whose rows start on multiples of `UNIT` elements, and its strides but the last in units.
+    """Return a tensor whose rows start on multiples of a unit (`find_unit`), and its strides but the last in units.
 
     Kernels take strides in units, since the compiler knows that loads are aligned only from a constant factor, and
     Triton would compile a variant for every pattern of divisible strides. Other tensors are copied.
@@ -42,17 +55,16 @@ def align_rows(tensor: Tensor) -> tuple[Tensor, list[int]]:
         tensor: [..., D].
 
     Raises:
-        ValueError: D is not a multiple of `UNIT`.
+        ValueError: no unit divides D.
     """
-    if tensor.shape[-1] % UNIT:
-        raise ValueError(f"head dim {tensor.shape[-1]}: kernels on CUDA need a multiple of {UNIT}")
+    unit = find_unit(tensor.shape[-1])
     strides = tensor.stride()
     # The stride of a dimension of one element is never used.
     used = [stride if size > 1 else 0 for stride, size in zip(strides, tensor.shape, strict=True)]
-    if strides[-1] != 1 or any(stride % UNIT for stride in used[:-1]):
+    if strides[-1] != 1 or any(stride % unit for stride in used[:-1]):
         tensor = tensor.contiguous()
         used = list(tensor.stride())
-    return tensor, [stride // UNIT for stride in used[:-1]]
+    return tensor, [stride // unit for stride in used[:-1]]
 
 
 def cdiv(count: int, size: int) -> int:
@@ -83,7 +95,7 @@ def list_constants(q: Tensor) -> dict[str, int | str | bool]:
     """Return the shared compile-time constants and options of attention kernels for queries [..., D]."""
     channels = q.shape[-1]
     return {
-        "UNIT": UNIT, "HEAD_DIM": channels, "BLOCK_D": max(16, next_power_of_2(channels)),
+        "UNIT": find_unit(channels), "HEAD_DIM": channels, "BLOCK_D": max(16, next_power_of_2(channels)),
         "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "enable_fp_fusion": True,
     }  # fmt: skip
 

@@ -4,7 +4,9 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -13,6 +15,9 @@ from torch import Tensor
 from kvbench.core.config import ConfigError
 
 T = TypeVar("T")
+
+_TF32_LOCK = threading.Lock()
+_tf32_scopes = 0  # open scopes of `tf32` in this process
 
 
 def keep_freed_memory() -> None:
@@ -43,7 +48,7 @@ def use_device(name: torch.device | str) -> None:
     """Make a device current in this thread; Triton launches kernels on the current device.
 
     On a GPU, the allocator uses expandable segments unless the user configures it, since free parts of fixed segments
-    rarely fit a larger tensor. Convolutions in float32 do not use TF32.
+    rarely fit a larger tensor. Convolutions in float32 do not use TF32, except in a scope of `tf32`.
 
     Raises:
         ConfigError: see `check_device`.
@@ -54,8 +59,30 @@ def use_device(name: torch.device | str) -> None:
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its older name
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     check_device(str(name))
-    torch.backends.cudnn.allow_tf32 = False
+    with _TF32_LOCK:
+        if not _tf32_scopes:
+            torch.backends.cudnn.allow_tf32 = False
     torch.cuda.set_device(device.index or 0)  # a device without a number is refused
+
+
+@contextmanager
+def tf32(*, convolutions: bool, products: bool) -> Iterator[None]:
+    """Choose whether convolutions and matrix products in float32 use TF32 in this block; restore both afterwards.
+
+    torch has one setting per process. `use_device` of another thread does not change it before the block ends.
+    """
+    global _tf32_scopes
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    with _TF32_LOCK:
+        before = cudnn.allow_tf32, matmul.allow_tf32
+        cudnn.allow_tf32, matmul.allow_tf32 = convolutions, products
+        _tf32_scopes += 1
+    try:
+        yield
+    finally:
+        with _TF32_LOCK:
+            _tf32_scopes -= 1
+            cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 def count_gpus() -> int:
@@ -96,11 +123,11 @@ def release_unused(device: torch.device | str) -> None:
 
 def pin(numbers: Tensor, device: torch.device | str) -> Tensor:
     """Return a CPU tensor in pinned memory if the device is a GPU, else unchanged."""
-    return numbers.pin_memory() if torch.device(device).type == "cuda" else numbers
+    return numbers.pin_memory() if torch.device(device).type == "cuda" and not numbers.is_cuda else numbers
 
 
 def send(numbers: Tensor, device: torch.device | str) -> Tensor:
-    """Copy a CPU tensor to a device; the copy to a GPU is asynchronous, from pinned memory."""
+    """Copy a tensor to a device unless it is there; the copy to a GPU is asynchronous, from pinned memory."""
     return pin(numbers, device).to(device, non_blocking=True)
 
 

@@ -16,11 +16,13 @@ from kvbench.models.files.checkpoints import Clean
 from kvbench.models.files.parameters import build_on_meta, fill
 from kvbench.models.files.weights import Source, check_sources, locate_all, prepare
 from kvbench.models.noise import Noise
-from kvbench.models.parts.autoencoder import (
-    ImageTokenizer,
-    NetworkConfig,
+from kvbench.models.parts.autoencoder import ImageTokenizer, NetworkConfig
+from kvbench.models.parts.decoding import (
+    HALVES,
+    DecoderDtype,
+    Decoding,
+    Rounding,
     count_decoding_bytes,
-    decode_pixels,
 )
 
 N = TypeVar("N", bound=nn.Module)
@@ -48,7 +50,9 @@ class ImageModel(Model, Generic[N, T]):
         sources: where the weights of each part come from.
         weights: `files`, or `random` numbers in the model's shape (and a hash in place of the text encoder), for timing
             and tests.
-        decoder_dtype: dtype in which latents are decoded; `bfloat16` also uses the channels-last layout.
+        decoder_dtype: dtype in which latents are decoded; `auto` is float32 on a CPU and the arithmetic of the
+            official program (`decoding`) on a GPU.
+        rounding: of pixel values to 8 bits, half to even or down.
     """
 
     name: str
@@ -57,10 +61,12 @@ class ImageModel(Model, Generic[N, T]):
     sampling: Any
     sources: dict[str, Source]
     weights: Literal["files", "random"] = "files"
-    decoder_dtype: Literal["float32", "bfloat16"] = "float32"
+    decoder_dtype: DecoderDtype = "auto"
+    rounding: Rounding = "nearest"
 
     networks: ClassVar[tuple[Callable[[Any], Any], Callable[[Any], Any]]]  # make transformer and tokenizer
-    truncate: ClassVar[bool] = False  # round pixels down instead of half to even
+    decoding: ClassVar[Decoding] = Decoding()
+    added: ClassVar[Mapping[str, object]] = {"decoder_dtype": "float32", "rounding": "nearest"}
 
     @property
     @abstractmethod
@@ -87,7 +93,7 @@ class ImageModel(Model, Generic[N, T]):
 
     def decoding_bytes(self, prompts: int) -> int:
         """Return the peak bytes of decoding on a GPU without weights."""
-        size = 4 if self.decoder_dtype == "float32" else 2
+        size = 2 if self.decoding.resolve(self.decoder_dtype, "cuda") in HALVES else 4
         return count_decoding_bytes(self.tokenizer.networks, prompts, self.cells, size)
 
     @property
@@ -115,12 +121,19 @@ class ImageModel(Model, Generic[N, T]):
         use_device(device)
         self._transformer, self._tokenizer = self._build()
         digest = self._fill(device)
-        if self.decoder_dtype == "bfloat16":
-            self._tokenizer.decode_in_half()
+        self._prepare_networks(device)
         self._text, text_digest = self._read_text(device)
-        self._device = device
         release_unused(device)
         self.weights_sha256 = hash_content(digest + text_digest)
+
+    def _prepare_networks(self, device: torch.device | str) -> None:
+        """Prepare filled networks for generations on their device."""
+        self._device = device
+        self.decoding.prepare(self._tokenizer, self.decoding.resolve(self.decoder_dtype, device))
+
+    def resolve_settings(self, device: torch.device | str) -> Mapping[str, object]:
+        """Return the arithmetic in which latents are decoded on a device, as `decoder_dtype`."""
+        return {"decoder_dtype": self.decoding.describe(self.decoder_dtype, device)}
 
     def _find_dtype(self, name: str, device: torch.device | str) -> torch.dtype:
         """Return the dtype of a parameter of the transformer."""
@@ -136,8 +149,13 @@ class ImageModel(Model, Generic[N, T]):
         with torch.inference_mode():
             latents = self._draw(prompts, cache, noise)
             cache.release()
-            patch = self.tokenizer.networks.patch
-            return decode_pixels(self._tokenizer.decode, latents, patch, truncate=self.truncate)
+            return self.decode(latents)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Decode latents [B, channels, h, w] to pixels uint8 [B, H, W, 3] on the CPU."""
+        arithmetic = self.decoding.resolve(self.decoder_dtype, self._device)
+        patch = self.tokenizer.networks.patch
+        return self.decoding.decode(self._tokenizer, latents, patch, arithmetic, self.rounding)
 
     def _build(self) -> tuple[N, T]:
         """Build transformer and tokenizer on the meta device."""

@@ -21,6 +21,7 @@ from kvbench.models.infinity.scales import rotary_grid, schedule
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.noise import Noise
+from kvbench.models.parts.decoding import Decoding
 from kvbench.models.parts.layers import count_layer_bytes
 from kvbench.models.parts.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
 from kvbench.scenes import grammar
@@ -62,6 +63,7 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
     default_tau: float = 1.0
 
     networks = (Infinity, BSQ)
+    decoding = Decoding("bfloat16", half="autocast", half_pixels=True)
 
     def __post_init__(self) -> None:
         self._check_sources("text")

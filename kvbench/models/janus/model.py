@@ -11,6 +11,7 @@ from kvbench.models.janus.prompt import JanusTokens, hash_tokens, read_tokens
 from kvbench.models.janus.transformer import Janus, JanusConfig
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.next_token import PromptedImageModel
+from kvbench.models.parts.decoding import Decoding
 from kvbench.models.parts.tokens import read_tokenizer
 
 
@@ -20,12 +21,13 @@ class JanusModel(PromptedImageModel[Janus, VQ]):
 
     Sources are `weights` (language model and image tokenizer) and `text` (`tokenizer.json`).
 
-    Differs from the official program in: rotation and decoding are in float32, and a batch can have several prompts.
+    Differs from the official program in: rotation is in float32, and a batch can have several prompts.
     """
 
     transformer: JanusConfig
 
     networks = (Janus, VQ)
+    decoding = Decoding("bfloat16", half="cast")
     config_section = "language_config"
 
     @property

@@ -15,6 +15,7 @@ from kvbench.models.llamagen.captions import clean_caption, require_cleaning
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.next_token import NextTokenImageModel
+from kvbench.models.parts.decoding import Decoding
 from kvbench.models.parts.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
 from kvbench.scenes import grammar
 
@@ -39,6 +40,7 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
     text_heads: int = 4
 
     networks = (LlamaGen, VQ)
+    decoding = Decoding("tf32", products=True)
 
     def __post_init__(self) -> None:
         self._check_codes("vocabulary", self.transformer.vocabulary)

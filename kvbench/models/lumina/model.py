@@ -16,6 +16,7 @@ from kvbench.models.lumina.sampling import LuminaSampling
 from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from kvbench.models.next_token import PromptedImageModel
+from kvbench.models.parts.decoding import Decoding
 from kvbench.models.parts.tokens import read_tokenizer
 
 
@@ -39,6 +40,7 @@ class LuminaModel(PromptedImageModel[Lumina, Chameleon]):
 
     equal_branches: ClassVar[bool] = False
     networks = (Lumina, Chameleon)
+    decoding = Decoding("tf32")
 
     @property
     def _cleans(self) -> dict[str, Clean]:

@@ -6,7 +6,7 @@ Infinity's files (`encoder.down.0.block.0.norm1.norm.weight`). Other files lack 
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvbench.kernels.group_norm import group_norm
+
 Size = tuple[int, int]
-PIXELS_PER_CALL = 2**20
-"""Pixels decoded in one call, enough to fill a GPU: a megapixel takes gigabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,13 @@ class Norm(nn.Module):
         self.norm = nn.GroupNorm(32 if channels % 32 == 0 else 24, channels, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise and activate [B, C, H, W]; without gradients SiLU is in place."""
-        return F.silu(self.norm(x), inplace=not torch.is_grad_enabled())
+        """Normalise and activate [B, C, H, W]."""
+        return normalise(self.norm, x, silu=True)
+
+
+def normalise(norm: nn.GroupNorm, x: Tensor, *, silu: bool = False) -> Tensor:
+    """Apply a group norm and, with `silu`, SiLU to [B, C, H, W], as `kvbench.kernels.group_norm` does."""
+    return group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps, silu=silu)
 
 
 class ResBlock(nn.Module):
@@ -111,7 +116,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, C, H, W]."""
-        q, k, v = self.qkv(self.norm(x)).flatten(2).transpose(1, 2).chunk(3, -1)
+        q, k, v = self.qkv(normalise(self.norm, x)).flatten(2).transpose(1, 2).chunk(3, -1)
         weights = (q @ k.transpose(1, 2) * x.shape[1] ** -0.5).softmax(-1)
         return x + self.proj_out((weights @ v).transpose(1, 2).reshape(x.shape))
 
@@ -128,7 +133,7 @@ class Mixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, C, H, W]."""
-        mixed = self.gather(F.silu(self.spread(self.norm(x).flatten(2)))).view_as(x)
+        mixed = self.gather(F.silu(self.spread(normalise(self.norm, x).flatten(2)))).view_as(x)
         x = x + mixed
         return x + self.conv(F.silu(x))
 
@@ -252,10 +257,24 @@ class ImageTokenizer(nn.Module):
 
     decoder: ConvDecoder
 
-    def decode_in_half(self) -> None:
-        """Set the decoder to bfloat16 and channels last; layers before it stay in float32."""
-        self.decoder.to(torch.bfloat16)
-        self.decoder.to(memory_format=torch.channels_last)
+    def cast_decoder(
+        self, dtype: torch.dtype, how: Literal["decoder", "autocast", "cast"] = "decoder"
+    ) -> None:
+        """Cast layers to a dtype and channels last: `decoder` alone, norms included; all layers with `cast`.
+
+        With `autocast` it is the decoder and the convolution before it, without norms, which stay in float32: the
+        rounding of `torch.autocast`.
+        """
+        before = self.get_submodule("post_quant_conv") if hasattr(self, "post_quant_conv") else nn.Identity()
+        parts: list[nn.Module] = [self] if how == "cast" else [self.decoder]
+        if how == "autocast":
+            parts.append(before)
+        for module in (module for part in parts for module in part.modules()):
+            stays = how == "autocast" and isinstance(module, nn.GroupNorm)
+            for name, parameter in module.named_parameters(recurse=False):
+                layout = torch.channels_last if parameter.ndim == 4 else torch.preserve_format
+                cast = parameter.to(parameter.dtype if stays else dtype, memory_format=layout)
+                setattr(module, name, nn.Parameter(cast, requires_grad=parameter.requires_grad))
 
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
@@ -275,32 +294,3 @@ def close_branches(network: nn.Module) -> None:
 def resize(x: Tensor, size: Size, mode: str = "bilinear") -> Tensor:
     """Resize [B, C, H, W] without antialiasing; return x itself if it has the size."""
     return x if tuple(x.shape[2:]) == size else F.interpolate(x, size, mode=mode, align_corners=False)
-
-
-def decode_pixels(
-    decode: Callable[[Tensor], Tensor], latents: Tensor, patch: int, *, truncate: bool = False
-) -> Tensor:
-    """Decode latents [B, C, h, w] and return pixels uint8 [B, h patch, w patch, 3] on the CPU.
-
-    Each call of `decode` decodes at most `PIXELS_PER_CALL` pixels, or one image. Values are clamped to [-1, 1] and
-    rounded half to even, or down with `truncate`.
-    """
-    batch = max(1, PIXELS_PER_CALL // (latents[0, 0].numel() * patch**2))
-    return torch.cat([_to_pixels(decode(chunk), truncate) for chunk in latents.split(batch)])
-
-
-def count_decoding_bytes(config: NetworkConfig, images: int, cells: int, size: int = 4) -> int:
-    """Return the peak bytes of `decode_pixels` on a GPU for images of `cells` cells and numbers of `size` bytes."""
-    widths = config.decoder_widths
-    batch = min(images, max(1, PIXELS_PER_CALL // (cells * config.patch**2)))
-    numbers = []
-    for level, (width, before) in enumerate(zip(widths, (*widths[1:], widths[-1]), strict=True)):
-        positions = batch * cells * 4 ** (len(widths) - 1 - level)
-        # A block's input, its norm, and its first output; each side doubles around a convolution.
-        numbers += [positions * (2 * before + width), positions * width * (1 + 2 * 4) if level else 0]
-    return size * max(numbers)
-
-
-def _to_pixels(images: Tensor, truncate: bool) -> Tensor:
-    pixels = (images.float().clamp(-1, 1) + 1) * 127.5
-    return (pixels if truncate else pixels.round()).to(torch.uint8).permute(0, 2, 3, 1).cpu()

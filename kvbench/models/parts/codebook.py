@@ -80,7 +80,7 @@ class VQGAN(ImageTokenizer):
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode codes [B, channels, h, w] to images [B, 3, h patch, w patch], not clamped."""
-        return self.decoder(self.post_quant_conv(codes))
+        return self.decoder(self.post_quant_conv(codes.to(self.post_quant_conv.weight.dtype)))
 
 
 def find_nearest(z: Tensor, book: Tensor) -> Tensor:

@@ -242,10 +242,22 @@ class SwiGLU(nn.Module):
         self.add = add
         self.w1, self.w3 = (nn.Linear(width, hidden, bias=False) for _ in range(2))
         self.w2 = nn.Linear(hidden, width, bias=False)
+        self._joint: Tensor | None = None
+
+    def join(self) -> None:
+        """Store w1 and w3 as the halves of one matrix [2 hidden, width], so that one product computes both."""
+        both = (self.w1, self.w3)
+        self._joint = torch.cat([one.weight.detach() for one in both])
+        for one, half in zip(both, self._joint.chunk(2), strict=True):
+            one.weight = nn.Parameter(half, requires_grad=one.weight.requires_grad)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, T, width] to [B, T, width]."""
-        gated = silu_mul(linear(x, self.w1.weight, None), linear(x, self.w3.weight, None))
+        if self._joint is None:
+            gate, factor = linear(x, self.w1.weight, None), linear(x, self.w3.weight, None)
+        else:
+            gate, factor = linear(x, self._joint, None).chunk(2, -1)
+        gated = silu_mul(gate, factor)
         return self.add(linear(gated, self.w2.weight, None))
 
 
@@ -307,6 +319,16 @@ class Decoder(nn.Module):
         for layer, block in enumerate(self.layers):
             x, h = block(x, h, layer, rotation, attend)
         return x if h is None else x + h
+
+    def prepare_for(self, device: torch.device | str) -> None:
+        """Prepare filled weights for a device: on a GPU, w1 and w3 of every layer are one product.
+
+        On a CPU another size of product may round in another way.
+        """
+        if torch.device(device).type == "cuda":
+            for block in self.layers:
+                assert isinstance(block, DecoderBlock)
+                block.feed_forward.join()
 
     def output_projection(self, layer: int) -> Tensor:
         """Return W_o of a layer, [width, query heads x head_dim]."""

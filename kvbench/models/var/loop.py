@@ -52,8 +52,9 @@ def draw_token_scales(
     repetitions = cache.repetitions
     if repetitions is not None:
         condition = repetitions.hold(condition)
-    # After tensors that live as long as the generation, which would otherwise be cut from the same block.
-    reserve(activations, labels.device)
+    if repetitions is None or repetitions.by_launches:  # recorded work has memory of its own
+        # After tensors that live as long as the generation, which would otherwise be cut from the same block.
+        reserve(activations, labels.device)
     for segment in segments:
         cache.begin(segment)
         progress = segment.index / last.index

@@ -14,6 +14,7 @@ from kvbench.models.files.checkpoints import Clean
 from kvbench.models.files.official_files import clean_transformer, clean_vqvae
 from kvbench.models.image_model import ImageModel
 from kvbench.models.noise import Noise
+from kvbench.models.parts.decoding import Decoding
 from kvbench.models.parts.layers import count_layer_bytes
 from kvbench.models.var.loop import draw_token_scales
 from kvbench.models.var.sampling import VARSampling
@@ -43,6 +44,7 @@ class VARModel(ImageModel[VAR, VQVAE]):
 
     half: ClassVar[torch.dtype] = torch.float16
     networks = (VAR, VQVAE)
+    decoding = Decoding("float16", half="autocast", half_pixels=True)
 
     def __post_init__(self) -> None:
         for name in ("codes", "channels"):

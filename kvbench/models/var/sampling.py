@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from kvbench.core.devices import send
+from kvbench.kernels import draw as counted
 from kvbench.models.base import refuse
-from kvbench.models.noise import Noise
+from kvbench.models.noise import CounterNoise, Noise
 
 PIECE_BYTES = 64 << 20
 """Bytes of logits truncated in one call."""
@@ -80,14 +81,22 @@ def draw_tokens(logits: Tensor, noise: Noise) -> Tensor:
 
     The result is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works.
     """
-    return (logits.softmax(-1) / _exponential(logits, noise)).argmax(-1)
+    if not isinstance(noise, CounterNoise):
+        return (logits.softmax(-1) / _exponential(logits, noise)).argmax(-1)
+    tokens = counted.draw_codes(logits, noise.keys, noise.step)
+    noise.advance()
+    return tokens
 
 
 def mix_codes(logits: Tensor, progress: float, noise: Noise) -> Tensor:
     """Return a Gumbel softmax [B, t, V] of truncated logits, whose temperature decreases from 0.27 with progress."""
-    gumbel = -_exponential(logits, noise).log()
     temperature = max(0.27 * (1 - 0.95 * progress), 0.005)
-    return (((1 + progress) * logits + gumbel) / temperature).softmax(-1)
+    if not isinstance(noise, CounterNoise):
+        gumbel = -_exponential(logits, noise).log()
+        return (((1 + progress) * logits + gumbel) / temperature).softmax(-1)
+    mixture = counted.mix_codes(logits, noise.keys, noise.step, 1 + progress, temperature)
+    noise.advance()
+    return mixture
 
 
 def _exponential(logits: Tensor, noise: Noise) -> Tensor:

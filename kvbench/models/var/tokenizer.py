@@ -90,7 +90,8 @@ class VQVAE(ImageTokenizer):
 
     def decode(self, summed: Tensor) -> Tensor:
         """Decode any prefix sum of codes [B, channels, H, W] to an image [B, 3, .., ..] clamped to [-1, 1]."""
-        return self.decoder(self.post_quant_conv(summed)).clamp(-1, 1)
+        latents = self.post_quant_conv(summed.to(self.post_quant_conv.weight.dtype))
+        return self.decoder(latents).clamp(-1, 1)
 
 
 def choose_convolution(scale: int, scales: int) -> int:

@@ -18,7 +18,7 @@ from kvbench.models.files import parameters
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import Noise, PromptNoise
-from kvbench.models.parts.sampling import draw_token, guide, truncate
+from kvbench.models.parts.sampling import TokenSampling, draw_token, guide, truncate
 from tests.support.drawing import Silence
 from tests.support.engine import open_cache
 from tests.support.reference import OneStream
@@ -137,8 +137,8 @@ def test_bfloat16_gives_official_tokens(backends: list[SDPBackend], monkeypatch:
     expected, choices = golden("c2i_bf16"), []
     raw = torch.cat((expected["logits_prefill_raw"], expected["logits_decode_raw"]), 1)
 
-    def feed(logits: Tensor, noise: Noise) -> Tensor:
-        choices.append(draw_token(logits, noise))
+    def feed(logits: Tensor, sampling: TokenSampling, noise: Noise) -> Tensor:
+        choices.append(draw_token(logits, sampling, noise))
         return expected["tokens"][:, len(choices) - 1]
 
     monkeypatch.setattr(image_loop, "draw_token", feed)
@@ -202,7 +202,7 @@ def test_equals_a_decoder_written_head_by_head(kind: str, monkeypatch: pytest.Mo
         x = torch.cat((condition, model.tok_embeddings(drawn)), 1)
         logits = slow_decoder(model.state_dict(), config, x)[:, config.condition - 1 : -1].float()
     again = PromptNoise(0, (0, 1))
-    expected = [draw_token(truncate(logits[:, token], sampling), again) for token in range(6)]
+    expected = [draw_token(logits[:, token], sampling, again) for token in range(6)]
     assert torch.equal(drawn, torch.stack(expected, 1))
     monkeypatch.setattr(noise_module, "MIN_THREADED", 1)  # a second thread draws
     ahead = PromptNoise(0, (0, 1))
@@ -218,10 +218,12 @@ def test_equals_a_decoder_written_head_by_head(kind: str, monkeypatch: pytest.Mo
 def test_sampling_is_the_official_one(setting: int) -> None:
     given, expected = dict(meta()["sampler_combos"][setting]), golden("sampler")
     seed = given.pop("seed")
-    found = truncate(expected["logits"], LlamaGenSampling(cfg=1.0, **given))
+    sampling = LlamaGenSampling(cfg=1.0, **given)
+    found = truncate(expected["logits"], sampling)
     assert torch.equal(found, expected[f"filtered.{setting}"])
     close(found.softmax(-1), expected[f"probs.{setting}"], 1e-6)
-    assert torch.equal(draw_token(found, OneStream(seed, 3)), expected[f"idx.{setting}"][:, 0])
+    drawn = draw_token(expected["logits"], sampling, OneStream(seed, 3))
+    assert torch.equal(drawn, expected[f"idx.{setting}"][:, 0])
 
 
 def test_the_first_two_tokens_are_always_guided() -> None:
