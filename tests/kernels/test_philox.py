@@ -1,0 +1,188 @@
+"""Random numbers by counter: Random123's known answers, a generator of plain integers, and statistics."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from kvbench.kernels.philox import (
+    BITS,
+    CODES,
+    DRAW,
+    PIECE,
+    draw_candidates,
+    draw_integers,
+    make_exponential,
+    make_uniform,
+    philox,
+)
+from tests.support.triton_device import DEVICE, HERE, needs_triton
+
+MASK = 0xFFFFFFFF
+KEYS = torch.tensor([0x299F31D0A4093822, 7, 2**63 - 1])
+STEP = torch.tensor([5])
+
+if HERE:
+    import triton
+    import triton.language as tl
+
+    from kvbench.kernels.triton import draw as programs
+
+    @triton.jit
+    def _write(keys, step, words, uniform, exponential, purpose: tl.constexpr, blocks: tl.constexpr):
+        prompt = tl.program_id(0)
+        block = tl.arange(0, blocks)
+        found = programs.spread_words(programs.count_words(keys, step, prompt, block, purpose))
+        place = (prompt * blocks + block[:, None]) * 4 + tl.arange(0, 4)[None, :]
+        tl.store(words + place, found.to(tl.int64))
+        tl.store(uniform + place, programs.make_uniform(found))
+        tl.store(exponential + place, programs.make_exponential(found))
+
+    @triton.jit
+    def _convert(words, exponential, count: tl.constexpr):
+        place = tl.arange(0, count)
+        word = tl.load(words + place).to(tl.uint32)
+        tl.store(exponential + place, programs.make_exponential(word))
+
+
+def slow_philox(counter: list[int], key: list[int]) -> list[int]:
+    """Salmon et al., Section 3.3 and its reference code, in integers of any size."""
+    for _ in range(10):
+        left, right = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [
+            (right >> 32) ^ counter[1] ^ key[0],
+            right & MASK,
+            (left >> 32) ^ counter[3] ^ key[1],
+            left & MASK,
+        ]
+        key = [(key[0] + 0x9E3779B9) & MASK, (key[1] + 0xBB67AE85) & MASK]
+    return counter
+
+
+ANSWERS = [
+    ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([MASK] * 4, [MASK] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    (
+        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+        [0xA4093822, 0x299F31D0],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ),
+]
+"""philox4x32 10 of Random123's kat_vectors."""
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), ANSWERS)
+def test_known_answers(counter: list[int], key: list[int], expected: list[int]) -> None:
+    found = philox([torch.tensor([word]) for word in counter], [torch.tensor([word]) for word in key])
+    assert [int(word) for word in found] == expected
+    assert slow_philox(counter, key) == expected
+
+
+@pytest.mark.parametrize(("tokens", "codes"), [(1, 9), (3, 4), (2, 6)])
+def test_numbers_are_of_key_step_purpose_and_code(tokens: int, codes: int) -> None:
+    found = draw_integers(KEYS, STEP, BITS, tokens, codes)
+    blocks = -(-codes // 4)
+    for prompt, key in enumerate(KEYS.tolist()):
+        for token in range(tokens):
+            for code in range(codes):
+                counter = [token * blocks + code // 4, 5, BITS, 0]
+                words = slow_philox(counter, [key & MASK, key >> 32])
+                assert found[prompt, token, code] == words[code % 4]
+
+
+def test_pieces_are_the_whole() -> None:
+    count = 4 * PIECE + 20
+    alone = draw_integers(KEYS[:1], STEP, DRAW, 1, count)
+    assert torch.equal(draw_integers(KEYS, STEP, DRAW, 1, count)[:1], alone)
+    assert alone[0, 0, -1] == slow_philox([(count - 1) // 4, 5, DRAW, 0], [0xA4093822, 0x299F31D0])[3]
+
+
+def test_a_candidate_has_the_number_of_its_code() -> None:
+    codes = torch.tensor([[8, 3, 0, 150_001], [1, 2, 3, 0], [8, 8, 8, 8]])
+    found = draw_candidates(KEYS, STEP, codes)
+    for prompt, key in enumerate(KEYS.tolist()):
+        for place, code in enumerate(codes[prompt].tolist()):
+            words = slow_philox([code // 4, 5, 4, 0], [key & MASK, key >> 32])
+            assert found[prompt, place] == words[code % 4]
+
+
+EDGES = torch.tensor([0, 1, 2, 255, 2**20, 2**24 + 1, 2**28 - 1, 2**28, 2**31, 2**32 - 2**9, 2**32 - 1])
+
+
+def exact_exponential(numbers: Tensor) -> Tensor:
+    """-log(1 - u) in double precision, of the middles of 2^32 intervals of equal probability."""
+    return -torch.log1p(-(numbers.double() + 0.5) / 2**32)
+
+
+def test_variables_of_the_smallest_and_the_largest_integers() -> None:
+    uniform = make_uniform(EDGES)
+    assert uniform.min() > 0
+    assert uniform.max() < 1
+    torch.testing.assert_close(uniform.double(), (EDGES.double() + 0.5) / 2**32, rtol=2e-7, atol=0)
+    small = EDGES[:-2]  # the last two are cut off at the largest number below 1
+    found = make_exponential(EDGES)
+    torch.testing.assert_close(found[:-2].double(), exact_exponential(small), rtol=1e-6, atol=0)
+    assert found.isfinite().all()
+
+
+@needs_triton
+def test_a_program_has_the_same_integers() -> None:
+    blocks = 64
+    words = torch.empty(3, 4 * blocks, dtype=torch.int64, device=DEVICE)
+    uniform, exponential = torch.empty(2, 3, 4 * blocks, device=DEVICE)
+    _write[(3,)](KEYS.to(DEVICE), STEP.to(DEVICE), words, uniform, exponential, CODES, blocks)
+    expected = draw_integers(KEYS, STEP, CODES, 1, 4 * blocks)[:, 0]
+    assert torch.equal(words.cpu(), expected)
+    assert torch.equal(uniform.cpu(), make_uniform(expected))
+    torch.testing.assert_close(exponential.cpu(), make_exponential(expected), rtol=1e-6, atol=0)
+
+
+@needs_triton
+def test_a_program_has_the_same_variables_at_the_edges() -> None:
+    numbers = torch.cat((EDGES[:-2], torch.arange(2**28 - 64, 2**28 + 64), torch.zeros(119).long()))
+    found = torch.empty(256, device=DEVICE)
+    _convert[(1,)](numbers.to(DEVICE), found, 256)
+    torch.testing.assert_close(found.cpu().double(), exact_exponential(numbers), rtol=1e-6, atol=0)
+
+
+def draw_many(steps: int = 8) -> Tensor:
+    """Uniform variables [prompts, steps, codes] of prompts with close seeds."""
+    keys = torch.arange(8)
+    drawn = [draw_integers(keys, torch.tensor([step]), CODES, 1, 4096)[:, 0] for step in range(steps)]
+    return make_uniform(torch.stack(drawn, 1))
+
+
+def test_numbers_are_uniform() -> None:
+    numbers = draw_many().flatten().double()
+    assert stats.kstest(numbers.numpy(), "uniform").pvalue > 0.01
+    counts = torch.histc(numbers, 1000, 0, 1).numpy()
+    assert 0.005 < stats.chisquare(counts).pvalue < 0.995
+    low_bits = draw_integers(torch.arange(8), STEP, CODES, 1, 32_768) & 255
+    assert 0.005 < stats.chisquare(torch.bincount(low_bits.flatten(), minlength=256).numpy()).pvalue < 0.995
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2], ids=["prompts", "steps", "codes"])
+def test_neighbours_are_independent(axis: int) -> None:
+    cells = (draw_many() * 16).long()
+    size = cells.shape[axis]
+    pairs = 16 * cells.narrow(axis, 0, size - 1) + cells.narrow(axis, 1, size - 1)
+    # Disjoint pairs along the axis, since overlapping ones are not independent observations.
+    pairs = pairs.index_select(axis, torch.arange(0, size - 1, 2))
+    counts = torch.bincount(pairs.flatten(), minlength=256).numpy()
+    assert 0.005 < stats.chisquare(counts).pvalue < 0.995
+
+
+def test_exponentials_have_their_law() -> None:
+    numbers = make_exponential(draw_integers(KEYS, STEP, DRAW, 1, 40_000)).flatten().double().numpy()
+    assert stats.kstest(numbers, "expon").pvalue > 0.01
+
+
+def test_purposes_and_steps_share_no_number() -> None:
+    rows = [
+        draw_integers(KEYS, torch.tensor([step]), purpose, 1, 64) for step in (0, 1) for purpose in range(5)
+    ]
+    for one, other in pairwise(rows):
+        assert not np.isin(one.flatten().numpy(), other.flatten().numpy()).any()
