@@ -29,13 +29,20 @@ from benchmarks.support.table import Table
 from benchmarks.support.triton_launches import replace_launches
 from kvbench.kernels import modulate as modulate_torch
 from kvbench.kernels import qk_norm_rope as qk_norm_rope_torch
-from kvbench.kernels.layout import Past
+from kvbench.kernels.layout import Past, place_rows
 from kvbench.kernels.planes import halve
 from kvbench.kernels.triton import quantised_attention as quantised_attention_kernel
 from kvbench.kernels.triton import ragged_attention
 from kvbench.kernels.triton.attention_mass import attention_mass_triton
 from kvbench.kernels.triton.compact import rebuild_triton
 from kvbench.kernels.triton.decode_attention import decode_attention_triton
+from kvbench.kernels.triton.draw import (
+    draw_bits_triton,
+    draw_candidate_triton,
+    draw_codes_triton,
+    mix_codes_triton,
+)
+from kvbench.kernels.triton.group_norm import group_norm_triton
 from kvbench.kernels.triton.launch import SMALL_MEMORY
 from kvbench.kernels.triton.modulate import modulate_triton
 from kvbench.kernels.triton.past_attention import past_attention_triton
@@ -103,9 +110,11 @@ def list_launches(name: str, launcher: Callable[..., object], *inputs: Any, **mo
 
 
 def _name_type(value: Any) -> str:
-    """Return Triton's name of the type of a pointer, a tile descriptor or an integer."""
+    """Return Triton's name of the type of a pointer, a tile descriptor or a number."""
     if isinstance(value, Tensor):
         return f"*{TYPES[value.dtype]}"
+    if isinstance(value, float):
+        return "fp32"
     if isinstance(value, int):
         return "i32"
     return f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>".replace(" ", "")
@@ -146,7 +155,7 @@ def past(
 def decode(dtype: torch.dtype, head_dim: int, queries: int) -> Variant:
     """Return attention of one new token; `queries` query heads share its key and value."""
     q, filled = empty(1, 1, queries, head_dim, dtype=dtype), empty(1, dtype=torch.int64)
-    inputs = (q, q[:, :, :1], q[:, :, :1], make_past(dtype, head_dim, 1), filled, 1.0)
+    inputs = (q, q[:, :, :1], q[:, :, :1], place_rows(make_past(dtype, head_dim, 1), filled), 1.0)
     return list_launches(f"decode {TYPES[dtype]}", decode_attention_triton, *inputs)[0]
 
 
@@ -211,7 +220,33 @@ def decoder_layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Varian
         )
     variants += list_launches(f"RMS norm {short}", rms_norm_triton, x, None, weight, 1e-6)
     variants += list_launches(f"sum, RMS norm {short}", rms_norm_triton, x, x, weight, 1e-6)
-    return variants + list_launches(f"gate {short}", silu_mul_triton, x, x)
+    gate, factor = empty(8, 1, 2 * width, dtype=dtype).chunk(2, -1)
+    return variants + list_launches(f"gate {short}", silu_mul_triton, gate, factor)
+
+
+def image_norms(dtype: torch.dtype, weights: torch.dtype, channels: int, groups: int) -> list[Variant]:
+    """Return the passes of a group norm with SiLU over an image of an image decoder."""
+    x = empty(1, channels, 256, 256, dtype=dtype).to(memory_format=torch.channels_last)
+    one = empty(channels, dtype=weights)
+    passes = list_launches("", group_norm_triton, x, groups, one, one, 1e-6, silu=True)
+    names = (f"{name} {TYPES[dtype]}" for name in ("moments", "groups", "group norm, SiLU"))
+    return [variant._replace(name=name) for name, variant in zip(names, passes, strict=True)]
+
+
+def draws() -> list[Variant]:
+    """Return the draws of codes, of all and of the likeliest, of candidates and of bits, and the mixture of codes."""
+    keys, step = empty(8, dtype=torch.int64), empty(1, dtype=torch.int64)
+    variants = []
+    for codes in (4096, 16384, 184000):
+        logits = empty(8, 1, codes)
+        variants += list_launches("draw", draw_codes_triton, logits, keys, step, 1.0, 0, True)
+    for codes in (16384, 65536):
+        logits = empty(8, 1, codes)
+        variants += list_launches("draw of top-k", draw_codes_triton, logits, keys, step, 1.0, 2000, True)
+    candidates = empty(8, 256), empty(8, 256, dtype=torch.int64)
+    variants += list_launches("draw of few", draw_candidate_triton, *candidates, keys, step)
+    variants += list_launches("bits", draw_bits_triton, empty(8, 4096, 32, 2), keys, step, 0.03)
+    return variants + list_launches("mix codes", mix_codes_triton, empty(8, 256, 4096), keys, step, 1.5, 0.2)
 
 
 @contextmanager
@@ -257,6 +292,29 @@ def list_kernels() -> Iterator[Variant]:
     yield from copy(bf16, 128)
     yield from layers(bf16, 128, 2048)
     yield from decoder_layers(bf16, 128, 4096)
+    yield from draws()
+    yield from narrow_units()
+    yield from image_decoders()
+
+
+def narrow_units() -> Iterator[Variant]:
+    """Yield the kernels of LlamaGen-3B, whose heads of 100 channels start on eight bytes."""
+    bf16 = torch.bfloat16
+    yield decode(bf16, 100, 1)
+    yield attention(bf16, 100, 1, 1, causal=True)
+    yield attention(bf16, 100, 64, 64)
+    yield from copy(bf16, 100)
+    yield decoder_layers(bf16, 100, 3200)[0]
+
+
+def image_decoders() -> Iterator[Variant]:
+    """Yield the group norms of Infinity's and VAR's decoders under autocast, of Janus-Pro's and of LlamaGen's."""
+    bf16, fp32 = torch.bfloat16, torch.float32
+    for channels in (128, 160, 512):
+        yield from image_norms(bf16, fp32, channels, 32)
+    yield from image_norms(torch.float16, fp32, 640, 32)
+    yield from image_norms(bf16, bf16, 512, 32)
+    yield from image_norms(fp32, fp32, 512, 32)
 
 
 def compile_variant(variant: Variant, arch: int) -> Compiled:

@@ -22,13 +22,14 @@ from benchmarks.support.plain_loop import PlainCache, plain_loop
 from benchmarks.support.table import Table
 from benchmarks.support.timing import choose_clock, take_turns
 from kvbench.core.devices import if_it_fits
+from kvbench.core.gpus import resolve_noise
 from kvbench.core.storage import CODE_DTYPES, StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing
 from kvbench.models.base import Cache
 from kvbench.models.infinity.model import InfinityModel
-from kvbench.models.noise import PromptNoise
+from kvbench.models.noise import make_noise
 
 
 def cache_of(name: str, model: InfinityModel, budget: str, device: str, stored: str | None = None) -> KVCache:
@@ -54,9 +55,10 @@ def cache_of(name: str, model: InfinityModel, budget: str, device: str, stored: 
 
 
 def generate(model: InfinityModel, cache: Cache, prompts: Sequence[str]) -> Tensor:
-    """Generate one batch of images on the CPU, then empty the cache, since the plain cache stores all keys."""
+    """Generate a batch of images with the device's usual noise, then empty the cache: the plain one stores all keys."""
     try:
-        return model.generate(prompts, cache, PromptNoise(0, range(len(prompts))))
+        kind = resolve_noise("auto", str(model._device))
+        return model.generate(prompts, cache, make_noise(kind, 0, range(len(prompts)), model._device))
     finally:
         cache.reset(0)
 

@@ -3,10 +3,13 @@
 No GPU is needed: whole generations run on tensors without data (`fake_gpu.py`). Counted are the operations of torch
 that write on the device; a library may launch several kernels for one of them. The host waits when it reads a number
 and during copies that are not asynchronous. Reads of methods that look at data, one per layer and scale, are replaced
-here and not counted.
+here and not counted. With `--repeated`, CUDA graphs repeat the scales, as from the third batch on, and what is left for
+the host is counted; a method whose scales are not recorded has no replays.
 
 For a next-token model, the program counts one token in the middle of a segment, sampling included, and the second
-layer alone: once with Triton kernels for norms, rotation and gate, once with torch's operations instead.
+layer alone: once with Triton kernels for norms, rotation and gate, once with torch's operations instead. Then it counts
+what Python launches in a whole generation after the first, with one recording of a step that is repeated, and step by
+step. A repetition is one launch.
 
 python -m benchmarks launches [--model infinity_2b] [--batch 8] [--method heatkv --budget 0.1] [--names 12]
 python -m benchmarks launches --model qwen3_8b --budget 1 model.max_tokens=512
@@ -15,17 +18,18 @@ python -m benchmarks launches --model qwen3_8b --budget 1 model.max_tokens=512
 import argparse
 from collections import Counter
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 from torch import Tensor
 
 from benchmarks.support.arguments import OVERRIDES, Option
 from benchmarks.support.device_watch import DeviceWatch, list_tensors
-from benchmarks.support.fake_gpu import Model, prepare, run
+from benchmarks.support.fake_gpu import CountedReplays, Model, prepare, run
 from benchmarks.support.table import Table
 from kvbench.methods.shared.base import Method
 from kvbench.models.next_token import NextTokenModel
+from kvbench.models.noise import Kind
 from kvbench.models.parts.decoder import Decoder, DecoderBlock
 
 COPIES = {"clone", "copy_", "_to_copy", "cat", "index_select", "stack"}
@@ -71,7 +75,9 @@ class Watch(DeviceWatch):
 
 
 OPTIONS = {
+    "noise": Option("counter", "kind of noise; `stream` is drawn by the CPU", choices=get_args(Kind)),
     "model": "infinity_2b", "batch": 8, "method": None, "budget": "0.1", **OVERRIDES,
+    "repeated": Option(False, "count a generation whose scales CUDA graphs repeat"),
     "names": Option(0, "number of operations of each method that are listed"),
 }  # fmt: skip
 
@@ -80,7 +86,7 @@ def main(options: argparse.Namespace) -> None:
     """Print the counts of each method and budget, or of one token of a next-token model."""
     model, method = prepare_case(options, options.method or "full", options.budget)
     if isinstance(model, NextTokenModel):
-        count_tokens(options, model, method)
+        count_recorded(options, count_tokens(options, model, method))
     else:
         count_generations(options)
 
@@ -94,18 +100,23 @@ def count_generations(options: argparse.Namespace) -> None:
     """Print the counts of whole generations."""
     print(f"{options.model}, batch {options.batch}, one generation")
     counts = dict.fromkeys(("Triton", "torch", "copies"), "d")
-    table = Table({"budget": "s"} | counts | {"GB copied": ".2f", "waits": "d"}, "method")
+    columns = {"budget": "s"} | counts | {"GB copied": ".2f", "waits": "d", "replays": "d"}
+    table = Table(columns, "method")
     for method, budget in ((options.method, options.budget),) if options.method else CASES:
         watch, launched = Watch(), Counter[str]()
-        run(*prepare_case(options, method, budget), options.batch, watch, launched, first=False)
+        record = CountedReplays() if options.repeated else None
+        before = 2 if options.repeated else 1
+        case = prepare_case(options, method, budget)
+        run(*case, options.batch, watch, launched, before=before, record=record, kind=options.noise)
         copies = sum(count for name, count in watch.operations.items() if name in COPIES)
         kernels, operations, waits = (counts.total() for counts in (launched, watch.operations, watch.waits))
-        table.add(method, budget, kernels, operations, copies, watch.copied / 1e9, waits)
+        replays = None if record is None else record.replays
+        table.add(method, budget, kernels, operations, copies, watch.copied / 1e9, waits, replays)
         list_names(options, launched, watch.operations, watch.waits)
 
 
-def count_tokens(options: argparse.Namespace, model: Model, method: Method) -> None:
-    """Print the counts of one token, with torch's operations and with Triton kernels."""
+def count_tokens(options: argparse.Namespace, model: Model, method: Method) -> int:
+    """Print the counts of one token, with torch's operations and with Triton kernels; return the sum of the latter."""
     print(f"{options.model}, {type(method).__name__}, batch {options.batch}, one token")
     columns = dict.fromkeys(("Triton a layer", "torch a layer"), "d")
     table = Table(columns | dict.fromkeys(("Triton", "torch", "waits"), "d"), "norms, rotation, gate")
@@ -114,10 +125,30 @@ def count_tokens(options: argparse.Namespace, model: Model, method: Method) -> N
             for module in ("modulate", "qk_norm_rope", "rms_norm", "swiglu"):
                 target = f"kvbench.kernels.{module}.uses_triton"
                 stack.enter_context(patch(target, lambda x, triton=uses_triton: triton and x.is_cuda))
-            layer, token = count_token(model, method, options.batch)
+            layer, token = count_token(model, method, options)
         shares = (layer[kind].total() for kind in ("Triton", "torch"))
         table.add(name, *shares, *(counts.total() for counts in token.values()))
         list_names(options, *layer.values())
+    return token["Triton"].total() + token["torch"].total()
+
+
+def count_recorded(options: argparse.Namespace, token: int) -> None:
+    """Print what Python launches in the second generation of a next-token model with CUDA graphs, and without.
+
+    `token` is the number of launches of one token.
+    """
+    name, columns = options.method or "full", ("Triton", "torch", "repetitions", "launches", "waits")
+    print(f"\n{options.model}, {name}, batch {options.batch}, one generation")
+    watch, launched, record = Watch(), Counter[str](), CountedReplays()
+    model, method = prepare_case(options, name, options.budget)
+    run(model, method, options.batch, watch, launched, before=1, record=record, kind=options.noise)
+    counts, tokens = (launched.total(), watch.operations.total(), record.replays), model.spec.drawn_tokens
+    table = Table(dict.fromkeys(columns, "d"), "steps", 16)
+    table.add("one recording", *counts, sum(counts), watch.waits.total())
+    print(
+        f"one by one: {tokens} tokens of {token} launches, {tokens * token} in all, without changes of storage"
+    )
+    list_names(options, watch.operations, watch.waits)
 
 
 Counts = dict[str, Counter[str]]
@@ -130,7 +161,7 @@ class StopGeneration(Exception):
     """Ends a generation after the last counted call."""
 
 
-def count_token(model: Model, method: Method, batch: int) -> tuple[Counts, Counts]:
+def count_token(model: Model, method: Method, options: argparse.Namespace) -> tuple[Counts, Counts]:
     """Return the counts of the second layer in one token, and of the whole token."""
     watch, launched = Watch(), Counter[str]()
     tokens, layers = list[Counts](), list[Counts]()
@@ -151,7 +182,7 @@ def count_token(model: Model, method: Method, batch: int) -> tuple[Counts, Count
 
     watched = patch.object(Decoder, "forward", note_token), patch.object(DecoderBlock, "forward", note_layer)
     with watched[0], watched[1], suppress(StopGeneration):
-        run(model, method, batch, watch, launched)
+        run(model, method, options.batch, watch, launched, kind=options.noise)
     first = (DECODER_CALLS - 1) * model.spec.layers
     return subtract(*layers[first + 1 : first + 3]), subtract(*tokens[-2:])
 

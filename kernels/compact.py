@@ -1,5 +1,7 @@
 """Rebuild of a layer's storage after a segment: index table and copy."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,9 +12,14 @@ Pair = tuple[Tensor, Tensor]
 
 
 def source_table(
-    layout: Layout, keep: Tensor | None, start: int, length: int, free_slots: int = 0
+    layout: Layout,
+    keep: Tensor | None,
+    start: int,
+    length: int,
+    free_slots: int = 0,
+    counts: Sequence[int] | None = None,
 ) -> tuple[Layout, Tensor]:
-    """Return the layout and source table after some slots are kept; reads the numbers of kept slots on the host, once.
+    """Return the layout and source table after some slots are kept.
 
     Args:
         layout: layout before the segment; its free slots, if any, hold the segment's tokens.
@@ -20,6 +27,8 @@ def source_table(
         start: position of the segment's first token.
         length: tokens of the segment.
         free_slots: free slots behind every row of the new layout.
+        counts: kept slots of each row, if they are known; None reads them on the host, once. Others are an error, which
+            a GPU raises later.
 
     Returns:
         The new layout, and the source of each flat slot, int32 [capacity]: x >= 0 is slot x of the old buffer, x < 0 is
@@ -27,8 +36,13 @@ def source_table(
     """
     seen = list_positions(layout, start, length)
     keep = seen >= 0 if keep is None else keep & (seen >= 0)
-    counts = keep.sum(1).tolist()
+    kept = keep.sum(1)
+    known, counts = counts is not None, kept.tolist() if counts is None else [*counts]
     after = arrange_rows(pack_rows(seen, keep, -1, max(counts, default=0)), counts, free_slots)
+    if known:
+        torch._assert_async(
+            (kept == after.lengths).all(), "a method keeps other numbers of slots than `capacity`"
+        )
     old = layout.offsets[:, None] + torch.arange(layout.longest, device=seen.device)
     new = -1 - torch.arange(len(counts) * length, device=seen.device).view(len(counts), length)
     if layout.free_slots:

@@ -1,7 +1,8 @@
 """Decode attention: a few new tokens attend to each row's cached keys, earlier tokens of their segment and themselves.
 
 The free slots after every row store the tokens of an unfinished segment (`kernels/layout.py`): a step writes its keys
-and values there and reads all others in place. `prepare_rows` builds what all steps of a segment share.
+and values there and reads all others in place. `prepare_rows` builds what all steps of a segment share. On CUDA a step
+of one token reads on the device where its rows are (`PlacedRows`), so that a recorded step follows rows that move.
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.kernels.attention_choices import AttentionChoice, note_choice
-from kvbench.kernels.layout import Layout, Past, list_free_slots, view_group
+from kvbench.kernels.layout import Layout, Past, PlacedRows, list_free_slots, view_group
 
 Arrangement = Literal["kernel", "together", "grouped", "padded"]
 """Arrangements of rows of unequal length (HeadKV, arXiv:2605.20600, section 4, compares similar ones).
@@ -23,6 +24,9 @@ MIN_ROWS_PER_LENGTH = 4
 """Mean number of rows of one length from which rows are read group by group, with a call for each length."""
 MAX_TOTAL_LENGTHS = 12
 """Slots of all rows, in lengths of the longest row, up to which other rows are read together; above, a copy pays."""
+DECODE_KERNEL = AttentionChoice(
+    "decode kernel", (("torch's attention", "reads rows of one length, or copies"),)
+)
 CALL_ELEMENTS = 25_000
 """Elements that can be copied in the time of one attention call: long rows are always read by length."""
 
@@ -32,8 +36,6 @@ class DecodeRows(NamedTuple):
 
     Attributes:
         past: stored keys and values [batch, capacity, D].
-        filled: int64 [1], tokens of the segment before the step, for the one-token kernel; None uses the kernel for
-            several tokens.
         groups: keys and values of the rows of each length, views [batch, rows, length + free_slots, D], in the layout's
             order; empty if rows are read together, padded, or by a kernel.
         ends: int64 [rows], the slot after each row; None if all rows are one group.
@@ -43,30 +45,26 @@ class DecodeRows(NamedTuple):
     """
 
     past: Past
-    filled: Tensor | None = None
     groups: tuple[tuple[Tensor, Tensor], ...] = ()
     ends: Tensor | None = None
     ages: Tensor | None = None
     slots: Tensor | None = None
 
 
-def prepare_rows(
-    past: Past, arrangement: Arrangement | None = None, filled: Tensor | None = None
-) -> DecodeRows:
+def prepare_rows(past: Past, arrangement: Arrangement | None = None) -> DecodeRows:
     """Prepare storage for the steps of a segment.
 
     Args:
         past: stored keys and values [batch, capacity, D].
         arrangement: how rows of unequal length are read; None for the fastest: on CUDA a kernel, elsewhere by the
             number of lengths (docs/laboratory.md, "Next-token decoding").
-        filled: see `DecodeRows`.
     """
     keys, values, layout = past
     ends, device = layout.offsets + layout.lengths, keys.device
     chosen = arrangement or ("kernel" if keys.is_cuda else _choose(layout, keys.shape[2]))
-    note_choice(lambda: _explain(chosen, layout))
+    note_choice(lambda: DECODE_KERNEL if chosen == "kernel" else _explain(chosen, layout))
     if chosen == "kernel":
-        return DecodeRows(past, filled, ends=ends)
+        return DecodeRows(past, ends=ends)
     if layout.uniform or chosen == "grouped":
         groups = tuple(
             (view_group(keys, group, group.free_slots), view_group(values, group, group.free_slots))
@@ -93,11 +91,7 @@ def _choose(layout: Layout, channels: int) -> Arrangement:
 
 
 def _explain(chosen: Arrangement, layout: Layout) -> AttentionChoice:
-    """Return the arrangement of a segment's steps, and the reasons against the others."""
-    if chosen == "kernel":
-        return AttentionChoice(
-            "decode kernel", (("torch's attention", "reads rows of one length, or copies"),)
-        )
+    """Return the arrangement of a segment's steps by torch's attention, and the reasons against the others."""
     if layout.uniform:
         return AttentionChoice("decode in place", (("kernel", "needs a GPU"),))
     rest = [other for other in get_args(Arrangement) if other not in (chosen, "kernel")]
@@ -108,8 +102,7 @@ def _explain(chosen: Arrangement, layout: Layout) -> AttentionChoice:
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: int, scale: float) -> Tensor:
     """Write new tokens into the free slots after every row; each attends to all tokens before it and to itself.
 
-    Kernels read rows of any length in place; the one-token kernel also writes the token. torch's attention reads rows
-    as arranged.
+    A kernel reads rows of any length in place; torch's attention reads rows as arranged.
 
     Args:
         q: [batch, rows, queries, D]; with grouped queries the heads of one KV head follow each other in `queries`:
@@ -117,7 +110,7 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: 
         k: keys of the new tokens [batch, rows, tokens, D].
         v: values of the new tokens, shaped like k.
         rows: the layer's storage, written to.
-        filled: earlier tokens of the segment, the value of `rows.filled` on the device.
+        filled: earlier tokens of the segment.
         scale: factor on q k^T, positive.
 
     Returns:
@@ -147,10 +140,6 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: 
 
 def _attend_in_place(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: int, scale: float) -> Tensor:
     """Attend with a Triton kernel; arguments as in `decode_attention`."""
-    if rows.filled is not None and k.shape[2] == 1:
-        from kvbench.kernels.triton.decode_attention import decode_attention_triton
-
-        return decode_attention_triton(q, k, v, rows.past, rows.filled, scale)
     from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
 
     layout = rows.past.layout
@@ -158,6 +147,24 @@ def _attend_in_place(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: 
     out, _ = ragged_attention_triton(q, k, v, before, scale, causal=True)
     write_tokens(k, v, rows, filled)
     return out
+
+
+def decode_token(q: Tensor, k: Tensor, v: Tensor, rows: PlacedRows, scale: float) -> Tensor:
+    """Write one token after every row, and attend to all tokens of the row, in a Triton kernel.
+
+    Args:
+        q: [batch, rows, queries, D].
+        k: the token's key [batch, rows, 1, D].
+        v: its value, shaped like k.
+        rows: the layer's storage, written to.
+        scale: factor on q k^T, positive.
+
+    Returns:
+        [batch, rows, queries, D] in q's dtype.
+    """
+    from kvbench.kernels.triton.decode_attention import decode_attention_triton
+
+    return decode_attention_triton(q, k, v, rows, scale)
 
 
 def _attend_groups(q: Tensor, rows: DecodeRows, filled: int, tokens: int, scale: float) -> Tensor:

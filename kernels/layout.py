@@ -84,6 +84,42 @@ class Past(NamedTuple):
     layout: Layout
 
 
+class PlacedRows(NamedTuple):
+    """Places of a layer's rows, on the device, for the one-token kernel.
+
+    Attributes:
+        keys: flat buffer of keys, [numbers].
+        values: flat buffer of values, [numbers].
+        key_offsets: int64 [rows], first slot of each row of the first sequence in `keys`, in slots of D numbers.
+        value_offsets: int64 [rows], the same in `values`.
+        lengths: int32 [rows], slots of each row before the segment.
+        order: int32 [rows], rows in storage order.
+        stride: int64 [1], slots from a sequence of the batch to the next.
+        filled: int64 [1], tokens of the segment before the step.
+        longest: slots expected of a generation's longest row, free ones included; decides how programs share rows.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_offsets: Tensor
+    value_offsets: Tensor
+    lengths: Tensor
+    order: Tensor
+    stride: Tensor
+    filled: Tensor
+    longest: int
+
+
+def place_rows(past: Past, filled: Tensor) -> PlacedRows:
+    """Return the places of rows that are stored by themselves; `filled` as in `PlacedRows`."""
+    keys, values, layout = past
+    stride = torch.tensor([keys.shape[1]]).to(keys.device, non_blocking=True)
+    rows = (layout.offsets, layout.offsets, layout.lengths, layout.order)
+    return PlacedRows(
+        keys.view(-1), values.view(-1), *rows, stride, filled, layout.longest + layout.free_slots
+    )
+
+
 def arrange_rows(positions: Tensor, counts: list[int], free_slots: int = 0) -> Layout:
     """Return the layout of rows of `counts` tokens at `positions` [rows, longest], with `free_slots` after each."""
     order = sorted(range(len(counts)), key=lambda row: -counts[row])
@@ -158,9 +194,12 @@ def pad_rows(storage: Tensor, layout: Layout, more: int = 0) -> Tensor:
 
 def view_group(storage: Tensor, group: Group, more: int = 0) -> Tensor:
     """Return a group's slots, with `more` free slots after each row: a view [batch, rows, length + more, D]."""
-    width = group.length + group.free_slots
-    stop = group.start + group.size * width
-    return storage[:, group.start : stop].unflatten(1, (group.size, width))[:, :, : group.length + more]
+    batch, _, channels = storage.shape
+    outer, slot, channel = storage.stride()
+    shape = (batch, group.size, group.length + more, channels)
+    strides = (outer, (group.length + group.free_slots) * slot, slot, channel)
+    # One call in place of three: layers of unequal rows ask for hundreds of these views.
+    return storage.as_strided(shape, strides, storage.storage_offset() + group.start * slot)
 
 
 def view_free_slots(storage: Tensor, layout: Layout, start: int, stop: int) -> Tensor:

@@ -75,7 +75,7 @@ def grouped_norm_rope(
         from kvbench.kernels.triton.qk_norm_rope import grouped_norm_rope_triton
 
         return grouped_norm_rope_triton(joint, kv_heads, norms, rotation)
-    q, k, v = joint.split((joint.shape[2] - 2 * kv_heads, kv_heads, kv_heads), 2)
+    q, k, v = joint.split_with_sizes((joint.shape[2] - 2 * kv_heads, kv_heads, kv_heads), 2)
     if norms is not None:
         q = normalize(q, norms.q_weight, norms.q_bias, norms.eps)
         k = normalize(k, norms.k_weight, norms.k_bias, norms.eps)
@@ -93,5 +93,5 @@ def normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Ten
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Rotate adjacent pairs of float32 [..., D] by complex64 [..., D/2]."""
-    rotated = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * rotation
+    rotated = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)) * rotation
     return torch.view_as_real(rotated).flatten(-2)

@@ -45,7 +45,7 @@ def ragged_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Queries over the row's cached slots and the tokens of the current segment.
 
-    q, k and v may have any strides. On CUDA, D is a multiple of 8 and at most 256.
+    q, k and v may have any strides. On CUDA, D is a multiple of 4 and at most 256.
 
     Args:
         q: [sequences, heads, queries, D], whose heads are the layout's rows, one sequence after the other where each
@@ -77,7 +77,7 @@ def ragged_attention(
     if path != "products":
         library = LIBRARIES.get(path)
         return attend_in_parts(q, k, v, past, scale, causal=causal, library=library, dtype=dtype)
-    folded, k, v = (fold_rows(x, len(past.keys), len(past.layout.counts)) for x in (q, k, v))
+    folded, k, v = (fold_rows(x, past.keys.shape[0], len(past.layout.counts)) for x in (q, k, v))
     out, sums = _attend_folded(folded, k, v, past, scale, causal=causal, lse=lse)
     return out.reshape(q.shape).to(dtype), None if sums is None else sums.reshape(q.shape[:3])
 
@@ -188,7 +188,7 @@ def _attend_parts(
     q: Tensor, parts: Sequence[Pair], scale: float, tokens: int | None, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Compute `dense_attention` over the concatenated keys and values of all parts."""
-    if len(q) == 1 < q.shape[1]:  # pieces are cut along the first dimension
+    if q.shape[0] == 1 < q.shape[1]:  # pieces are cut along the first dimension
         parts = [(k.transpose(0, 1), v.transpose(0, 1)) for k, v in parts]
         out, sums = _attend_parts(q.transpose(0, 1), parts, scale, tokens, lse)
         return out.transpose(0, 1), None if sums is None else sums.transpose(0, 1)
@@ -210,7 +210,7 @@ def _attend_parts(
             k, v = _join_parts([(k[at], v[at]) for k, v in parts], padded)
             for start in range(0, count, step):
                 queries = q[at, :, start : start + step].float().flatten(0, 1)
-                scores = buffer[: len(queries), : queries.shape[1]]
+                scores = buffer[: queries.shape[0], : queries.shape[1]]
                 torch.baddbmm(scores, queries, k.mT, beta=0, alpha=scale, out=scores)
                 if width > keys:
                     scores[..., keys:].fill_(-torch.inf)
@@ -288,7 +288,7 @@ def _join_parts(parts: Sequence[Pair], padded: Tensor | None) -> tuple[Tensor, T
     if padded is None:
         k, v = parts[0]
         return k.float().flatten(0, 1), v.float().flatten(0, 1)
-    place, start = padded[:, : len(parts[0][0])], 0
+    place, start = padded[:, : parts[0][0].shape[0]], 0
     for k, v in parts:
         stop = start + k.shape[2]
         place[0, :, :, start:stop] = k

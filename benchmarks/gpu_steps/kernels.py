@@ -16,8 +16,9 @@ from kvbench.core.graphs import CudaGraphs
 from kvbench.kernels.attention_mass import attention_mass
 from kvbench.kernels.attention_paths import PATHS, WHY_NOT, Path, describe
 from kvbench.kernels.compact import rebuild_both, source_table
-from kvbench.kernels.decode_attention import decode_attention, prepare_rows
-from kvbench.kernels.layout import Past, empty_layout
+from kvbench.kernels.decode_attention import decode_token
+from kvbench.kernels.group_norm import group_norm
+from kvbench.kernels.layout import Past, empty_layout, place_rows
 from kvbench.kernels.modulate import EPSILON, modulate
 from kvbench.kernels.past_attention import attend_past
 from kvbench.kernels.planes import Codes, Plane, halve, read_plane
@@ -83,6 +84,7 @@ def list_cases(machine: Machine) -> Iterator[Case]:
     yield Case("rebuild of storage", partial(check_rebuild, machine, make))
     yield Case("modulation", partial(check_modulate, machine))
     yield Case("norm and rotation", partial(check_norm_rope, machine))
+    yield Case("group norm and SiLU", partial(check_group_norm, machine))
     yield Case("attention repeated by a CUDA graph", partial(check_graph, machine, make))
 
 
@@ -133,7 +135,7 @@ def check_step(machine: Machine, make: Make) -> Figures:
     x = make()
     filled = torch.zeros(1, dtype=torch.int64, device=machine.device)
     with machine.branches():
-        out = decode_attention(x.q, x.k, x.v, prepare_rows(x.past, filled=filled), 0, 1.0)
+        out = decode_token(x.q, x.k, x.v, place_rows(x.past, filled), 1.0)
     return compare_states((out, None), x, present=True)
 
 
@@ -268,6 +270,23 @@ def check_norm_rope(machine: Machine) -> Figures:
         q, k, _ = qk_norm_rope(qkv.clone(), lengths, rotation)
     error = measure_error(torch.stack((q, k)), expected)
     require(error, BOUNDS[torch.float32], "relative error")
+    return {"error": error}
+
+
+def check_group_norm(machine: Machine) -> Figures:
+    """Compare a group norm with SiLU over images in channels-last layout."""
+    channels, groups, side = machine.choose((160, 32, 256), (96, 24, 9))
+    x = torch.randn(2, channels, side, side, device=machine.device).to(machine.half)
+    x = x.to(memory_format=torch.channels_last)
+    weight, bias = (torch.randn(channels, device=machine.device) for _ in range(2))
+    with torch.inference_mode(), machine.branches():
+        out = group_norm(x, groups, weight, bias, EPSILON, silu=True)
+    wide = x.double().unflatten(1, (groups, -1)).flatten(2)
+    centred = wide - wide.mean(-1, keepdim=True)
+    normal = (centred / (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt()).view(x.shape)
+    normal = normal * weight.double()[:, None, None] + bias.double()[:, None, None]
+    error = measure_error(out, normal / (1 + (-normal).exp()))
+    require(error, BOUNDS[machine.half], "relative error")
     return {"error": error}
 
 

@@ -65,9 +65,11 @@ def choose_settings(machine: Machine, name: str) -> list[str]:
 
 
 def load_on_device(machine: Machine, name: str, label: str) -> Generator:
-    """Load a model in float32, or in its 16-bit dtype on a GPU."""
-    overrides = choose_settings(machine, name)
-    half = build_model(name).half if not machine.interpreted else machine.half
+    """Load a model in float32, its decoder too, or in its 16-bit dtypes on a GPU."""
+    overrides, one = choose_settings(machine, name), build_model(name)
+    if label == "float32" and one.output == "images":
+        overrides.append("model.decoder_dtype=float32")
+    half = one.half if not machine.interpreted else machine.half
     return load(
         overrides, machine.choose(3, 1), machine.device, torch.float32 if label == "float32" else half
     )

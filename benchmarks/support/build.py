@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from kvbench.core.budget import Budget
-from kvbench.core.gpus import resolve_device
+from kvbench.core.gpus import resolve_device, resolve_noise
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method, Observer
@@ -53,6 +53,7 @@ def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
         if key not in GROUPS:
             _put(values, key, yaml.safe_load(text))
     values["device"] = resolve_device(values["device"])
+    values["noise"] = resolve_noise(values["noise"], values["device"])
     resolved: dict[str, Any] = _resolved(values, values)
     return resolved
 

@@ -5,7 +5,7 @@ host would read from the device are replaced: checks of logits pass, and row len
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 from benchmarks.support.build import built, composed, prepare_method
 from benchmarks.support.device_watch import DeviceWatch
@@ -24,10 +25,12 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import Ints, predict_row_lengths
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.methods.shared.base import Method
+from kvbench.models.image_model import ImageModel
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.lumina.model import LuminaModel
 from kvbench.models.next_token import NextTokenModel
+from kvbench.models.noise import CounterNoise, Kind, Noise
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.transformer import Qwen3
 from kvbench.models.var.model import VARModel
@@ -55,7 +58,9 @@ def run(
     watch: DeviceWatch,
     launched: Counter[str] | None = None,
     *,
-    first: bool = True,
+    before: int = 0,
+    record: "CountedReplays | None" = None,
+    kind: Kind = "counter",
 ) -> None:
     """Run one generation of a batch under a watch.
 
@@ -65,7 +70,9 @@ def run(
         batch: prompts.
         watch: observes every operation of torch.
         launched: counts launches of Triton kernels by name.
-        first: watch the first generation, which builds a static method's tables; else the second.
+        before: generations before the one that is watched; the first builds a static method's tables.
+        record: counts replays of steps, or of the scales recorded in the second generation; None runs all by launches.
+        kind: of noise; `counter` is a GPU's.
 
     Raises:
         ValueError: the number of tokens that the method keeps depends on data.
@@ -77,14 +84,17 @@ def run(
     prompts = list_prompts(model, batch)
     with FakeTensorMode(allow_non_fake_inputs=True), stand_ins(rows.reshape(-1, rows.shape[2]), launched):
         load(model)
-        cache = KVCache(model.spec, method, dtype=model.compute_dtype(CUDA), device=CUDA)
-        if not first:
+        dtype = model.compute_dtype(CUDA)
+        cache = KVCache(model.spec, method, dtype=dtype, device=CUDA, record=record)
+        for _ in range(before):
             with type(watch)():
-                model.generate(prompts, cache, NoNoise(batch))
-            if launched is not None:
-                launched.clear()
+                model.generate(prompts, cache, make_noise_of(kind, batch))
+        if launched is not None:
+            launched.clear()
+        if record is not None:
+            record.replays = 0
         with watch:
-            model.generate(prompts, cache, NoNoise(batch))
+            model.generate(prompts, cache, make_noise_of(kind, batch))
 
 
 def list_prompts(model: Model, batch: int) -> list[str]:
@@ -118,6 +128,10 @@ def load(model: Model) -> None:
                 dtype = torch.float32 if name in exact else model.compute_dtype(CUDA)
                 owner._parameters[name] = nn.Parameter(parameter.to(dtype))
     model._device = CUDA
+    if isinstance(model, ImageModel):
+        model._prepare_networks(CUDA)
+    else:
+        model._transformer.prepare_for(CUDA)
 
 
 @contextmanager
@@ -129,15 +143,34 @@ def stand_ins(lengths: Ints, launched: Counter[str] | None = None) -> Iterator[N
         launched: counts launches by name.
     """
 
-    def replay_table(*_: object) -> tuple[Layout, Tensor]:
-        counts = next(recorded)
+    def replay_table(*given: Any) -> tuple[Layout, Tensor]:
+        counts, free_slots = next(recorded), given[4]
         positions = torch.empty(len(counts), max(counts), dtype=torch.int64, device=CUDA)
-        after = arrange_rows(positions, counts)
-        return after, torch.empty(after.total, dtype=torch.int32, device=CUDA)
+        after = arrange_rows(positions, counts, free_slots)
+        return after, torch.empty(after.capacity, dtype=torch.int32, device=CUDA)
 
     def note(name: str, *_: object, **__: object) -> None:
         if launched is not None:
             launched[name] += 1
+
+    convolve = functional.conv2d
+
+    def convolve_as_cudnn(x: Tensor, weight: Tensor, *more: Any) -> Tensor:
+        """Keep channels last, as libraries on a GPU do; simulated convolutions return contiguous images."""
+        out = convolve(x, weight, *more)
+        if weight.is_contiguous() or not weight.is_contiguous(memory_format=torch.channels_last):
+            return out
+        channels, height, width = out.shape[1:]
+        return out.as_strided(out.shape, (channels * height * width, 1, width * channels, channels))
+
+    interpolate = functional.interpolate
+
+    def interpolate_as_cuda(x: Tensor, size: Any = None, scale_factor: Any = None, **how: Any) -> Tensor:
+        """Double channels-last images by one kernel that keeps their order; its simulation makes two copies."""
+        if scale_factor != 2.0 or x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
+            return interpolate(x, size, scale_factor, **how)
+        shape = (*x.shape[:2], *(2 * side for side in x.shape[2:]))
+        return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
     recorded = cycle(lengths.tolist())
     with ExitStack() as stack:
@@ -147,11 +180,48 @@ def stand_ins(lengths: Ints, launched: Counter[str] | None = None) -> Iterator[N
             multi_processor_count=MULTIPROCESSORS, shared_memory_per_block_optin=227 << 10,
         )  # fmt: skip
         stack.enter_context(patch("torch.cuda.get_device_properties", lambda _: device))
+        stack.enter_context(patch.object(functional, "interpolate", interpolate_as_cuda))
+        stack.enter_context(patch.object(functional, "conv2d", convolve_as_cudnn))
         stack.enter_context(patch.object(Tensor, "pin_memory", lambda tensor: tensor))
         stack.enter_context(patch("kvbench.models.noise.use_device"))
-        stack.enter_context(patch("kvbench.engine.schedule.are_equal", lambda *_: False))  # without data
+        for compared in ("engine.schedule.are_equal", "core.host_copies.are_same"):  # without data
+            stack.enter_context(patch(f"kvbench.{compared}", lambda *_, same="same" in compared: same))
         stack.enter_context(patch("kvbench.engine.schedule.source_table", replay_table))
         yield
+
+
+def make_noise_of(kind: Kind, prompts: int) -> Noise:
+    """Return noise without data."""
+    if kind == "stream":
+        return NoNoise(prompts)
+    keys, step = (torch.empty(size, dtype=torch.int64, device=CUDA) for size in (prompts, 1))
+    return CounterNoise(keys, step)
+
+
+class CountedReplays:
+    """Recorder that runs work once and counts its replays, which compute nothing.
+
+    Attributes:
+        replays: number of replays after the one that follows a recording.
+    """
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+        """Run work in place of recording it."""
+        out, self.replays = work(), self.replays - 1
+
+        def count() -> None:
+            self.replays += 1
+
+        return out, count
+
+    def make_room(self) -> None:
+        """Nothing holds memory."""
+
+    def clear(self) -> None:
+        """Nothing holds memory."""
 
 
 class NoNoise:

@@ -15,8 +15,8 @@ from kvbench.core.segments import ModelSpec, Segment
 from kvbench.kernels.attention_mass import attention_mass
 from kvbench.kernels.attention_paths import Path
 from kvbench.kernels.compact import rebuild_both, source_table
-from kvbench.kernels.decode_attention import decode_attention, prepare_rows
-from kvbench.kernels.layout import Layout, Past, empty_layout
+from kvbench.kernels.decode_attention import decode_attention, decode_token, prepare_rows
+from kvbench.kernels.layout import Layout, Past, empty_layout, place_rows
 from kvbench.kernels.linear import linear
 from kvbench.kernels.ragged_attention import ragged_attention
 from kvbench.methods.heatkv.schedule import Schedule
@@ -140,11 +140,14 @@ class Case:
             queries: query heads that share a row.
             alone: on a GPU, use the kernel for one token; else the kernel for several.
         """
-        filled, device = self.segment.length // 2, self.timer.device
-        counter = torch.full((1,), filled, dtype=torch.int64, device=device) if alone else None
+        filled, device, scale = self.segment.length // 2, self.timer.device, self.spec.logit_scale
         sets = self.inputs(layout.capacity, 1, queries)
-        rows = {id(x.keys): prepare_rows(Past(x.keys, x.values, layout), filled=counter) for x in sets}
-        scale = self.spec.logit_scale
+        pasts = {id(x.keys): Past(x.keys, x.values, layout) for x in sets}
+        if alone and torch.device(device).type == "cuda":
+            counter = torch.full((1,), filled, dtype=torch.int64, device=device)
+            placed = {key: place_rows(past, counter) for key, past in pasts.items()}
+            return self.timer(lambda x: decode_token(*x[:3], placed[id(x.keys)], scale), sets)
+        rows = {key: prepare_rows(past) for key, past in pasts.items()}
         return self.timer(lambda x: decode_attention(*x[:3], rows[id(x.keys)], filled, scale), sets)
 
     def mass(self, layout: Layout) -> float:

@@ -18,7 +18,7 @@ class Tape(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.recorded = self.repeated = self.cleared = 0
+        self.recorded = self.repeated = self.cleared = self.made_room = 0
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
         """Record work; reading a number on the host is an error, as on a GPU (`kvbench.core.graphs.GraphRecorder`)."""
@@ -39,6 +39,10 @@ class Tape(TorchDispatchMode):
                         old.copy_(new)
 
         return out, repeat
+
+    def make_room(self) -> None:
+        """Count a request to return unused memory."""
+        self.made_room += 1
 
     def clear(self) -> None:
         """Count a request to release memory."""

@@ -43,7 +43,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "engine.packed": ("core", "engine", "engine.coding", "kernels", *CONTRACT),
     "engine.cache": ("core", "engine", "engine.coding", "engine.packed", "kernels", *CONTRACT),
     "models.files": ("core",),
-    "models.base": ("core", "models.files"),
+    "models.base": ("core", "kernels", "models.files"),
     "models.parts": ("core", "kernels", "models.base", "models.files"),
     "models": ("core", "kernels", "models.base", "models.files", "models.parts"),
     "models.families": ("core", "kernels", *MODELS, "scenes"),

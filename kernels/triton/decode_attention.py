@@ -1,7 +1,8 @@
 """Attention of one new token per row; the kernel also appends the token's key and value to the row.
 
-A program handles a share of a row's keys for all query heads that read them. The number of earlier tokens of the
-segment is read on the device and all other arguments are constant within a segment, so that launches can be recorded.
+A program handles a share of a row's keys for all query heads that read them. Where the rows are, how long they are and
+how many tokens of the segment came before is read on the device; all other arguments are constant in a generation, so
+that one launch can be recorded and repeated.
 
 Shapes: B batch, R rows, M queries (query heads of a row), N keys of a tile, D channels, S shares of a row's keys.
 """
@@ -10,7 +11,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.layout import Past
+from kvbench.kernels.layout import PlacedRows
 from kvbench.kernels.triton.launch import (
     LOG2_E,
     align_rows,
@@ -35,10 +36,11 @@ def choose_tile(head_dim: int, dtype: torch.dtype, queries: int) -> Tile:
     return Tile(padded, 32 if wide else 64, 4, 3)
 
 
-@kernel("lse", "offsets", "lengths", "order", "filled")
+@kernel("lse", "key_offsets", "value_offsets", "lengths", "order", "stride", "filled")
 def decode_kernel(
-    q, k, v, past_keys, past_values, out, partial, lse, offsets, lengths, order, filled,
-    scale: tl.float32, rows: tl.int32, queries: tl.int32, slots: tl.int64, splits: tl.int32,
+    q, k, v, past_keys, past_values, out, partial, lse,
+    key_offsets, value_offsets, lengths, order, stride, filled,
+    scale: tl.float32, rows: tl.int32, queries: tl.int32, splits: tl.int32,
     q_b: tl.int64, q_r: tl.int64, q_t: tl.int64, k_b: tl.int64, k_r: tl.int64, v_b: tl.int64, v_r: tl.int64,
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
@@ -59,9 +61,9 @@ def decode_kernel(
     fits = channel < HEAD_DIM
 
     step = tl.full((), BLOCK_N * HEAD_DIM, tl.int64)
-    past = (batch * slots + tl.load(offsets + row)) * HEAD_DIM
-    past_keys += past
-    past_values += past
+    first = batch * tl.load(stride)
+    past_keys += (first + tl.load(key_offsets + row)) * HEAD_DIM
+    past_values += (first + tl.load(value_offsets + row)) * HEAD_DIM
     q += (batch * q_b + row * q_r) * UNIT
     q_tile = load_tile(q, (q_t * UNIT).to(tl.int32), query, channel, fits, query < queries, WHOLE_D, False)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -115,7 +117,7 @@ def decode_kernel(
 
 
 def decode_attention_triton(
-    q: Tensor, k: Tensor, v: Tensor, past: Past, filled: Tensor, scale: float, *, share: int | None = None
+    q: Tensor, k: Tensor, v: Tensor, rows: PlacedRows, scale: float, *, share: int | None = None
 ) -> Tensor:
     """Append a token's key and value to every row, and attend to all of the row.
 
@@ -123,26 +125,23 @@ def decode_attention_triton(
         q: [batch, rows, queries, D], the query heads of each row.
         k: the token's key [batch, rows, 1, D].
         v: its value, shaped like k.
-        past: stored keys and values [batch, capacity, D], modified; rows have free slots after them.
-        filled: int64 [1], used free slots of each row.
+        rows: stored keys and values, modified; rows have free slots after them.
         scale: factor on q k^T, positive.
         share: programs that share a row's keys; None to fill the device.
 
     Returns:
         [batch, rows, queries, D] in q's dtype, contiguous.
     """
-    layout = past.layout
-    batch, rows, queries, channels = q.shape
+    batch, count, queries, channels = q.shape
     (q, q_strides), (k, k_strides), (v, v_strides) = align_rows(q), align_rows(k), align_rows(v)
     sizes = choose_tile(channels, q.dtype, queries)
     if share is None:
-        share = count_splits(batch * rows, layout.longest + layout.free_slots, sizes, q.device)
-    out = q.new_empty(batch, rows, queries, channels)
+        share = count_splits(batch * count, rows.longest, sizes, q.device)
+    out = q.new_empty(batch, count, queries, channels)
     partial, lse = make_partials(q, share)
-    decode_kernel[batch * share, rows](
-        q, k, v, past.keys, past.values, out, partial, lse,
-        layout.offsets, layout.lengths, layout.order, filled, scale * LOG2_E,
-        rows, queries, past.keys.shape[1], share, *q_strides, *k_strides[:2], *v_strides[:2],
+    decode_kernel[batch * share, count](
+        q, k, v, rows.keys, rows.values, out, partial, lse, *rows[2:-1], scale * LOG2_E,
+        count, queries, share, *q_strides, *k_strides[:2], *v_strides[:2],
         **list_constants(q), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, STAGES=sizes.stages,
         num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip

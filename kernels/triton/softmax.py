@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.triton.launch import UNIT, align_rows, cdiv, kernel, load_tile, next_power_of_2
+from kvbench.kernels.triton.launch import align_rows, cdiv, find_unit, kernel, load_tile, next_power_of_2
 
 
 @triton.jit
@@ -153,7 +153,7 @@ def merge_shares(partial: Tensor, lse: Tensor, out: Tensor) -> Tensor:
     merged = torch.empty_like(lse[0])
     merge_kernel[cdiv(queries, 16), rows, batch](
         partial, lse, out, merged, rows, queries, share, *align_rows(out)[1],
-        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)), BLOCK_M=16,
+        UNIT=find_unit(channels), HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)), BLOCK_M=16,
         enable_fp_fusion=True,
     )  # fmt: skip
     return merged
@@ -201,6 +201,6 @@ def merge_pair_triton(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) 
     more, more_strides = align_rows(more)
     pair_kernel[cdiv(queries, 16), heads, sequences](
         out, lse, more, more_lse, heads, queries, *align_rows(out)[1], *more_strides,
-        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)), BLOCK_M=16,
+        UNIT=find_unit(channels), HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)), BLOCK_M=16,
         enable_fp_fusion=True,
     )  # fmt: skip

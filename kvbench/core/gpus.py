@@ -11,6 +11,11 @@ AUTO = "auto"
 """Setting for the device that `resolve_device` finds."""
 
 
+def resolve_noise(name: str, device: str) -> str:
+    """Return a kind of noise; `auto` is `counter` on a GPU, which would wait for a CPU's numbers, else `stream`."""
+    return name if name != AUTO else "counter" if device.startswith("cuda") else "stream"
+
+
 def resolve_device(name: str) -> str:
     """Return a torch device; `auto` is `$KVBENCH_DEVICE` if set, else `cuda` if there is a GPU, else `cpu`.
 

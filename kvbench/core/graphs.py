@@ -1,14 +1,12 @@
 """CUDA graphs: a step that is recorded once and replayed."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
-
-T = TypeVar("T")
 
 
 class GraphRecorder(Protocol):
@@ -20,8 +18,18 @@ class GraphRecorder(Protocol):
         Each call overwrites the output, computed from the current contents of the input tensors.
         """
 
+    def make_room(self) -> None:
+        """Make the unused memory of the allocator available to recordings; called before a batch is first recorded."""
+
     def clear(self) -> None:
         """Free the memory of the recordings once nothing else holds it."""
+
+
+class Repeat(Protocol):
+    """Runs a step of one token of a segment."""
+
+    def __call__(self, key: Hashable, step: Callable[..., Tensor], /, *inputs: Tensor) -> Tensor:
+        """Return `step(*inputs)`; arguments as of `Repetitions.run`."""
 
 
 class CudaGraphs:
@@ -44,11 +52,18 @@ class CudaGraphs:
             graph.capture_begin(None if self._graph is None else self._graph.pool(), "thread_local")
             try:
                 out = work()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # of a capture that the error broke; the error is the cause
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = graph  # the pool lives as long as a graph of it does
         return out, graph.replay
+
+    def make_room(self) -> None:
+        """Return the allocator's unused memory to the device: the pool of the graphs cannot take it."""
+        torch.cuda.empty_cache()
 
     def clear(self) -> None:
         """Release the pool."""
@@ -71,82 +86,3 @@ def _hold_generator(device: int) -> torch.cuda.CUDAGraph:
 def _find_stream(device: int) -> torch.cuda.Stream:
     """Return the one stream that a device captures on: cuBLAS keeps a workspace for every stream."""
     return torch.cuda.Stream(device)
-
-
-class Recording(NamedTuple):
-    """Recorded work.
-
-    Attributes:
-        inputs: tensors that the work reads, at fixed addresses.
-        out: tensor that the work writes.
-        repeat: repeats the work.
-        restore: restores the host's state after the work.
-    """
-
-    inputs: Sequence[Tensor]
-    out: Tensor
-    repeat: Callable[[], object]
-    restore: Callable[[], None]
-
-
-class Repetitions:
-    """Work that is repeated on new inputs of the same shapes, such as the scales of a generation.
-
-    The first time, work runs normally, which compiles its kernels; the second time it is recorded, and later the
-    recording is replayed. Work must not synchronise, and tensors other than its inputs must stay at their addresses.
-
-    Args:
-        record: records work.
-        save: saves the host's state that the work changes; returns a function that restores it.
-    """
-
-    def __init__(self, record: GraphRecorder, save: Callable[[], Callable[[], None]]) -> None:
-        self._record, self._save = record, save
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all work, after tensors that it reads have moved."""
-        self._held: dict[Hashable, Any] = {}
-        self._seen: set[Hashable] = set()
-        self._recorded: dict[Hashable, Recording] = {}
-
-    def hold(self, value: T) -> T:
-        """Copy tensors into the first value of the same shapes, and return that value."""
-        tensors = [*list_tensors(value)]
-        key = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
-        first: T = self._held.setdefault(key, value)
-        if first is not value:
-            torch._foreach_copy_([*list_tensors(first)], tensors)
-        return first
-
-    def run(self, key: Hashable, work: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """Return `work(*inputs)`; once recorded, the next repetition overwrites the result.
-
-        `key` identifies the work and everything else that it depends on. Inputs have the same shapes at every call.
-        """
-        if key not in self._seen:
-            self._seen.add(key)
-            return work(*inputs)
-        if key not in self._recorded:
-            places = [tensor.clone() for tensor in inputs]
-            out, repeat = self._record(lambda: work(*places))
-            self._recorded[key] = Recording(places, out, repeat, self._save())
-        else:
-            recording = self._recorded[key]
-            for place, tensor in zip(recording.inputs, inputs, strict=True):
-                place.copy_(tensor)
-            recording.restore()
-        self._recorded[key].repeat()
-        return self._recorded[key].out
-
-
-def list_tensors(value: object) -> Iterator[Tensor]:
-    """Yield the tensors in a value made of tuples and dataclasses, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple):
-        for part in value:
-            yield from list_tensors(part)
-    elif is_dataclass(value):
-        for part in fields(value):
-            yield from list_tensors(getattr(value, part.name))

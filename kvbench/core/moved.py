@@ -5,7 +5,7 @@ import sys
 PACKAGES = {
     "methods.shared": "base capacities grouped layer_shares output_norms redundancy scored select view wrapper",
     "models.files": "hub downloads checkpoints stored weights official_files llama_files parameters",
-    "models.parts": "autoencoder codebook cross_attention decoder layers rotary text tokens tensor_parallel step_graph",
+    "models.parts": "autoencoder codebook cross_attention decoder layers rotary text tokens tensor_parallel",
     "cli.config": "compose messages check_groups search_path instantiate",
 }
 """Modules that moved from the package above into each of these packages of kvbench."""

@@ -244,8 +244,8 @@ class Settings:
         cache_dtype: dtype of stored keys and values; auto is float32 on a CPU and the model's dtype on a GPU.
         storage: low-bit storage of keys and values.
         budget_unit: unit of the budget, `tokens` or `bytes`.
-        cuda_graph: record the steps of a segment, or every scale of a static method, as CUDA graphs; `auto` does if it
-            can.
+        noise: numbers of one stream per prompt on the CPU, or by counter where they are used.
+        cuda_graph: record a step of a next-token model, or every scale, as CUDA graphs; `auto` does if it can.
         batch_invariant: on a GPU, attention of a row has the same bytes in every batch.
         runs_dir: folder of runs.
         runs_dirs: more folders, from which finished runs, references and calibrations are copied.
@@ -271,6 +271,7 @@ class Settings:
     sources: tuple[str, ...] = ()
     budget_unit: str = "tokens"
     storage: StorageConfig = CHANNEL
+    noise: Literal["auto", "stream", "counter"] = "stream"
     cuda_graph: bool | Literal["auto"] = "auto"
     batch_invariant: bool = False
     require: tuple[str, ...] = ()

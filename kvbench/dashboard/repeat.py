@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from kvbench.core.gpus import resolve_noise
 from kvbench.runs.record.results import Results
 
 TOP_LEVEL_KEYS = (
@@ -68,10 +69,14 @@ def _section(run: Results, group: str) -> Mapping[str, Any]:
 
 
 def _compare_plain(run: Results) -> list[str]:
+    usual = resolve_noise("auto", str(run.setting("device")))
     return [
-        f"{key}={_format(run.setting(key))}"
-        for key in TOP_LEVEL_KEYS
-        if key in run.config and run.setting(key) != _resolve(_load("config").get(key), run)
+        *([] if run.noise == usual else [f"noise={run.noise}"]),
+        *(
+            f"{key}={_format(run.setting(key))}"
+            for key in TOP_LEVEL_KEYS
+            if key in run.config and run.setting(key) != _resolve(_load("config").get(key), run)
+        ),
     ]
 
 

@@ -54,6 +54,7 @@ IDENTITY: Mapping[str, tuple[ColumnType, Callable[[Results], object]]] = {
     "batch_size": ("int", lambda run: run.setting("batch_size")),
     "device": ("text", lambda run: run.setting("device")),
     "cache_dtype": ("text", lambda run: run.setting("cache_dtype")),
+    "noise": ("text", lambda run: run.noise),
     "commit": ("text", lambda run: _find_commit(run)),
     "finished": ("text", lambda run: run.finished),
 }

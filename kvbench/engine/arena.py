@@ -15,6 +15,9 @@ class Arena:
     stay unused at the end of the buffer when a block starts at the beginning again (`ring_slots`). A block that does
     not fit is allocated separately.
 
+    Attributes:
+        buffer: the ring, [numbers].
+
     Args:
         numbers: size of the buffer in numbers of `dtype`.
         dtype: of the numbers.
@@ -24,13 +27,13 @@ class Arena:
     def __init__(self, numbers: int, dtype: torch.dtype, device: torch.device) -> None:
         # An ordinary tensor may be written both inside and outside of inference mode.
         with torch.inference_mode(mode=False):
-            self._buffer = torch.empty(numbers, dtype=dtype, device=device)
+            self.buffer = torch.empty(numbers, dtype=dtype, device=device)
         self.clear()
 
     @property
     def numbers(self) -> int:
         """Size of the buffer."""
-        return len(self._buffer)
+        return len(self.buffer)
 
     def clear(self) -> None:
         """Release all blocks."""
@@ -51,10 +54,10 @@ class Arena:
         count = torch.Size(shape).numel()
         start = self._find(count) if count else None
         if start is None:
-            return self._buffer.new_empty(shape), None
+            return self.buffer.new_empty(shape), None
         self._handles += 1
         self._alive[self._handles] = (start, start + count)
-        return self._buffer[start : start + count].view(shape), self._handles
+        return self.buffer[start : start + count].view(shape), self._handles
 
     def fits(self, count: int) -> bool:
         """Return whether blocks of `count` numbers in total fit in the ring."""

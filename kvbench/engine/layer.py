@@ -13,7 +13,7 @@ from torch import Tensor
 from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.engine.coding.planes import count_rows
 from kvbench.kernels.decode_attention import DecodeRows
-from kvbench.kernels.layout import Layout, Past
+from kvbench.kernels.layout import Layout, Past, PlacedRows
 
 
 @dataclass(kw_only=True)
@@ -67,6 +67,7 @@ class LayerStore(LayerState):
         values: stored values.
         handles: with which the arena releases keys and values.
         rows: the same storage as the steps of a segment read it, from the first step on.
+        placed: the same storage as the one-token kernel reads it; None without the kernel.
     """
 
     layout: Layout
@@ -74,6 +75,7 @@ class LayerStore(LayerState):
     values: Tensor
     handles: tuple[int | None, int | None] = (None, None)
     rows: DecodeRows | None = None
+    placed: PlacedRows | None = None
 
     @property
     def past(self) -> Past:
@@ -98,7 +100,8 @@ class LayerStore(LayerState):
             heads: KV heads of the layer.
             branches: sequences of a prompt.
         """
-        return count_rows([count * self.slot_bytes // len(self.keys) for count in self.layout.counts], heads)
+        numbers = self.slot_bytes // self.keys.shape[0]  # of one sequence's slot: a whole number
+        return count_rows([count * numbers for count in self.layout.counts], heads)
 
 
 class LayerInputs(NamedTuple):

@@ -1,6 +1,7 @@
 """Ledger of a generation: the tokens and bytes that a cache holds, their peaks, and the check of the budget."""
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
@@ -122,6 +123,11 @@ class Ledger:
         ledger._tokens, ledger._bytes = [0] * sequences, [0] * sequences
         ledger._layers = [(ledger._tokens, ledger._bytes)] * spec.layers
         return ledger
+
+    def save(self) -> "Ledger":
+        """Return a copy for the host; numbers on a device are not copied, because recorded work updates them."""
+        tensor = self._unprotected
+        return deepcopy(self, {id(tensor): tensor})
 
     def record_transient(self, read_bytes: int) -> None:
         """Record the peak of bytes that are not stored: the current segment plus `read_bytes`."""

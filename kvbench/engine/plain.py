@@ -1,5 +1,6 @@
 """Storage in 16 or 32 bits: exact size, in one ring for the keys and values of all layers."""
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil
 
@@ -10,8 +11,10 @@ from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.arena import Arena
 from kvbench.engine.layer import LayerStore
 from kvbench.engine.memory import BIAS_CHANNELS
+from kvbench.engine.row_tables import RowTables
 from kvbench.engine.schedule import (
     Change,
+    Ints,
     Schedule,
     count_free_slots,
     predict_ring_slots,
@@ -19,7 +22,7 @@ from kvbench.engine.schedule import (
 )
 from kvbench.engine.storage import CacheBackend
 from kvbench.kernels.compact import move_slots, rebuild, rebuild_both
-from kvbench.kernels.decode_attention import decode_attention, prepare_rows
+from kvbench.kernels.decode_attention import decode_attention, decode_token, prepare_rows
 from kvbench.kernels.layout import Layout, empty_layout, fold_rows, view_free_slots, view_group
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from kvbench.methods.shared.base import Method
@@ -39,21 +42,35 @@ class PlainStorage(CacheBackend):
         method: prepared.
         dtype: of the stored keys and values.
         device: of the storage.
+        fixed: whether a recording or a kernel reads the places of rows from tables (`place_rows`).
     """
 
-    def __init__(self, spec: ModelSpec, method: Method, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        method: Method,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        fixed: bool = False,
+    ) -> None:
+        self._fixed = fixed
         self._spec, self._method, self._dtype, self._device = spec, method, dtype, device
         self._channels = spec.head_dim + (BIAS_CHANNELS if method.uses.bias else 0)
         self.arena = Arena(0, dtype, device)
         self._moved_both = False  # whether the last rebuild moved keys and values together
+        self._grown = False  # whether the last rebuild moved nothing
         self._ring: int | None = None  # slots of one sequence that the arena must hold
+        self._longest = 0  # slots of a generation's longest row
+        self._tables: dict[int, RowTables] = {}  # by rows
         self._layouts: dict[tuple[int, int], Layout] = {}  # empty ones, by rows and free slots behind each
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
         """Clear the ring, and enlarge it if this generation may hold more than earlier ones."""
         self._batch, self._rows = batch, rows
         if self._ring is None:
-            self._ring = self._predict_ring_slots(schedule)
+            lengths = predict_row_lengths(self._spec, self._method, schedule)
+            self._ring, self._longest = self._predict_ring_slots(lengths), self._predict_longest(lengths)
         numbers = self._ring * sequences * self._channels
         if numbers > self.arena.numbers:
             self.arena = Arena(0, self._dtype, self._device)  # frees the old ring before the new one is made
@@ -61,7 +78,11 @@ class PlainStorage(CacheBackend):
         self.arena.clear()
 
     def find_free_slots(self, index: int) -> int:
-        return count_free_slots(self._spec, index)
+        """Return the segment's tokens, or with `fixed` all that follow if the method keeps everything and rows grow."""
+        segments = self._spec.segments
+        if not self._fixed or self._method.budgeted or not segments[index].causal:
+            return count_free_slots(self._spec, index)
+        return segments[-1].end - segments[index].start
 
     def allocate_layer(self, layer: int, free_slots: int = 0) -> LayerStore:
         key = (self._rows, free_slots)
@@ -98,11 +119,18 @@ class PlainStorage(CacheBackend):
         self, store: LayerStore, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor
     ) -> Tensor:
         """Attend with the next tokens of a causal segment, which are written to the free slots behind the rows."""
-        if store.rows is None:
-            store.rows = prepare_rows(store.past, filled=filled)
         queries, keys, values = (self._fold(x) for x in (q, k, v))
         scale = self._spec.logit_scale
+        if store.placed is not None and k.shape[2] == 1:
+            return decode_token(queries, keys, values, store.placed, scale).reshape(q.shape)
+        if store.rows is None:
+            store.rows = prepare_rows(store.past)
         return decode_attention(queries, keys, values, store.rows, store.filled, scale).reshape(q.shape)
+
+    def place_rows(self, stores: Sequence[LayerStore], filled: Tensor) -> bool:
+        if self._rows not in self._tables:
+            self._tables[self._rows] = RowTables(len(stores), self._rows, self._longest, self._device)
+        return self._tables[self._rows].update(stores, self.arena, filled)
 
     def fill(self, store: LayerStore, k: Tensor, v: Tensor) -> None:
         """Write all tokens of a causal segment to the free slots behind the rows."""
@@ -118,6 +146,9 @@ class PlainStorage(CacheBackend):
         self, layer: int, store: LayerStore, present: tuple[Tensor, Tensor], segment: Segment, change: Change
     ) -> LayerStore:
         contents = change.contents
+        self._grown = self._grows(store.layout, segment, change)
+        if self._grown:
+            return LayerStore(change.layout, store.keys, store.values, store.handles, state=change.state)
         shape = (self._batch, change.layout.capacity, store.keys.shape[2])
         self._moved_both = store.keys.is_cuda and not store.layout.free_slots and contents is None
         if self._moved_both and self.arena.fits(2 * torch.Size(shape).numel()):
@@ -139,9 +170,17 @@ class PlainStorage(CacheBackend):
         return LayerStore(change.layout, keys, values, (first, second), state=change.state)
 
     def find_rebuild_peak(self, before: int, after: int) -> int:
+        if self._grown:
+            return after
         if self._moved_both:
             return before + after
         return max(before + after // 2, before // 2 + after)
+
+    def _grows(self, layout: Layout, segment: Segment, change: Change) -> bool:
+        """Return whether the segment's tokens stay in the free slots that they fill, and no slot moves."""
+        after, tokens = change.layout, len(layout.counts) * segment.length
+        fits = layout.free_slots >= segment.length and after.free_slots == layout.free_slots - segment.length
+        return fits and after.total == layout.total + tokens and change.contents is None
 
     def _move(
         self, storage: Tensor, store: LayerStore, current: Tensor, change: Change
@@ -164,13 +203,23 @@ class PlainStorage(CacheBackend):
         """Turn [S, H, tokens, D] into rows [B, R, tokens, D]."""
         return fold_rows(x, self._batch, self._rows)
 
-    def _predict_ring_slots(self, schedule: Schedule) -> int:
+    def _predict_ring_slots(self, lengths: Ints | None) -> int:
         """Return the slots that one sequence's storage needs; a bound by the budget if they depend on data."""
         spec, method = self._spec, self._method
-        lengths = predict_row_lengths(spec, method, schedule)
+        if lengths is not None:
+            return predict_ring_slots(spec, lengths, self.find_free_slots)
+        if not (method.strict or self._fixed):
+            return 0
+        capacity, bound = method.budget.capacity, REBUILD_BOUND
+        pending = max(count_free_slots(spec, segment.index) for segment in spec.segments) * spec.all_heads
+        if self._fixed:  # room for the keys of two more layers of mean size, free slots included
+            return 2 * ceil(max(bound, 1 + Fraction(1, spec.layers)) * (capacity + pending))
+        return 2 * (ceil(bound * capacity) + pending)
+
+    def _predict_longest(self, lengths: Ints | None) -> int:
+        """Return the slots of a generation's longest row, free ones included; all tokens if they depend on data."""
+        segments = self._spec.segments
         if lengths is None:
-            if not method.strict:
-                return 0
-            pending = max(count_free_slots(spec, segment.index) for segment in spec.segments) * spec.all_heads
-            return 2 * (ceil(REBUILD_BOUND * method.budget.capacity) + pending)
-        return predict_ring_slots(spec, lengths)
+            return segments[-1].end
+        held = [0, *lengths.max((1, 2)).tolist()]
+        return max(rows + self.find_free_slots(at.index) for rows, at in zip(held, segments, strict=True))

@@ -76,7 +76,13 @@ Schedule = dict[tuple[int, int], Change]
 """A static method's changes by (layer, segment); nothing is cached of the last segment, which has no entry."""
 
 
-def ask_method(method: Method, view: CacheView, layout: Layout, free_slots: int = 0) -> Change:
+def ask_method(
+    method: Method,
+    view: CacheView,
+    layout: Layout,
+    free_slots: int = 0,
+    counts: Sequence[int] | None = None,
+) -> Change:
     """Call a method's `keep` after a segment and return the change.
 
     Args:
@@ -84,12 +90,13 @@ def ask_method(method: Method, view: CacheView, layout: Layout, free_slots: int 
         view: one layer right after the segment.
         layout: of the layer's storage before the segment is stored.
         free_slots: free slots behind each row of the new layout.
+        counts: slots that each row keeps, if they are known; None reads them on the host.
 
     Raises:
         NotANumber: the method's scores are NaN.
         WrongTensor: its scores or its choice have a wrong shape or dtype.
     """
-    return apply_answer(method, view, ask_kept(method, view), layout, free_slots)
+    return apply_answer(method, view, ask_kept(method, view), layout, free_slots, counts)
 
 
 def ask_kept(method: Method, view: CacheView) -> Tensor | None:
@@ -122,13 +129,18 @@ def naming_place(method: Method, view: CacheView) -> Iterator[None]:
 
 
 def apply_answer(
-    method: Method, view: CacheView, keep: Tensor | None, layout: Layout, free_slots: int
+    method: Method,
+    view: CacheView,
+    keep: Tensor | None,
+    layout: Layout,
+    free_slots: int,
+    counts: Sequence[int] | None = None,
 ) -> Change:
     """Return the change that a method's result `keep` makes; other arguments as for `ask_method`."""
     segment = view.segment
     if view.padding is not None:  # a slot of the current segment may not exist
         keep = view.position >= 0 if keep is None else keep & (view.position >= 0)
-    after, source = source_table(layout, keep, segment.start, segment.length, free_slots)
+    after, source = source_table(layout, keep, segment.start, segment.length, free_slots, counts)
     everything = after.total == layout.total + len(layout.counts) * segment.length
     state = None
     if method.uses.state:
@@ -278,15 +290,19 @@ def predict_row_lengths(spec: ModelSpec, method: Method, schedule: Schedule | No
     return lengths
 
 
-def predict_ring_slots(spec: ModelSpec, lengths: Ints) -> int:
+def predict_ring_slots(
+    spec: ModelSpec, lengths: Ints, find_free_slots: Callable[[int], int] | None = None
+) -> int:
     """Return the slots of a ring that holds one sequence's keys and values for a whole generation.
 
     Args:
         spec: the model's shapes.
         lengths: tokens of each row, int64 [K - 1, L, H].
+        find_free_slots: as for `build_schedule`.
     """
     held = np.pad(lengths.sum(2), ((1, 0), (0, 0)))
-    free = [count_free_slots(spec, segment.index) * spec.heads for segment in spec.segments]
+    find_free_slots = find_free_slots or partial(count_free_slots, spec)
+    free = [find_free_slots(segment.index) * spec.heads for segment in spec.segments]
     return ring_slots((held + np.array(free)[:, None]).tolist())
 
 

@@ -2,9 +2,17 @@
 
 from torch import Tensor
 
+from kvbench.engine.schedule import ask_attended
 from kvbench.engine.view import CacheView
 from kvbench.kernels.layout import Past, arrange_rows, pack_rows
 from kvbench.kernels.ragged_attention import ragged_attention
+from kvbench.methods.shared.base import Method
+
+
+def attend_sparsely(method: Method, q: Tensor, view: CacheView, scale: float) -> tuple[Tensor, int] | None:
+    """Attend to the slots that the method selects; None if it selects all. Arguments as of `attend_selected`."""
+    selected = ask_attended(method, view)
+    return None if selected is None else attend_selected(q, view, selected, scale)
 
 
 def attend_selected(q: Tensor, view: CacheView, chosen: Tensor, scale: float) -> tuple[Tensor, int]:

@@ -1,5 +1,6 @@
 """Base class of cache backends, PlainStorage and PackedStorage."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, dtype
@@ -72,6 +73,18 @@ class CacheBackend:
             The output, shaped like q.
         """
         raise NotImplementedError
+
+    def place_rows(self, stores: Sequence[Any], filled: Tensor) -> bool:
+        """Write where the rows of all layers are into tensors that keep their addresses.
+
+        Args:
+            stores: of all layers, when a causal segment begins.
+            filled: int64 [1], tokens of the segment before a step.
+
+        Returns:
+            Whether a recorded step finds all rows.
+        """
+        return False
 
     def fill(self, store: Any, k: Tensor, v: Tensor) -> None:
         """Store all tokens of a causal segment, which no `attend_step` added."""

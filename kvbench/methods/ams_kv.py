@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.shared.base import Artifact, Limit, Method, Observer, require_artifact, set_limits
-from kvbench.methods.shared.select import share_by_head
+from kvbench.methods.shared.even_shares import share_by_head
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
@@ -141,6 +141,11 @@ class AMSKV(Condensed):
 
     uses = Uses(previous_keys=True)
     limits = set_limits(demanding=Limit(0, 1, "must lie in 0..1, or null to use theta"))
+
+    @property
+    def graph_obstacle(self) -> str:
+        """The capacity of a layer follows from its keys."""
+        return "the capacities of layers depend on data"
 
     @property
     def budgeted(self) -> bool:

@@ -129,6 +129,7 @@ class CAKE(LayerShares, ObservationWindow):
     gamma: float = 200.0
     rounding: Literal["exact", "official"] = "exact"
 
+    recordable: ClassVar[bool] = True
     revision: ClassVar[int] = 2  # smoothing included missing slots
     limits = set_limits(
         tau1=Limit(1e-3, wants="must be positive"),

@@ -31,6 +31,7 @@ class ChunkKV(Wrapper):
 
     chunk: int = 20
 
+    recordable: ClassVar[bool] = True
     own_revision: ClassVar[int] = 1  # protected slots counted 0 in means; heads of short texts kept one set
     limits = set_limits(chunk=Limit(1))
 
@@ -41,7 +42,8 @@ class ChunkKV(Wrapper):
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
         """Select the best chunks."""
-        starts = torch.tensor([segment.start for segment in self.spec.segments]).to(view.position.device)
+        starts = torch.tensor([segment.start for segment in self.spec.segments])
+        starts = starts.to(view.position.device, non_blocking=True)
         source = view.segment_ids.clamp(min=0)
         begins = starts[source]
         if view.padding is not None:
@@ -53,7 +55,7 @@ class ChunkKV(Wrapper):
         if view.padding is None and view.segment.end >= self.chunk:
             return chosen
         tokens = view.segment.end - (0 if view.padding is None else view.padding[:, None])
-        short = torch.as_tensor(tokens < self.chunk, device=chosen.device)
+        short = torch.as_tensor(tokens < self.chunk).to(chosen.device, non_blocking=True)
         return torch.where(short, super().select_slots(view, ranked), chosen)
 
 

@@ -1,6 +1,7 @@
 """CriticalKV: half of the slots by another method's score, the rest by its product with the norm of the output."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ class Critical(Wrapper):
     first: float = 0.5
     epsilon: float = 1e-4
 
+    recordable: ClassVar[bool] = True
     limits = set_limits(first=SHARE, epsilon=Limit(0))
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ class H2O(Scored):
     norm: Literal["none", "per_query"] = "none"
     observed: int | None = None
 
+    recordable: ClassVar[bool] = True
     own_state: ClassVar[int] = 1
     limits = set_limits(recent=SHARE, observed=Limit(1, wants="must be at least 1, or null for all"))
 
@@ -46,7 +47,7 @@ class H2O(Scored):
         if self.norm == "none":
             return view.state.masked_fill(latest, torch.inf)
         segments = [(segment.start, segment.causal) for segment in self.spec.segments]
-        starts, causal = torch.tensor(segments, device=view.state.device).T
+        starts, causal = torch.tensor(segments).to(view.state.device, non_blocking=True).T
         source = view.segment_ids.clamp(min=0)
         # Position of the first query that saw the slot.
         first = torch.where(causal[source] > 0, view.position, starts[source])

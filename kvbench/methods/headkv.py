@@ -10,6 +10,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
 from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method, set_limits
+from kvbench.methods.shared.even_shares import share_by_head
 from kvbench.methods.shared.select import (
     BranchMode,
     LineAttention,
@@ -22,7 +23,6 @@ from kvbench.methods.shared.select import (
     find_sinks,
     merge_branches,
     score_line,
-    share_by_head,
 )
 from kvbench.methods.shared.view import View
 

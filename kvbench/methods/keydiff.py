@@ -1,6 +1,7 @@
 """KeyDiff: eviction of the keys most similar to the mean key."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,6 +20,8 @@ class KeyDiff(Scored):
     Differs from the paper in: eviction happens once per segment. Keys are compared as stored, rotated by their
     positions. The paper protects no sinks.
     """
+
+    recordable: ClassVar[bool] = True
 
     def score(self, view: View) -> Tensor:
         """Return the negative cosine similarity of each key to the row's mean key, float32 [rows, slots] in -1..1."""

@@ -57,6 +57,11 @@ class KVPress(Scored):
         return self.asked == "prompt" or super().keeps_scores
 
     @property
+    def graph_obstacle(self) -> str:
+        """Presses are called for one sequence after the other, and their draws are seeded on the host."""
+        return "a press may read and draw numbers on the host"
+
+    @property
     def heads_independent(self) -> bool:
         """No: presses may compare heads."""
         return False

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import draw_by_row, find_begin
+from kvbench.methods.shared.select import DRAWN_ON_HOST, draw_by_row, find_begin
 from kvbench.methods.shared.view import View
 
 
@@ -28,6 +28,11 @@ class Random(Scored):
 
     own_state: ClassVar[int] = 1
     text_revision: ClassVar[int] = 1  # draws depended on the padding in front of a prompt
+
+    @property
+    def graph_obstacle(self) -> str:
+        """Draws differ between prompts."""
+        return DRAWN_ON_HOST
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse `refresh`, because each segment draws its numbers, and what `Scored` refuses."""

@@ -42,6 +42,7 @@ class RKV(ObservationWindow):
     similarity: Literal["all", "middle"] = "all"
     kernel: int = 7
 
+    recordable: ClassVar[bool] = True
     limits = set_limits(
         mix=SHARE, threshold=Limit(-1, 1, "is a cosine and must lie in -1..1"), protected=Limit(0)
     )

@@ -107,6 +107,7 @@ class ScaleKV(Scored):
     kernel: int = 5
     strict: bool = True
 
+    recordable: ClassVar[bool] = True
     revision: ClassVar[int] = 2  # smoothing included missing slots
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     limits = set_limits(drafters=SHARE, strongest=SHARE, queries=Limit(1))

@@ -1,6 +1,7 @@
 """TOVA: scores by attention from the newest query."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class TOVA(Scored):
 
     asking: int = 1
 
+    recordable: ClassVar[bool] = True
     limits = set_limits(asking=Limit(1))
 
     @property

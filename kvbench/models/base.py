@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from kvbench.core.config import UserError
-from kvbench.core.graphs import GraphRecorder, Repetitions
+from kvbench.core.graphs import Repeat
 from kvbench.core.processes import ALONE, Processes
+from kvbench.core.repetitions import Repetitions
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.files.weights import Source
 from kvbench.models.noise import Noise
@@ -137,11 +138,9 @@ class Cache(Protocol):
     """Interface of a cache for models; implemented by `kvbench.engine.cache.KVCache`.
 
     Attributes:
-        record: records a step, so that it can be replayed; None to run every step.
-        repetitions: records of whole segments, kept between generations; None if no segment can be replayed.
+        repetitions: records of steps or of whole segments, kept between generations; None if nothing can be replayed.
     """
 
-    record: GraphRecorder | None
     repetitions: Repetitions | None
 
     def reset(self, sequences: int, padding: Sequence[int] | None = None) -> None:
@@ -169,8 +168,8 @@ class Cache(Protocol):
         """Free the storage of keys and values after the last token."""
         ...
 
-    def advance(self) -> None:
-        """Count a token of the segment whose step was replayed without calling `attend`."""
+    def open_steps(self) -> Repeat | None:
+        """Return the function that runs the one-token steps of the segment by one recording; None to run each step."""
         ...
 
 
@@ -184,6 +183,7 @@ class Model(ABC):
         output: kind of its samples, `images` or `texts`.
         half: dtype of its blocks on a GPU, as in the official program's autocast.
         revision: increased when the same settings draw other samples than before, so that old runs are not reused.
+        added: settings that are newer than runs of the model, with the value of those runs, which identities leave out.
         processes: processes that share the model; set before `load`.
         weights_sha256: hash of the loaded weights, part of a run's identity; empty until `load`.
     """
@@ -192,6 +192,7 @@ class Model(ABC):
     output: ClassVar[str] = "images"
     half: ClassVar[torch.dtype] = torch.bfloat16
     revision: ClassVar[int] = 0
+    added: ClassVar[Mapping[str, object]] = {}
     processes: Processes = ALONE
     weights_sha256: str = ""
 
@@ -207,6 +208,10 @@ class Model(ABC):
     @abstractmethod
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Outputs:
         """Return the samples of a batch of prompts: images uint8 [B, H, W, 3] RGB on the CPU, or texts."""
+
+    def resolve_settings(self, device: torch.device | str) -> Mapping[str, object]:
+        """Return the settings whose meaning depends on the device, as the identity of a run has them."""
+        return {}
 
     def list_sources(self) -> Mapping[str, Source]:
         """Return the source of each part's weights; empty for random weights."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from kvbench.core.segments import Segment
 from kvbench.models.base import Cache, require_finite
 from kvbench.models.noise import Noise, draw_ahead
 from kvbench.models.parts.decoder import Decoder
-from kvbench.models.parts.sampling import TokenSampling, draw_token, guide, truncate
-from kvbench.models.parts.step_graph import open_steps
+from kvbench.models.parts.sampling import TokenSampling, draw_token, guide
+from kvbench.models.parts.token_steps import DrawnTokens, compute_next, hold_noise, run_step
 
 
 @torch.inference_mode()
@@ -50,24 +51,66 @@ def draw_image_tokens(
     """
     rotation = transformer.rotations(segments[-1].end + 1)
     cache.reset(len(condition), padding)
+    prompts, first = len(condition) // sampling.branches, segments[0]
+    drawn = DrawnTokens.open(prompts, rotation[first.end - 1 : -1])
+    if cache.repetitions is not None:
+        drawn = cache.repetitions.hold(drawn)
     # After tensors that live as long as the generation, which would otherwise be cut from the same block.
     reserve(activations, condition.device)
-    x = condition
-    drawn: list[Tensor] = []
-    prompts = len(condition) // sampling.branches
-    tokens = segments[-1].end - segments[0].end + 1
-    with draw_ahead(noise, prompts, transformer.config.choices, tokens, condition.device) as noise:
-        for segment in segments:
+    tokens, choices = len(drawn.rotation), transformer.config.choices
+    with (
+        hold_noise(noise, cache.repetitions) as noise,
+        draw_ahead(noise, prompts, choices, tokens, condition.device) as noise,
+    ):
+        cache.begin(first)
+        logits = transformer.logits(transformer(condition, rotation[: first.end], cache.attend)[:, -1])
+        draw_next(drawn, logits, sampling, 0, noise, *_list_masks(forbidden, 0))
+        require_finite(drawn.sums[:, :1], first.index)
+        for segment in segments[1:]:
             cache.begin(segment)
-            step = open_steps(transformer, cache, segment)
-            sums = []
-            for start in range(segment.start, segment.end, x.shape[1]):
-                logits = guide(step(x, rotation[start : start + x.shape[1]]), sampling, len(drawn))
-                sums.append(logits.sum(-1))
-                if forbidden is not None:
-                    logits = logits.masked_fill(forbidden(len(drawn)), -math.inf)
-                drawn.append(draw_token(truncate(logits, sampling), noise))
-                x = transformer.embed(drawn[-1]).repeat(sampling.branches, 1)[:, None]
-            # Once per segment, because the host waits for a GPU here; a sum is finite only if all its logits are.
-            require_finite(torch.stack(sums, 1), segment.index)
-    return torch.stack(drawn, 1)
+            repeat = cache.open_steps()
+            start = segment.start - first.end + 1
+            for number in range(start, start + segment.length):
+                step = partial(_step, transformer, cache, drawn, sampling, number)
+                key, masks = sampling.guides(number), _list_masks(forbidden, number)
+                run_step(repeat, key, step, noise, choices, condition.device, *masks)
+            # Once per segment, because the host waits for a GPU here.
+            require_finite(drawn.sums[:, start : start + segment.length], segment.index)
+    return drawn.tokens.clone()
+
+
+def _list_masks(forbidden: Callable[[int], Tensor] | None, number: int) -> list[Tensor]:
+    return [] if forbidden is None else [forbidden(number)]
+
+
+def _step(
+    transformer: Decoder,
+    cache: Cache,
+    drawn: DrawnTokens,
+    sampling: TokenSampling,
+    number: int,
+    noise: Noise,
+    *masks: Tensor,
+) -> Tensor:
+    logits = compute_next(transformer, cache, drawn, sampling.branches)
+    return draw_next(drawn, logits, sampling, number, noise, *masks)
+
+
+def draw_next(
+    drawn: DrawnTokens, logits: Tensor, sampling: TokenSampling, number: int, noise: Noise, *masks: Tensor
+) -> Tensor:
+    """Draw the next token of each image, int64 [B], and add it to those drawn so far.
+
+    Args:
+        drawn: tokens drawn so far.
+        logits: float32 [branches x B, V], all conditional ones first.
+        sampling: guidance and truncation.
+        number: of the token in the image, which decides whether it is guided.
+        noise: randomness, per prompt.
+        masks: bool [V], codes that the token cannot be.
+    """
+    logits = guide(logits, sampling, number)
+    sums = logits.sum(-1)
+    for mask in masks:
+        logits = logits.masked_fill(mask, -math.inf)
+    return drawn.add(draw_token(logits, sampling, noise), sums)

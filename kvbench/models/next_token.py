@@ -1,7 +1,7 @@
 """Base classes of next-token models, whose decoder draws texts or images token by token."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -18,6 +18,7 @@ from kvbench.models.noise import Noise
 from kvbench.models.parts.codebook import VQGAN, VQGANConfig
 from kvbench.models.parts.config_file import check_config, expect_decoder
 from kvbench.models.parts.decoder import Decoder, DecoderConfig, ImageDecoderConfig, PromptedImageConfig
+from kvbench.models.parts.decoding import Rounding
 from kvbench.models.parts.sampling import TokenSampling
 from kvbench.models.parts.tensor_parallel import split_config
 from kvbench.models.parts.tokens import encode_prompts, lay_out
@@ -131,6 +132,10 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
         """Return the codes int64 [B, rows, columns] of drawn tokens int64 [B, tokens]."""
         return tokens.unflatten(1, self.transformer.cells)
 
+    def _prepare_networks(self, device: torch.device | str) -> None:
+        super()._prepare_networks(device)
+        self._transformer.prepare_for(device)
+
     def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         condition, padding = self._embed(prompts)
         tokens = draw_image_tokens(
@@ -159,8 +164,9 @@ class PromptedImageModel(NextTokenImageModel[N, T]):
 
     transformer: PromptedImageConfig
     prompt_tokens: int = 64
+    rounding: Rounding = "truncate"
 
-    truncate: ClassVar[bool] = True
+    added: ClassVar[Mapping[str, object]] = {**ImageModel.added, "rounding": "truncate"}
     config_section: ClassVar[str] = ""  # of the language model in the config.json of `weights`
 
     def __post_init__(self) -> None:

@@ -1,16 +1,21 @@
-"""Random numbers of a batch, one stream per prompt."""
+"""Random numbers of a batch: one stream per prompt on the host, or numbers by counter on the device."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from kvbench.core.devices import pin, use_device
 from kvbench.core.files import derive_seed
+from kvbench.kernels.philox import DRAW, draw_integers, make_exponential
+
+Kind = Literal["stream", "counter"]
+"""Kinds of noise: `PromptNoise` and `CounterNoise`."""
 
 MIN_THREADED = 2**14
 """Count of numbers from which drawing takes longer than starting a thread."""
@@ -20,7 +25,7 @@ class Noise(Protocol):
     """Source of a batch's random numbers."""
 
     def draw(self, count: int) -> Tensor:
-        """Draw the next Exp(1) variables of each prompt's stream, float32 [prompts, count], on the CPU."""
+        """Draw the next Exp(1) variables of each prompt, float32 [prompts, count], on the CPU or a GPU."""
         ...
 
 
@@ -40,6 +45,32 @@ class PromptNoise:
             return torch.stack([row(generator) for generator in self._generators])
         with ThreadPoolExecutor(min(len(self._generators), os.cpu_count() or 1)) as threads:
             return torch.stack(list(threads.map(row, self._generators)))
+
+
+@dataclass(frozen=True)
+class CounterNoise:
+    """Numbers as a function of seed, prompt, step, purpose and code: the same in any batch, shard, method or device.
+
+    There is no state on the host, so a recorded CUDA graph draws new numbers at each repetition. A draw reads the
+    fields and calls `advance`.
+
+    Attributes:
+        keys: int64 [prompts], the key of each prompt's numbers.
+        step: int64 [1], draws so far.
+    """
+
+    keys: Tensor
+    step: Tensor
+
+    def draw(self, count: int) -> Tensor:
+        """Draw Exp(1) variables float32 [prompts, count] on the device of the keys, for models without a program."""
+        numbers = draw_integers(self.keys, self.step, DRAW, 1, count)
+        self.advance()
+        return make_exponential(numbers).squeeze(1)
+
+    def advance(self) -> None:
+        """Count a draw, in place."""
+        self.step.add_(1)
 
 
 class AheadNoise:
@@ -73,13 +104,21 @@ class AheadNoise:
 def draw_ahead(noise: Noise, prompts: int, count: int, steps: int, device: torch.device) -> Iterator[Noise]:
     """Yield the same noise, drawn a step ahead in a second thread if there are many numbers, and pinned for a GPU.
 
-    Each step draws [prompts, count]. Only the block may use `noise` until it ends.
+    Each step draws [prompts, count]. Only the block may use `noise` until it ends. Noise by counter needs no thread.
     """
-    if prompts * count < MIN_THREADED:
+    if isinstance(noise, CounterNoise) or prompts * count < MIN_THREADED:
         yield noise
         return
     with ThreadPoolExecutor(1, initializer=use_device, initargs=(device,)) as thread:
         yield AheadNoise(lambda: pin(noise.draw(count), device), steps, thread)
+
+
+def make_noise(kind: str, seed: int, indices: Sequence[int], device: torch.device | str) -> Noise:
+    """Return noise of a `Kind` for some prompts, by their indices, for a model on a device."""
+    if kind == "stream":
+        return PromptNoise(seed, indices)
+    keys = torch.tensor([prompt_seed(seed, index) for index in indices], dtype=torch.int64)
+    return CounterNoise(keys.to(device), torch.zeros(1, dtype=torch.int64, device=device))
 
 
 def prompt_seed(seed: int, index: int) -> int:

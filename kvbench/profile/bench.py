@@ -11,12 +11,13 @@ import torch
 
 from kvbench.core.budget import Budget
 from kvbench.core.devices import if_it_fits
+from kvbench.core.graphs import GraphRecorder
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import CodebookTensors, Packing
 from kvbench.engine.memory import cache_bytes
 from kvbench.methods.shared.base import Method
-from kvbench.models.noise import PromptNoise
+from kvbench.models.noise import make_noise
 from kvbench.profile.paths import watch_paths
 from kvbench.profile.stopwatch import HostClock, Phases, StreamClock
 from kvbench.runs.job import Job
@@ -54,6 +55,14 @@ class Bench:
         self._clock = clock or HostClock(device)
         self._stream = clock or (StreamClock(device) if self._gpu else self._clock)
 
+    @property
+    def more_generations(self) -> int:
+        """Generations that recording adds to a measurement of one candidate."""
+        return 0 if self._job.cache_plan.graph_obstacle is not None else 4
+
+    def _make_recorder(self) -> GraphRecorder | None:
+        return self._job.cache_plan.make_recorder()
+
     def measure(self, candidates: list[Candidate], batch: int, too_large: set[str]) -> list[ProfileRow]:
         """Measure every candidate at one batch size and return a row for each.
 
@@ -75,21 +84,20 @@ class Bench:
 
     def make_generation(self, candidate: Candidate, batch: int) -> Callable[[], object]:
         """Return a function that generates once with a new cache."""
-        return lambda: self._generate(self._make_cache(candidate), batch)
+        return lambda: self._generate(self._make_cache(candidate, self._make_recorder()), batch)
 
     def fits(self, candidate: Candidate, batch: int) -> bool:
-        """Return whether a batch fits in memory."""
+        """Return whether a batch fits in memory, also once it is recorded."""
         return if_it_fits(partial(self._measure_memory, candidate, batch)) is not None
 
-    def _make_cache(self, candidate: Candidate, *, watched: bool = False) -> KVCache:
-        """Make a cache; if its calls are `watched`, no graphs are recorded, since replays make no calls."""
+    def _make_cache(self, candidate: Candidate, record: GraphRecorder | None) -> KVCache:
         job, plan = self._job, self._job.cache_plan
         return KVCache(
             job.model.spec,
             candidate.method,
             dtype=plan.dtype,
             device=job.settings.device,
-            record=None if watched else plan.make_recorder(),
+            record=record,
             projection=job.model.output_projection,
             packing=candidate.packing,
             rotation=job.model.key_rotation(),
@@ -98,7 +106,8 @@ class Bench:
 
     def _generate(self, cache: KVCache, batch: int) -> None:
         prompts = islice(cycle(self._job.prompts), batch)
-        noise = PromptNoise(self._job.settings.seed, range(batch))
+        settings = self._job.settings
+        noise = make_noise(settings.noise, settings.seed, range(batch), settings.device)
         self._job.model.generate([prompt.text for prompt in prompts], cache, noise)
 
     def _time(self, cache: KVCache, batch: int) -> float:
@@ -111,7 +120,10 @@ class Bench:
         return seconds
 
     def _measure_memories(self, candidates: list[Candidate], batch: int) -> dict[str, ProfileRow | None]:
-        """Measure the ledger, the allocator's peak and the time of a first generation, each candidate alone."""
+        """Measure the ledger, the allocator's peak and the time of a first generation, each candidate alone.
+
+        The peak is of three generations if they are recorded: by launches, while recording, and repeated.
+        """
         return {c.name: if_it_fits(partial(self._measure_memory, c, batch)) for c in candidates}
 
     def _measure_memory(self, candidate: Candidate, batch: int) -> ProfileRow:
@@ -121,8 +133,10 @@ class Bench:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-        cache = self._make_cache(candidate)
+        cache = self._make_cache(candidate, self._make_recorder())
         seconds = self._time(cache, batch)
+        for _ in range(self.more_generations // 2):
+            self._time(cache, batch)
         peak = torch.cuda.max_memory_allocated(device) if self._gpu else 0
         ledger, itemsize = cache.ledger, job.cache_plan.dtype.itemsize
         full = cache_bytes(job.model.spec.full_tokens, job.model.spec, batch, itemsize)
@@ -147,7 +161,7 @@ class Bench:
     def _measure_latencies(self, candidates: list[Candidate], batch: int) -> dict[str, ProfileRow | None]:
         """Time warmed-up generations in turns; the order is reversed every round."""
         settings = self._job.settings.profile
-        caches = {c.name: self._make_cache(c) for c in candidates}
+        caches = {c.name: self._make_cache(c, self._make_recorder()) for c in candidates}
         seconds: dict[str, list[float]] = {name: [] for name in caches}
         failed: set[str] = set()
         for repeat in range(settings.warmup + settings.repeats):
@@ -176,13 +190,31 @@ class Bench:
         return {c.name: if_it_fits(partial(self._split_phases, c, batch)) for c in candidates}
 
     def _split_phases(self, candidate: Candidate, batch: int) -> ProfileRow:
-        cache, phases = self._make_cache(candidate, watched=True), Phases(self._stream)
+        """Time phases as latencies are timed, and by launches too if latencies are of recordings."""
+        phases = Phases(self._stream)
+        cache = self._make_cache(candidate, None)
         # Also builds the tables of the schedule.
         paths = watch_paths(cache, lambda: self._generate(cache, batch))
+        launched = self._time_phases(cache, batch, phases)
+        del cache
+        record, recorded = self._make_recorder(), None
+        if record is not None:
+            cache = self._make_cache(candidate, phases.watch_recorder(record))
+            for _ in range(2):  # by launches, then while recording
+                self._generate(cache, batch)
+            recorded = self._time_phases(cache, batch, phases)
+        same = recorded is None
+        return {
+            "attention": paths,
+            "phases": launched if same else recorded,
+            "phases_by_launches": None if same else launched,
+        }
+
+    def _time_phases(self, cache: KVCache, batch: int, phases: Phases) -> ProfileRow:
         watched = [(cache, name) for name in ("reset", "begin", "attend")]
         phases.run(lambda: self._generate(cache, batch), {**self._job.model.calls, "cache": watched})
         self._advance()
-        return {"attention": paths, "phases": {"seconds": phases.seconds(), "total": phases.total()}}
+        return {"seconds": phases.seconds(), "total": phases.total()}
 
 
 def _count_allowed(budget: Budget, spec: ModelSpec, batch: int, itemsize: int) -> int:

@@ -7,11 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from kvbench.core.graphs import GraphRecorder
 from kvbench.models.base import Calls
 
 REST = "rest"
 """Phase of everything outside watched calls."""
+RECORDED = "recorded"
+"""Phase of repeated recordings, in which calls cannot be told apart."""
 
 
 class HostClock:
@@ -56,6 +60,7 @@ class Phases:
 
     def __init__(self, clock: HostClock) -> None:
         self._clock = clock
+        self._marking = False
         self._marks: list[tuple[str, Any]] = []
         self._stop: Any = None
 
@@ -63,7 +68,7 @@ class Phases:
         """Run some work and watch its calls."""
         self._clock.wait()
         self._marks = [(REST, self._clock.mark())]
-        with _replace(calls, self._watch):
+        with self._set_marking(True), _replace(calls, self.watch):
             work()
         self._stop = self._clock.mark()
         self._clock.wait()
@@ -80,9 +85,13 @@ class Phases:
         """Return the seconds from start to end."""
         return self._clock.between(self._marks[0][1], self._stop)
 
-    def _watch(self, phase: str, call: Callable[..., object]) -> Callable[..., object]:
+    def watch(self, phase: str, call: Callable[..., object]) -> Callable[..., object]:
+        """Return a function whose calls are a phase of what runs."""
+
         @functools.wraps(call)
         def watched(*args: object, **kwargs: object) -> object:
+            if not self._marking:
+                return call(*args, **kwargs)
             outer = self._marks[-1][0]
             self._enter(phase)
             try:
@@ -92,8 +101,34 @@ class Phases:
 
         return watched
 
+    def watch_recorder(self, record: GraphRecorder) -> GraphRecorder:
+        """Return a recorder whose repetitions are the phase `RECORDED`; recorded calls are not watched."""
+        return _WatchedRecorder(record, self)
+
+    @contextmanager
+    def _set_marking(self, marking: bool) -> Iterator[None]:
+        before, self._marking = self._marking, marking
+        try:
+            yield
+        finally:
+            self._marking = before
+
     def _enter(self, phase: str) -> None:
         self._marks.append((phase, self._clock.mark()))
+
+
+class _WatchedRecorder:
+    """See `Phases.watch_recorder`."""
+
+    def __init__(self, record: GraphRecorder, phases: Phases) -> None:
+        self._record, self._phases = record, phases
+        self.make_room, self.clear = record.make_room, record.clear
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+        """Record work without marks, which would be recorded too."""
+        with self._phases._set_marking(False):
+            out, repeat = self._record(work)
+        return out, self._phases.watch(RECORDED, repeat)
 
 
 @contextmanager

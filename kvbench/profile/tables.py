@@ -1,6 +1,7 @@
 """Tables of `task=profile`: latency and memory by batch size, phases, operators."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,7 +16,7 @@ from kvbench.runs.job import Job
 
 ProfileContents = Mapping[str, Any]
 """Contents of a profile's file (`kvbench.profile.task`)."""
-PHASES = ("text", "transformer", "cache", "decode", "rest")
+PHASES = ("text", "recorded", "transformer", "cache", "decode", "rest")
 Columns = Mapping[str, tuple[str, float, str]]
 """By heading: path of a value in a row, its factor, and its format."""
 LATENCY: Columns = {
@@ -41,12 +42,13 @@ MEMORY: Columns = {
 }
 
 
-def profile_and_show(console: Console, job: Job) -> None:
-    """Measure, and print the tables and the path of the file."""
+def profile_and_show(console: Console, job: Job) -> Path:
+    """Measure, print the tables and the path of the file, and return the path."""
     console.print(announce(job), highlight=False, soft_wrap=True)
     path, contents = profile(job)
     show_profile(console, contents)
     console.print(f"written: {path}", highlight=False, soft_wrap=True)
+    return path
 
 
 def show_profile(console: Console, contents: ProfileContents) -> None:
@@ -101,16 +103,27 @@ def tabulate_memory(rows: Sequence[ProfileContents]) -> Table:
 
 
 def tabulate_phases(rows: Sequence[ProfileContents]) -> Table:
-    """Return the table of phases: milliseconds and shares per batch size and cache, and the cost of watching."""
-    names = ("batch", "cache", *PHASES, "total", "of the latency")
+    """Return the table of phases: milliseconds and shares per batch size and cache, and the cost of watching.
+
+    If CUDA graphs gave the latencies, phases of graphs come first and phases of launches second.
+    """
+    ok = [row for row in rows if row["status"] == "ok"]
+    recorded = any(row["phases_by_launches"] for row in ok)
+    phases = [name for name in PHASES if recorded or name != "recorded"]
+    names = ("batch", "cache", "run by", *phases, "total", "of the latency")
     table = _make_table("phases of one generation, ms (rest: sampling, codes, pixels)", names)
-    for row in rows:
-        if row["status"] != "ok":
-            continue
-        seconds, total = row["phases"]["seconds"], row["phases"]["total"]
-        parts = [f"{1e3 * seconds.get(name, 0):.1f} ({seconds.get(name, 0) / total:.0%})" for name in PHASES]
-        watched = f"{total / row['latency']['median']:.2f}"
-        table.add_row(str(row["batch"]), escape(row["cache"]), *parts, f"{1e3 * total:.1f}", watched)
+    for row in ok:
+        launched = row["phases_by_launches"]
+        for way, one in (("graphs" if launched else "launches", row["phases"]), ("launches", launched)):
+            if one is None:
+                continue
+            seconds, total = one["seconds"], one["total"]
+            parts = [
+                f"{1e3 * seconds.get(name, 0):.1f} ({seconds.get(name, 0) / total:.0%})" for name in phases
+            ]
+            watched = f"{total / row['latency']['median']:.2f}"
+            cells = (str(row["batch"]), escape(row["cache"]), way, *parts, f"{1e3 * total:.1f}", watched)
+            table.add_row(*cells)
     return table
 
 

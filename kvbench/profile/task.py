@@ -19,9 +19,11 @@ Contents of `<runs_dir>/profile/<model>-<method>-<budget>-<hash>.json` (schema 1
       kv                    {peak_tokens, peak_bytes, rebuild_bytes, transient_bytes, state_bytes} of the ledger,
                             full_bytes and budget_bytes of the batch, peak_of_full, peak_of_budget
       allocator             {before_bytes, peak_bytes, reserved_bytes} on a GPU: in use before a generation, peak, and
-                            peak reserved; else null
+                            peak reserved, of three generations with CUDA graphs (the second records); else null
       attention             [{path, segments[], calls, others{path: reason}}]: attention paths of a generation
-      phases                {seconds{text, transformer, cache, decode, rest}, total}: one generation of its own
+      phases                {seconds{text, recorded, transformer, cache, decode, rest}, total}: one generation of its
+                            own, run as the latencies were; `recorded` is what CUDA graphs repeat
+      phases_by_launches    the same by launches, which tells transformer and cache apart; null without CUDA graphs
     largest                 {cache: prompts} that fit the GPU, null if not requested
     operators               [{name, calls, self_seconds}] of one traced batch of the method, null if not requested
 """
@@ -83,11 +85,11 @@ def profile(job: Job) -> tuple[Path, ProfileRow]:
     def save(status: str) -> None:
         write_whole(path, json.dumps({**contents, "status": status}, indent=1))
 
-    generations = len(candidates) * (settings.warmup + settings.repeats + 2)
     sizes = sorted(set(settings.batch_sizes))
     too_large: set[str] = set()
+    bench = Bench(job, lambda: bar.update())
+    generations = len(candidates) * (settings.warmup + settings.repeats + 2 + bench.more_generations)
     with tqdm(total=generations * len(sizes), desc="profile", unit="batch") as bar:
-        bench = Bench(job, bar.update)
         for number, batch in enumerate(sizes, 1):
             rows += bench.measure(candidates, batch, too_large)
             save("running")
@@ -173,6 +175,7 @@ def _hash_job(job: Job) -> str:
         job.settings.device,
         job.cache_plan.graph_obstacle is None,
         *(["batch_invariant"] if job.settings.batch_invariant else []),
+        *([job.settings.noise] if job.settings.noise != "stream" else []),
         describe_dtype(job),
         *([] if job.cache_plan.packing is None else [asdict(job.cache_plan.packing)]),
         torch.get_num_threads(),

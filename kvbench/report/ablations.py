@@ -32,7 +32,7 @@ def find_ablations(runs: Sequence[Results]) -> list[Ablation]:
     groups: dict[Hashable, list[Results]] = {}
     for run in runs:
         if not is_full(run):
-            place = run.model_label, run.prompts_label, run.n, run.method, run.memory.allowed
+            place = run.model_label, run.prompts_label, run.n, run.noise, run.method, run.memory.allowed
             groups.setdefault(place, []).append(run)
     return [ablation for group in groups.values() for ablation in _split_group(group)]
 

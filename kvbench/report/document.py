@@ -102,8 +102,10 @@ def describe_unused(runs: Sequence[Results]) -> str:
 
 
 def find_group(run: Results) -> Hashable:
-    """Return prompts, budget, number of samples and seeds, which competing runs share; None for a full cache."""
-    return None if is_full(run) else (run.prompts_label, run.memory.allowed, run.n, name_seeds(run)[0])
+    """Return what competing runs share, prompts, budget, number of samples, noise and seeds; None for a full cache."""
+    if is_full(run):
+        return None
+    return run.prompts_label, run.memory.allowed, run.n, run.noise, name_seeds(run)[0]
 
 
 def write_latex(sections: Sequence[Section]) -> str:

@@ -203,9 +203,9 @@ def _group_runs(
 
 
 def _is_reference(run: Results, group: Sequence[Results]) -> bool:
-    """Return whether an uncompressed run has the model, prompts and samples of a compressed one."""
-    places = {(one.model_label, one.prompts_label, one.n) for one in group}
-    return (run.model_label, run.prompts_label, run.n) in places
+    """Return whether an uncompressed run has the model, prompts, samples and noise of a compressed one."""
+    places = {(one.model_label, one.prompts_label, one.n, one.noise) for one in group}
+    return (run.model_label, run.prompts_label, run.n, run.noise) in places
 
 
 def _make_table(

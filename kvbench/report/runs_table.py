@@ -44,7 +44,7 @@ def list_settings(runs: Sequence[Results]) -> list[str]:
     """Return the names of method settings that differ between runs of one model, method and budget."""
     alike: dict[object, list[Mapping[str, object]]] = {}
     for run in runs:
-        place = run.model_label, run.prompts_label, run.method, run.memory.allowed, run.stored
+        place = run.model_label, run.prompts_label, run.method, run.memory.allowed, run.stored, run.noise
         alike.setdefault(place, []).append(read_settings(run))
     names = dict.fromkeys(name for group in alike.values() for settings in group for name in settings)
     return [
@@ -84,9 +84,10 @@ def _open_bases(settings: Mapping[str, object]) -> dict[str, object]:
 def name_methods(runs: Sequence[Results], *, left_out: Collection[str] = ()) -> list[str]:
     """Return each run's method and the settings in which runs of the method differ: `snapkv kernel=3`.
 
-    If runs differ in cache_dtype, it follows the method: `full int4`. Settings that are `left_out` name nothing.
+    If runs differ in cache_dtype or noise, these follow the method: `full int4 noise=counter`. Settings that are
+    `left_out` name nothing.
     """
-    stored = {run.stored for run in runs}
+    stored, noises = {run.stored for run in runs}, {run.noise for run in runs}
     differ = {
         method: list_settings([run for run in runs if run.method == method])
         for method in {run.method for run in runs}
@@ -96,6 +97,7 @@ def name_methods(runs: Sequence[Results], *, left_out: Collection[str] = ()) -> 
             (
                 run.method,
                 *((run.stored,) if len(stored) > 1 and run.stored != "auto" else ()),
+                *((f"noise={run.noise}",) if len(noises) > 1 and run.noise != "stream" else ()),
                 *(
                     f"{name}={read_settings(run).get(name)}"
                     for name in differ[run.method]
@@ -108,16 +110,17 @@ def name_methods(runs: Sequence[Results], *, left_out: Collection[str] = ()) -> 
 
 
 def identifying_columns(runs: Sequence[Results]) -> list[Row]:
-    """Return the identifying cells of runs: model, method, budget; prompts, dtype and settings where these differ."""
+    """Return the identifying cells of runs: model, method, budget; dtype, noise, settings, prompts if they differ."""
     settings = list_settings(runs)
     several = len({run.prompts_label for run in runs}) > 1
-    mixed = len({run.stored for run in runs}) > 1
+    mixed, noisy = (len(values) > 1 for values in ({run.stored for run in runs}, {run.noise for run in runs}))
     rows: list[Row] = []
     for run in runs:
         row: dict[str, Cell] = {"model": run.model_label}
         row |= {"prompts": run.prompts_label} if several else {}
         row |= {"method": run.method, "budget": run.memory.budget_text}
         row |= {"cache": run.stored} if mixed else {}
+        row |= {"noise": run.noise} if noisy else {}
         own = read_settings(run)
         values = {name: own.get(name) for name in settings}
         rows.append(row | {name: "-" if value is None else str(value) for name, value in values.items()})
@@ -125,10 +128,11 @@ def identifying_columns(runs: Sequence[Results]) -> list[Row]:
 
 
 def order_runs(runs: Sequence[Results]) -> list[Results]:
-    """Return runs sorted by model, budget, method, dtype and seeds."""
+    """Return runs sorted by model, budget, method, dtype, noise and seeds."""
 
     def place(run: Results) -> tuple[object, ...]:
-        return run.model_label, *run.memory.allowed, run.method, run.stored, *find_seeds(list_members(run)[0])
+        kind = run.method, run.stored, run.noise
+        return run.model_label, *run.memory.allowed, *kind, *find_seeds(list_members(run)[0])
 
     return sorted(runs, key=place)
 

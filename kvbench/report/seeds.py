@@ -221,7 +221,7 @@ def _pair_members(ours: Sequence[Results], theirs: Sequence[Results]) -> list[tu
 def _find_key(run: Results) -> Hashable:
     """Return the key that joined runs share: everything that is recorded but seeds, and the sources of weights."""
     known, calibrate, model = run.provenance or {}, run.setting("calibrate"), run.setting("model")
-    settings: list[object] = [run.setting(name) for name in SHARED_SETTINGS]
+    settings: list[object] = [*(run.setting(name) for name in SHARED_SETTINGS), run.noise]
     if isinstance(calibrate, Mapping) and is_calibrated(run):
         settings.append({**calibrate, "seed": None, "orders": None})
     settings.append(find_code(run))

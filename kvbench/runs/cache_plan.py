@@ -82,8 +82,8 @@ def _find_graph_obstacle(
         return f"steps of several processes are not recorded (model.tensor_parallel={model.processes.count})"
     if packing is not None:
         return "steps that read numbers of few bits are not recorded"
-    if model.spec.family != "next-token" and not method.static:
-        return f"{name} looks at data after every layer of {model.name}, so that no scale can be repeated"
+    if model.spec.family != "next-token" and (obstacle := method.graph_obstacle) is not None:
+        return f"no scale of {model.name} is recorded under {name}: {obstacle}"
     if method.uses.sparse_reads:
         return f"{name} selects what every step attends to, so that no step can be repeated"
     return None

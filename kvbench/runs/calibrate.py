@@ -23,7 +23,7 @@ from kvbench.methods.shared.base import Artifact, Method, Observer
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.models.base import Model
-from kvbench.models.noise import PromptNoise
+from kvbench.models.noise import make_noise
 from kvbench.prompts.base import Prompt, PromptSource
 from kvbench.prompts.files import PromptFile
 
@@ -107,6 +107,7 @@ def calibrate(
     device: str,
     advance: Callable[[int], object],
     batch: int = 1,
+    noise: str = "stream",
 ) -> list[dict[str, Tensor]]:
     """Show full-cache generations to observers.
 
@@ -122,6 +123,7 @@ def calibrate(
         device: torch device.
         advance: called after every batch with its number of prompts.
         batch: prompts at a time; changes rounding only. Official programs use 1.
+        noise: kind of noise, `stream` or `counter`.
 
     Returns:
         The calibrated tensors of each observer.
@@ -132,7 +134,7 @@ def calibrate(
     check_calibration(prompts)
     readers = [observer for observer in observers if observer.uses.codebooks]
     others = [observer for observer in observers if not observer.uses.codebooks]
-    codebooks, watch = Codebooks(), partial(_watch, model, seed, device)
+    codebooks, watch = Codebooks(), partial(_watch, model, seed, device, noise)
     for observer in (*observers, codebooks):
         observer.prepare(model.spec)
     progress = (lambda _: None) if others else advance  # `others` count each prompt once
@@ -154,6 +156,7 @@ def _watch(
     model: Model,
     seed: int,
     device: str,
+    kind: str,
     prompts: Sequence[Prompt],
     observers: Sequence[Observer],
     advance: Callable[[int], object],
@@ -172,7 +175,7 @@ def _watch(
     )
     for start in range(0, len(prompts), batch):
         chunk = prompts[start : start + batch]
-        noise = PromptNoise(seed, [prompt.index for prompt in chunk])
+        noise = make_noise(kind, seed, [prompt.index for prompt in chunk], device)
         work = partial(model.generate, [prompt.text for prompt in chunk], cache, noise)
         if len(chunk) == 1:
             work()

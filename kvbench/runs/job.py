@@ -115,14 +115,16 @@ class Job:
     def model_settings(self) -> Config:
         """The model's settings without those that change nothing but rounding, and without sources of weights.
 
-        Defaults that a model gives to methods are left out: they are among the method's own settings. So is decoding in
-        float32, which was once the only choice.
+        Defaults that a model gives to methods are left out: they are among the method's own settings. So are newer
+        settings at the values of earlier runs (`Model.added`); `auto` has its meaning on the run's device.
         """
         left_out = ("sources", "tensor_parallel", "default_alpha", "default_tau")
+        settings = {**self.section("model"), **self.model.resolve_settings(self.settings.device)}
+        neutral = self.model.added
         return {
             key: value
-            for key, value in self.section("model").items()
-            if key not in left_out and (key, value) != ("decoder_dtype", "float32")
+            for key, value in settings.items()
+            if key not in left_out and not (key in neutral and value == neutral[key])
         }
 
     def section(self, group: str) -> Config:

@@ -35,6 +35,7 @@ def identify(job: Job, calibrations: Calibrations) -> Identity:
         bound=None if job.bounded is None else job.method_name,
         storage=_describe_storage(job, calibrations),
         batch_invariant=job.settings.batch_invariant,
+        noise=job.settings.noise,
         code=code or None,
     )
 

@@ -21,6 +21,9 @@ from kvbench.runs.job import Job
 from kvbench.runs.record.kinds import TEXTS, find_sample_kind
 from kvbench.runs.record.merge import import_calibration
 
+OF_PIXELS = ("decoder_dtype", "rounding")
+"""Settings of a model that change the pixels of decoded latents, and no calibration."""
+
 
 class Calibrations(NamedTuple):
     """Calibrations of a job, and the SHA-256 of their files.
@@ -90,7 +93,9 @@ def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
             with tqdm(total=len(prompts), desc="calibration", unit="prompt", leave=None) as bar:
                 chosen = [observers[i] for i in missing]
                 seed, batch = settings.calibrate.seed, _choose_batch_size(job)
-                results = calibrate(job.model, prompts, chosen, seed, settings.device, bar.update, batch)
+                results = calibrate(
+                    job.model, prompts, chosen, seed, settings.device, bar.update, batch, settings.noise
+                )
             for i, tensors in zip(missing, results, strict=True):
                 path, metadata = files[i]
                 save_artifact(path, Artifact(observers[i].kind, tensors, metadata))
@@ -108,7 +113,7 @@ def locate_calibration(job: Job, observer: Observer) -> tuple[Path, dict[str, ob
         "model": job.model.name,
         "weights_sha256": job.model.weights_sha256,
         "sizes": [[s.height, s.width] for s in job.model.spec.segments],
-        "settings": job.model_settings,
+        "settings": {name: value for name, value in job.model_settings.items() if name not in OF_PIXELS},
         "prompts": len(job.calibration_prompts),
         "prompts_sha256": hash_prompts(job.calibration_prompts),
         "seed": job.settings.calibrate.seed,
@@ -118,6 +123,8 @@ def locate_calibration(job: Job, observer: Observer) -> tuple[Path, dict[str, ob
         metadata["codebooks"] = f"{Codebooks()!r}, revision {CODEBOOK_REVISION}"
     if job.settings.batch_invariant:
         metadata["batch_invariant"] = True
+    if job.settings.noise != "stream":  # earlier calibrations are of streams
+        metadata["noise"] = job.settings.noise
     # Earlier versions took one prompt at a time; observers of codebooks still do.
     if (batch := _choose_batch_size(job)) > 1 and not observer.uses.codebooks:
         metadata["batch"] = batch

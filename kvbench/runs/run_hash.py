@@ -23,6 +23,7 @@ class Identity:
         bound: name of a bound's run, which otherwise equals the reference; None for other runs.
         storage: settings of low-bit storage and the SHA-256 of its codebooks; None for other storage.
         batch_invariant: whether attention is batch invariant; hashed only if it is, so other runs keep their names.
+        noise: kind of noise; hashed only if it is not `stream`.
         code: SHA-256 of the code of method or model, by part, where it matches no pin; hashed only if there is one.
     """
 
@@ -38,11 +39,12 @@ class Identity:
     bound: str | None = None
     storage: Mapping[str, object] | None = None
     batch_invariant: bool = False
+    noise: str = "stream"
     code: Mapping[str, str] | None = None
 
     @property
     def hash(self) -> str:
         """The first ten hex digits of the SHA-256 of all but the label."""
-        neutral = {"batch_invariant": False, "code": None}
+        neutral = {"batch_invariant": False, "noise": "stream", "code": None}
         left_out = {"label", *(name for name, value in neutral.items() if getattr(self, name) == value)}
         return hash_values({name: value for name, value in vars(self).items() if name not in left_out})[:10]

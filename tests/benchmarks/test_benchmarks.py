@@ -19,6 +19,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.models.infinity.model import InfinityModel
+from kvbench.models.noise import PromptNoise
 from tests.support.command_line import run_python
 from tests.support.places import ROOT
 
@@ -189,15 +190,16 @@ def test_kernels_are_measured_at_every_scale(tmp_path: Path) -> None:
     assert "(goal at 10 %: 0.6)" in text
 
 
-def test_the_plain_loop_draws_the_engine_s_images() -> None:
-    model = build.built(build.composed()["model"])
+@pytest.mark.parametrize("decoder_dtype", ["float32", "bfloat16"])
+def test_the_plain_loop_draws_the_engine_s_images_and_decodes_as_the_model_does(decoder_dtype: str) -> None:
+    model = build.built(build.composed([f"model.decoder_dtype={decoder_dtype}"])["model"])
     model.load("cpu")
     prompts = engine.list_captions(2)
     cache = engine.cache_of("full", model, "1", "cpu")
-    ours = model.generate(prompts, cache, engine.PromptNoise(3, range(2)))
+    ours = model.generate(prompts, cache, PromptNoise(3, range(2)))
     loop = plain.plain_loop(model)
-    theirs = loop.generate(prompts, plain.PlainCache(), engine.PromptNoise(3, range(2)))
-    assert (ours.int() - theirs.int()).abs().max() <= 1
+    theirs = loop.generate(prompts, plain.PlainCache(), PromptNoise(3, range(2)))
+    assert np.array_equal(ours, theirs)
     assert isinstance(loop._transformer.layers[0], plain.PlainBlock)
     assert not isinstance(model._transformer.layers[0], plain.PlainBlock)
 

@@ -18,11 +18,49 @@ def test_the_official_loop_draws_the_official_tokens() -> None:
     assert torch.equal(tokens, expected["greedy.tokens"])
 
 
+@pytest.mark.slow
+def test_the_compiled_loop_draws_the_eager_loop_s_tokens_into_the_same_buffers() -> None:
+    model, expected = transformer("c2i"), golden("c2i")
+    condition = model.cls_embedding(expected["cond"].long(), guided=True)
+    greedy = LlamaGenSampling(cfg=meta()["runs"]["c2i.greedy"]["cfg_scale"], top_k=1)
+    compiled = loop.CompiledLoop(model, greedy)
+    assert torch.equal(compiled.generate(condition), expected["greedy.tokens"])
+    buffers = [buffer.data_ptr() for pair in compiled._cache for buffer in pair]
+    drawn = LlamaGenSampling(cfg=2.0, top_k=0)
+    compiled.sampling = drawn  # a second batch, after another one's keys
+    found, wanted = (
+        run.generate(condition) for run in map(reseed, (compiled, loop.OfficialLoop(model, drawn)))
+    )
+    assert torch.equal(found, wanted)
+    assert not torch.equal(found, expected["greedy.tokens"])
+    assert buffers == [buffer.data_ptr() for pair in compiled._cache for buffer in pair]
+
+
+def reseed(run: loop.OfficialLoop) -> loop.OfficialLoop:
+    """The loop, with torch's numbers from the start: it draws them while it runs."""
+    torch.manual_seed(5)
+    return run
+
+
+@pytest.mark.slow  # imports torch's compiler
+def test_a_loop_that_cannot_be_compiled_is_left_out_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        raise torch._dynamo.exc.BackendCompilerFailed(lambda: None, RuntimeError("no compiler"), None)
+
+    assert not loop.can_compile(fail)
+    assert capsys.readouterr().out.startswith(
+        "official, compiled: left out, torch.compile fails here (backend="
+    )
+    assert loop.can_compile(lambda: None)
+
+
 def test_they_run(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["model.weights=random", "model.transformer.depth=1", "model.transformer.grid=[4,4]"]
     for name, given, told in (
         ("llamagen_loop", ["--batch", "1", "--repeats", "1", "--methods", "linear_ar", "--budget", "22", "--slope",
-          "--threads", "1"],
+          "--eager", "--threads", "1"],
          "us for every token before it"),
         ("kernels", ["--model", "llamagen_tiny", "--batch", "1", "--quick", "--repeats", "1"], "several/one"),
     ):  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvbench.core import gpus
-from kvbench.core.gpus import resolve_device
+from kvbench.core.gpus import resolve_device, resolve_noise
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,20 @@ def test_auto_is_the_gpu_that_torch_can_use(
     assert resolve_device("cuda:3") == "cuda:3"
     monkeypatch.setenv("KVBENCH_DEVICE", "cuda:1")
     assert resolve_device("auto") == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("noise", "device", "kind"),
+    [
+        ("auto", "cpu", "stream"),
+        ("auto", "cuda", "counter"),
+        ("auto", "cuda:1", "counter"),
+        ("stream", "cuda", "stream"),
+        ("counter", "cpu", "counter"),
+    ],
+)
+def test_noise_is_counted_on_a_gpu(noise: str, device: str, kind: str) -> None:
+    assert resolve_noise(noise, device) == kind
 
 
 @pytest.mark.parametrize(("cards", "status", "found"), [(8, 0, 8), (8, 9, 0), (None, 0, 0)])

@@ -102,6 +102,26 @@ def test_a_capture_that_fails_ends(log: list[str]) -> None:
     assert log[-1] == "end 2"
 
 
+def test_the_error_of_work_survives_a_capture_that_it_broke(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> torch.Tensor:
+        raise torch.OutOfMemoryError("as work may")
+
+    def end(_: object) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", end)
+    with pytest.raises(torch.OutOfMemoryError, match="as work may"):
+        CudaGraphs()(fail)
+
+
+def test_room_is_what_the_allocator_does_not_use(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: log.append("empty"))
+    CudaGraphs().make_room()
+    assert log[-1] == "empty"
+
+
 def test_a_generator_is_held_from_before_the_first_capture_on(log: list[str]) -> None:
     """An error of allocation inside torch's own registration would end the process."""
     CudaGraphs()

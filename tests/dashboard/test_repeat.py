@@ -22,6 +22,9 @@ def compose(words: list[str]) -> dict[str, object]:
         ("infinity_tiny", "random", ["budget=0.1", "budget_unit=bytes", "cache_dtype=float16"]),
         ("infinity_tiny", "full", ["cache_dtype=int4", "storage=kivi", "storage.residual=64"]),
         ("infinity_tiny", "snapkv", ["protect=paper", "eval=paired", "seed=3", "batch_size=2"]),
+        ("infinity_tiny", "random", ["noise=counter"]),
+        ("infinity_tiny", "random", ["device=cuda", "cuda_graph=false"]),
+        ("infinity_tiny", "random", ["device=cuda", "noise=stream"]),
         ("infinity_tiny", "streaming_llm", ["sinks=2", "method.sinks=1", "cache_dtype=bfloat16"]),
         ("infinity_tiny", "full", ["prompts=scenes_heldout", "prompts.count=5", "model.sampling.top_p=0.9"]),
         ("reasoner_tiny", "hard_kv/rkv_top_p", ["prompts=math_tiny", "eval=exact_answer", "method.p=0.5"]),
@@ -51,3 +54,11 @@ def test_the_command_composes_to_the_same(model: str, method: str, others: list[
 def test_a_bound_is_repeated_with_its_task() -> None:
     run = made_up("full, seed 1", 1.0, {}, config={"model": {"name": "infinity_tiny"}})
     assert "task=bounds" in write_command(run)
+
+
+def test_a_run_of_before_noise_by_counter_is_repeated_with_its_streams() -> None:
+    words = write_command(made_up("full", 1.0, {}, config={"model": {"name": "var_d30"}, "device": "cuda"}))
+    assert "noise=stream" in words
+    assert "noise" not in write_command(
+        made_up("full", 1.0, {}, config={"model": {"name": "var_d30"}, "device": "cpu"})
+    )

@@ -35,7 +35,7 @@ BLOCKS = st.integers(1, 4).flatmap(
 @settings(max_examples=200, deadline=None)
 def test_layers_rebuilt_in_turn_fit_the_ring_and_never_overlap(blocks: list[list[int]], both: bool) -> None:
     arena = Arena(ring_slots(blocks), torch.float32, CPU)
-    inside = range(arena._buffer.data_ptr(), arena._buffer.data_ptr() + arena._buffer.nbytes + 1)
+    inside = range(arena.buffer.data_ptr(), arena.buffer.data_ptr() + arena.buffer.nbytes + 1)
     held: list[list[tuple[Tensor, int | None]]] = [[] for _ in blocks[0]]
     marks: dict[int, Tensor] = {}
     for layers in blocks:
@@ -161,5 +161,5 @@ def test_a_generation_allocates_and_rebuilds_within_that_bound(
         (float(cache.method.budget.capacity) + largest) * 2 * (2 * D * 4)
     )  # two sequences, keys and values
     assert cache._plain is not None
-    assert cache.ledger.peak_bytes < cache._plain.arena._buffer.nbytes <= bound
+    assert cache.ledger.peak_bytes < cache._plain.arena.buffer.nbytes <= bound
     assert cache.ledger.rebuild_bytes <= bound

@@ -1,10 +1,11 @@
 """Every path and backend of attention that this machine has, against double precision."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 
+from kvbench.kernels import fused_attention as module
 from kvbench.kernels.attention_paths import PATHS, WHY_NOT, Path, describe
 from kvbench.kernels.fused_attention import WHY_NOT as WHY_NOT_FUSED
 from kvbench.kernels.fused_attention import Backend, Request, fused_attention
@@ -40,3 +41,44 @@ def test_a_backend_agrees_with_float64(backend: Backend, tokens: int, folds: int
     nothing = k.new_empty(2, 0, 64)
     case = Case(q, k, v, Past(nothing, nothing, empty_layout(2, DEVICE)))
     check(fused_attention(q, k, v, 0.125, causal=causal, backend=backend), case, 0.125, causal)
+
+
+@pytest.mark.parametrize(("tokens", "folds", "causal"), [(9, 1, False), (7, 2, True)])
+def test_large_batches_are_cut_by_sequences(
+    tokens: int, folds: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces equal the whole; no call spans more numbers than the limit, in strided tensors neither."""
+    q, k, v, _ = make(7, [1, 1], folds, tokens, 16, dtype=torch.float32, device="cpu")
+    whole, spans = fused_attention(q, k, v, 0.2, causal=causal, backend="cpu"), list[int]()
+
+    def note(backend: Backend, *inputs: Any, **more: Any) -> Any:
+        spans.append(max(len(x) * x.stride(0) for x in inputs[:3]))
+        return call(backend, *inputs, **more)
+
+    call = module._call_backend
+    monkeypatch.setattr(module, "_call_backend", note)
+    limit = 2 * max(k.stride(0), q.stride(0)) + 5
+    monkeypatch.setattr(module, "MAX_NUMBERS", limit)
+    pieces = fused_attention(q, k, v, 0.2, causal=causal, backend="cpu")
+    assert len(spans) == 4
+    assert max(spans) <= limit
+    for piece, one in zip(pieces, whole, strict=True):
+        assert torch.equal(piece, one)
+
+
+def test_missing_channels_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries for GPUs take multiples of 8; heads of 100 channels, as LlamaGen-3B's, are filled up."""
+    q, k, v, _ = make(2, [1, 1], 1, 9, 100, dtype=torch.float32, device="cpu")
+    expected = fused_attention(q, k, v, 0.1, causal=True, backend="cpu")
+    seen: list[int] = []
+
+    def note(backend: Backend, *inputs: Any, **more: Any) -> Any:
+        seen.extend(x.shape[3] for x in inputs[:3])
+        return call(backend, *inputs, **more)
+
+    call = module._call_backend
+    monkeypatch.setattr(module, "_call_backend", note)
+    monkeypatch.setattr(module, "CHANNELS", {"cpu": 8})
+    for found, one in zip(fused_attention(q, k, v, 0.1, causal=True, backend="cpu"), expected, strict=True):
+        torch.testing.assert_close(found, one, rtol=1e-5, atol=1e-6)
+    assert seen == [104, 104, 104]

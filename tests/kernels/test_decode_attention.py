@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.support.reference_attention import attention, rounding
-from kvbench.kernels.decode_attention import Arrangement, decode_attention, prepare_rows
-from kvbench.kernels.layout import Past, arrange_rows
+from kvbench.kernels.decode_attention import Arrangement, decode_attention, decode_token, prepare_rows
+from kvbench.kernels.layout import Past, arrange_rows, place_rows
 from tests.support.triton_device import DEVICE, needs_loops
 
 # Interpreted, bfloat16 can be stored, but neither multiplied nor rounded to.
@@ -85,7 +85,7 @@ def test_arranged_rows_attend_to_their_own_tokens(
     batch=st.integers(1, 2),
     held=st.lists(st.sampled_from((0, 1, 28, 31, 32, 60, 63, 64, 65, 130)), min_size=1, max_size=3),
     queries=st.sampled_from((1, 2, 3, 4, 8)),
-    channels=st.sampled_from((24, 32, 64, 80, 128)),
+    channels=st.sampled_from((24, 32, 64, 80, 100, 128)),
     dtype=st.sampled_from(DTYPES),
     stored=st.sampled_from((None, torch.float32, torch.float16, torch.bfloat16)),
     filled=st.integers(0, ROOM - 1),
@@ -102,7 +102,7 @@ def test_a_token_attends_to_its_row_and_joins_it(
     case = make(held=held, dtype=dtype, **given)
     keys, values = case.stored.keys.clone(), case.stored.values.clone()
     came = torch.tensor([filled], device=DEVICE)
-    out = decode_attention_triton(*case, came, scale, share=share)
+    out = decode_attention_triton(*case[:3], place_rows(case.stored, came), scale, share=share)
     assert (out.shape, out.dtype, out.is_contiguous()) == (case.q.shape, dtype, True)
     for row, (start, length) in enumerate(zip(case.stored.layout.offsets.tolist(), held, strict=True)):
         end = start + length + filled
@@ -127,17 +127,16 @@ def test_a_token_attends_to_its_row_and_joins_it(
 @settings(max_examples=10, deadline=None)
 def test_steps_agree_with_other_arrangements(held: list[int], batch: int, queries: int, seed: int) -> None:
     case, filled = make(batch, held, queries, 16, seed=seed), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    kernel = prepare_rows(
-        Past(case.stored.keys.clone(), case.stored.values.clone(), case.stored.layout), "kernel", filled
-    )
+    stored = Past(case.stored.keys.clone(), case.stored.values.clone(), case.stored.layout)
+    kernel = place_rows(stored, filled)
     other = prepare_rows(case.stored, "grouped")
     for came in range(ROOM):
         token = make(batch, held, queries, 16, seed=seed + 1 + came)[:3]
-        found, expected = (decode_attention(*token, rows, came, 0.3) for rows in (kernel, other))
+        found, expected = decode_token(*token, kernel, 0.3), decode_attention(*token, other, came, 0.3)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
         filled += 1
-    assert torch.equal(kernel.past.keys, case.stored.keys)
-    assert torch.equal(kernel.past.values, case.stored.values)
+    assert torch.equal(stored.keys, case.stored.keys)
+    assert torch.equal(stored.values, case.stored.values)
 
 
 @needs_loops
@@ -148,6 +147,6 @@ def test_large_scores_do_not_overflow(share: int) -> None:
     q, k, v, (keys, values, layout) = make(1, [70, 0], 4, 16)
     nothing = torch.tensor([0], device=DEVICE)
     out = decode_attention_triton(
-        q * 30, k * 30, v, Past(keys * 30, values, layout), nothing, 1.0, share=share
+        q * 30, k * 30, v, place_rows(Past(keys * 30, values, layout), nothing), 1.0, share=share
     )
     assert torch.isfinite(out).all()

@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.methods.hardkv.calibration import GRADIENT_RANGE, Calibration, mark_top_p, solve_temperatures
+from kvbench.methods.hardkv.calibration import (
+    BISECTION_RANGE,
+    BISECTION_STEPS,
+    GRADIENT_RANGE,
+    Calibration,
+    mark_top_p,
+    solve_temperatures,
+)
 from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.rkv import RKV
@@ -50,6 +57,22 @@ def test_bisection_finds_the_reference_temperatures(kind: str) -> None:
     expected = TEMPERATURES[f"{kind}.T"]
     found = solve_temperatures(altered(kind), needed(), P, "bisection")
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_a_bisection_that_ends_early_has_the_bits_of_every_step(hidden: int) -> None:
+    """Masked as the paper's problem states it, all 40 steps, one slot more that no query sees."""
+    scores = torch.cat([altered("ref_maxpool"), torch.full((64, 1, hidden), -torch.inf)], -1)
+    ordered, absent = scores.sort(-1, descending=True).values, torch.arange(160 + hidden) >= 160
+    low, high = (torch.full((64,), bound).log() for bound in BISECTION_RANGE)
+    for _ in range(BISECTION_STEPS):
+        middle = (low + high) / 2
+        finite = ordered.masked_fill(absent, 0) / middle.exp()[:, None, None]
+        mass = finite.masked_fill(absent, -torch.inf).softmax(-1).cumsum(-1)
+        above = mass.gather(-1, needed()[..., None] - 1)[:, 0, 0] - P > 0
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    found = solve_temperatures(scores, needed(), P, "bisection")
+    assert torch.equal(found, ((low + high) / 2).exp())
 
 
 @pytest.mark.parametrize("kind", ["gd_maxpool", "gd_linear_rkv"])

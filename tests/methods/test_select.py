@@ -15,11 +15,11 @@ from kvbench.methods.hack.method import HACK
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scalekv import ScaleKV
 from kvbench.methods.shared.base import Method, NotANumber, Observer
+from kvbench.methods.shared.even_shares import share_evenly
 from kvbench.methods.shared.select import (
     choose_best,
     choose_window,
     fit_window,
-    share_evenly,
     smooth,
     smooth_outside,
     softmax_seen,

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from kvbench.models.base import FiniteCheck, NotFinite
 from kvbench.models.parts import layers
-from kvbench.models.parts.autoencoder import decode_pixels
+from kvbench.models.parts.decoding import decode_pixels
 from kvbench.models.parts.layers import FeedForward, add_gated
 from kvbench.models.var import sampling
 from kvbench.models.var.sampling import VARSampling, truncate
@@ -74,7 +74,7 @@ def test_logits_are_truncated_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_images_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.models.parts.autoencoder.PIXELS_PER_CALL", 2 * 3 * 4 * 25)
+    monkeypatch.setattr("kvbench.models.parts.decoding.PIXELS_PER_CALL", 2 * 3 * 4 * 25)
     seen: list[int] = []
 
     def decode(latents: Tensor) -> Tensor:

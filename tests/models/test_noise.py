@@ -1,13 +1,24 @@
-"""Noise drawn ahead: the numbers of noise drawn when it is needed, by another thread, and no more of them."""
+"""Noise drawn ahead: the numbers of noise drawn when it is needed, by another thread, and no more of them.
+
+Noise by counter: samplers of every family depend on seed, prompt and step alone, recorded or not.
+"""
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
+from benchmarks.support.tape import Tape
+from kvbench.core.repetitions import Repetitions
 from kvbench.models import noise as module
-from kvbench.models.noise import MIN_THREADED, PromptNoise, draw_ahead
+from kvbench.models.infinity.sampling import Sampling, draw_bits
+from kvbench.models.noise import MIN_THREADED, Noise, PromptNoise, draw_ahead, make_noise
+from kvbench.models.parts.sampling import TokenSampling, draw_token
+from kvbench.models.qwen3.sampling import TextSampling, draw_text_token
+from kvbench.models.var.sampling import VARSampling, draw_tokens, mix_codes, truncate
 
 CPU = torch.device("cpu")
 
@@ -59,3 +70,78 @@ def test_an_error_comes_where_the_numbers_are_asked_for(monkeypatch: pytest.Monk
         pytest.raises(RuntimeError, match="to pin"),
     ):
         noise.draw(MIN_THREADED)
+
+
+LOGITS = 2 * torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0))
+
+
+def drawn_by(model: str, noise: Noise, rows: Sequence[int] = (0, 1, 2)) -> Tensor:
+    """Two draws of a model's sampler for some rows of its logits."""
+    logits = LOGITS[list(rows)]
+    if model == "infinity":
+        return torch.stack([draw_bits(logits.unflatten(-1, (-1, 2)), Sampling(), noise) for _ in range(2)], 1)
+    if model == "var":
+        limits = VARSampling(top_k=20)
+        return torch.stack([draw_tokens(truncate(logits, limits), noise) for _ in range(2)], 1)
+    if model == "var, smooth":
+        return torch.stack([mix_codes(logits, 0.5, noise) for _ in range(2)], 1)
+    if model == "qwen3":
+        return torch.stack([draw_text_token(logits[:, 0], TextSampling(top_k=0), noise) for _ in range(2)], 1)
+    limits = TokenSampling(top_k=9, top_p=0.8 if model == "janus" else 1.0)
+    return torch.stack([draw_token(logits[:, 0], limits, noise) for _ in range(2)], 1)
+
+
+SAMPLERS = ["infinity", "var", "var, smooth", "qwen3", "llamagen", "janus"]
+
+
+@pytest.mark.parametrize("model", SAMPLERS)
+def test_draws_by_counter_depend_on_seed_prompt_and_step_alone(model: str) -> None:
+    indices = (4, 900, 7)
+    together = drawn_by(model, make_noise("counter", 3, indices, CPU))
+    for row, index in enumerate(indices):
+        alone = drawn_by(model, make_noise("counter", 3, (index,), CPU), (row,))
+        assert torch.equal(together[row], alone[0])
+    shuffled = drawn_by(model, make_noise("counter", 3, indices[::-1], CPU), (2, 1, 0))
+    assert torch.equal(shuffled.flip(0), together)
+    assert not torch.equal(together[:, 0], together[:, 1])
+    assert not torch.equal(together, drawn_by(model, make_noise("counter", 4, indices, CPU)))
+
+
+@pytest.mark.parametrize("model", SAMPLERS)
+def test_a_recorded_draw_has_new_numbers_at_each_repetition(model: str) -> None:
+    """The recording copies the noise of another batch into the places of the first, as graphs do."""
+    expected = [drawn_by(model, make_noise("counter", seed, (0, 1, 2), CPU)) for seed in (3, 4)]
+    tape, held = Tape(), make_noise("counter", 3, (0, 1, 2), CPU)
+    repetitions = Repetitions(tape, lambda: lambda: None)
+    repetitions.hold(held)
+    out, repeat = tape(lambda: drawn_by(model, held))
+    repeat()
+    assert torch.equal(out, expected[0])
+    repeat()
+    assert not torch.equal(out, expected[0])
+    assert repetitions.hold(make_noise("counter", 4, (0, 1, 2), CPU)) is held
+    repeat()
+    assert torch.equal(out, expected[1])
+
+
+def test_a_generation_by_counter_needs_no_thread() -> None:
+    noise = make_noise("counter", 3, range(8), CPU)
+    with draw_ahead(noise, 8, MIN_THREADED, 2, CPU) as same:
+        assert same is noise
+
+
+def test_a_model_without_a_program_draws_exponentials() -> None:
+    noise = make_noise("counter", 3, (5, 9), CPU)
+    first, second = noise.draw(20_000), noise.draw(20_000)
+    assert (first.shape, first.dtype) == ((2, 20_000), torch.float32)
+    assert torch.equal(make_noise("counter", 3, (9,), CPU).draw(20_000)[0], first[1])
+    for one in (first, second):
+        assert stats.kstest(one.flatten().double().numpy(), "expon").pvalue > 0.01
+    assert abs(torch.corrcoef(torch.stack((first.flatten(), second.flatten())))[0, 1]) < 0.02
+
+
+def test_greedy_draws_take_the_likeliest() -> None:
+    noise, logits = make_noise("counter", 0, (0,), CPU), torch.randn(1, 30, 2)
+    bits = draw_bits(logits.view(1, 5, 6, 2), Sampling(top_k=1), noise)
+    assert torch.equal(bits.flatten(), (logits[..., 1] > logits[..., 0]).flatten())
+    assert torch.equal(draw_token(logits[..., 0], TokenSampling(top_k=1), noise), logits[..., 0].argmax(-1))

@@ -64,6 +64,31 @@ def test_what_shares_compute_adds_up_to_the_whole(config: DecoderConfig, count: 
     )
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_product_computes_the_gate_and_its_factor(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a whole layer and of a share; the weights keep their names, values and number."""
+    share, x = Decoder(split_config(BASE, count)), torch.randn(2, 5, BASE.width)
+    share.load_state_dict(split_state(whole(BASE).state_dict(), BASE, count - 1, count))
+    layer, state = share.layers[0].feed_forward, {k: v.clone() for k, v in share.state_dict().items()}
+    expected = layer.w2(F.silu(layer.w1(x)) * layer.w3(x))
+    share.prepare_for("cpu")
+    assert layer._joint is None
+    share.prepare_for("cuda")
+    sizes: list[int] = []
+
+    def note(x: Tensor, weight: Tensor, bias: None) -> Tensor:
+        sizes.append(len(weight))
+        return F.linear(x, weight, bias)
+
+    monkeypatch.setattr("kvbench.models.parts.decoder.linear", note)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-6)
+    assert sizes == [2 * BASE.hidden // count, BASE.width]
+    assert {name: tensor.tolist() for name, tensor in share.state_dict().items()} == {
+        name: tensor.tolist() for name, tensor in state.items()
+    }
+    assert layer.w3.weight.untyped_storage().data_ptr() == layer.w1.weight.untyped_storage().data_ptr()
+
+
 def test_one_share_is_the_whole() -> None:
     state = whole(BASE).state_dict()
     assert split_state(state, BASE, 0, 1) == dict(state)

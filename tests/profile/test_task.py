@@ -22,7 +22,7 @@ from kvbench.profile import task as profiler
 from kvbench.profile.bench import Bench, Candidate, find_largest
 from kvbench.profile.paths import format_segments
 from kvbench.profile.stopwatch import REST, HostClock, Phases
-from kvbench.profile.tables import show_profile
+from kvbench.profile.tables import show_profile, tabulate_phases
 from kvbench.runs.job import Job
 from tests.support.fake_run import Fake, job_in
 
@@ -282,6 +282,86 @@ def test_prompts_are_repeated_to_fill_a_batch(tmp_path: Path) -> None:
     profiler.profile(job)
     texts = [prompt.text for prompt in job.prompts]
     assert model.texts == (texts * 2)[:13]
+
+
+@dataclass
+class Recorder:
+    """Runs work in place of recording it; a repetition takes known time."""
+
+    clock: Ticks
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+        def repeat() -> None:
+            self.clock.now += 5
+
+        return work(), repeat
+
+    def make_room(self) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
+
+
+@dataclass
+class Repeated(Timed):
+    """A model of one scale, which is repeated from the third generation on; `room` prompts can be repeated."""
+
+    clock: Ticks = field(default_factory=Ticks)
+    room: int = 1000
+
+    def decode(self) -> None:
+        self.clock.now += 4
+
+    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
+        assert isinstance(cache, KVCache)
+        cache.reset(2 * len(prompts))
+        self.clock.now += 1
+
+        def scale() -> Tensor:
+            cache.begin(self.spec.segments[0])
+            self.clock.now += 3
+            self.decode()
+            return torch.zeros(1)
+
+        if cache.repetitions is None:
+            return scale()
+        cache.repetitions.hold(torch.zeros(len(prompts)))
+        out = cache.repetitions.run(len(prompts), scale)
+        if not cache.repetitions.by_launches and len(prompts) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return out
+
+
+def repeating_bench(
+    tmp_path: Path, model: Repeated, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Bench, Candidate]:
+    monkeypatch.setattr("kvbench.runs.cache_plan._find_graph_obstacle", lambda *_: None)
+    monkeypatch.setattr("kvbench.runs.cache_plan.CudaGraphs", lambda: Recorder(model.clock))
+    job = timed_job(tmp_path, model)
+    job.model.load("cpu")
+    job.method.prepare(job.model.spec, job.allowance.requested)
+    candidate = Candidate("streaming_llm", job.method, job.allowance.requested)
+    return Bench(job, lambda: None, model.clock), candidate
+
+
+def test_phases_are_of_repeated_generations_as_latencies_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, candidate = repeating_bench(tmp_path, Repeated(), monkeypatch)
+    row = bench._split_phases(candidate, 2)
+    assert row["phases"] == {"seconds": {REST: 1, "cache": 0, "recorded": 5}, "total": 6}
+    assert row["phases_by_launches"] == {"seconds": {REST: 1 + 3, "cache": 0, "decode": 4}, "total": 8}
+    row |= {"batch": 2, "cache": "a", "status": "ok", "latency": {"median": 6}}
+    table = tabulate_phases([row])
+    assert [*table.columns[2].cells] == ["graphs", "launches"]
+    assert [*table.columns[-1].cells] == ["1.00", "1.33"]
+
+
+def test_a_batch_fits_if_it_does_once_it_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, candidate = repeating_bench(tmp_path, Repeated(room=3), monkeypatch)
+    assert [bench.fits(candidate, batch) for batch in (2, 3, 4)] == [True, True, False]
+    assert find_largest(lambda batch: bench.fits(candidate, batch), 1) == 3
 
 
 @pytest.mark.parametrize("known", [0, 1, 6, 8])

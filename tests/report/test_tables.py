@@ -11,12 +11,14 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
+from kvbench.report.ablations import find_ablations
 from kvbench.report.code_notes import list_notes
 from kvbench.report.collect import collect_runs
-from kvbench.report.document import write_report
+from kvbench.report.document import find_group, write_report
 from kvbench.report.memory import list_costs
 from kvbench.report.one_run import show_run
-from kvbench.report.runs_table import list_metrics, list_settings, make_rows, show_runs
+from kvbench.report.runs_table import list_metrics, list_settings, make_rows, name_methods, show_runs
+from kvbench.report.seeds import group_seeds
 from kvbench.report.tables import format_cell, format_csv, format_markdown, print_rows, publish
 from kvbench.runs.record.results import Results
 from tests.support.results import LPIPS, PSNR, made_up, printed
@@ -273,3 +275,19 @@ def test_times_without_some_samples_are_marked() -> None:
     [note] = list_notes([mixed, RUNS[1]], [])
     assert note.startswith("~: samples with another batch size, machine or load")
     assert list_notes([RUNS[1]], []) == []
+
+
+def test_runs_of_both_kinds_of_noise_never_meet() -> None:
+    stream, counter, before = (
+        replace(run, run=f"heatkv-0.1-{number}", config={**run.config, **noise})
+        for number, noise in enumerate(({"noise": "stream"}, {"noise": "counter"}, {}))
+        for run in [run_with("heatkv", 0.1, 25.0)]
+    )
+    assert [row.get("noise") for row in make_rows([stream, counter])] == ["counter", "stream"]
+    assert "noise" not in make_rows([counter])[0]
+    assert name_methods([stream, counter]) == ["heatkv", "heatkv noise=counter"]
+    assert find_group(stream) == find_group(before) != find_group(counter)
+    assert len(group_seeds([stream, counter, before])) == 2
+    other = replace(counter, run="other", config={**counter.config, "method": {"sinks": 2}})
+    assert find_ablations([counter, other])
+    assert not find_ablations([stream, other])

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor
 
 from kvbench.core.budget import InfeasibleBudget
@@ -22,6 +23,7 @@ from kvbench.eval.paired.lpips import Lpips
 from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, Score
+from kvbench.methods.ams_kv import AMSKV
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.heatkv.method import HeatKV
@@ -164,6 +166,16 @@ def test_calibration_is_made_once_and_belongs_to_the_identity(tmp_path: Path) ->
     assert identity(job_in(tmp_path, method=HeatKV(sinks=1), calibration_prompts=other)) != first.folder.name
 
 
+def test_a_calibration_has_the_noise_of_its_run(tmp_path: Path) -> None:
+    made = {}
+    for noise in ("stream", "counter"):
+        execute.run(job_in(tmp_path / noise, method=HeatKV(sinks=1), noise=noise))
+        [made[noise]] = (tmp_path / noise / "fake").glob("calibration-*.safetensors")
+    assert made["stream"].name != made["counter"].name
+    tensors = [load_file(path) for path in made.values()]
+    assert any(not torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+
+
 def test_infeasible_budget_is_refused_before_any_work(tmp_path: Path) -> None:
     job = job_in(tmp_path, budget=0.01)
     with pytest.raises(InfeasibleBudget, match=r"smallest feasible budget is 0\.07143"):
@@ -172,14 +184,15 @@ def test_infeasible_budget_is_refused_before_any_work(tmp_path: Path) -> None:
 
 
 def test_scales_are_repeated_under_methods_that_know_their_schedule(tmp_path: Path) -> None:
-    for method in (Full(), H2O(sinks=1)):
+    for method in (Full(), H2O(sinks=1), AMSKV()):
         job = job_in(tmp_path, method=method)
         job = replace(job, settings=replace(job.settings, device="cuda", cuda_graph=True))
-        if method.static:
+        if not isinstance(method, AMSKV):
             check_job(job)
             continue
         with pytest.raises(
-            ConfigError, match=r"^cuda_graph=true: H2O looks at data after every layer of fake"
+            ConfigError,
+            match=r"^cuda_graph=true: no scale of fake is recorded under AMSKV: the capacities of layers",
         ):
             check_job(job)
 
@@ -198,10 +211,11 @@ def test_scales_are_repeated_under_methods_that_know_their_schedule(tmp_path: Pa
         ),
         (
             "cuda",
-            H2O(sinks=1),
+            AMSKV(),
             {},
-            "off: H2O looks at data after every layer of fake, so that no scale can be repeated",
+            "off: no scale of fake is recorded under AMSKV: the capacities of layers depend on data",
         ),
+        ("cuda", H2O(sinks=1), {}, "on"),
     ],
 )
 def test_graphs_are_recorded_where_they_can_be(

@@ -39,6 +39,11 @@ def test_runs_without_batch_invariance_keep_the_names_they_had() -> None:
     assert replace(IDENTITY, batch_invariant=True).hash != IDENTITY.hash
 
 
+def test_runs_with_noise_of_streams_keep_the_names_they_had() -> None:
+    assert replace(IDENTITY, noise="stream").hash == "7ea5c7793f"
+    assert replace(IDENTITY, noise="counter").hash != IDENTITY.hash
+
+
 def test_settings_that_came_later_and_change_nothing_are_left_out() -> None:
     method = {"_target_": "kvbench.methods.snapkv.SnapKV", "window": 16, "orders": "here.json"}
     later, added = {"refresh": 1, "ema": 0, "fill": False}, Method.added

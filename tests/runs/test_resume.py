@@ -6,19 +6,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from kvbench.core.settings import Shard
 from kvbench.data.flatten import flatten_run
+from kvbench.engine.cache import KVCache
 from kvbench.eval.files.images import ImageSet
+from kvbench.methods.full import Full
+from kvbench.models.base import Cache
+from kvbench.models.noise import Noise
 from kvbench.report.code_notes import describe_mixed
 from kvbench.runs import execute
 from kvbench.runs.generate.retention import FILE as RETENTION
+from kvbench.runs.record.folder import blocks
 from kvbench.runs.record.origins import list_origins
 from tests.support.fake_run import Fake, count_records, images_of, job_in
 from tests.support.places import ROOT
@@ -43,6 +50,22 @@ def test_batch_size_changes_nothing_but_rounding(tmp_path: Path, whole: Path, si
     ours, theirs = ImageSet(outcome.folder), ImageSet(whole)
     for index in theirs.indices:
         difference = ours.image(index).astype(int) - theirs.image(index)
+        assert np.abs(difference).max() <= 1
+
+
+def test_noise_by_counter_is_the_same_in_any_shard_batch_and_resume(tmp_path: Path, whole: Path) -> None:
+    def draw(folder: str, **more: object) -> Path:
+        for index in (1, 0):  # the first process leaves blocks to the second
+            outcome = execute.run(job_in(tmp_path / folder, noise="counter", shard=Shard(index, 2), **more))
+        return outcome.folder
+
+    pairs, threes = draw("pairs"), draw("threes", batch_size=3)
+    assert pairs.name == threes.name != whole.name
+    assert json.loads((pairs / "results.json").read_text())["reference"] != whole.name
+    assert images_of(pairs) != images_of(whole)
+    ours, others = ImageSet(pairs), ImageSet(threes)
+    for index in ours.indices:
+        difference = ours.image(index).astype(int) - others.image(index)
         assert np.abs(difference).max() <= 1
 
 
@@ -176,6 +199,48 @@ def test_out_of_memory_halves_batches(tmp_path: Path, whole: Path, caplog: pytes
     assert "out of memory with 8 prompts: going on with 4" in caplog.text
     assert outcome.results.memory.batch == 2
     assert images_of(outcome.folder) == images_of(whole)
+
+
+@dataclass
+class Held:
+    """Repetitions whose recordings hold memory in some calls of `generate`."""
+
+    holds_memory: bool = False
+
+    def forget(self) -> None:
+        self.holds_memory = False
+
+    clear = forget
+
+
+@dataclass
+class Recorded(Fake):
+    """From the second batch on, memory does not suffice for recordings; afterwards `max_prompts` is the limit."""
+
+    tries: list[int] = field(default_factory=list)
+
+    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
+        assert isinstance(cache, KVCache)
+        self.tries.append(len(prompts))
+        cache.repetitions = cache.repetitions or Held()
+        if len(self.tries) == 2:
+            cache.repetitions.holds_memory = True
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return super().generate(prompts, cache, noise)
+
+
+def test_recordings_are_given_up_before_batches_are_halved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Recorded()
+    job = job_in(tmp_path, model=model, method=Full(), method_name="full", batch_size=4)
+    execute.run(job)
+    sizes = [len(block) for block in blocks(len(job.prompts), 4, 0, 1)]
+    assert model.tries == [sizes[0], sizes[1], *sizes[1:]]
+    assert (
+        caplog.text.count(f"out of memory for recorded scales with {sizes[1]} prompts: going on without") == 1
+    )
+    assert "at a time" not in caplog.text
 
 
 def test_out_of_memory_with_one_prompt_is_an_error(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Checks of what Triton kernels are given, in their place: tensors without numbers on a GPU that is not there."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from kvbench.kernels.layout import Layout, Past, arrange_rows
+from kvbench.kernels.layout import Layout, Past, PlacedRows, arrange_rows
 from kvbench.kernels.planes import Plane
 from kvbench.kernels.qk_norm_rope import HeadNorms
 from kvbench.kernels.triton.launch import align_rows
@@ -129,17 +131,28 @@ def rms_norm(x: Tensor, h: Tensor | None, weight: Tensor, eps: float) -> tuple[T
 def silu_mul(gate: Tensor, x: Tensor) -> Tensor:
     on_cuda(gate, x)
     assert (gate.shape, gate.dtype) == (x.shape, x.dtype)
-    return torch.empty_like(gate)
+    assert (
+        gate.stride() == x.stride() == (*gate.stride()[:-2], 2 * gate.shape[-1], 1)
+    )  # halves of one product
+    return gate.new_empty(gate.shape)
 
 
-def decode(q: Tensor, k: Tensor, v: Tensor, past: Past, filled: Tensor, scale: float) -> Tensor:
-    keys, values, layout = past
-    on_cuda(q, k, v, keys, values, filled)
-    in_layout(layout, keys)
-    assert k.shape == v.shape
-    assert (k.shape[2], layout.free_slots > 0) == (1, True)
-    assert (filled.shape, filled.dtype) == ((1,), torch.int64)
-    assert q.dtype == k.dtype == v.dtype == keys.dtype == values.dtype
+def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, *, silu: bool) -> Tensor:
+    on_cuda(x, weight, bias)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    assert weight.shape == bias.shape == (x.shape[1],)
+    assert weight.dtype == bias.dtype
+    assert x.shape[1] % groups == 0
+    return torch.empty_like(x)
+
+
+def decode(q: Tensor, k: Tensor, v: Tensor, rows: PlacedRows, scale: float) -> Tensor:
+    on_cuda(q, k, v, *rows[:-1])
+    assert (k.shape, k.shape[2]) == (v.shape, 1)
+    for table, dtype in zip(rows[2:6], (torch.int64, torch.int64, torch.int32, torch.int32), strict=True):
+        assert (table.shape, table.dtype) == ((q.shape[1],), dtype)
+    assert all((x.shape, x.dtype) == ((1,), torch.int64) for x in (rows.stride, rows.filled))
+    assert q.dtype == k.dtype == v.dtype == rows.keys.dtype == rows.values.dtype
     return q.new_empty(q.shape)
 
 
@@ -158,14 +171,19 @@ def quantised(
 
 
 def keeping_all(
-    layout: Layout, keep: Tensor | None, start: int, length: int, free_slots: int
+    layout: Layout,
+    keep: Tensor | None,
+    start: int,
+    length: int,
+    free_slots: int,
+    counts: Sequence[int] | None = None,
 ) -> tuple[Layout, Tensor]:
     """In place of the real plan, which counts on the host what is kept."""
     rows = len(layout.counts)
     assert keep is None or (keep.shape, keep.dtype) == ((rows, layout.longest + length), torch.bool)
     assert keep is None or keep.device == CUDA
-    counts = [layout.longest + length] * rows
-    positions = torch.empty(rows, counts[0], dtype=torch.int64, device=CUDA)
+    counts = [layout.longest + length] * rows if counts is None else [*counts]
+    positions = torch.empty(rows, max(counts), dtype=torch.int64, device=CUDA)
     after = arrange_rows(positions, counts, free_slots)
     return after, torch.empty(after.capacity, dtype=torch.int32, device=CUDA)
 
@@ -176,5 +194,6 @@ KERNELS = {
     "compact.rebuild": rebuild, "softmax.merge_pair": merge_pair, "decode_attention.decode_attention": decode,
     "quantised_attention.quantised_attention": quantised, "rms_norm.rms_norm": rms_norm,
     "qk_norm_rope.grouped_norm_rope": grouped_norm_rope, "swiglu.silu_mul": silu_mul,
+    "group_norm.group_norm": group_norm,
 }  # fmt: skip
 """Modules of `kvbench.kernels.triton` and their launchers, without the `_triton` behind them."""

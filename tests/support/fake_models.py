@@ -9,6 +9,7 @@ from benchmarks.support.build import built, composed
 from kvbench.core.budget import Budget
 from kvbench.methods.shared.base import Method, Observer
 from kvbench.models.base import TextFeatures
+from kvbench.models.image_model import ImageModel
 from kvbench.models.parts.decoder import Decoder
 from kvbench.models.qwen3.transformer import Qwen3
 from tests.support.fake_device import CUDA
@@ -63,6 +64,10 @@ def loaded(name: str, *overrides: str) -> Any:
             model._codes = torch.empty(model.transformer.vocabulary, dtype=torch.int64)
     in_half(model)
     model._device = CUDA
+    if isinstance(model, ImageModel):
+        model._prepare_networks(CUDA)
+    else:
+        model._transformer.prepare_for(CUDA)
     return model
 
 

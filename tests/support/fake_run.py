@@ -100,7 +100,7 @@ def job_in(root: Path, count: int = 10, method: object = None, **more: Any) -> J
     values |= {
         key: more.pop(key)
         for key in list(more)
-        if key in values or key in ("shard", "profile", "budget_unit", "cuda_graph", "storage")
+        if key in values or key in ("shard", "profile", "budget_unit", "cuda_graph", "storage", "noise")
     }
     method = StreamingLLM(sinks=1) if method is None else method
     config = {

@@ -52,7 +52,10 @@ class PlainCache:
     A token that does not exist sees itself and is seen by none.
     """
 
-    record = None
+    repetitions = None
+
+    def open_steps(self) -> None:
+        """Each step runs by itself."""
 
     def reset(self, sequences: int, padding: Sequence[int] | None = None) -> None:
         self.past: dict[int, tuple[Tensor, Tensor]] = {}

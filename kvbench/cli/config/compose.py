@@ -21,7 +21,7 @@ from kvbench.cli.config.search_path import list_choices
 from kvbench.cli.config.smoke import shrink
 from kvbench.core.config import ConfigError
 from kvbench.core.files import find_obstacle
-from kvbench.core.gpus import resolve_device
+from kvbench.core.gpus import resolve_device, resolve_noise
 from kvbench.core.settings import GROUPS, READING_TASKS, Settings
 
 if TYPE_CHECKING:  # imports numpy
@@ -187,7 +187,7 @@ def check_runs_dir(settings: Settings) -> None:
 
 
 def read_values(cfg: DictConfig) -> Mapping[str, object]:
-    """Resolve every interpolation of a configuration and `device=auto`, and return JSON values."""
+    """Resolve every interpolation of a configuration, `device=auto` and `noise=auto`, and return JSON values."""
     if "device" in cfg and (device := resolve_device(cfg.device)) != cfg.device:
         chosen, cfg.device = cfg.device, device  # faster than a copy of `cfg`
         try:
@@ -196,4 +196,6 @@ def read_values(cfg: DictConfig) -> Mapping[str, object]:
             cfg.device = chosen
     values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
+    if isinstance(noise := values.get("noise"), str):
+        values["noise"] = resolve_noise(noise, str(values.get("device")))
     return values  # type: ignore[return-value]

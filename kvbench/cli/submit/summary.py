@@ -35,7 +35,7 @@ from kvbench.cli.sweeps.jobs import (
     recording,
 )
 from kvbench.cli.sweeps.launchers import LOCAL, check_launcher
-from kvbench.cli.sweeps.outcomes import describe_failure, list_failures, list_runs
+from kvbench.cli.sweeps.outcomes import describe_failure, list_failures, list_profiles, list_runs
 from kvbench.cli.sweeps.progress import watch
 from kvbench.cli.sweeps.slurm_checks import LAUNCHER, count_tasks
 from kvbench.core.claims import claim
@@ -82,6 +82,12 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
     entries = read_entries(folder)
     folders, failures = list_runs(entries), list_failures(entries)
     runs_dir = Path(config.runs_dir).expanduser()
+    if timed := list_profiles(entries):
+        show_runs(CONSOLE, [], failures)
+        from kvbench.report.papers.speed import show_speed
+
+        show_speed(CONSOLE, config.published, timed, runs_dir)
+        return not failures
     runs = read_with_bounds(folders)
     joined = combine_seeds(runs, runs_dir)
     show_runs(CONSOLE, joined if config.report.seeds == "mean" else runs, failures)

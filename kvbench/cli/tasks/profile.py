@@ -1,5 +1,7 @@
 """`task=profile`: time, memory and phases over batch sizes."""
 
+from pathlib import Path
+
 from omegaconf import DictConfig
 
 from kvbench.cli.console import CONSOLE
@@ -8,6 +10,6 @@ from kvbench.core.settings import Settings
 from kvbench.profile.tables import profile_and_show
 
 
-def profile(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=profile`: measure time, memory and phases over batch sizes."""
-    profile_and_show(CONSOLE, make_job(cfg, settings))
+def profile(cfg: DictConfig, settings: Settings) -> list[Path]:
+    """Do `task=profile`: measure time, memory and phases over batch sizes; return the written file."""
+    return [profile_and_show(CONSOLE, make_job(cfg, settings))]

@@ -14,6 +14,7 @@ from kvbench.methods.shared.select import find_leading, smooth, softmax_seen
 from kvbench.methods.shared.view import View
 
 REGULARISER = 0.01
+SOLVED_BY_LIBRARY = "the library that solves the systems of leverage may wait for the device"
 
 
 def measure_leverage(keys: Tensor, exists: Tensor, sketch: Tensor) -> Tensor:
@@ -106,6 +107,11 @@ class Leverage(Scored):
 
     limits = set_limits(sketch=Limit(1))
 
+    @property
+    def graph_obstacle(self) -> str:
+        """The solution of a linear system for each row."""
+        return SOLVED_BY_LIBRARY
+
     def score(self, view: View) -> Tensor:
         """Return the leverage of each key, float32 [rows, slots]."""
         sketch = draw_sketch(view, self.spec, self.seed, self.sketch)
@@ -130,6 +136,7 @@ class NonCausal(Scored):
     chunk: int = 256
     official_padding: bool = False
 
+    recordable: ClassVar[bool] = True
     own_state: ClassVar[int] = 1
     revision: ClassVar[int] = 2  # chunks and first tokens began in the padding of a prompt
     limits = set_limits(chunk=Limit(1))
@@ -189,6 +196,11 @@ class Compactor(NonCausal):
     seed: int = 0
 
     limits = set_limits(chunk=Limit(1), mix=Limit(0), leading=Limit(0), trailing=Limit(0), sketch=Limit(1))
+
+    @property
+    def graph_obstacle(self) -> str:
+        """The solution of a linear system for each row."""
+        return SOLVED_BY_LIBRARY
 
     def observe(self, view: View) -> None:
         """Score the segment's tokens except the first and last ones."""

@@ -38,6 +38,7 @@ class LagKV(Scored):
     leading: int = 0
     cross_scoring: bool = False
 
+    recordable: ClassVar[bool] = True
     revision: ClassVar[int] = 2  # the earliest tokens of an unscored part stayed
     limits = set_limits(leading=Limit(0), lag=Limit(2, wants="must be at least 2, or null for segments"))
 

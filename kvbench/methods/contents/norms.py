@@ -1,7 +1,7 @@
 """Knorm and CUR: scores by the norms of keys and values."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ class KeyNorm(Scored):
 
     If a model normalises its keys, all norms are equal and the earliest tokens stay.
     """
+
+    recordable: ClassVar[bool] = True
 
     def score(self, view: View) -> Tensor:
         """Return the negative norm of each key, float32 [rows, slots]."""
@@ -48,6 +50,7 @@ class CUR(Scored):
     block: int = 16
     leading: int = 0
 
+    recordable: ClassVar[bool] = True
     limits = set_limits(block=Limit(1), leading=Limit(0))
 
     def score(self, view: View) -> Tensor:

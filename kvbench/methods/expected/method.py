@@ -90,6 +90,7 @@ class ExpectedAttention(AdaptiveHeads):
     leading: int = 0
     heads: Literal["compete", "even"] = "compete"
 
+    recordable: ClassVar[bool] = True
     revision: ClassVar[int] = 2  # below five tokens a head, no slot was safe
     limits = set_limits(
         epsilon=Limit(0),

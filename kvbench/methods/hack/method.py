@@ -55,6 +55,7 @@ class HACK(Method):
     recent: Literal["scored", "tail"] = "scored"
     branch_mode: BranchMode = "per_row"
 
+    recordable: ClassVar[bool] = True
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     limits = set_limits(alpha=SHARE, contextual=SHARE, observed=Limit(1))
     revision: ClassVar[int] = 1  # before, the remainder of the division was unused

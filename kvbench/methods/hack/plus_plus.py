@@ -62,6 +62,7 @@ class HACKPlusPlus(Scored):
     structural: Structural = "prior_value"
     strict: bool = True
 
+    recordable: ClassVar[bool] = True
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     revision: ClassVar[int] = 0  # unlike `Scored`, always used the whole budget
     limits = set_limits(alpha=SHARE, tau=Limit(0, wants="must not be negative"), observed=Limit(1))

@@ -98,10 +98,13 @@ class TemperatureProblem(NamedTuple):
 
     def find_errors(self, temperatures: Tensor) -> Tensor:
         """Return the mass minus p at temperatures [rows]: float32 [rows, queries], 0 for invalid queries."""
-        # The derivative of an infinite score by the temperature would be NaN.
-        absent = self.ordered == -torch.inf
-        finite = self.ordered.masked_fill(absent, 0) / temperatures[:, None, None]
-        tempered = softmax_seen(finite.masked_fill(absent, -torch.inf))
+        if temperatures.requires_grad:
+            # The derivative of an infinite score by the temperature would be NaN.
+            absent = self.ordered == -torch.inf
+            finite = self.ordered.masked_fill(absent, 0) / temperatures[:, None, None]
+            tempered = softmax_seen(finite.masked_fill(absent, -torch.inf))
+        else:
+            tempered = softmax_seen(self.ordered / temperatures[:, None, None])
         mass = tempered.cumsum(-1).gather(-1, self.counts[..., None] - 1)[..., 0]
         return torch.where(self.valid_queries, mass - self.mass, 0)
 
@@ -116,7 +119,10 @@ def _bisect(problem: TemperatureProblem) -> Tensor:
     for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2
         above = problem.average(problem.find_errors(middle.exp())) > 0
-        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+        before, (low, high) = (low, high), (torch.where(above, middle, low), torch.where(above, high, middle))
+        # On a CPU, further steps of neighbouring numbers change nothing; on a GPU the host would wait.
+        if not low.is_cuda and torch.equal(low, before[0]) and torch.equal(high, before[1]):
+            break
     return ((low + high) / 2).exp()
 
 

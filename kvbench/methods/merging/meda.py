@@ -181,6 +181,7 @@ class MEDA(LayerShares):
     how: How = "average"
     official_clamp: bool = False
 
+    recordable: ClassVar[bool] = True
     own_state: ClassVar[int] = 1
     limits = set_limits(recent=SHARE, temperature=Limit(1e-3, wants="must be positive"))
 

@@ -20,7 +20,7 @@ from kvbench.methods.merging.merge import (
     select_ranks,
 )
 from kvbench.methods.shared.base import SHARE, Artifact, Limit, set_limits
-from kvbench.methods.shared.select import choose_best, draw_by_row, find_begin
+from kvbench.methods.shared.select import DRAWN_ON_HOST, choose_best, draw_by_row, find_begin
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.methods.shared.wrapper import Wrapper
@@ -90,6 +90,8 @@ class LookM(Merger):
     filter: Literal["none", "rank_mean"] = "none"
     official_sources: bool = False
 
+    recordable: ClassVar[bool] = True
+
     @property
     def uses(self) -> Uses:
         """The base's uses, with other contents of slots unless `how` is `none`."""
@@ -143,6 +145,7 @@ class D2O(LookM):
     beta: float = 0.5
     _thresholds: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
+    recordable: ClassVar[bool] = False  # it keeps thresholds between its calls
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
     limits = set_limits(alpha=SHARE, beta=SHARE)
 
@@ -194,6 +197,7 @@ class MergingPress(Merger):
     fraction: float = 1.0
     official_quantile: bool = False
 
+    recordable: ClassVar[bool] = True
     limits = set_limits(threshold=Limit(-1, 1, "is a cosine and must lie in -1..1"), fraction=SHARE)
 
     def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
@@ -230,8 +234,15 @@ class CaM(Merger):
     normalise: bool = False
     seed: int = 0
 
+    recordable: ClassVar[bool] = True
     own_text_revision: ClassVar[int] = 1  # draws depended on the padding in front of a prompt
     limits = set_limits(merge_budget=Limit(1))
+
+    @property
+    def graph_obstacle(self) -> str | None:
+        """Draws differ between prompts."""
+        drawn = DRAWN_ON_HOST if self.sample == "bernoulli" else None
+        return drawn or super().graph_obstacle
 
     @property
     def uses(self) -> Uses:

@@ -119,6 +119,7 @@ class Method:
         limits: ranges of settings by name; `check` refuses values outside.
         static: `keep` depends on the layer, the segment and the positions of the slots only, never on data or on the
             sequence. The cache then calls it once per (layer, segment) and reuses the result.
+        recordable: a method that looks at data was written for recorded scales, see `graph_obstacle`.
         revision: increased when the same settings keep other tokens than before, so that old runs are not reused.
         text_revision: the same for a change that concerns texts alone, so that runs of images keep their names.
         added: settings that are newer than runs of the method, with a neutral value that identities leave out.
@@ -131,6 +132,7 @@ class Method:
     families: ClassVar[tuple[Family, ...]] = ("next-scale", "next-token")
     limits: ClassVar[Mapping[str, Limit]] = {}
     static: ClassVar[bool] = False
+    recordable: ClassVar[bool] = False
     revision: ClassVar[int] = 0
     text_revision: ClassVar[int] = 0
     added: ClassVar[Mapping[str, object]] = {"refresh": 1, "ema": 0, "fill": False}
@@ -160,6 +162,24 @@ class Method:
     def heads_independent(self) -> bool:
         """Whether heads are independent, so that tensor-parallel processes can each own some."""
         return self.needs() is None
+
+    @property
+    def graph_obstacle(self) -> str | None:
+        """Why a scale of an image cannot be recorded in a CUDA graph under this method; None if it can.
+
+        A recorded scale is repeated by the device alone. `capacity` must therefore give the lengths of rows, and `keep`
+        must read no number on the host, copy the same numbers from it in every generation, not write to such a copy,
+        and keep no tensor between its calls but `View.state`. A subclass declares all this by `recordable`, and
+        overrides this property if it depends on settings.
+        """
+        if self.static:
+            return None
+        uses = self.uses
+        if uses.sparse_reads:
+            return "the slots that it attends to depend on data"
+        if uses.lse_queries:
+            return "the log-sum-exp of queries is read after every segment"
+        return None if self.recordable else "it may read numbers of the device after every layer"
 
     def needs(self) -> "Observer | Path | None":
         """Return the calibration that `prepare` requires, or a file that replaces it; None for neither."""

@@ -12,8 +12,9 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.shared.base import Artifact, Observer, require_artifact
 from kvbench.methods.shared.capacities import Floats, Ints, fill_gaps, fill_groups, shrink_early
+from kvbench.methods.shared.even_shares import share_layer
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import choose_best, share_layer
+from kvbench.methods.shared.select import choose_best
 from kvbench.methods.shared.view import View
 
 
@@ -84,6 +85,14 @@ class LayerShares(Scored):
         del length
         sizes = np.full(len(weights), self.spec.heads)
         return fill_groups(tokens, weights, sizes, reach, self.min_tokens)
+
+    @property
+    def graph_obstacle(self) -> str | None:
+        """Measured shares are computed on the host."""
+        measured = self.preference == "previous"
+        return (
+            "shares of layers are measured and computed on the host" if measured else super().graph_obstacle
+        )
 
     @property
     def min_tokens(self) -> int:

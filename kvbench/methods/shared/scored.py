@@ -10,6 +10,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method, require_tensor
 from kvbench.methods.shared.capacities import Ints
+from kvbench.methods.shared.even_shares import share_evenly
 from kvbench.methods.shared.grouped import choose_among_heads
 from kvbench.methods.shared.select import (
     USUAL_WINDOW,
@@ -28,13 +29,13 @@ from kvbench.methods.shared.select import (
     fit_window,
     fits,
     merge_branches,
-    share_evenly,
     smooth_outside,
     spread_capacity,
 )
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
+COMPETING = "its heads compete, so that the lengths of rows depend on data"
 LARGEST = torch.finfo(torch.float32).max
 """Scores from here on protect a slot: heads that compete clamp infinity to it."""
 
@@ -259,6 +260,11 @@ class AdaptiveHeads(Scored):
         return True
 
     @property
+    def graph_obstacle(self) -> str | None:
+        """The lengths of rows depend on data if heads compete."""
+        return COMPETING if self.competes else super().graph_obstacle
+
+    @property
     def uniform_capacity(self) -> bool:
         """Whether heads neither compete nor have unequal shares for another reason."""
         return not self.competes and type(self).share is Scored.share
@@ -360,6 +366,7 @@ class WindowAttention(ObservationWindow):
     group: Literal["mean", "max"] = "mean"
     pool: Pool = "max"
 
+    recordable: ClassVar[bool] = True
     revision: ClassVar[int] = 2  # smoothing included missing slots
 
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:

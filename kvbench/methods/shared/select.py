@@ -51,8 +51,12 @@ def fit_window(wanted: int, capacity: int) -> int:
 
 def find_slots(view: View, chosen: Tensor) -> Tensor:
     """Return which slots hold the chosen tokens of the current segment, bool [rows, slots]."""
-    # A copy from pageable memory does not wait for the device.
-    return torch.isin(view.position, view.segment.start + chosen.to(view.position.device, non_blocking=True))
+    # The segment's slots are the last ones. Not `isin`: it sorts long lists, and then waits for the device.
+    length = view.segment.length
+    own = torch.zeros(length, dtype=torch.bool).index_fill_(0, chosen, True)
+    inside = torch.zeros_like(view.position, dtype=torch.bool)
+    inside[:, -length:] = own.to(inside.device, non_blocking=True)
+    return inside if view.padding is None or view.segment.index else inside & (view.position >= 0)
 
 
 def find_valid_queries(view: View, chosen: Tensor) -> Tensor | None:
@@ -224,18 +228,22 @@ def require_numbers(scores: Tensor) -> None:
     Raises:
         NotANumber: some score is NaN, on a CPU.
     """
+    message = "scores of a method are NaN; device=cpu names method and layer"
+    numbers = ~scores.isnan().any()
     if scores.is_cuda:
-        torch._assert_async(
-            ~scores.isnan().any(), "scores of a method are NaN; device=cpu names method and layer"
-        )
-    elif scores.isnan().any():
-        raise NotANumber("scores are NaN, so they order no tokens")
+        torch._assert_async(numbers, message)
+        return
+    try:
+        torch._assert_async(numbers, message)  # as recorded work may
+    except RuntimeError:
+        raise NotANumber("scores are NaN, so they order no tokens") from None
 
 
 def softmax_seen(scores: Tensor) -> Tensor:
     """Return the softmax over the last dimension, 0 where all scores are -inf; NaN stays NaN."""
     seen = (scores != -torch.inf).any(-1, keepdim=True)
-    return scores.masked_fill(~seen, 0).softmax(-1).masked_fill(~seen, 0)
+    usual = not scores.is_cuda and bool(seen.all())  # two passes less; a GPU is not waited for
+    return scores.softmax(-1) if usual else scores.masked_fill(~seen, 0).softmax(-1).masked_fill(~seen, 0)
 
 
 def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
@@ -253,6 +261,9 @@ def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
     places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
     chosen = places < (capacity[:, None] if isinstance(capacity, Tensor) else capacity)
     return torch.zeros_like(chosen).scatter_(1, order, chosen)
+
+
+DRAWN_ON_HOST = "its random numbers are drawn on the host, others for each prompt"
 
 
 def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -316,36 +327,6 @@ def by_sequence(view: View, numbers: Sequence[int]) -> Tensor:
 def pair_halves(keys: Tensor) -> Tensor:
     """Reorder keys [..., D], whose pairs are neighbouring channels: even channels first, then odd ones."""
     return keys.unflatten(-1, (-1, 2)).mT.flatten(-2)
-
-
-def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
-    """Share whole tokens evenly among all heads; the first heads, layer by layer, get one more for the remainder.
-
-    Args:
-        tokens: tokens that a sequence may hold, at most the full cache.
-        spec: the model's shapes.
-
-    Returns:
-        Capacity of each layer: one number if its heads are equal, otherwise one for each head.
-    """
-    even, more = divmod(tokens, spec.all_heads)
-    extra = (min(max(more - layer * spec.heads, 0), spec.heads) for layer in range(spec.layers))
-    return [share_layer(spec.heads * even + one, spec.heads) for one in extra]
-
-
-def share_by_head(tokens: int, spec: ModelSpec) -> Tensor:
-    """Return the capacity of each head by `share_evenly`, int64 [L, H]."""
-    return torch.stack([torch.tensor(capacity).expand(spec.heads) for capacity in share_evenly(tokens, spec)])
-
-
-def share_layer(tokens: int, heads: int) -> int | tuple[int, ...]:
-    """Share a layer's tokens among its heads; the first heads get one more for the remainder.
-
-    >>> share_layer(12, 4), share_layer(14, 4)
-    (3, (4, 4, 3, 3))
-    """
-    even, more = divmod(tokens, heads)
-    return (*(even + 1,) * more, *(even,) * (heads - more)) if more else even
 
 
 def spread_capacity(capacity: int | tuple[int, ...], view: View) -> int | Tensor:

@@ -73,6 +73,11 @@ class Wrapper(Scored):
         return self.base.uses
 
     @property
+    def graph_obstacle(self) -> str | None:
+        """What prevents recording the base, or the wrapper itself."""
+        return self.base.graph_obstacle or super().graph_obstacle
+
+    @property
     def uses_value_norms(self) -> bool:
         """Whether the base's scores contain the norm of values."""
         return self.base.uses_value_norms

@@ -87,8 +87,9 @@ def draw_bit_scales(
     cache.reset(len(values))
     if repetitions is not None:
         condition, rotation = repetitions.hold((condition, rotation))
-    # After tensors that live as long as the generation, which would otherwise be cut from the same block.
-    reserve(activations, values.device)
+    if repetitions is None or repetitions.by_launches:  # recorded work has memory of its own
+        # After tensors that live as long as the generation, which would otherwise be cut from the same block.
+        reserve(activations, values.device)
     for segment, (cfg, tau) in zip(segments, scales, strict=True):
         cache.begin(segment)
         work = partial(

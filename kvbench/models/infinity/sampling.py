@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from kvbench.core.devices import send
-from kvbench.models.noise import Noise
+from kvbench.kernels import draw as counted
+from kvbench.kernels.rms_norm import uses_triton
+from kvbench.models.noise import CounterNoise, Noise
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,19 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 def draw_bits(logits: Tensor, sampling: Sampling, noise: Noise) -> Tensor:
     """Draw bits bool [B, t, C] from logits [B, t, C, 2].
 
-    The drawn class is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works.
+    The drawn class is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works. With noise by
+    counter a bit needs one number: it is 1 if a uniform variable is below its probability.
     """
-    q = send(noise.draw(logits[0].numel()), logits.device).view(logits.shape)
-    return (probabilities(logits, sampling) / q).argmax(-1).bool()
+    if not isinstance(noise, CounterNoise):
+        q = send(noise.draw(logits[0].numel()), logits.device).view(logits.shape)
+        return (probabilities(logits, sampling) / q).argmax(-1).bool()
+    if sampling.top_k == 1 or sampling.top_p <= 0.5:  # the probabilities are 0 and 1
+        drawn = probabilities(logits, sampling)[..., 1] > 0
+    elif uses_triton(logits):
+        from kvbench.kernels.triton.draw import draw_bits_triton
+
+        drawn = draw_bits_triton(logits, noise.keys, noise.step, 1 - sampling.top_p)
+    else:
+        drawn = counted.draw_bits(probabilities(logits, sampling)[..., 1], noise.keys, noise.step)
+    noise.advance()
+    return drawn

@@ -10,8 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvbench.kernels.draw import draw_codes, keep_top
 from kvbench.models.base import refuse
-from kvbench.models.noise import Noise
+from kvbench.models.noise import CounterNoise, Noise
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class TokenSampling:
         """Sequences per prompt."""
         return 2 if self.cfg > 1 else 1
 
+    def guides(self, token: int) -> bool:
+        """Return whether an image token, numbered from 0, is drawn with guidance."""
+        # The official program counts from the second token on, and always guides the first one.
+        return self.branches == 2 and not -1 < self.cfg_interval < token - 1
+
 
 def guide(logits: Tensor, sampling: TokenSampling, token: int) -> Tensor:
     """Return unconditional + cfg x (conditional - unconditional), or the conditional logits where there is no guidance.
@@ -63,19 +69,14 @@ def guide(logits: Tensor, sampling: TokenSampling, token: int) -> Tensor:
     if sampling.branches == 1:
         return logits
     conditional, unconditional = logits.chunk(2)
-    # The official program counts from the second token on, and always guides the first one.
-    if -1 < sampling.cfg_interval < token - 1:
+    if not sampling.guides(token):
         return conditional
     return unconditional + (conditional - unconditional) * sampling.cfg
 
 
 def truncate(logits: Tensor, sampling: TokenSampling) -> Tensor:
     """Return logits [B, V] over the temperature, -inf where top-k, and then top-p, forbid a code."""
-    cooled = logits / max(sampling.temperature, 1e-5)
-    ranked, logits = cooled if sampling.temperature_first else logits, cooled
-    if sampling.top_k > 0:
-        threshold = ranked.topk(min(sampling.top_k, ranked.shape[-1])).values[..., -1:]
-        logits = logits.masked_fill(ranked < threshold, -math.inf)
+    logits = keep_top(logits, *_read_top(sampling))
     if sampling.top_p < 1:
         descending, order = logits.sort(-1, descending=True)
         rare = descending.softmax(-1).cumsum(-1) > sampling.top_p
@@ -84,11 +85,25 @@ def truncate(logits: Tensor, sampling: TokenSampling) -> Tensor:
     return logits
 
 
-def draw_token(logits: Tensor, noise: Noise) -> Tensor:
-    """Draw a token int64 [B] from truncated logits [B, V].
+def _read_top(sampling: TokenSampling) -> tuple[float, int, bool]:
+    """Return the temperature, the number of likeliest codes, and whether logits are ranked over the temperature."""
+    return max(sampling.temperature, 1e-5), sampling.top_k, sampling.temperature_first
 
-    The result is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works.
+
+def draw_token(logits: Tensor, sampling: TokenSampling, noise: Noise) -> Tensor:
+    """Draw a token int64 [B] from logits float32 [B, V], -inf where a code is forbidden.
+
+    The result is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works. With noise by
+    counter, one program on a GPU does all of it, or what follows the truncation where top-p needs a sort.
     """
-    # A copy from pinned memory is asynchronous; a copy from pageable memory reads its contents now.
-    exponential = noise.draw(logits.shape[-1]).to(logits.device, non_blocking=True)
-    return (logits.softmax(-1) / exponential).argmax(-1)
+    if not isinstance(noise, CounterNoise):
+        logits = truncate(logits, sampling)
+        # A copy from pinned memory is asynchronous; a copy from pageable memory reads its contents now.
+        exponential = noise.draw(logits.shape[-1]).to(logits.device, non_blocking=True)
+        return (logits.softmax(-1) / exponential).argmax(-1)
+    if sampling.top_p < 1:
+        drawn = draw_codes(truncate(logits, sampling)[:, None], noise.keys, noise.step)
+    else:
+        drawn = draw_codes(logits[:, None], noise.keys, noise.step, *_read_top(sampling))
+    noise.advance()
+    return drawn.squeeze(1)

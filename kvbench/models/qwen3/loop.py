@@ -1,6 +1,8 @@
 """Next-token loop of texts: the prompts in one step, then one token at a time until all texts have ended."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,7 +13,7 @@ from kvbench.core.segments import Segment
 from kvbench.models.base import Cache, require_finite
 from kvbench.models.noise import Noise
 from kvbench.models.parts.decoder import Decoder
-from kvbench.models.parts.step_graph import open_steps
+from kvbench.models.parts.token_steps import DrawnTokens, compute_next, hold_noise, run_step
 from kvbench.models.qwen3.sampling import TextSampling, draw_text_token
 
 CHECK_INTERVAL = 16
@@ -70,29 +72,62 @@ def draw_text_tokens(
     Raises:
         NotFinite: logits are not finite.
     """
-    rotation = transformer.rotations(segments[-1].end + 1)
+    rotation, first = transformer.rotations(segments[-1].end + 1), segments[0]
     cache.reset(len(prompts), padding)
-    # After tensors that live as long as the generation, which would otherwise be cut from the same block.
-    reserve(activations, prompts.device)
-    last = torch.tensor(list(ends), dtype=torch.int64, device=prompts.device)
+    drawn = DrawnTokens.open(len(prompts), rotation[first.end - 1 : -1])
     running = torch.ones(len(prompts), dtype=torch.bool, device=prompts.device)
     lengths = torch.zeros(len(prompts), dtype=torch.int64, device=prompts.device)
-    x, drawn, done = prompts, list[Tensor](), False
-    for segment in segments:
-        cache.begin(segment)
-        step = open_steps(transformer, cache, segment)
-        sums = []
-        for start in range(segment.start, segment.end, x.shape[1]):
-            logits = step(x, rotation[start : start + x.shape[1]])
-            sums.append(logits.sum(-1))
-            drawn.append(torch.where(running, draw_text_token(logits, sampling, noise), pad))
-            lengths += running
-            running = running & ~torch.isin(drawn[-1], last)
-            if done := len(drawn) % CHECK_INTERVAL == 0 and not running.any():
+    last = torch.tensor(list(ends), dtype=torch.int64, device=prompts.device)
+    texts = RunningTexts(drawn, running, lengths, last)
+    if cache.repetitions is not None:
+        texts = cache.repetitions.hold(texts)
+    # After tensors that live as long as the generation, which would otherwise be cut from the same block.
+    reserve(activations, prompts.device)
+    with hold_noise(noise, cache.repetitions) as noise:
+        cache.begin(first)
+        logits = transformer.logits(transformer(prompts, rotation[: first.end], cache.attend)[:, -1])
+        texts.draw(logits, sampling, pad, noise)
+        require_finite(texts.drawn.sums[:, :1], first.index)
+        step, count, done = partial(_step, transformer, cache, texts, sampling, pad), 1, False
+        for segment in segments[1:]:
+            cache.begin(segment)
+            repeat, start = cache.open_steps(), count
+            while not done and count < start + segment.length:
+                run_step(repeat, None, step, noise, sampling.numbers, prompts.device)
+                count += 1
+                done = count % CHECK_INTERVAL == 0 and not texts.running.any()
+            # Once per segment, because the host waits for a GPU here.
+            require_finite(texts.drawn.sums[:, start:count], segment.index)
+            if done:
                 break
-            x = transformer.embed(drawn[-1])[:, None]
-        # Once per segment, because the host waits for a GPU here; a sum is finite only if all its logits are.
-        require_finite(torch.stack(sums, 1), segment.index)
-        if done:
-            break
-    return DrawnTexts(torch.stack(drawn, 1), lengths, ~running)
+    return DrawnTexts(texts.drawn.tokens[:, :count].clone(), texts.lengths.clone(), ~texts.running)
+
+
+@dataclass(frozen=True)
+class RunningTexts:
+    """Texts of a batch while they are drawn.
+
+    Attributes:
+        drawn: their tokens so far.
+        running: bool [prompts], texts that have not ended.
+        lengths: int64 [prompts], tokens of each text so far, its end included.
+        ends: int64 [ends], tokens that end a text.
+    """
+
+    drawn: DrawnTokens
+    running: Tensor
+    lengths: Tensor
+    ends: Tensor
+
+    def draw(self, logits: Tensor, sampling: TextSampling, pad: int, noise: Noise) -> Tensor:
+        """Draw the next token int64 [prompts] of each text, `pad` after its end, from logits [prompts, vocabulary]."""
+        token = torch.where(self.running, draw_text_token(logits, sampling, noise), pad)
+        self.lengths.add_(self.running)
+        self.running.logical_and_(~torch.isin(token, self.ends))
+        return self.drawn.add(token, logits.sum(-1))
+
+
+def _step(
+    transformer: Decoder, cache: Cache, texts: RunningTexts, sampling: TextSampling, pad: int, noise: Noise
+) -> Tensor:
+    return texts.draw(compute_next(transformer, cache, texts.drawn, 1), sampling, pad, noise)

@@ -145,6 +145,7 @@ class Qwen3Model(NextTokenModel[Qwen3]):
             )
         self._text, _ = self._read_text(device)
         self._transformer = transformer.to(device, dtype)
+        self._transformer.prepare_for(device)
         self._device = device
         release_unused(device)
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from kvbench.core.devices import send
+from kvbench.kernels.draw import draw_candidate
 from kvbench.models.base import refuse
-from kvbench.models.noise import Noise
+from kvbench.models.noise import CounterNoise, Noise
 
 GOLDEN = -0x61C8864680B583EB
 """2^64 over the golden ratio, made odd, as a signed number."""
@@ -39,6 +40,11 @@ class TextSampling:
             top_k=(self.top_k < 0, "not be negative (0 turns it off)"),
             top_p=(not 0 < self.top_p <= 1, "be in (0, 1] (1 turns it off)"),
         )
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of the noise that the draw of a token takes per prompt."""
+        return 0 if self.temperature == 0 else 2
 
 
 def truncate(logits: Tensor, sampling: TextSampling) -> tuple[Tensor, Tensor]:
@@ -85,7 +91,11 @@ def draw_text_token(logits: Tensor, sampling: TextSampling, noise: Noise) -> Ten
     if sampling.temperature == 0:
         return logits.argmax(-1)
     candidates, tokens = truncate(logits, sampling)
-    exponential = mix_exponential(tokens, send(noise.draw(2), logits.device))
+    if isinstance(noise, CounterNoise):
+        drawn = draw_candidate(candidates, tokens, noise.keys, noise.step)
+        noise.advance()
+        return drawn
+    exponential = mix_exponential(tokens, send(noise.draw(sampling.numbers), logits.device))
     best = (candidates.softmax(-1) / exponential).argmax(-1, keepdim=True)
     return tokens.gather(-1, best).squeeze(-1)
 

@@ -13,7 +13,7 @@ from kvbench.core.config import ConfigError
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.engine.ledger import Ledger, add_ledgers
-from kvbench.models.noise import PromptNoise
+from kvbench.models.noise import make_noise
 from kvbench.models.outputs import Outputs, count_drawn
 from kvbench.runs.generate.retention import Retention, join_heads, measure_retention
 from kvbench.runs.job import Job
@@ -168,7 +168,8 @@ def _generate_batch(job: Job, cache: KVCache, chunk: range) -> _ProcessBatch:
         torch.cuda.reset_peak_memory_stats(device)
     cache.prompts = chunk
     texts = [job.prompts[index].text for index in chunk]
-    outputs = job.model.generate(texts, cache, PromptNoise(job.settings.seed, chunk))
+    noise = make_noise(job.settings.noise, job.settings.seed, chunk, device)
+    outputs = job.model.generate(texts, cache, noise)
     peak = torch.cuda.max_memory_allocated(device) if gpu else 0
     reserved = torch.cuda.max_memory_reserved(device) if gpu else 0
     retention = None if chunk.start else measure_retention(cache.held, job.cache_plan.spec, len(chunk))

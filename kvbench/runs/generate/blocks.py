@@ -104,8 +104,22 @@ def _save(folder: RunFolder, batch: Batch) -> None:
 def _draw_if_it_fits(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch | None:
     """Return the samples of some prompts; None if memory may suffice for fewer prompts.
 
-    With several processes the error is raised: those with enough memory would wait for the one without.
+    If memory does not suffice for recorded scales, the prompts are drawn again without them, since fewer prompts at a
+    time would be rounded otherwise. With several processes the error is raised: those with enough memory would wait for
+    the one without.
     """
     work = partial(draw, job, cache, budget, chunk)
     final = len(chunk) == 1 or job.processes.count > 1
-    return work() if final else if_it_fits(work, cache.forget)
+    held: list[bool] = []
+
+    def forget() -> None:
+        held.append(cache.holds_recordings)
+        cache.forget()
+
+    if final and cache.repetitions is None:
+        return work()
+    batch = if_it_fits(work, forget)
+    if batch is None and held == [True]:
+        log.warning("out of memory for recorded scales with %d prompts: going on without", len(chunk))
+        batch = None if final else if_it_fits(work, forget)
+    return work() if batch is None and final else batch

@@ -241,6 +241,11 @@ class Results:
         return str(self.setting("cache_dtype") or "auto")
 
     @property
+    def noise(self) -> str:
+        """The kind of noise; earlier versions had streams alone."""
+        return str(self.setting("noise") or "stream")
+
+    @property
     def model(self) -> str:
         """Name of the model."""
         return str(self.setting("model.name") or "?")

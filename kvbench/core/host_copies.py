@@ -1,0 +1,86 @@
+"""Copies from the host to a device inside work that is repeated: made once, then taken from the device."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+COPIES = ("to", "_to_copy", "copy_")
+
+
+class HostCopies:
+    """Tensors that some work copies from the host to a device, in order.
+
+    A graph may not contain a copy from pageable memory, and one from pinned memory would read it again at each replay.
+    The work makes its copies once; afterwards it gets the same tensors, which it must not write to.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Tensor, Tensor]] = []  # on the host and on the device
+
+    def note(self) -> AbstractContextManager[object]:
+        """Return a context in which copies are made and kept."""
+
+        def keep(source: Tensor, copy: Callable[[], Tensor]) -> Tensor:
+            self._made.append((source.clone(), copy()))
+            return self._made[-1][1]
+
+        return _CopyMode(keep)
+
+    def reuse(self) -> AbstractContextManager[object]:
+        """Return a context in which the same work gets the kept tensors.
+
+        The context raises RuntimeError if the work copies other numbers than before.
+        """
+        left = iter(self._made)
+
+        def find(source: Tensor, _: Callable[[], Tensor]) -> Tensor:
+            before, made = next(left, (None, source))
+            if before is None or not are_same(before, source):
+                raise RuntimeError(
+                    "work to be recorded copies other numbers from the host than before; its method must name this in "
+                    "`graph_obstacle`"
+                )
+            return made
+
+        return _CopyMode(find)
+
+
+def are_same(before: Tensor, now: Tensor) -> bool:
+    """Return whether two tensors of the host are equal in dtype, shape and numbers."""
+    return before.dtype == now.dtype and torch.equal(before, now)
+
+
+class _CopyMode(TorchDispatchMode):
+    """Passes each copy from the host to `answer`: its source, and a function that makes the copy."""
+
+    def __init__(self, answer: Callable[[Tensor, Callable[[], Tensor]], Tensor]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name not in COPIES:
+            return func(*args, **kwargs)
+        into = name == "copy_"
+        source = args[1] if into else args[0]
+        target = args[0].device if into else _find_device((*args[1:], *kwargs.values()))
+        if target is None or target.type == "cpu" or source.device.type != "cpu":
+            return func(*args, **kwargs)
+        if into:
+            return func(args[0], self._answer(source, lambda: source.to(target)), *args[2:], **kwargs)
+        return self._answer(source, lambda: func(*args, **kwargs))
+
+
+def _find_device(values: Iterable[object]) -> torch.device | None:
+    """Return the device that a conversion names, by itself or as the device of a tensor."""
+    for value in values:
+        if isinstance(value, torch.device):
+            return value
+        if isinstance(value, Tensor):
+            return value.device
+    return None

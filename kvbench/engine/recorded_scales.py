@@ -1,0 +1,47 @@
+"""Recorded scales under methods that look at data: the lengths of rows are known beforehand."""
+
+from kvbench.core.segments import ModelSpec
+from kvbench.engine.schedule import Change, ask_method, naming_place, predict_row_lengths
+from kvbench.engine.view import CacheView
+from kvbench.kernels.layout import Layout
+from kvbench.methods.shared.base import Method, WrongTensor
+
+
+def can_record(spec: ModelSpec, method: Method) -> bool:
+    """Return whether whole segments can be recorded, because their tokens come at once and no number is read.
+
+    Args:
+        spec: the model's shapes.
+        method: prepared for that model.
+    """
+    if any(segment.causal for segment in spec.segments) or method.graph_obstacle is not None:
+        return False
+    return method.static or predict_row_lengths(spec, method) is not None
+
+
+def ask_with_lengths(method: Method, view: CacheView, layout: Layout, *, recording: bool) -> Change:
+    """Call a method's `keep` after a segment whose tokens came at once, and return the change (`ask_method`).
+
+    Args:
+        method: prepared; its `capacity` gives the lengths of rows.
+        view: one layer right after the segment.
+        layout: of the layer's storage before the segment is stored.
+        recording: work is being recorded, which may not read lengths on the host; otherwise they are compared.
+
+    Raises:
+        WrongTensor: a row is longer or shorter.
+    """
+    capacity = method.capacity(view.layer, view.segment)
+    assert capacity is not None
+    by_head = capacity if isinstance(capacity, tuple) else (capacity,) * view.heads
+    before = [count + view.segment.length for count in layout.counts]
+    lengths = [*map(min, before, by_head * view.sequences)]
+    change = ask_method(method, view, layout, counts=lengths if recording else None)
+    with naming_place(method, view):
+        for row, (found, wanted) in enumerate(zip(change.layout.counts, lengths, strict=True)):
+            if found != wanted:
+                raise WrongTensor(
+                    f"keep left {found} slots in row {row} and capacity says {wanted}; let capacity return None "
+                    "where lengths depend on data"
+                )
+    return change

@@ -1,0 +1,174 @@
+"""Storage of all layers of one batch of generations, changed after each segment as a method decides."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from kvbench.core.repetitions import Repetitions
+from kvbench.core.segments import ModelSpec, Segment
+from kvbench.engine.coding.formats import CodebookTensors
+from kvbench.engine.layer import LayerInputs, LayerStore
+from kvbench.engine.ledger import Ledger
+from kvbench.engine.padding import Padding, ask_plans, follow_schedule
+from kvbench.engine.plain import PlainStorage
+from kvbench.engine.recorded_scales import ask_with_lengths
+from kvbench.engine.retention import CacheSnapshot
+from kvbench.engine.schedule import Change, Schedule, ask_method, show_layer
+from kvbench.engine.storage import CacheBackend
+from kvbench.engine.view import CacheView
+from kvbench.kernels.layout import Layout
+from kvbench.methods.shared.base import Method
+
+
+class StoredLayers:
+    """Storage of all layers, its ledger, and what a method's choices change in it.
+
+    Attributes:
+        prompts: numbers of the prompts of the next generations, for methods that draw at random; 0, 1, ... by default.
+        ledger: of the current generation, or of the last one.
+        repetitions: of recorded work; None if nothing is recorded.
+        projection: returns the model's output projection of a layer, [width, query heads x D]; None if the model does
+            not expose it.
+
+    Args:
+        spec: the model's shapes.
+        method: prepared for that model and its budget.
+        storage: of keys and values.
+        device: of the storage.
+        projection: see above.
+        rotation: RoPE factors on the device, complex64 [positions, D/2]; None without RoPE or if the model does not
+            expose them.
+        books: static codebooks on the device, for an observer.
+    """
+
+    ledger: Ledger
+    repetitions: Repetitions | None
+    _segment: Segment
+    _padding: Padding | None
+    _stores: list[LayerStore]
+    _waiting: list[LayerInputs]  # layers of a full segment, until a joint decision
+    _last_layouts: list[Layout]  # layouts at the start of the last segment, which stores none
+    _sequences: int
+    _rows: int
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        method: Method,
+        storage: CacheBackend,
+        device: torch.device,
+        projection: Callable[[int], Tensor | None] | None,
+        rotation: Tensor | None,
+        books: CodebookTensors,
+    ) -> None:
+        self.spec, self.method, self.projection = spec, method, projection
+        self.prompts: Sequence[int] | None = None
+        self._uses, self._device = method.uses, device
+        self._rotation, self._books = rotation, books
+        self._schedule: Schedule = {}
+        self._storage = storage
+        self._plain = storage if isinstance(storage, PlainStorage) else None
+
+    @property
+    def segment(self) -> Segment:
+        """The segment that began last."""
+        return self._segment
+
+    @property
+    def held(self) -> CacheSnapshot:
+        """Contents of the cache at the beginning of the current segment."""
+        layouts = self._last_layouts or [store.layout for store in self._stores]
+        return CacheSnapshot(self._segment, layouts, self._padding)
+
+    def _finish(self, present: LayerInputs) -> None:
+        """Apply the method's choice to a layer. Store nothing of the last segment."""
+        if not self._segment.last:
+            if self._uses.joint:
+                self._wait(present)
+            else:
+                self._store(present, self._find_change(present))
+            return
+        if self._uses.last_segment:
+            self.method.keep(self._show(present))
+        self._record(present.layer)
+        self.ledger.record_rebuild(present.store.bytes, 0)
+        self._storage.free_layer(present.store)
+        self._stores[present.layer] = self._storage.allocate_layer(present.layer)
+
+    def _wait(self, present: LayerInputs) -> None:
+        """Collect the layers of a segment, and decide about all after the last one.
+
+        Until then a layer holds what it held before; its queries and pending tokens wait.
+        """
+        store = present.store
+        if store.queries is None:  # all tokens came in one step
+            store.queries = present.q.unflatten(2, (-1, self._segment.length))
+        self._waiting.append(present)
+        if self._plain is not None and self._padding is not None:
+            # Padded prompts wait beside their copies in the storage, pending tokens of unequal rows as copies.
+            copies = (one for one in self._waiting if not (self._segment.index and one.store.layout.uniform))
+            self.ledger.record_transient(sum(one.k.nbytes + one.v.nbytes for one in copies))
+        self._record(present.layer)
+        if len(self._waiting) < self.spec.layers:
+            return
+        layers, self._waiting = self._waiting, []
+        self.method.compare_layers([self._show(layer) for layer in layers])
+        for layer in layers:
+            self._store(layer, self._find_change(layer))
+
+    def _find_change(self, present: LayerInputs) -> Change:
+        layout = present.store.layout
+        free_slots = self._storage.find_free_slots(self._segment.index + 1)
+        if self.method.static:
+            change, padding = self._schedule[present.layer, self._segment.index], self._padding
+            if padding is None:
+                return change
+            if self.spec.padding_counts:  # as a part of the prompt
+                return follow_schedule(change, self._segment, layout, padding, free_slots)
+            return ask_plans(
+                self.method, self.spec, present.layer, self._segment, layout, padding, free_slots
+            )
+        view = self._show(present)
+        if self.repetitions is None or self._segment.causal:
+            return ask_method(self.method, view, layout, free_slots)
+        return ask_with_lengths(self.method, view, layout, recording=self.repetitions.recording)
+
+    def _show(self, present: LayerInputs, segment: Segment | None = None) -> CacheView:
+        """Return the view of a layer after the current segment, or after a part of it."""
+        store, spec, segment = present.store, self.spec, segment or self._segment
+        if self.method.static:
+            return show_layer(present.layer, segment, store.layout, spec, self._rows // spec.heads)
+        state = store.state
+        if state is None and (numbers := self._uses.state):
+            state = torch.zeros(self._rows, 0, *[numbers] * (numbers > 1), device=self._device)
+        prompts = range(self._sequences // spec.branches) if self.prompts is None else self.prompts
+        prompts = [*prompts] * spec.branches
+        padding, lengths = (
+            (None, ()) if self._padding is None else (self._padding.rows, self._padding.prompts)
+        )
+        given = (present, state, prompts, padding, lengths)
+        return show_layer(present.layer, segment, store.layout, spec, self._sequences, *given)
+
+    def _store(self, present: LayerInputs, change: Change) -> LayerStore:
+        """Change a layer's storage and record it."""
+        layer, before = present.layer, present.store.bytes
+        after = self._storage.change(layer, present.store, (present.k, present.v), self._segment, change)
+        peak = self._storage.find_rebuild_peak(before, after.bytes)
+        self.ledger.record_rebuild(before, after.bytes, peak)
+        self.ledger.record_drift(self._segment.index, change.drift)
+        if change.unprotected is not None:
+            self.ledger.record_unprotected(change.unprotected)
+        if self._uses.previous_keys and self.method.compares_keys(layer, self._segment):
+            after.previous_keys = present.k.clone()  # a view would keep the whole projection alive
+        self._stores[layer] = after
+        self._record(layer)
+        return after
+
+    def _record(self, layer: int) -> None:
+        """Record what a layer holds and check the budget."""
+        index, static = self._segment.index, self.method.static
+        state_bytes = 0 if static else sum(store.state_bytes for store in self._stores)
+        self.ledger.record_transient(self._storage.max_read_bytes)
+        self.ledger.record_layer(index, layer, self._stores[layer], state_bytes, self.spec)
+        self.ledger.check_budget(index, layer, self.method)

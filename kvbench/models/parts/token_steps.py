@@ -1,0 +1,121 @@
+"""Steps of a next-token model: each draws a token from the logits of the one before it.
+
+A step launches hundreds of small GPU kernels, and launching them can take longer than running them. All that a step
+reads and writes therefore has a fixed place on the device, so that one recording repeats it (`Cache.open_steps`).
+
+Shapes: B prompts, N tokens drawn per prompt, D channels of a head.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvbench.core.devices import send
+from kvbench.core.graphs import Repeat
+from kvbench.core.repetitions import Repetitions
+from kvbench.models.base import Cache
+from kvbench.models.noise import CounterNoise, Noise
+from kvbench.models.parts.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class DrawnTokens:
+    """Tokens drawn so far.
+
+    Attributes:
+        rotation: complex64 [N, D/2]; row n rotates token n - 1, whose step draws token n.
+        tokens: int64 [B, N].
+        sums: float32 [B, N], sums of the logits of each token; finite only if all logits are.
+        last: int64 [B], the token drawn last.
+        count: int64 [1], tokens drawn per prompt.
+    """
+
+    rotation: Tensor
+    tokens: Tensor
+    sums: Tensor
+    last: Tensor
+    count: Tensor
+
+    @classmethod
+    def open(cls, prompts: int, rotation: Tensor) -> "DrawnTokens":
+        """Return room for as many tokens as there are rotations."""
+        tokens = torch.zeros(prompts, len(rotation), dtype=torch.int64, device=rotation.device)
+        sums = torch.zeros(prompts, len(rotation), device=rotation.device)
+        return cls(rotation, tokens, sums, tokens.new_zeros(prompts), tokens.new_zeros(1))
+
+    def add(self, token: Tensor, sums: Tensor) -> Tensor:
+        """Add the next token int64 [B] with the sums of its logits float32 [B], and return `last`."""
+        self.tokens.index_copy_(1, self.count, token[:, None])
+        self.sums.index_copy_(1, self.count, sums[:, None])
+        self.count.add_(1)
+        return self.last.copy_(token)
+
+
+class GivenNoise:
+    """Numbers of one step that are on the device already, as a `Noise`."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers
+
+    def draw(self, count: int) -> Tensor:
+        """Return the numbers, float32 [B, count]."""
+        return self._numbers
+
+
+@contextmanager
+def hold_noise(noise: Noise, repetitions: Repetitions | None) -> Iterator[Noise]:
+    """Yield noise by counter at places that recordings read, and count the draws of the block for `noise`.
+
+    Other noise, or without recordings, is yielded as it is.
+    """
+    if repetitions is None or not isinstance(noise, CounterNoise):
+        yield noise
+        return
+    # A copy, since the next generation's noise is written to its places.
+    held = repetitions.hold(CounterNoise(noise.keys.clone(), noise.step.clone()))
+    yield held
+    noise.step.copy_(held.step)
+
+
+def compute_next(transformer: Decoder, cache: Cache, drawn: DrawnTokens, branches: int) -> Tensor:
+    """Run the token drawn last through the decoder; return logits float32 [branches x B, vocabulary]."""
+    x = transformer.embed(drawn.last).repeat(branches, 1)[:, None]
+    rotation = drawn.rotation.index_select(0, drawn.count)
+    return transformer.logits(transformer(x, rotation, cache.attend)[:, -1])
+
+
+Step = Callable[..., Tensor]
+"""Draws a token int64 [B] with a `Noise` and further tensors."""
+
+
+def run_step(
+    repeat: Repeat | None,
+    key: Hashable,
+    step: Step,
+    noise: Noise,
+    numbers: int,
+    device: torch.device,
+    *inputs: Tensor,
+) -> Tensor:
+    """Run a step, by the recording of a segment's steps if there is one, and return the drawn token int64 [B].
+
+    Args:
+        repeat: of `Cache.open_steps`.
+        key: of the recording: all that differs between steps and is no input.
+        step: see `Step`.
+        noise: randomness, per prompt.
+        numbers: of the noise that a step draws per prompt; noise by counter is drawn by the recording itself.
+        device: of the step.
+        inputs: further tensors that the step reads.
+    """
+    if repeat is None:
+        return step(noise, *inputs)
+    if not numbers or isinstance(noise, CounterNoise):
+        return repeat(key, partial(step, noise), *inputs)
+    # Sent before the step: a recording would repeat the copy of its own first numbers.
+    drawn = send(noise.draw(numbers), device)
+    return repeat(key, lambda drawn, *others: step(GivenNoise(drawn), *others), drawn, *inputs)

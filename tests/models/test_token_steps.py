@@ -1,0 +1,182 @@
+"""Steps of a generation that repeat one recording: the same tokens as one by one, whatever the method keeps."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.support.tape import Tape
+from kvbench.core.graphs import GraphRecorder
+from kvbench.core.segments import next_token_image
+from kvbench.engine.cache import KVCache
+from kvbench.methods.full import Full
+from kvbench.methods.h2o import H2O
+from kvbench.methods.hardkv.method import HardKV
+from kvbench.methods.headkv import HeadKV
+from kvbench.methods.shared.base import Method
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.models.image_loop import draw_image_tokens
+from kvbench.models.llamagen.sampling import LlamaGenSampling
+from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
+from kvbench.models.noise import Kind, make_noise
+from kvbench.models.qwen3 import sampling as sampling_module
+from kvbench.models.qwen3.loop import draw_text_tokens
+from kvbench.models.qwen3.sampling import TextSampling
+from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
+from tests.support.engine import open_cache
+from tests.support.token_kernel import KERNEL, decode
+
+CONFIG = LlamaGenConfig(
+    depth=3, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, vocabulary=64, grid=(6, 6), classes=5
+)
+SAMPLING = LlamaGenSampling(cfg=2.0, top_k=0, top_p=0.9)
+
+
+@lru_cache
+def transformer() -> LlamaGen:
+    torch.manual_seed(0)
+    return LlamaGen(CONFIG).eval()
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one-token kernel of recorded steps."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(KERNEL, decode)
+
+
+def open_image_cache(
+    method: Method,
+    record: GraphRecorder | None = None,
+    chunk: int | None = None,
+    sampling: LlamaGenSampling = SAMPLING,
+) -> KVCache:
+    spec = CONFIG.describe("small", CONFIG.segments(CONFIG.condition, chunk), sampling.branches)
+    return open_cache(method, spec, 1 if isinstance(method, Full) else 18, record=record)
+
+
+def draw(
+    cache: KVCache,
+    labels: tuple[int, ...] = (1, 4),
+    sampling: LlamaGenSampling = SAMPLING,
+    forbidden: Callable[[int], Tensor] | None = None,
+    kind: Kind = "stream",
+) -> Tensor:
+    with torch.inference_mode():
+        condition = transformer().cls_embedding(torch.tensor(labels), guided=True)
+    noise, segments = make_noise(kind, sum(labels), range(len(labels)), "cpu"), cache.spec.segments
+    return draw_image_tokens(transformer(), condition, segments, cache, noise, sampling, forbidden=forbidden)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Full(), HeadKV(sinks=1), H2O(sinks=1), SnapKV(sinks=1), StreamingLLM(sinks=1)],
+    ids=lambda method: type(method).__name__,
+)
+@pytest.mark.parametrize(("chunk", "kind"), [(None, "stream"), (9, "stream"), (9, "counter")])
+def test_recorded_steps_draw_alike(method: Method, chunk: int | None, kind: Kind) -> None:
+    plain, recorded = open_image_cache(method, None, chunk), open_image_cache(method, tape := Tape(), chunk)
+    steps = sum(plain.spec.lengths[1:])
+    for generation, labels in enumerate(((1, 4), (0, 2))):
+        assert torch.equal(draw(recorded, labels, kind=kind), draw(plain, labels, kind=kind))
+        if not isinstance(method, Full):  # which grows in place
+            assert recorded.ledger == plain.ledger
+        # The first step of all is run as it is, the second one recorded; all others repeat it.
+        assert (tape.recorded, tape.repeated) == (1, (generation + 1) * steps - 1)
+
+
+def test_a_generation_leaves_other_noise_by_counter_alone() -> None:
+    """Recordings read a copy, to whose places the next generation's noise is written."""
+    cache = open_image_cache(Full(), Tape())
+    noises = [make_noise("counter", seed, (0, 1), "cpu") for seed in (3, 4)]
+    keys = [noise.keys.clone() for noise in noises]
+    with torch.inference_mode():
+        condition = transformer().cls_embedding(torch.tensor((1, 4)), guided=True)
+    for noise in noises:
+        draw_image_tokens(transformer(), condition, cache.spec.segments, cache, noise, SAMPLING)
+    assert [noise.keys.tolist() for noise in noises] == [own.tolist() for own in keys]
+    assert [noise.step.tolist() for noise in noises] == [[36], [36]]
+
+
+def test_a_smaller_batch_has_a_recording_of_its_own() -> None:
+    plain, recorded = open_image_cache(Full()), open_image_cache(Full(), tape := Tape())
+    for labels in ((1, 4, 2), (3,), (0, 2, 1), (4,)):
+        assert torch.equal(draw(recorded, labels), draw(plain, labels))
+    assert tape.recorded == 2
+
+
+def test_guidance_that_ends_has_two_recordings() -> None:
+    sampling = replace(SAMPLING, cfg_interval=10)
+    tape = Tape()
+    plain, recorded = (open_image_cache(Full(), record) for record in (None, tape))
+    assert torch.equal(draw(recorded, sampling=sampling), draw(plain, sampling=sampling))
+    assert tape.recorded == 2
+
+
+def test_forbidden_codes_are_an_input_of_a_step() -> None:
+    """Codes of even and of odd numbers in turn."""
+    even = torch.arange(CONFIG.vocabulary) % 2 == 0
+    tape = Tape()
+    plain, recorded = (open_image_cache(Full(), record) for record in (None, tape))
+    expected, found = (
+        draw(cache, forbidden=lambda number: even if number % 3 else ~even) for cache in (plain, recorded)
+    )
+    assert torch.equal(found, expected)
+    assert (found % 2 == (torch.arange(found.shape[1]) % 3 > 0)).all()
+    assert tape.recorded == 1
+
+
+@pytest.mark.parametrize(("temperature", "kind"), [(0.0, "stream"), (8.0, "stream"), (8.0, "counter")])
+@pytest.mark.parametrize("method", [Full(), H2O(sinks=1), HardKV(sinks=1)], ids=lambda x: type(x).__name__)
+def test_recorded_steps_write_the_same_texts(
+    method: Method, temperature: float, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of unequal length; the padded prompt comes at once and is never recorded."""
+    monkeypatch.setattr(
+        sampling_module, "_count_candidates", lambda logits, *_: logits.shape[-1]
+    )  # as on a GPU
+    config = Qwen3Config(
+        depth=2, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, vocabulary=30, tied=True
+    )
+    torch.manual_seed(1)
+    network = Qwen3(config).eval()
+    spec = config.describe("text", next_token_image(5, 25, 8), 1)
+    tape, budget = Tape(), 1 if isinstance(method, Full) else 14
+    caches = [open_cache(method, spec, budget, record=record) for record in (None, tape)]
+    texts = []
+    for seed in range(3):
+        for cache in caches:
+            with torch.inference_mode():
+                prompts = network.embed(torch.tensor([[0, 0, 3, 4, 5], [6, 7, 8 + seed, 9, 1]]))
+            noise, sampling = make_noise(kind, seed, range(2), "cpu"), TextSampling(temperature=temperature)
+            written = draw_text_tokens(
+                network, prompts, spec.segments, cache, noise, sampling, ends=[2], pad=0, padding=[2, 0]
+            )
+            texts.append(written.rows())
+        assert texts[-1] == texts[-2]
+    assert tape.recorded == 1
+    if temperature:
+        assert texts[1] != texts[3] != texts[5]
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_short_segments_are_repeated_too(chunk: int) -> None:
+    tape = Tape()
+    plain, recorded = (open_image_cache(Full(), record, chunk) for record in (None, tape))
+    assert torch.equal(draw(recorded), draw(plain))
+    assert tape.recorded == 1
+
+
+def test_the_model_runs_three_times_in_all_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt, the first step and the recorded one; then the prompt alone."""
+    calls, forward = [], transformer().forward
+    monkeypatch.setattr(transformer(), "forward", lambda *given: calls.append(given) or forward(*given))
+    cache = open_image_cache(Full(), Tape())
+    draw(cache)
+    assert len(calls) == 3
+    draw(cache)
+    assert len(calls) == 4
