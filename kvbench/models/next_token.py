@@ -19,9 +19,11 @@ from kvbench.models.parts.codebook import VQGAN, VQGANConfig
 from kvbench.models.parts.config_file import check_config, expect_decoder
 from kvbench.models.parts.decoder import Decoder, DecoderConfig, ImageDecoderConfig, PromptedImageConfig
 from kvbench.models.parts.decoding import Rounding
-from kvbench.models.parts.sampling import TokenSampling
+from kvbench.models.parts.sampling import TokenSampling, guide
 from kvbench.models.parts.tensor_parallel import split_config
 from kvbench.models.parts.tokens import encode_prompts, lay_out
+from kvbench.models.reading.base import OwnReadable, PassedText
+from kvbench.models.reading.passes import read_segments
 
 N = TypeVar("N", bound=Decoder)
 T = TypeVar("T", bound=VQGAN)
@@ -44,6 +46,11 @@ class NextTokenModel(Model, Generic[N]):
         """Return the encoder of prompts, None for classes, and the SHA-256 of its file, empty without one."""
 
     @property
+    def shape(self) -> DecoderConfig:
+        """Shape of the decoder."""
+        return self.transformer
+
+    @property
     def _passes(self) -> list[tuple[object, str]]:
         """Calls of the decoder that a profiler can time."""
         return [(self._transformer, name) for name in ("embed", "forward", "logits")]
@@ -53,7 +60,7 @@ class NextTokenModel(Model, Generic[N]):
 
         The peak is in a layer over the prompts or in the draw of a token.
         """
-        config = split_config(self.transformer, self.processes.count)
+        config = split_config(self.shape, self.processes.count)
         sequences = prompts * self.spec.branches
         layer = config.count_layer_bytes(sequences * self.spec.segments[0].length)
         return max(layer, 6 * 4 * sequences * config.choices)
@@ -69,7 +76,7 @@ class NextTokenModel(Model, Generic[N]):
 
     def key_rotation(self) -> Tensor:
         """Return the RoPE factors of keys, complex64 [positions, D/2]."""
-        return self.transformer.rotations(self.spec.segments[-1].end + 1)
+        return self.shape.rotations(self.spec.segments[-1].end + 1)
 
     def output_projection(self, layer: int) -> Tensor:
         """Return W_o of a layer of the loaded model, [width, query heads x D]."""
@@ -77,7 +84,7 @@ class NextTokenModel(Model, Generic[N]):
 
 
 @dataclass
-class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
+class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
     """Settings of a model that draws the codes of an image token by token; see `ImageModel` for the others.
 
     Attributes:
@@ -137,8 +144,14 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
         self._transformer.prepare_for(device)
 
     def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
-        condition, padding = self._embed(prompts)
-        tokens = draw_image_tokens(
+        tokens = self._draw_tokens(*self._embed(prompts), cache, noise)
+        return self._tokenizer.codes(self._find_codes(tokens))
+
+    def _draw_tokens(
+        self, condition: Tensor, padding: Sequence[int] | None, cache: Cache, noise: Noise
+    ) -> Tensor:
+        """Draw tokens int64 [B, tokens] from conditions of `_embed`."""
+        return draw_image_tokens(
             self._transformer,
             condition,
             self.spec.segments,
@@ -147,9 +160,43 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
             self.sampling,
             padding=padding,
             forbidden=self._forbid(),
-            activations=self.activation_bytes(len(prompts)),
+            activations=self.activation_bytes(len(condition) // self.sampling.branches),
         )
-        return self._tokenizer.codes(self._find_codes(tokens))
+
+    @torch.inference_mode()
+    def read_own(
+        self, prompts: Sequence[str], cache: Cache, noise: Noise, tokens: Sequence[Tensor] | None
+    ) -> list[PassedText]:
+        """Read the images of prompts, drawn first without `tokens`; states are [tokens, branches, width]."""
+        condition, padding = self._embed(prompts)
+        branches, first = self.sampling.branches, condition.shape[1]
+        if tokens is None:
+            drawn = self._draw_tokens(condition, padding, cache, noise)
+        else:
+            drawn = torch.stack(list(tokens)).to(self._device)
+        image = self._transformer.embed(drawn[:, :-1]).repeat(branches, 1, 1)
+
+        def embed(start: int, end: int) -> Tensor:
+            return image[:, start - first : end - first] if start else condition
+
+        length = first + image.shape[1]
+        states = read_segments(
+            self._transformer, embed, length, self.spec.segments, cache, padding, first - 1
+        )
+        states = states.unflatten(0, (branches, -1)).permute(1, 2, 0, 3)
+        return [PassedText(row, state) for row, state in zip(drawn, states, strict=True)]
+
+    def find_logits(self, states: Tensor, number: int) -> Tensor:
+        """Return guided logits float32 [n, codes] of states [n, branches, width], before temperature and truncation.
+
+        Codes that a token cannot be have -inf.
+        """
+        logits, forbid = self._transformer.logits(states), self._forbid()
+        rows = []
+        for token, row in enumerate(logits, number):
+            guided = guide(row, self.sampling, token)[0]
+            rows.append(guided if forbid is None else guided.masked_fill(forbid(token), -torch.inf))
+        return torch.stack(rows)
 
 
 @dataclass

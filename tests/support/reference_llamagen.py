@@ -86,7 +86,10 @@ def slow_decoder(state: Mapping[str, Tensor], config: DecoderConfig, x: Tensor) 
             for name in ("attention_norm", "ffn_norm")
         )
         h = x if config.norm_after else first(x)
-        heads = (h @ weights[f"layers.{i}.attention.wqkv.weight"].T).unflatten(-1, (-1, config.head_dim))
+        joint = h @ weights[f"layers.{i}.attention.wqkv.weight"].T
+        if config.qkv_bias:
+            joint = joint + weights[f"layers.{i}.attention.wqkv.bias"]
+        heads = joint.unflatten(-1, (-1, config.head_dim))
         out = torch.zeros(*x.shape[:2], config.heads, config.head_dim, dtype=torch.float64)
         for head in range(config.heads):
             group = head * config.kv_heads // config.heads
@@ -100,7 +103,8 @@ def slow_decoder(state: Mapping[str, Tensor], config: DecoderConfig, x: Tensor) 
             elif config.qk_norm == "rms":
                 q = slow_norm(q, weights[f"layers.{i}.attention.q_norm.weight"], config.eps)
                 k = slow_norm(k, weights[f"layers.{i}.attention.k_norm.weight"], config.eps)
-            q, k = (slow_turn(one, config, before) for one in (q, k))
+            if i not in config.unrotated:
+                q, k = (slow_turn(one, config, before) for one in (q, k))
             for token in range(x.shape[1]):
                 scores = (k[:, : token + 1] @ q[:, token, :, None])[..., 0] / math.sqrt(config.head_dim)
                 out[:, token, head] = (scores.softmax(-1)[:, None] @ v[:, : token + 1])[:, 0]

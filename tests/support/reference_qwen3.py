@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvbench.core.segments import ModelSpec, next_token_image
+from kvbench.methods.full import Full
+from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.qwen3.transformer import Qwen3Config
+from tests.support.engine import open_cache
 
 VOCABULARY = 97
 PAD, END = 0, 1
@@ -91,3 +95,26 @@ def official_logits(model: Any, prompts: Sequence[Sequence[int]], answers: Tenso
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     out = model(input_ids=whole, attention_mask=mask, position_ids=positions).logits
     return out[:, tokens.shape[1] - 1 :].float()
+
+
+def step_logits(
+    model: TextDecoder, prompts: Sequence[Sequence[int]], answers: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """As `official_logits`: the prompts at once, then one token after the other."""
+    tokens, exists = pad(prompts)
+    room = tokens.shape[1]
+    segments = next_token_image(room, answers.shape[1] + 1, 4)
+    spec: ModelSpec = model.config.describe("text", segments, 1)
+    cache = open_cache(Full(), spec, dtype=dtype)
+    rotation, whole = model.rotations(spec.segments[-1].end), torch.cat((tokens, answers), 1)
+    padding = (room - exists.sum(1)).tolist()
+    cache.reset(len(prompts), padding if any(padding) else None)
+    found = []
+    for segment in segments:
+        cache.begin(segment)
+        size = 1 if segment.index else room
+        for start in range(segment.start, segment.end, size):
+            part = slice(start, start + size)
+            hidden = model(model.embed(whole[:, part]), rotation[part], cache.attend)
+            found.append(model.logits(hidden[:, -1]))
+    return torch.stack(found, 1)

@@ -1,4 +1,4 @@
-"""Contents of checkpoints: safetensors and torch files, and folders of shards, read without running code in them."""
+"""Contents of checkpoints: files of safetensors, GGUF and torch, folders of shards; no code in them is run."""
 
 import re
 import zipfile
@@ -13,12 +13,16 @@ from torch import Tensor
 
 from kvbench.core.config import UserError
 from kvbench.core.files import parse_json
+from kvbench.models.files.gguf import PackedTensor, read_gguf
+from kvbench.models.files.gguf_decoder import list_tensors
 
 State = dict[str, Tensor]
 Clean = Callable[[Mapping[str, object]], State]
 """Maps a file's contents to a module's state, which has the module's names and no others."""
 LAYER = re.compile(r"(?:.*\.)?(?:layers|blocks|block_chunks)\.\d+(?:\.module\.\d+)?(?=\.)")
 """Prefix of the names of a transformer layer's parameters in published files."""
+GGUF = ".gguf"
+"""Suffix of llama.cpp's files."""
 WHOLE = "model.safetensors"
 """The single file of a model's folder, or the prefix of its index's name."""
 
@@ -27,10 +31,11 @@ class WeightsError(UserError, RuntimeError):
     """A checkpoint is missing, unreadable or of another model; the message says what to do."""
 
 
-def read(path: Path) -> State:
-    """Return the raw contents of a safetensors file, a torch file, or a folder in the Hugging Face Hub's layout.
+def read(path: Path) -> Mapping[str, object]:
+    """Return the raw contents of a safetensors, GGUF or torch file, or of a folder in the Hugging Face Hub's layout.
 
-    Torch files are read with `weights_only=True`, so that no code in them runs.
+    A GGUF file's are `PackedTensor`s, which `split_layers` unpacks. Torch files are read with `weights_only=True`, so
+    that no code in them runs.
 
     Raises:
         WeightsError: the file is truncated, of another format or unsafe.
@@ -40,6 +45,8 @@ def read(path: Path) -> State:
             return _read_shards(path)
         if path.suffix == ".safetensors":
             return load_file(path)
+        if path.suffix == GGUF:
+            return list_tensors(read_gguf(path))
         mapped = zipfile.is_zipfile(path)  # older torch files cannot be mapped
         raw = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         if not isinstance(raw, Mapping):
@@ -54,24 +61,24 @@ def read(path: Path) -> State:
         raise WeightsError(f"{path}: not a readable checkpoint ({reason})") from None
 
 
-def _read_shards(folder: Path) -> State:
+def _read_shards(folder: Path) -> Mapping[str, object]:
     if (folder / WHOLE).is_file():
         return load_file(folder / WHOLE)
     for name in (f"{WHOLE}.index.json", "pytorch_model.bin.index.json"):
         if (folder / name).is_file():
             shards = sorted(set(parse_json((folder / name).read_text())["weight_map"].values()))
-            merged: State = {}
+            merged: dict[str, object] = {}
             for shard in shards:
                 if Path(shard).name != shard:
                     raise ValueError(f"the index names a file outside the folder: {shard}")
-                merged |= read(folder / shard)
+                merged.update(read(folder / shard))
             return merged
     raise ValueError(f"no {WHOLE}, {WHOLE}.index.json or pytorch_model.bin.index.json in the folder")
 
 
 def is_safe(path: Path) -> bool:
     """Return whether a file or folder can be read without conversion."""
-    return path.suffix == ".safetensors" or any(
+    return path.suffix in (".safetensors", GGUF) or any(
         (path / name).is_file() for name in (WHOLE, f"{WHOLE}.index.json")
     )
 
@@ -79,7 +86,7 @@ def is_safe(path: Path) -> bool:
 def split_layers(raw: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
     """Yield the contents of a checkpoint layer by layer, tensors of no layer first, with their nesting.
 
-    Layers are converted independently, so that only one is in memory.
+    Layers are converted independently, so that only one is in memory; packed tensors are unpacked here.
     """
     layers = dict.fromkeys(_list_layers(raw))
     for layer in [None, *(layer for layer in layers if layer is not None)]:
@@ -95,11 +102,13 @@ def _list_layers(raw: Mapping[str, object]) -> Iterator[str | None]:
 
 
 def _take_layer(raw: Mapping[str, object], layer: str | None) -> dict[str, object]:
-    return {
-        name: _take_layer(value, layer) if isinstance(value, Mapping) else value
-        for name, value in raw.items()
-        if isinstance(value, Mapping) or _find_layer(name) == layer
-    }
+    taken: dict[str, object] = {}
+    for name, value in raw.items():
+        if isinstance(value, Mapping):
+            taken[name] = _take_layer(value, layer)
+        elif _find_layer(name) == layer:
+            taken[name] = value.unpack() if isinstance(value, PackedTensor) else value
+    return taken
 
 
 def _find_layer(name: str) -> str | None:

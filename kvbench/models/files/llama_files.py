@@ -41,16 +41,29 @@ def clean_llama(state: State, head_dim: int) -> State:
     """Return a language model's state under the decoder's names.
 
     The state has the file's names from `layers.` and `embed_tokens.` on. Files have separate projections and pair
-    channel j of a head with j + D/2 (`kvbench.models.parts.rotary`). Projections that cannot be joined stay separate,
-    so that `kvbench.models.files.parameters.check` refuses them by name.
+    channel j of a head with j + D/2 (`kvbench.models.parts.rotary`).
+    """
+    paired = {
+        name: pair_neighbours(tensor, head_dim)
+        if name.endswith(("q_proj.weight", "k_proj.weight"))
+        else tensor
+        for name, tensor in state.items()
+    }
+    return join_projections(paired)
+
+
+def join_projections(state: Mapping[str, Tensor]) -> State:
+    """Return a state under the decoder's names, with one projection of queries, keys and values.
+
+    Projections that cannot be joined stay separate, so that `kvbench.models.files.parameters.check` refuses them by
+    name.
     """
     joined = dict(state)
-    for name in [name for name in state if name.endswith("self_attn.q_proj.weight")]:
+    for name in [name for name in state if ".q_proj." in name and "self_attn" in name]:
         parts = [name.replace("q_proj", f"{part}_proj") for part in "qkv"]
         widths = {joined[part].shape[1:] if part in joined else None for part in parts}
         if len(widths) == 1 and None not in widths and all(joined[part].ndim for part in parts):
-            q, k, v = (joined.pop(part) for part in parts)
-            joint = torch.cat((pair_neighbours(q, head_dim), pair_neighbours(k, head_dim), v))
+            joint = torch.cat([joined.pop(part) for part in parts])
             joined[name.replace("self_attn.q_proj", "attention.wqkv")] = joint
     pattern = re.compile("|".join(map(re.escape, NAMES_BY_FILE)))
     return {
@@ -62,7 +75,7 @@ def split_llama(state: Mapping[str, Tensor], heads: int, kv_heads: int, head_dim
     """Return a decoder's state under the names of files; the inverse of `clean_llama`."""
     split: State = {}
     for name, tensor in state.items():
-        if name.endswith("attention.wqkv.weight"):
+        if "attention.wqkv." in name:
             parts = tensor.unflatten(0, (-1, head_dim)).split((heads, kv_heads, kv_heads))
             for part, rows in zip("qkv", parts, strict=True):
                 flat = rows.flatten(0, 1)
@@ -75,11 +88,17 @@ def split_llama(state: Mapping[str, Tensor], heads: int, kv_heads: int, head_dim
     return {pattern.sub(lambda match: back[match[0]], name): tensor for name, tensor in split.items()}
 
 
-def pair_neighbours(weight: Tensor, head_dim: int) -> Tensor:
-    """Reorder rows [heads x D, ...] so that a head's channels j and j + D/2 become 2 j and 2 j + 1."""
+def pair_neighbours(weight: Tensor, head_dim: int, rotary_dim: int | None = None) -> Tensor:
+    """Reorder rows [heads x D, ...] so that a head's channels j and j + R/2 become 2 j and 2 j + 1.
+
+    R is `rotary_dim`, D without it; the channels from R on stay.
+    """
     if not weight.ndim or len(weight) % head_dim:
         return weight  # of another model; `check` refuses its shape
-    return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
+    rotary = rotary_dim or head_dim
+    rotated, others = weight.unflatten(0, (-1, head_dim)).split((rotary, head_dim - rotary), 1)
+    paired = rotated.unflatten(1, (2, rotary // 2)).transpose(1, 2).flatten(1, 2)
+    return torch.cat((paired, others), 1).flatten(0, 1)
 
 
 def pair_halves(weight: Tensor, head_dim: int) -> Tensor:

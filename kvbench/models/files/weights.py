@@ -25,6 +25,7 @@ class Source:
         repo: Hub id; None if only a local copy exists.
         file: file or folder inside the repository, None for the files at its top.
         revision: branch, tag or commit of the repository; None for `main`.
+        install: commands that install the package of a `pkg://` path, for messages.
     """
 
     key: str
@@ -32,6 +33,7 @@ class Source:
     repo: str | None = None
     file: str | None = None
     revision: str | None = None
+    install: str | None = None
 
     @property
     def part(self) -> RepoPart:
@@ -48,7 +50,9 @@ class Source:
         if self.path is not None:
             path = resolve_path(self.path)
             if not path.exists():
-                raise WeightsError(f"{self.key}.path={self.path}: does not exist")
+                packaged = self.install is not None and self.path.startswith("pkg://")
+                remedy = f"; install its package: {self.install}" if packaged else ""
+                raise WeightsError(f"{self.key}.path={self.path}: does not exist{remedy}")
             return path
         if self.repo is None:
             raise WeightsError(

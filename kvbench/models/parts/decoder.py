@@ -50,6 +50,8 @@ class DecoderConfig:
         norm_after: whether the norms of attention and feed-forward follow them instead of preceding them.
         eps: of the norms.
         rope_base: of the rotary frequencies.
+        qkv_bias: whether the projections of queries, keys and values have a bias.
+        unrotated: indices of the layers whose queries and keys do not rotate.
     """
 
     depth: int
@@ -64,6 +66,8 @@ class DecoderConfig:
     norm_after: bool = False
     eps: float = 1e-5
     rope_base: float = 10000.0
+    qkv_bias: bool = False
+    unrotated: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         names = ("depth", "width", "heads", "kv_heads", "head_dim", "hidden", "vocabulary")
@@ -104,6 +108,7 @@ class DecoderConfig:
             line=self.line,
             group=self.heads // self.kv_heads,
             rope_base=0.0 if self.grid else self.rope_base,
+            unrotated=self.unrotated,
         )
 
     def rotations(self, length: int) -> Tensor:
@@ -211,7 +216,7 @@ class GroupedAttention(nn.Module):
         super().__init__()
         self.config, self.add = config, add
         joint = (config.heads + 2 * config.kv_heads) * config.head_dim
-        self.wqkv = nn.Linear(config.width, joint, bias=False)
+        self.wqkv = nn.Linear(config.width, joint, bias=config.qkv_bias)
         self.wo = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
         if config.qk_norm != "none":
             counts = (config.heads, config.kv_heads)
@@ -227,10 +232,18 @@ class GroupedAttention(nn.Module):
 
     def forward(self, x: Tensor, layer: int, rotation: Tensor, attend: Attend) -> Tensor:
         """Attend from the current tokens; x is normalised, the other arguments are as in `DecoderBlock.forward`."""
-        config = self.config
-        joint = linear(x, self.wqkv.weight, None).unflatten(-1, (-1, config.head_dim))
+        config, projection = self.config, self.wqkv
+        joint = linear(x, projection.weight, projection.bias).unflatten(-1, (-1, config.head_dim))
         heads = grouped_norm_rope(joint, config.kv_heads, self._norms, rotation)
-        out = attend(layer, *heads, lambda: joint[:, :, : config.heads].transpose(1, 2))
+
+        def project_queries() -> Tensor:
+            """Return the queries before bias, norm and rotation, [B, heads, T, head_dim]."""
+            if projection.bias is None:
+                return joint[:, :, : config.heads].transpose(1, 2)
+            rows = projection.weight[: config.heads * config.head_dim]
+            return linear(x, rows, None).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+
+        out = attend(layer, *heads, project_queries)
         return self.add(linear(out.transpose(1, 2).flatten(2), self.wo.weight, None))
 
 
@@ -315,9 +328,10 @@ class Decoder(nn.Module):
 
         `rotation` has the tokens' rows of `DecoderConfig.rotations`, complex64 [T, head_dim/2].
         """
-        h = None
+        h, unrotated = None, self.config.unrotated
+        still = torch.ones_like(rotation) if unrotated else rotation
         for layer, block in enumerate(self.layers):
-            x, h = block(x, h, layer, rotation, attend)
+            x, h = block(x, h, layer, still if layer in unrotated else rotation, attend)
         return x if h is None else x + h
 
     def prepare_for(self, device: torch.device | str) -> None:

@@ -4,8 +4,63 @@ A factor rotates channels 2j and 2j + 1 of a head. For files that pair channel j
 key projections are reordered on reading; scores do not depend on the order.
 """
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Lower rotary frequencies, for longer sequences than in the training before.
+
+    Without the last three settings every frequency is divided by `factor` (arXiv:2306.15595). With them it depends on
+    the wavelength, as in Llama 3.1: those above `original_context / low_freq_factor` positions are divided, those below
+    `original_context / high_freq_factor` stay, and the frequencies between are interpolated (arXiv:2407.21783).
+
+    Attributes:
+        factor: divisor of frequencies.
+        low_freq_factor: see above.
+        high_freq_factor: see above.
+        original_context: tokens of a sequence in the training before.
+    """
+
+    factor: float
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_context: int | None = None
+
+    def __post_init__(self) -> None:
+        key, (low, high, context) = "model.transformer.rope_scaling", self._bands
+        if self.factor < 1:
+            raise ValueError(f"{key}.factor={self.factor}: must be at least 1")
+        if len({one is None for one in self._bands}) > 1:
+            raise ValueError(
+                f"{key}: needs low_freq_factor, high_freq_factor and original_context, or none of them"
+            )
+        if (
+            low is not None
+            and high is not None
+            and context is not None
+            and not (0 < low < high and context > 0)
+        ):
+            raise ValueError(
+                f"{key}.low_freq_factor={low}: must be positive and below high_freq_factor={high}"
+            )
+
+    @property
+    def _bands(self) -> tuple[float | None, float | None, int | None]:
+        return self.low_freq_factor, self.high_freq_factor, self.original_context
+
+    def scale(self, frequencies: Tensor) -> Tensor:
+        """Return the scaled frequencies, float32, shaped like the given ones."""
+        low, high, context = self._bands
+        if low is None or high is None or context is None:
+            return frequencies / self.factor
+        periods = context * frequencies / (2 * math.pi)  # within a sequence of the training before
+        kept = ((periods - low) / (high - low)).clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
 
 
 def rotate_line(length: int, head_dim: int, base: float) -> Tensor:

@@ -56,7 +56,7 @@ def split_state(state: Mapping[str, Tensor], config: DecoderConfig, rank: int, c
         return tensor.chunk(count, dim)[rank].contiguous()
 
     def take_share(name: str, tensor: Tensor) -> Tensor:
-        if name.endswith("attention.wqkv.weight"):
+        if "attention.wqkv." in name:
             heads = tensor.unflatten(0, (-1, config.head_dim))
             parts = heads.split((config.heads, config.kv_heads, config.kv_heads))
             return torch.cat([take(part) for part in parts]).flatten(0, 1)

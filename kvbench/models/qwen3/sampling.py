@@ -1,122 +1,14 @@
-"""Sampling of a language model's next token: temperature, top-k, top-p."""
+"""Qwen3's sampling settings."""
 
-import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from kvbench.core.devices import send
-from kvbench.kernels.draw import draw_candidate
-from kvbench.models.base import refuse
-from kvbench.models.noise import CounterNoise, Noise
-
-GOLDEN = -0x61C8864680B583EB
-"""2^64 over the golden ratio, made odd, as a signed number."""
-MORE_CANDIDATES = 236
-"""Candidates in addition to top_k on a GPU: ties with the last that a draw considers."""
+from kvbench.models.parts import text_sampling
 
 
 @dataclass(frozen=True)
-class TextSampling:
-    """Sampling of tokens; the defaults are Qwen3's for thinking.
-
-    Attributes:
-        temperature: divisor of logits; 0 takes the likeliest token.
-        top_k: only the k likeliest tokens, ties with the last of them included; 0 for all.
-        top_p: only the likeliest of these whose total probability reaches top_p; among equals, the token of highest
-            number comes first. 1 for all.
-    """
+class TextSampling(text_sampling.TextSampling):
+    """Sampling of tokens; the defaults are Qwen3's for thinking."""
 
     temperature: float = 0.6
     top_k: int = 20
     top_p: float = 0.95
-
-    def __post_init__(self) -> None:
-        refuse(
-            "model.sampling",
-            self,
-            temperature=(self.temperature < 0, "not be negative (0 takes the likeliest)"),
-            top_k=(self.top_k < 0, "not be negative (0 turns it off)"),
-            top_p=(not 0 < self.top_p <= 1, "be in (0, 1] (1 turns it off)"),
-        )
-
-    @property
-    def numbers(self) -> int:
-        """Numbers of the noise that the draw of a token takes per prompt."""
-        return 0 if self.temperature == 0 else 2
-
-
-def truncate(logits: Tensor, sampling: TextSampling) -> tuple[Tensor, Tensor]:
-    """Return logits float32 [prompts, candidates] over the temperature, likeliest first, and their tokens int64.
-
-    Logits are -inf where top-k or top-p forbids a candidate. Ties are decided as by transformers with a stable sort.
-    The input is float32 [prompts, vocabulary], the temperature not 0.
-    """
-    cooled, vocabulary = logits / sampling.temperature, logits.shape[-1]
-    count = min(sampling.top_k, vocabulary) or vocabulary
-    candidates, tokens = cooled.topk(count)
-    if count < vocabulary:
-        threshold = candidates[:, -1:]
-        if (width := _count_candidates(cooled, threshold, count)) > count:
-            candidates, tokens = cooled.topk(width)
-            candidates = candidates.masked_fill(candidates < threshold, -math.inf)
-    # topk returns ties in any order; here the token of highest number comes first.
-    tokens, order = tokens.sort(descending=True)
-    candidates, order = candidates.gather(-1, order).sort(descending=True, stable=True)
-    tokens = tokens.gather(-1, order)
-    if sampling.top_p < 1:
-        probabilities = candidates.softmax(-1)
-        likelier = probabilities.cumsum(-1) - probabilities
-        candidates = candidates.masked_fill(likelier >= sampling.top_p, -math.inf)
-    return candidates, tokens
-
-
-def _count_candidates(logits: Tensor, threshold: Tensor, count: int) -> int:
-    """Return the number of candidates among which every prompt has its `count` likeliest and the ties with the last.
-
-    On a GPU, where the host does not wait for the number of ties, MORE_CANDIDATES are added.
-    """
-    if logits.is_cuda:
-        return min(count + MORE_CANDIDATES, logits.shape[-1])
-    return max(count, int((logits >= threshold).sum(-1).max()))
-
-
-def draw_text_token(logits: Tensor, sampling: TextSampling, noise: Noise) -> Tensor:
-    """Draw a token int64 [prompts] from logits float32 [prompts, vocabulary].
-
-    The result is argmax p / q with q ~ Exp(1), where q depends on the token, not on its rank: runs whose logits differ
-    slightly draw the same token nearly always. Temperature 0 draws no noise.
-    """
-    if sampling.temperature == 0:
-        return logits.argmax(-1)
-    candidates, tokens = truncate(logits, sampling)
-    if isinstance(noise, CounterNoise):
-        drawn = draw_candidate(candidates, tokens, noise.keys, noise.step)
-        noise.advance()
-        return drawn
-    exponential = mix_exponential(tokens, send(noise.draw(sampling.numbers), logits.device))
-    best = (candidates.softmax(-1) / exponential).argmax(-1, keepdim=True)
-    return tokens.gather(-1, best).squeeze(-1)
-
-
-def mix_exponential(tokens: Tensor, drawn: Tensor) -> Tensor:
-    """Return Exp(1) variables float32 [prompts, candidates], one per token, from two numbers drawn per prompt.
-
-    Drawing a number per token of the vocabulary would take as long as a layer. Instead the bits of two are mixed with
-    the token's number (finaliser of SplitMix64: Steele, Lea and Flood, OOPSLA 2014).
-
-    Args:
-        tokens: int64 [prompts, candidates].
-        drawn: float32 [prompts, 2], different at every position of every prompt.
-    """
-    bits = drawn.contiguous().view(torch.int64) + GOLDEN * (tokens + 1)
-    bits = (bits ^ _shift(bits, 30)) * -0x40A7B892E31B1A47
-    bits = (bits ^ _shift(bits, 27)) * -0x6B2FB644ECCEEE15
-    bits = bits ^ _shift(bits, 31)
-    return -((_shift(bits, 40).float() + 0.5) / 2**24).log()  # 24 bits, which float32 holds exactly
-
-
-def _shift(bits: Tensor, by: int) -> Tensor:
-    """Shift int64 logically to the right."""
-    return (bits >> by) & (2 ** (64 - by) - 1)

@@ -11,10 +11,11 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
 from kvbench.models.base import Model
 from kvbench.models.files.checkpoints import WHOLE
-from kvbench.models.qwen3.files import split_qwen3
+from kvbench.models.parts.decoder_files import split_decoder
+from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.qwen3.model import Qwen3Model
-from kvbench.models.qwen3.prompt import WORDS
-from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
+from kvbench.models.qwen3.transformer import Qwen3Config
+from kvbench.models.text_tokens import WORDS
 from kvbench.training.base import Training
 from kvbench.training.loop import generator
 from kvbench.training.qwen3.transformer import END, MARKS, PAD, PUZZLES, NextWord, WalkRecipe, draw_batch
@@ -43,7 +44,7 @@ class Qwen3Training(Training):
                 f"train: problems of three walkers have {len(words)} words (model.transformer.vocabulary="
                 f"{config.vocabulary}), and train.transformer.stages names at least one stage"
             )
-        network = NextWord(Qwen3(config))
+        network = NextWord(TextDecoder(config))
         init_decoder(network.transformer, generator(recipe.seed, 3))
         rotation = config.rotations(
             max(stage.count_tokens(PUZZLES[recipe.puzzle]) for stage in recipe.stages)
@@ -51,7 +52,7 @@ class Qwen3Training(Training):
         weights = self._fit_transformer(network, partial(draw_batch, rotation, recipe), out)
         folder = out / "model"
         folder.mkdir(exist_ok=True)
-        state = split_qwen3(checkpoint.group(weights, "transformer", "."), config)
+        state = split_decoder(checkpoint.group(weights, "transformer", "."), config)
         half = {name: tensor.cpu().half() for name, tensor in state.items()}
         checkpoint.save(folder / WHOLE, half, {"recipe": asdict(recipe)})
         write_whole(folder / WORDS, json.dumps(words, ensure_ascii=False) + "\n")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.qwen3.transformer import Qwen3
+from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.puzzles.noted_walk import NotedWalk
 from kvbench.puzzles.room_walk import MAX_MOVES, RoomWalk
 from kvbench.training.attention import attend_causally
@@ -85,7 +85,7 @@ class WalkRecipe(BaseTransformerRecipe):
 class NextWord(nn.Module):
     """The language model for training in one pass."""
 
-    def __init__(self, transformer: Qwen3) -> None:
+    def __init__(self, transformer: TextDecoder) -> None:
         super().__init__()
         self.transformer = transformer
 

@@ -9,21 +9,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from kvbench.core.segments import ModelSpec, next_token_image
-from kvbench.methods.full import Full
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.parameters import build_on_meta, load_into
 from kvbench.models.files.weights import Source
-from kvbench.models.qwen3.files import clean_qwen3
-from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
+from kvbench.models.parts.decoder_files import clean_decoder
+from kvbench.models.parts.text_decoder import TextDecoder
+from kvbench.models.qwen3.transformer import Qwen3Config
 from tests.support import reference_qwen3 as reference
-from tests.support.engine import open_cache
 from tests.support.reference_qwen3 import CONFIGS
 
 pytest.importorskip("transformers")
-ANSWER, CHUNK = 11, 4
+ANSWER = 11
 UNEQUAL = [[5, 9, 20, 33, 41, 96, 7], [3, 88], [60, 61, 62, 2]]
 EQUAL = [[5, 9, 20, 33], [3, 88, 17, 4]]
 each = pytest.mark.parametrize("name", ["shared heads", "tied"])
@@ -39,36 +36,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
     return made
 
 
-def load(folder: Path, config: Qwen3Config, dtype: torch.dtype = torch.float32) -> Qwen3:
-    model = build_on_meta(lambda: Qwen3(config))
+def load(folder: Path, config: Qwen3Config, dtype: torch.dtype = torch.float32) -> TextDecoder:
+    model = build_on_meta(lambda: TextDecoder(config))
     load_into(
         model,
         Source("model.sources.weights", str(folder)),
-        partial(clean_qwen3, config=config),
+        partial(clean_decoder, shape=config),
         lambda _, tensor: tensor.to(dtype),
     )
     return model.requires_grad_(False)
-
-
-def logits(model: Qwen3, prompts: list[list[int]], answers: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `official_logits`: the prompts at once, then one token after the other."""
-    tokens, exists = reference.pad(prompts)
-    room = tokens.shape[1]
-    segments = next_token_image(room, answers.shape[1] + 1, CHUNK)
-    spec: ModelSpec = model.config.describe("qwen3", segments, 1)
-    cache = open_cache(Full(), spec, dtype=dtype)
-    rotation, whole = model.rotations(spec.segments[-1].end), torch.cat((tokens, answers), 1)
-    padding = (room - exists.sum(1)).tolist()
-    cache.reset(len(prompts), padding if any(padding) else None)
-    found = []
-    for segment in segments:
-        cache.begin(segment)
-        size = 1 if segment.index else room
-        for start in range(segment.start, segment.end, size):
-            part = slice(start, start + size)
-            hidden = model(model.embed(whole[:, part]), rotation[part], cache.attend)
-            found.append(model.logits(hidden[:, -1]))
-    return torch.stack(found, 1)
 
 
 @each
@@ -77,7 +53,7 @@ def test_official_logits(folders: dict[str, tuple[Path, Any]], name: str, prompt
     folder, official = folders[name]
     answers = torch.randint(2, 97, (len(prompts), ANSWER), generator=torch.Generator().manual_seed(1))
     expected = reference.official_logits(official, prompts, answers)
-    found = logits(load(folder, CONFIGS[name]), prompts, answers, torch.float32)
+    found = reference.step_logits(load(folder, CONFIGS[name]), prompts, answers, torch.float32)
     assert expected.std() > 0.5
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
@@ -91,7 +67,7 @@ def test_in_bfloat16_they_differ_by_rounding(folders: dict[str, tuple[Path, Any]
     theirs = (reference.official_logits(half, UNEQUAL, answers) - exact).abs()
     model = load(folder, CONFIGS[name], torch.bfloat16)
     assert model.norm.weight.dtype == torch.bfloat16
-    ours = (logits(model, UNEQUAL, answers, torch.bfloat16) - exact).abs()
+    ours = (reference.step_logits(model, UNEQUAL, answers, torch.bfloat16) - exact).abs()
     assert theirs.mean() > 1e-3
     assert ours.mean() < 1.5 * theirs.mean()
     assert ours.max() < 2 * theirs.max()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.weights import Source
-from kvbench.models.qwen3.prompt import WordTokens, read_tokenizer
+from kvbench.models.text_tokens import WordTokens, read_tokenizer
 
 WORDS = ("<pad>", "<end>", "\n1", "\n12", " a", " a<", "do")
 

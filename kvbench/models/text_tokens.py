@@ -1,15 +1,24 @@
-"""Tokenizers of Qwen3, which encode prompts in the chat template and decode texts."""
+"""Tokenizers of language models, which encode prompts in the chat template and decode texts."""
 
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvbench.core.files import parse_json
-from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.checkpoints import GGUF, WeightsError
+from kvbench.models.files.gguf import read_gguf
+from kvbench.models.files.gguf_tokenizer import make_tokenizer
 from kvbench.models.files.weights import Source
 from kvbench.models.parts.tokens import Tokenizer, hash_words
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DATE = date(2024, 7, 26)
+"""Day that chat templates which name today's date name in its place; prompts do not depend on the day of the run."""
 WORDS = "vocabulary.json"
 """Name of the tokenizer's file for models with a list of words."""
 
@@ -27,32 +36,64 @@ class TextTokenizer(Tokenizer):
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without its end."""
 
+    def encode_part(self, text: str, *, first: bool) -> list[int]:
+        """Return the tokens of a part of a text that is read; `first` says whether it begins the text."""
+        return self.encode(text)
+
+    def spell(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """Return the characters of each token."""
+        return tuple(self.decode([token]) for token in tokens)
+
+
+def _open_reader(place: Path) -> "PreTrainedTokenizerBase":
+    """Return the tokenizer of transformers in a folder or a GGUF file."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if place.suffix == GGUF:
+        return make_tokenizer(read_gguf(place))
+    # AutoTokenizer may take a class by the model's name, which replaces parts of tokenizer.json by its own.
+    whole = (place / "tokenizer.json").is_file()
+    reader = PreTrainedTokenizerFast if whole else AutoTokenizer
+    return reader.from_pretrained(str(place), local_files_only=True)
+
+
+def _fix_date(template: str) -> str:
+    """Return a chat template whose function `strftime_now`, if it calls it, formats DATE."""
+    if "strftime_now" not in template:
+        return template
+    replaced = "".join(f"|replace('%{code}', '{DATE.strftime('%' + code)}')" for code in "aAbBdjmyYHMS")
+    return f"{{% macro strftime_now(format) %}}{{{{ format{replaced} }}}}{{% endmacro +%}}{template}"
+
 
 class ChatTokenizer(TextTokenizer):
-    """Tokenizer of a model's folder, with its chat template.
+    """Tokenizer of a model's folder or GGUF file, with its chat template.
 
     Args:
-        folder: folder of its files.
+        place: folder of its files, or GGUF file.
         thinking: whether the model thinks before it answers; otherwise the template ends the thinking block at once.
         chat: whether prompts are put into the chat template; otherwise the model continues them.
+        stops: tokens that end a text, besides the tokenizer's own end; None for its padding token, which ends a text
+            without a chat.
 
     Raises:
         ImportError: the `text` extra is not installed.
         OSError, ValueError: no tokenizer, or one without a chat template or an end token.
     """
 
-    def __init__(self, folder: Path, *, thinking: bool, chat: bool = True) -> None:
-        from transformers import AutoTokenizer
-
-        self._reader = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    def __init__(
+        self, place: Path, *, thinking: bool, chat: bool = True, stops: Sequence[int] | None = None
+    ) -> None:
+        self._reader = _open_reader(place)
         self._thinking, self._chat = thinking, chat
         if chat and self._reader.chat_template is None:
             raise ValueError("it has no chat template")
+        self._template = _fix_date(self._reader.get_chat_template()) if chat else None
         end, pad = self._reader.eos_token_id, self._reader.pad_token_id
-        if end is None:
+        if end is None and not stops:
             raise ValueError("it has no token that ends an answer")
-        self.pad = end if pad is None else pad
-        self.ends = tuple(dict.fromkeys((end, self.pad)))  # without a chat, the padding token ends a text
+        others = [pad] if stops is None else stops
+        self.ends = tuple(dict.fromkeys(token for token in (end, *others) if token is not None))
+        self.pad = self.ends[0] if pad is None else pad
 
     def encode(self, prompt: str) -> list[int]:
         """Return the tokens of a user's question up to the beginning of the answer; without a chat, of the prompt."""
@@ -63,8 +104,13 @@ class ChatTokenizer(TextTokenizer):
             tokenize=False,
             add_generation_prompt=True,
             enable_thinking=self._thinking,
+            chat_template=self._template,
         )
         return list(self._reader(text, add_special_tokens=False)["input_ids"])
+
+    def encode_part(self, text: str, *, first: bool) -> list[int]:
+        """Return the tokens of a part of a text, without a chat."""
+        return list(self._reader(text, add_special_tokens=first)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, thoughts included, without special tokens."""
@@ -140,7 +186,9 @@ class HashedTextTokenizer(TextTokenizer):
         return " ".join(f"w{token}" for token in tokens if token not in self.ends)
 
 
-def read_tokenizer(source: Source, *, thinking: bool, chat: bool = True) -> TextTokenizer:
+def read_tokenizer(
+    source: Source, *, thinking: bool, chat: bool = True, stops: Sequence[int] | None = None
+) -> TextTokenizer:
     """Read the tokenizer of a model's folder, a `WordTokens` or a `ChatTokenizer` with these options.
 
     Raises:
@@ -150,12 +198,12 @@ def read_tokenizer(source: Source, *, thinking: bool, chat: bool = True) -> Text
     try:
         if (folder / WORDS).is_file():
             return WordTokens(parse_json((folder / WORDS).read_text(encoding="utf-8")))
-        return ChatTokenizer(folder, thinking=thinking, chat=chat)
+        return ChatTokenizer(folder, thinking=thinking, chat=chat, stops=stops)
     except ImportError:
         raise WeightsError(f"{source.key}: install the `text` extra, which reads the tokenizer") from None
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise WeightsError(
             f"{source.key}: {folder} contains no tokenizer with a chat template ({reason}); it must be the model's "
-            f"folder, with tokenizer.json and tokenizer_config.json, or with {WORDS}"
+            f"folder, with tokenizer.json and tokenizer_config.json, or with {WORDS} (model.chat=false: no template)"
         ) from None

@@ -13,8 +13,8 @@ from kvbench.core.segments import Segment
 from kvbench.models.base import Cache, require_finite
 from kvbench.models.noise import Noise
 from kvbench.models.parts.decoder import Decoder
+from kvbench.models.parts.text_sampling import TextSampling, draw_text_token
 from kvbench.models.parts.token_steps import DrawnTokens, compute_next, hold_noise, run_step
-from kvbench.models.qwen3.sampling import TextSampling, draw_text_token
 
 CHECK_INTERVAL = 16
 """Tokens between two checks whether all texts have ended, in which the host waits for a GPU."""

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.models.noise import PromptNoise
-from kvbench.models.qwen3 import sampling as sampling_module
-from kvbench.models.qwen3.sampling import TextSampling, draw_text_token, mix_exponential, truncate
+from kvbench.models.parts import text_sampling as sampling_module
+from kvbench.models.parts.text_sampling import draw_text_token, mix_exponential, truncate
+from kvbench.models.qwen3.sampling import TextSampling
 from tests.support.drawing import Silence
 
 LOGITS = 3 * torch.randn(6, 50, generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,121 @@
+"""Byte-level BPE tokenizers and chat templates in GGUF files, as tokenizers of transformers."""
+
+from typing import TYPE_CHECKING
+
+from kvbench.models.files.gguf import Gguf
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+SPLITS: dict[str, tuple[str, ...]] = {
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    **dict.fromkeys(("gpt-2", "mpt", "olmo", "phi-2"), (GPT2,)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), (r"\p{N}", GPT2)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe"), (LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), (QWEN2,)),
+}
+"""Patterns by `tokenizer.ggml.pre`, applied one after another to what those before left whole.
+
+They follow llama.cpp's `src/llama-vocab.cpp`; its spelled-out cases are `(?i:...)` here.
+"""
+WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3"})
+"""Kinds that take a word as a token where the vocabulary has it, whatever the merges, and begin a text with `bos`."""
+CONTROL, USER_DEFINED = 3, 4
+"""Types of tokens that are searched for before a text is split; control tokens are invisible."""
+
+
+def make_tokenizer(file: Gguf) -> "PreTrainedTokenizerFast":
+    """Return the tokenizer of a file, with its chat template if it has one.
+
+    Raises:
+        ImportError: the `text` extra is not installed.
+        ValueError: the tokenizer is of another kind, or a key is missing or of another type.
+    """
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    kind, tokens = _find_kind(file), _find_texts(file, "tokens")
+    numbers = _find_special(file, len(tokens))
+    special = {name: tokens[number] for name, number in numbers.items()}
+    template = file.metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise ValueError("tokenizer.chat_template is not a text")
+    tokenizer = _build(file, kind, tokens)
+    first = special.get("bos_token")
+    if first is not None and file.metadata.get("tokenizer.ggml.add_bos_token", kind in WHOLE_WORDS):
+        tokenizer.post_processor = TemplateProcessing(
+            single=[first, "$A"], special_tokens=[(first, numbers["bos_token"])]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, chat_template=template, clean_up_tokenization_spaces=False, **special
+    )
+
+
+def _find_special(file: Gguf, count: int) -> dict[str, int]:
+    """Return the numbers of special tokens by transformers' names; `count` is the size of the vocabulary."""
+    names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    keys = {name: f"tokenizer.ggml.{ours}_token_id" for name, ours in names.items()}
+    found = {}
+    for name, key in keys.items():
+        if (number := file.metadata.get(key)) is None:
+            continue
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+            raise ValueError(f"{key} is {number!r:.60}, must be the number of one of {count} tokens")
+        found[name] = number
+    return found
+
+
+def _build(file: Gguf, kind: str, tokens: list[str]) -> "Tokenizer":
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    pairs = [merge.partition(" ")[::2] for merge in _find_texts(file, "merges")]
+    unknown = [pair for pair in pairs if not vocabulary.keys() >= {*pair, "".join(pair)}]
+    if unknown:
+        raise ValueError(f"tokenizer.ggml.merges has {unknown[0]!r:.60}, which joins no two tokens to one")
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=kind in WHOLE_WORDS))
+    if SPLITS[kind] == (QWEN2,) and kind != "stablelm2":
+        tokenizer.normalizer = normalizers.NFC()  # llama.cpp leaves it out, Qwen's tokenizer.json has it
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in SPLITS[kind]]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    types = file.metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise ValueError(f"tokenizer.ggml.token_type is no list of {len(tokens)} types")
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=one == CONTROL)
+            for token, one in zip(tokens, types, strict=True)
+            if one in (CONTROL, USER_DEFINED)
+        ]
+    )
+    return tokenizer
+
+
+def _find_kind(file: Gguf) -> str:
+    """Return `tokenizer.ggml.pre`, which says how texts are split into words.
+
+    Raises:
+        ValueError: the tokenizer is not byte-level BPE, or splits in a way that is not known.
+    """
+    model, kind = (file.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    if model != "gpt2":
+        raise ValueError(f"tokenizer.ggml.model is {model!r:.60}, but only gpt2 (byte-level BPE) is read")
+    if not isinstance(kind, str) or kind not in SPLITS:
+        raise ValueError(f"tokenizer.ggml.pre is {kind!r:.60}, but only {', '.join(SPLITS)} are read")
+    return kind
+
+
+def _find_texts(file: Gguf, name: str) -> list[str]:
+    found = file.metadata.get(f"tokenizer.ggml.{name}")
+    if not isinstance(found, list) or not found or not isinstance(found[0], str):
+        raise ValueError(f"it has no tokenizer: tokenizer.ggml.{name} is no list of texts")
+    return found  # type: ignore[return-value]  # an array's values are of one type

@@ -1,0 +1,117 @@
+"""Configurations and stop tokens of language models in GGUF files, under the keys of transformers' files."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvbench.models.files.gguf import Gguf, Value
+from kvbench.models.files.gguf_decoder import FACTORS, count_channels, find_architecture, find_count
+from kvbench.models.parts.rotary import RopeScaling, compute_frequencies
+
+LOW, HIGH, CONTEXT = 1.0, 4.0, 8192
+"""Settings of `RopeScaling` in every published model with Llama 3's scaling; `factor` varies."""
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+ENDS = ("<|endoftext|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>")
+"""Control tokens that end a text by their name, as in llama.cpp's vocabulary."""
+CONTROL = 3
+"""Type of control tokens in `tokenizer.ggml.token_type`."""
+
+
+def make_config(file: Gguf) -> dict[str, object]:
+    """Return a file's configuration under the keys of transformers' config.json.
+
+    Raises:
+        ValueError: the file is of another architecture, or a key is missing or of another type.
+    """
+    name, _ = find_architecture(file)
+    values, heads = file.metadata, find_count(file.metadata, f"{name}.attention.head_count")
+    head_dim = count_channels(values, name)
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ValueError("it has no tensor token_embd.weight [tokens, channels]")
+    config: dict[str, object] = {
+        "model_type": name,
+        "hidden_size": find_count(values, f"{name}.embedding_length"),
+        "intermediate_size": find_count(values, f"{name}.feed_forward_length"),
+        "num_hidden_layers": find_count(values, f"{name}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": find_count(values, f"{name}.attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "vocab_size": embedding.shape[0],
+        "max_position_embeddings": find_count(values, f"{name}.context_length"),
+        "rms_norm_eps": _find_real(values, f"{name}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": _find_real(values, f"{name}.rope.freq_base", 10000.0),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "hidden_act": "silu",
+    }
+    if "blk.0.attn_q.bias" in file.tensors and name != "qwen2":  # which has biases without a key
+        config["attention_bias"] = True
+    rotated = find_count(values, f"{name}.rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        config["partial_rotary_factor"] = rotated / head_dim
+    if window := values.get(f"{name}.attention.sliding_window"):
+        config["sliding_window"] = window
+    if (scaling := _read_scaling(file, name)) is not None:
+        config["rope_scaling"] = scaling
+    return config
+
+
+def make_generation_config(file: Gguf) -> dict[str, object]:
+    """Return a file's stop tokens and padding under the keys of transformers' generation_config.json.
+
+    Control tokens that end a text by their name are stop tokens too.
+
+    Raises:
+        ValueError: the file has no list of tokens.
+    """
+    values, prefix = file.metadata, "tokenizer.ggml."
+    tokens, kinds = values.get(f"{prefix}tokens"), values.get(f"{prefix}token_type", [])
+    if not isinstance(tokens, list) or not isinstance(kinds, list):
+        raise ValueError(f"it has no lists {prefix}tokens and {prefix}token_type")
+    ends = [values[f"{prefix}{key}"] for key in END_KEYS if f"{prefix}{key}" in values]
+    typed = zip(tokens, kinds, strict=False)
+    ends += [number for number, (token, kind) in enumerate(typed) if kind == CONTROL and token in ENDS]
+    if any(isinstance(end, bool) or not isinstance(end, int) or not 0 <= end < len(tokens) for end in ends):
+        raise ValueError(f"{prefix}eos_token_id and its like are {ends!r:.60}, must be numbers of tokens")
+    found: dict[str, object] = {"eos_token_id": list(dict.fromkeys(ends))}
+    names = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
+    return found | {key: values[prefix + ours] for key, ours in names.items() if prefix + ours in values}
+
+
+def _find_real(values: Mapping[str, Value], key: str, default: float | None = None) -> float:
+    """Return a float32 as the shortest decimal number that rounds to it, which config.json has."""
+    found = values.get(key, default)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+        raise ValueError(
+            f"{key} is {'missing' if found is None else f'{found!r:.60}, must be a positive number'}"
+        )
+    return float(str(np.float32(found)))
+
+
+def _read_scaling(file: Gguf, name: str) -> dict[str, object] | None:
+    """Return the scaling of rotary frequencies as `rope_scaling` of config.json; None without one.
+
+    Raises:
+        ValueError: the frequencies are divided in another way than by Llama 3's scaling.
+    """
+    if FACTORS in file.tensors:
+        found = file.tensors[FACTORS].unpack().double().flatten().tolist()
+        factor, base = max(1.0, *found), _find_real(file.metadata, f"{name}.rope.freq_base", 10000.0)
+        frequencies = compute_frequencies(2 * len(found), base)
+        scaled = RopeScaling(factor, LOW, HIGH, CONTEXT).scale(frequencies)
+        if not np.allclose(found, frequencies / scaled, rtol=1e-4, atol=0):
+            raise ValueError(f"{FACTORS} are no divisors of Llama 3's scaling; use the model's safetensors")
+        return {
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": LOW,
+            "high_freq_factor": HIGH,
+            "original_max_position_embeddings": CONTEXT,
+        }
+    kind, prefix = file.metadata.get(f"{name}.rope.scaling.type", "none"), f"{name}.rope.scaling"
+    if kind == "none":
+        return None
+    names = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
+    given = {key: file.metadata.get(f"{prefix}.{ours}") for key, ours in names.items()}
+    return {"rope_type": kind, **{key: value for key, value in given.items() if value is not None}}
