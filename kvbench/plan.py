@@ -75,6 +75,7 @@ def make_plan(
     token_bytes: int,
     flight_bytes: int,
     packing: Packing | None = None,
+    longest: int | None = None,
 ) -> Plan:
     """Predict the memory of a run from shapes.
 
@@ -90,11 +91,13 @@ def make_plan(
         token_bytes: bytes of the largest stored token in one head.
         flight_bytes: bytes of a token in one head as the model computes it.
         packing: low-bit storage, if any.
+        longest: tokens of the longest prompt; None for the longest that the model reads.
 
     Raises:
         ConfigError: the contents of the cache depend on data.
     """
     spec, needs = model.spec, method.needs()
+    spec = spec if longest is None else spec.with_prompt(longest)
     observed = isinstance(needs, Observer)
     blank = _make_blank(needs, spec) if isinstance(needs, Observer) else None
     prepare_to_fit(method, spec, budget, blank, packing)

@@ -29,7 +29,7 @@ def export_policy(job: Job, path: Path) -> None:
         ConfigError: the method is not static, the model is split over processes, or the file cannot be written.
         ValueError: the job or its method is invalid.
     """
-    method, spec = job.method, job.model.spec
+    method = job.method
     if not method.static:
         raise ConfigError(
             f"export.policy={path}: method={job.method_name} decides from the cache while the model runs; take one "
@@ -42,6 +42,7 @@ def export_policy(job: Job, path: Path) -> None:
         load(job)
     calibrations = calibrate_job(job)
     prepare_method(job, calibrations.artifact)
+    spec = method.spec
     schedule = build_schedule(spec, method)
     tensors = {"dropped_after": tabulate_drops(spec, schedule)}
     if method.uses.precisions:
@@ -82,7 +83,7 @@ def tabulate_precisions(spec: ModelSpec, method: Method) -> dict[str, Tensor]:
 
 def describe_policy(job: Job, schedule: Schedule, used: str | None) -> dict[str, object]:
     """Return the metadata of the policy of a prepared method, JSON values; `used` is the SHA-256 of its calibration."""
-    spec, method, settings, packing = job.model.spec, job.method, job.settings, job.cache_plan.packing
+    spec, method, settings, packing = job.method.spec, job.method, job.settings, job.cache_plan.packing
     lengths = predict_row_lengths(spec, method, schedule)
     assert lengths is not None, "for a static method"
     return {
@@ -102,7 +103,7 @@ def describe_policy(job: Job, schedule: Schedule, used: str | None) -> dict[str,
         "segments": [[segment.height, segment.width] for segment in spec.segments],
         "method": {
             "name": job.method_name,
-            "settings": identify_method(job.section("method"), object(), job.method.added),
+            "settings": identify_method(job.section("method"), object(), job.method),
         },
         "calibration_sha256": used,
         "budget": {

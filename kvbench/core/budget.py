@@ -1,7 +1,7 @@
 """Budgets in exact rational arithmetic."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil, floor
 from typing import Literal
@@ -25,6 +25,8 @@ class Budget:
         heads: T = layers x KV heads.
         bytes: limit in bytes per sequence, exact; None for a token budget.
         full_bytes: bytes of the full cache per sequence in 16 bits; None for a token budget.
+        given: the number as it was given: a share up to 1, otherwise tokens per head or bytes; None for a budget that
+            was computed. It names the budget and is not compared.
     """
 
     capacity: Fraction
@@ -32,6 +34,7 @@ class Budget:
     heads: int
     bytes: Fraction | None = None
     full_bytes: int | None = None
+    given: Fraction | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def parse(cls, value: float | int | str, spec: ModelSpec) -> "Budget":
@@ -51,14 +54,14 @@ class Budget:
         Raises:
             ValueError: not a number, not positive, above the full cache, or not a whole number of tokens.
         """
-        number = _read_number(value, f"budget={value}", "tokens per head")
+        given = number = _read_number(value, f"budget={value}", "tokens per head")
         if number > 1:
             if number > spec.cached_length:
                 raise ValueError(
                     f"budget={value}: {spec.name} caches at most {spec.cached_length} tokens per head"
                 )
             number /= spec.cached_length
-        return cls(number * spec.full_tokens, spec.full_tokens, spec.all_heads)
+        return cls(number * spec.full_tokens, spec.full_tokens, spec.all_heads, given=given)
 
     @classmethod
     def parse_bytes(cls, value: float | int | str, spec: ModelSpec, token_bytes: int | Fraction) -> "Budget":
@@ -92,7 +95,7 @@ class Budget:
                 "fraction in (0, 1]"
             )
         capacity = min(allowed / Fraction(token_bytes), Fraction(spec.full_tokens))
-        return cls(capacity, spec.full_tokens, spec.all_heads, allowed, spec.full_bytes)
+        return cls(capacity, spec.full_tokens, spec.all_heads, allowed, spec.full_bytes, number)
 
     def take_share(self, spec: ModelSpec, share: ModelSpec) -> "Budget":
         """Return the budget of a share of the heads, if all heads have equal budgets.
@@ -123,6 +126,13 @@ class Budget:
         if self.bytes is None or self.full_bytes is None:
             return self.fraction
         return self.bytes / self.full_bytes
+
+    @property
+    def written(self) -> str:
+        """The number as given: whole tokens per head or bytes, otherwise a share in up to four digits."""
+        if self.given is not None and self.given > 1:
+            return str(self.given)
+        return f"{float(self.share):.4g}"
 
     @property
     def exact(self) -> str:
@@ -194,7 +204,12 @@ def _read_number(value: float | int | str, key: str, whole: str) -> Fraction:
 
 
 def name_budget(budget: Budget) -> str:
-    """Return a budget as on the command line: a fraction, or bytes below a thousandth of the full cache."""
+    """Return a budget as on the command line: as it was given, or a fraction.
+
+    A computed one in bytes is in bytes below a thousandth of the full cache.
+    """
+    if budget.given is not None and budget.given > 1:
+        return f"budget={budget.given}" + " budget_unit=bytes" * (budget.bytes is not None)
     if budget.bytes is None:
         return f"budget={float(budget.share):g}"
     is_small = budget.bytes > 1 and budget.share < Fraction(1, 1000)
@@ -210,7 +225,8 @@ class InfeasibleBudget(ValueError):
         factor = Fraction(needed) / budget.per_head
         share = factor * budget.share
         lead = f"{name_budget(budget)}: {why} need {needed} of {spec.cached_length} tokens per head; "
-        smallest = f"{ceil(share * 10**5) / 10**5:g}"
+        in_tokens = budget.bytes is None and budget.given is not None and budget.given > 1
+        smallest = str(needed) if in_tokens else f"{ceil(share * 10**5) / 10**5:g}"
         if budget.bytes is not None:
             needed_bytes = f"{ceil(factor * budget.bytes)} bytes of a sequence"
             if share > 1:
@@ -224,6 +240,18 @@ class InfeasibleBudget(ValueError):
         return cls(f"{lead}the smallest feasible budget is {smallest}")
 
     @classmethod
+    def of_leading(cls, budget: Budget, leading: int, spec: ModelSpec) -> "InfeasibleBudget":
+        """Return the error of `leading` first tokens that alone exceed the budget."""
+        return cls(f"{cls.of(budget, leading, spec, 'the first tokens that stay')}, or lower `leading`")
+
+    @classmethod
     def of_sinks(cls, budget: Budget, sinks: int, needed: int, spec: ModelSpec) -> "InfeasibleBudget":
         """Return the error of sinks that alone need `needed` tokens per head."""
+        if spec.writes_text and not spec.padding_counts and budget.bytes is None:
+            chunks = f" and of {sinks - 1} more chunks" if sinks > 1 else ""
+            why = f"the tokens of the longest prompt{chunks}, which sinks={sinks} keeps,"
+            return cls(f"{cls.of(budget, needed, spec, why)}, or set sinks=0")
+        if spec.writes_text and sinks == 1:
+            why = f"the tokens of the longest prompt, model.prompt_tokens={needed},"
+            return cls(f"{cls.of(budget, needed, spec, why)}, or lower `model.prompt_tokens` or `sinks`")
         return cls(f"{cls.of(budget, needed, spec, f'{sinks} sink scales')}, or lower `sinks`")

@@ -94,6 +94,10 @@ class ModelSpec:
         padding_counts: padding in front of a short prompt counts as held.
         group: query heads that share a KV head.
         rope_base: base of the rotary frequencies of 1D RoPE; 0 for 2D RoPE or none.
+        rope_frequencies: rotary frequency of each pair of channels, radians per position, where they are not the D/2
+            that `rope_base` gives; empty if they are.
+        unrotated: layers whose keys do not rotate.
+        origin: position in RoPE of the first token; above 0 where padding that all prompts have is cut off.
     """
 
     name: str
@@ -109,6 +113,9 @@ class ModelSpec:
     padding_counts: bool = True
     group: int = 1
     rope_base: float = 0.0
+    rope_frequencies: tuple[float, ...] = ()
+    unrotated: tuple[int, ...] = ()
+    origin: int = 0
 
     def with_prompt(self, tokens: int) -> "ModelSpec":
         """Return the shapes for prompts of a number of tokens; the prompt is the first segment."""

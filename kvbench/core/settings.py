@@ -28,7 +28,7 @@ CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", *CODE_DTYPES)
 MAX_CALIBRATED = 10**4
 MAX_WORKERS = 10**4
 MAX_REPEATS = 10**9
-GROUPS = ("model", "method", "protect", "prompts", "eval", "logger", "train", "sampling", "sweeps")
+GROUPS = ("model", "method", "protect", "windows", "prompts", "eval", "logger", "train", "sampling", "sweeps")
 """Keys of a configuration that hold objects (`_target_`), names or nothing."""
 READING_TASKS = ("report", "dashboard", "export")
 """Tasks that read runs and write to `output`."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kvbench.core.graphs import GraphRecorder, Repeat
 from kvbench.core.repetitions import Repetitions
@@ -15,7 +16,7 @@ from kvbench.engine.coding.formats import CodebookTensors, Packing
 from kvbench.engine.layer import LayerInputs, LayerStore
 from kvbench.engine.ledger import Ledger
 from kvbench.engine.packed.storage import PackedStorage
-from kvbench.engine.padding import Padding, attend_padded, read_padding
+from kvbench.engine.padding import Padding, attend_padded, cut_padding, cut_queries, read_padding
 from kvbench.engine.plain import PlainStorage
 from kvbench.engine.recorded_scales import can_record
 from kvbench.engine.schedule import build_schedule
@@ -33,9 +34,12 @@ class KVCache(StoredLayers):
         record: records steps, or segments whose tokens come at once; None runs all by launches.
         repetitions: of steps, or of segments under a method without a `graph_obstacle`; None without a `record`.
 
+    A method may be prepared for shorter prompts than the model reads. All prompts then have the padding between, which
+    is cut off: it has no slots, and positions begin after it.
+
     Args:
         spec: the model's shapes.
-        method: prepared for that model and its budget.
+        method: prepared for that model, or for shorter prompts, and its budget.
         dtype: of stored keys and values; for low-bit storage, the dtype they are decoded to.
         device: of the storage.
         record: see above.
@@ -59,8 +63,10 @@ class KVCache(StoredLayers):
         books: CodebookTensors | None = None,
     ) -> None:
         self.record, device = record, torch.device(device)
+        room, spec = spec.segments[0].length, spec.with_prompt(method.spec.segments[0].length)
+        self._cut = room - spec.segments[0].length
         self._fixed = packing is None and (device.type == "cuda" or record is not None)
-        rotation = None if rotation is None else rotation.to(device)
+        rotation = None if rotation is None else rotation[self._cut :].to(device)
         placed_books = {name: book.to(device) for name, book in (books or {}).items()}
         storage: PlainStorage | PackedStorage
         if packing is None:
@@ -89,12 +95,15 @@ class KVCache(StoredLayers):
             ValueError: not one number a sequence, or no token of a prompt would be left.
         """
         spec = self.spec
+        padding = cut_padding(self._cut, sequences, padding)
         self._padding = read_padding(spec, sequences, padding, self._device)
         # Rows that keep the same slots in all sequences share a layout.
         shared = self.method.static and self._padding is None
         self._sequences = sequences
         self._batch, self._rows = (sequences, spec.heads) if shared else (1, spec.heads * sequences)
         self.ledger = Ledger.open(spec, self._rows // spec.heads, observes_lse=self._uses.lse_queries > 0)
+        if self._cut:
+            self.ledger.prompts = [spec.segments[0].length] * sequences
         if self._padding is not None:
             self.ledger.prompts = self._padding.prompts
             self.method.forget_plans(self._padding.prompts)
@@ -141,6 +150,7 @@ class KVCache(StoredLayers):
 
     def begin(self, segment: Segment) -> None:
         """Announce the segment whose tokens every layer will see next: at once, or in steps if it is causal."""
+        segment = self.spec.segments[segment.index] if self._cut else segment
         self._segment = segment
         self._last_layouts = [store.layout for store in self._stores] if segment.last else []
         if segment.causal:
@@ -173,6 +183,10 @@ class KVCache(StoredLayers):
             BudgetExceeded: the cache of a strict method holds more than its budget after this layer.
             ValueError: more tokens than the segment has, or a part of a segment whose tokens come at once.
         """
+        cut = 0 if self._segment.index else self._cut
+        if cut:
+            q, k, v = (x[:, :, cut:].contiguous() for x in (q, k, v))
+            raw_queries = cut_queries(raw_queries, cut)
         if self._uses.bias:
             q, k, v, raw_queries = widen_queries(q, self.spec.logit_scale), widen(k), widen(v), None
         present = self._join(layer, q.reshape(len(q), self.spec.heads, -1, q.shape[3]), k, v, raw_queries)
@@ -180,7 +194,8 @@ class KVCache(StoredLayers):
         if self._segment.causal:
             attend = self._attend_recorded if self._steps.recorded else self._attend_step
         out = attend(present).reshape(q.shape)
-        return narrow(out) if self._uses.bias else out
+        out = narrow(out) if self._uses.bias else out
+        return F.pad(out, (0, 0, cut, 0)) if cut else out
 
     def _join(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, raw_queries: Callable[[], Tensor] | None = None
@@ -196,7 +211,7 @@ class KVCache(StoredLayers):
             raw_queries=raw_queries,
             biased=self._uses.bias,
             projection=self.projection,
-            rotation=self._rotation,
+            rotation=None if layer in self.spec.unrotated else self._rotation,
             books=self._books,
         )
 

@@ -1,6 +1,6 @@
 """Left padding of prompts of unequal length, which is neither attended to nor stored."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -55,6 +55,25 @@ def read_padding(
     numbers = torch.tensor(padding).to(device, non_blocking=True)
     prompts = tuple(prompt.length - tokens for tokens in padding)
     return Padding(numbers, numbers.repeat_interleave(spec.heads), prompts)
+
+
+def cut_padding(cut: int, sequences: int, padding: Sequence[int] | None) -> Sequence[int] | None:
+    """Return the padding of a batch without the `cut` tokens of padding that all prompts have.
+
+    Raises:
+        ValueError: a prompt has less padding: it is longer than those that the method was prepared for.
+    """
+    if not cut:
+        return padding
+    given = padding or [0] * sequences
+    if min(given, default=cut) < cut:
+        raise ValueError(f"padding {list(given)}: the method was prepared for prompts with {cut} such tokens")
+    return [tokens - cut for tokens in given]
+
+
+def cut_queries(given: Callable[[], Tensor] | None, cut: int) -> Callable[[], Tensor] | None:
+    """Return a function of raw queries [sequences, heads, tokens, D] without the first `cut` tokens."""
+    return None if given is None else lambda: given()[:, :, cut:].contiguous()
 
 
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float) -> Tensor:

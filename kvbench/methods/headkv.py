@@ -1,6 +1,6 @@
 """HeadKV: local heads keep only the newest lines, global heads also keep history (arXiv:2605.20600)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method, set_limits
+from kvbench.methods.shared.base import ADDED_WITH_LEADING, SHARE, Artifact, Limit, Method, set_limits
 from kvbench.methods.shared.even_shares import share_by_head
 from kvbench.methods.shared.select import (
     BranchMode,
@@ -20,6 +20,7 @@ from kvbench.methods.shared.select import (
     check_branch_mode,
     check_capacity,
     choose_best,
+    count_sinks,
     find_sinks,
     merge_branches,
     score_line,
@@ -53,6 +54,7 @@ class HeadKV(Method):
 
     Attributes:
         sinks: leading segments, the condition; later segments are lines.
+        leading: first tokens of a sequence, after its padding, that never leave.
         group_at: cached tokens of a head, condition included, above which heads are classified (A.2: 100 for LlamaGen
             and Janus-Pro, 300 and 500 for Lumina-mGPT at 768 and 1024 pixels).
         threshold: share of attention that classifies a head (tau).
@@ -68,6 +70,7 @@ class HeadKV(Method):
     """
 
     sinks: int
+    leading: int = 0
     group_at: int = 100
     threshold: float = 0.9
     recent: int = 2
@@ -81,6 +84,7 @@ class HeadKV(Method):
     attention: LineAttention = "prob"
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
+    added: ClassVar[Mapping[str, object]] = ADDED_WITH_LEADING
     text_revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
     limits = set_limits(
         threshold=SHARE,
@@ -105,13 +109,14 @@ class HeadKV(Method):
                 "method.len_rows=shared"
             )
         check_branch_mode(self.branch_mode, spec)
-        check_capacity(spec, budget, self.sinks, (self.buffer - 1) * longest_line(spec, self.sinks))
+        buffered = (self.buffer - 1) * longest_line(spec, self.sinks)
+        check_capacity(spec, budget, self.sinks, buffered, leading=self.leading)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Find the segment that classifies heads, and the minimum capacity of heads."""
         super().prepare(spec, budget, artifact)
         line = longest_line(spec, self.sinks)
-        self._condition = spec.leading_tokens(self.sinks)
+        self._condition = count_sinks(spec, self.sinks, self.leading)
         self._recent = self.recent * line
         self._min_tokens = min(self._condition + self._recent + (self.buffer - 1) * line, budget.head_tokens)
         self._even = share_by_head(budget.tokens, spec)
@@ -205,9 +210,8 @@ class HeadKV(Method):
         lines = by_row(view, [plan._recent for plan in plans])
         recent = torch.where(local, spare, cap_recent(spare).minimum(lines))
         exists = view.position >= 0
-        history = (
-            exists & ~find_sinks(view, self.sinks) & (view.position < view.segment.end - recent[:, None])
-        )
+        sinks = find_sinks(view, self.sinks, self.leading)
+        history = exists & ~sinks & (view.position < view.segment.end - recent[:, None])
         size = history.sum(1)
         leaving = (size - (spare - recent)).clamp(min=0)
         older = (size.double() * self.ratio).long()

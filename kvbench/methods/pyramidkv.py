@@ -11,7 +11,7 @@ from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.base import Artifact, Limit, set_limits
 from kvbench.methods.shared.even_shares import share_layer
 from kvbench.methods.shared.scored import WindowAttention
-from kvbench.methods.shared.select import fit_window
+from kvbench.methods.shared.select import count_sinks, fit_window
 from kvbench.methods.shared.view import View
 
 
@@ -49,7 +49,7 @@ class PyramidKV(WindowAttention):
         super().prepare(spec, budget, artifact)
         mean = Fraction(budget.tokens, spec.all_heads)
         self._window = fit_window(self.window, floor(mean))
-        fixed = min(spec.leading_tokens(self.sinks) + self._window, floor(mean))
+        fixed = min(count_sinks(spec, self.sinks, self.leading) + self._window, floor(mean))
         shares = slope_layers(mean - fixed, spec.layers, self.beta, spec.cached_length - fixed)
         totals = round_shares([spec.heads * (fixed + share) for share in shares])
         self._capacities = [share_layer(total, spec.heads) for total in totals]

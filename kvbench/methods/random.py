@@ -8,8 +8,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
+from kvbench.methods.shared.draws import DRAWN_ON_HOST, draw_by_row
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import DRAWN_ON_HOST, draw_by_row, find_begin
+from kvbench.methods.shared.select import find_begin
 from kvbench.methods.shared.view import View
 
 

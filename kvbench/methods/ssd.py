@@ -11,7 +11,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.shared.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import cap_recent, sum_attention
+from kvbench.methods.shared.select import cap_recent, count_sinks, sum_attention
 from kvbench.methods.shared.view import View
 
 
@@ -110,7 +110,7 @@ class SSD(Scored):
         super().prepare(spec, budget, artifact)
         distant = require_artifact(artifact, "method=ssd:")["distant"]
         self.is_spatial = distant < self.threshold
-        condition, line = spec.leading_tokens(self.sinks), count_line(spec)
+        condition, line = count_sinks(spec, self.sinks, self.leading), count_line(spec)
         window = min(condition + (self.window or line + 1), budget.head_tokens)
         self.capacities = share_classes(self.is_spatial, window, budget.tokens, spec.cached_length)
         self._layer_capacities = [tuple(row) for row in self.capacities.tolist()]
@@ -129,7 +129,8 @@ class SSD(Scored):
         """Return the position of each slot in spatial heads, and its attention in semantic heads: [rows, slots]."""
         plans = self.list_plans(view)
         plans *= view.sequences // len(plans)
-        capacities = [plan.capacities[view.layer] - plan.spec.leading_tokens(self.sinks) for plan in plans]
+        sinks = [count_sinks(plan.spec, self.sinks, self.leading) for plan in plans]
+        capacities = [plan.capacities[view.layer] - tokens for plan, tokens in zip(plans, sinks, strict=True)]
         by_head = (
             self.is_spatial[view.layer].repeat(view.sequences),
             cap_recent(torch.cat(capacities)).clamp(max=self._recent),

@@ -161,7 +161,7 @@ class TriAttention(Scored):
         """Return the scores of one layer, float32 [rows, slots]."""
         scores = self.score_heads(view)
         if self.normalize:
-            evictable = (view.position >= 0) & ~find_sinks(view, self.sinks)
+            evictable = (view.position >= 0) & ~find_sinks(view, self.sinks, self.leading)
             scores = standardise(scores, evictable[:, None])
         return scores.amax(1) if self.group == "max" else scores.mean(1)
 
@@ -191,13 +191,22 @@ class TriAttention(Scored):
             horizon = min(horizon, future)
         positions = start + list_distances(horizon)
         if spec.rope_base:
-            half = torch.arange(spec.head_dim // 2, dtype=torch.float64)
-            angles = positions[:, None] * spec.rope_base ** (-2 * half / spec.head_dim)
+            angles = (spec.origin + positions[:, None]) * find_frequencies(spec, view.layer)
             return torch.polar(torch.ones_like(angles), angles)
         rotation = view.rotation(positions)
         if rotation is None:
             return torch.ones(1, spec.head_dim // 2, dtype=torch.complex128)
         return rotation.cpu().to(torch.complex128)
+
+
+def find_frequencies(spec: ModelSpec, layer: int) -> Tensor:
+    """Return the rotary frequency of each pair of channels of 1D RoPE, float64 [D/2]; 0 in a layer without RoPE."""
+    half = torch.arange(spec.head_dim // 2, dtype=torch.float64)
+    if layer in spec.unrotated:
+        return torch.zeros_like(half)
+    if spec.rope_frequencies:
+        return torch.tensor(spec.rope_frequencies, dtype=torch.float64)
+    return spec.rope_base ** (-2 * half / spec.head_dim)
 
 
 def list_distances(horizon: int) -> Tensor:

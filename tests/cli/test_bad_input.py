@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     slow_but_every(
         8,
         [
-            ("model=null", "model=null: not a choice; choose from infinity_2b, "),
+            ("model=null", "model=null: not a choice; choose from decoder, infinity_2b, "),
             ("method=null", "method=null: not a choice; choose from adakv, "),
             ("prompts=null", "prompts=null: not a choice; choose from aime24, "),
             ("eval=null", "eval=null: not a choice; "),
@@ -162,6 +162,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ("method=ams_kv method.theta=nan", "method.theta=nan: must be finite"),
             ("plan.gpu_gib=inf", "plan.gpu_gib=inf: must be finite"),
             ("prompts=file", "prompts.path: missing; set prompts.path=..."),
+            ("prompts=own", "prompts.of: missing; set prompts.of=..."),
             (f"prompts=file prompts.path={'x' * 300}.txt", f"prompts.path={'x' * 300}.txt: cannot be read ("),
             (f"task=status work.folder={'x' * 300}", "work.folder: a name of 300 characters is too long"),
             (
@@ -196,7 +197,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ("model.sizes=[[1,1],[2,2]]", "model.sizes=[[1, 1], [2, 2]]: must end with [12, 12], "),
             ("method.naiv=true", "method.naiv: no such key"),
             ("method=heatkv method.order=x", "method.order: no such key; did you mean method.orders?"),
-            ("model=", "model=: no such choice; choose from infinity_2b, "),
+            ("model=", "model=: no such choice; choose from decoder, "),
             ("budget=null", "budget=null: must be a number or text"),
             (
                 "method=heatkv budget=3 budget_unit=bytes",
@@ -257,7 +258,7 @@ BASES = (
     ("method=scale_groups",),
     ("model=var_tiny", "prompts=imagenet", "prompts.classes=[0,1]", "method=streaming_llm", "budget=0.3"),
 )
-APART = ("model", "prompts", "method", "eval", "logger", "protect", "train", "sweeps", "published")
+APART = ("model", "prompts", "method", "eval", "logger", "protect", "windows", "train", "sweeps", "published")
 """Groups, of which only single values are replaced here, and a key that is not read without a table."""
 BAD: tuple[object, ...] = (
     None, True, -1, 0, 7, 10**23, -(10**23), 1e308, float("nan"), float("inf"), -0.5, 2.5, "", "abc", "../../evil",

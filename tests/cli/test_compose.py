@@ -19,7 +19,13 @@ JOBS = [
     ["eval=[psnr,ssim]", "eval.ssim={double: false}", "prompts.count=3", "prompts.count=4"],
     ["method=full", "+method.x=1", "++method.y=2", "method.x=3"],
     ["~eval.psnr", "seed=1"],
-    ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "model=var_tiny", "runs_dir=${oc.env:HOME}/runs"],
+    [
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        "model=var_tiny",
+        "prompts=scene_classes",
+        "runs_dir=${oc.env:HOME}/runs",
+    ],
     ["work={wait: false}"],
 ]
 """In this order, so that some find their choices composed, with and without the same values."""

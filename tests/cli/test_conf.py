@@ -77,6 +77,9 @@ PROMPTS |= {
     "coco30k": 2,
     "mjhq30k": 1,
     "imagereward": 10,
+    "texts": 8,
+    "passkey": 20,
+    "planted_facts": 20,
 }
 
 
@@ -104,6 +107,8 @@ def stand_in(choice: str, folder: Path) -> list[str]:
     (folder / "item.txt").write_text("a dog")
     if choice in contents:
         (folder / "prompts").write_text(contents[choice])
+    if choice == "own":
+        return ["prompts@prompts.of=scenes"]
     more = ["prompts.count=2"] if choice == "coco30k" else []
     where = {**dict.fromkeys(contents, folder / "prompts"), "hpsv2": folder, "dpg": folder}
     return [f"prompts.path={where[choice]}", *more] if choice in where else []
@@ -115,6 +120,9 @@ def stand_in(choice: str, folder: Path) -> list[str]:
 def test_every_file_builds_its_object(choices: list[tuple[str, str]], tmp_path: Path) -> None:
     task = "train" if "train" in dict(choices) else "run"
     more = [word for group, choice in choices if group == "prompts" for word in stand_in(choice, tmp_path)]
+    if ("model", "decoder") in choices:  # whose shape is that of its files
+        folder = "pkg://kvbench/assets/reasoner_tiny/model"
+        more += [f"model.sources.weights.path={folder}", "model.name=decoder"]
     cfg = composed(*map("=".join, choices), f"task={task}", *more)
     Settings.of(values(cfg))
     for group, choice in choices:
@@ -351,3 +359,10 @@ def test_protect_says_who_keeps_the_leading_scales(protect: str, scorers: int, a
     for name, sinks in expected.items():
         node = composed(f"method={name}", "sinks=3", f"protect={protect}").method
         assert node.get("sinks", node.get("condensed")) == sinks, name
+
+
+@pytest.mark.parametrize(("protect", "h2o", "hard_kv"), [("equal", 2, 2), ("paper", 0, 2)])
+def test_protect_says_who_keeps_the_first_tokens(protect: str, h2o: int, hard_kv: int) -> None:
+    for name, tokens in {"h2o": h2o, "hard_kv": hard_kv, "random": h2o, "pricekv": h2o}.items():
+        words = (f"method={name}", f"protect={protect}", "protect.leading=2")
+        assert composed(*words, "model=reasoner_tiny").method.leading == tokens, name

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.eval.files.kinds import TEXTS
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.outputs import Text
 from kvbench.runs.record.folder import RunFolder, RunName
-from kvbench.runs.record.kinds import TEXTS
 from tests.support.command_line import Command
 
 NAME = RunName("swa-0.1", "0123456789")

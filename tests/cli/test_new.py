@@ -78,6 +78,7 @@ def test_a_new_package_runs_and_has_one_test_to_fill_in(command: Command, tmp_pa
         "_target_": "sparse_lines.sparse_lines.SparseLines",
         "power": 1.0,
         "sinks": 1,
+        "leading": 0,
     }
 
 

@@ -27,6 +27,7 @@ together = [dict(zip(names, chosen)) for chosen in zip_longest(*names.values())]
 with hydra_of_kvbench():
     for choices in together:
         overrides = [f"{group}={name}" for group, name in choices.items() if name is not None]
+        overrides += ["prompts@prompts.of=scenes"] * ("prompts=own" in overrides)
         cfg, _ = compose_job(overrides)
         OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)
         instantiate(cfg.method)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from kvbench.core.graphs import GraphRecorder
 from kvbench.engine.cache import KVCache
 from kvbench.methods.shared.base import Method
-from kvbench.models.qwen3.loop import DrawnTexts
+from kvbench.models.text_loop import DrawnTexts
 from tests.support.fake_device import CUDA
 from tests.support.fake_models import FakeNoise, loaded, prepared
 from tests.support.marks import slow_except
@@ -52,10 +52,10 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         assert sums.device == CUDA
         checked.append(sums)
 
-    for module in ("image_loop", "qwen3.loop"):
+    for module in ("image_loop", "text_loop"):
         monkeypatch.setattr(f"kvbench.models.{module}.require_finite", note)
     monkeypatch.setattr(DrawnTexts, "rows", lambda drawn: [[] for _ in range(len(drawn.tokens))])
-    monkeypatch.setattr("kvbench.models.qwen3.loop.CHECK_INTERVAL", 1 << 20)
+    monkeypatch.setattr("kvbench.models.text_loop.CHECK_INTERVAL", 1 << 20)
     monkeypatch.setattr(FakeTensor, "tolist", lambda x: [False] * len(x))
     make = torch.tensor
 

@@ -23,7 +23,7 @@ from kvbench.models.infinity.transformer import Infinity
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.llamagen.transformer import LlamaGen
 from kvbench.models.parts.text import VocabularyEncoder
-from kvbench.models.qwen3.transformer import Qwen3
+from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.var.transformer import VAR
 from kvbench.training import transformer as transformers
 from kvbench.training.infinity import tokenizer as bsq
@@ -156,7 +156,7 @@ def llamagen_case(model: Any, recipe: Any) -> Case:
 def reasoner_case(model: Any, recipe: Any) -> Case:
     stage = recipe.stages[0]
     rotation = model.transformer.rotations(stage.count_tokens(qwen3.PUZZLES[recipe.puzzle]))
-    return qwen3.NextWord(Qwen3(model.transformer)), qwen3.draw_batch(rotation, recipe, 0)
+    return qwen3.NextWord(TextDecoder(model.transformer)), qwen3.draw_batch(rotation, recipe, 0)
 
 
 @pytest.mark.parametrize(

@@ -97,17 +97,21 @@ def attend_slowly(
     return out, held
 
 
-@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize("rotated", [(), (0, 1), (0,)], ids=["no layer", "all layers", "one layer"])
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("dtype", slow_but_every(3, DTYPES))
-def test_attention_and_bytes_are_those_of_slow_storage(dtype: str, storage: str, rotated: bool) -> None:
+def test_attention_and_bytes_are_those_of_slow_storage(
+    dtype: str, storage: str, rotated: tuple[int, ...]
+) -> None:
     bits, fp8 = DTYPES[dtype]
-    for spec, kind in product((SCALES, STEPS), (Drawn, DrawnPerSequence)):
+    for given, kind in product((SCALES, STEPS), (Drawn, DrawnPerSequence)):
+        spec = replace(given, unrotated=(1,) if rotated == (0,) else ())
         seen, inputs = draw_seen(spec, 3, 0.8), tokens_of(spec, 2)
         rotation, books = make_rotation(spec) if rotated else None, make_books(spec)
         how = STORAGES[storage]
         slow = {
-            layer: SlowStorage(spec, layer, how, bits, fp8, rotation, books) for layer in range(spec.layers)
+            layer: SlowStorage(spec, layer, how, bits, fp8, rotation if layer in rotated else None, books)
+            for layer in range(spec.layers)
         }
         expected, held = attend_slowly(spec, inputs, seen, slow)
         cache = open_cache(kind(seen), spec, packing=Packing(bits, how, fp8), rotation=rotation, books=books)

@@ -37,8 +37,9 @@ TOKENS = 14
 """Tokens of a head."""
 
 
-def prepare(name: str) -> Method:
-    method = deepcopy(describe(name, 1))
+def prepare(name: str, sinks: int) -> Method:
+    """Without sinks the first tokens never leave (`protect.leading`)."""
+    method = deepcopy(describe(name, sinks))
     budget = Budget(Fraction(TOKENS * SPEC.all_heads + 1), SPEC.full_tokens, SPEC.all_heads)
     method.prepare(SPEC, budget, artifact_for(method, SPEC))
     return method
@@ -79,20 +80,26 @@ def generate(
 
 
 PADDED = [0, 3]
-CASES = [(name, padding) for name in ("full", *METHODS) for padding in (PADDED, None)]
+CASES: list[tuple[str, list[int] | None, int]] = [
+    (name, padding, 1) for name in ("full", *METHODS) for padding in (PADDED, None)
+] + [(name, PADDED, 0) for name in ("chunkkv", "h2o", "hard_kv", "heatkv", "pricekv", "random", "snapkv")]
 
 
-def is_quick(case: tuple[str, list[int] | None]) -> bool:
-    name, padding = case
-    return name in ("full", "h2o", "streaming_llm") or (padding == PADDED and name in list_methods())
+def is_quick(case: tuple[str, list[int] | None, int]) -> bool:
+    name, padding, sinks = case
+    return (
+        not sinks
+        or name in ("full", "h2o", "streaming_llm")
+        or (padding == PADDED and name in list_methods())
+    )
 
 
-@pytest.mark.parametrize(("name", "padding"), slow_except(is_quick, CASES))
+@pytest.mark.parametrize(("name", "padding", "sinks"), slow_except(is_quick, CASES))
 def test_recorded_steps_are_single_steps(
-    name: str, padding: list[int] | None, monkeypatch: pytest.MonkeyPatch
+    name: str, padding: list[int] | None, sinks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KERNEL, decode)
-    make = (lambda: prepared(Full(), SPEC, 1)) if name == "full" else (lambda: prepare(name))
+    make = (lambda: prepared(Full(), SPEC, 1)) if name == "full" else (lambda: prepare(name, sinks))
     tape = Tape()
     single, recorded = (KVCache(SPEC, make(), dtype=torch.float32, record=record) for record in (None, tape))
     for seed in range(2):

@@ -7,7 +7,7 @@ import torch
 
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.chunkkv import rank_chunks
-from kvbench.methods.contents.compactor import attend_unmasked, measure_leverage, standardise
+from kvbench.methods.contents.compactor import NonCausal, attend_unmasked, measure_leverage, standardise
 from kvbench.methods.contents.lagkv import LagKV, compare_chunks
 from kvbench.methods.contents.norms import weigh_norms
 from kvbench.methods.shared.grouped import sum_runs
@@ -85,6 +85,32 @@ def test_a_last_chunk_that_is_not_full_is_a_chunk_of_its_own() -> None:
     raw = torch.cat([(q[:, p] @ k[:, p].mT).softmax(-1).sum(1) for p in (slice(0, 5), slice(5, 7))], 1)
     padded = torch.nn.functional.pad(raw * v.norm(dim=-1), (1, 1))
     torch.testing.assert_close(found, (padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]) / 3)
+
+
+@pytest.mark.parametrize("tokens", [5, 7, 9, 10])
+def test_the_last_chunk_of_a_padded_row_is_padded_as_it_is_alone(tokens: int) -> None:
+    """Row 1 has 12 slots: the other row's missing ones are in front of it, in the same chunk or in another one."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 12, 4, generator=generator).unbind(0)
+    exists = torch.ones(2, 12, dtype=torch.bool)
+    exists[0, : 12 - tokens] = False
+    found = attend_unmasked(q[:, None], k, v, exists, 5, official_padding=True)[0, -tokens:]
+    missing = -tokens % 5
+    padded = [torch.nn.functional.pad(x[0, -tokens:], (0, 0, 0, missing)).split(5) for x in (q, k)]
+    raw = torch.cat([(x @ y.mT).softmax(-1).sum(0) for x, y in zip(*padded, strict=True)])[:tokens]
+    scores = torch.nn.functional.pad(raw * v[0, -tokens:].norm(dim=-1), (1, 1))
+    torch.testing.assert_close(found, (scores[:-2] + scores[1:-1] + scores[2:]) / 3)
+
+
+@pytest.mark.parametrize(("line", "official"), [(0, True), (4, False)])
+def test_texts_pad_their_last_chunk_as_the_program_does_and_images_do_not(line: int, official: bool) -> None:
+    spec = ModelSpec("line", 1, 2, D, next_token(7, [4, 1]), branches=1, line=line)
+    inputs, exists = tokens_of(spec, 1), torch.ones(2, 7, dtype=torch.bool)
+    q, k, v = (x[0] for x in inputs[0][0])
+    received = attend_unmasked(q[:, None], k, v, exists, 5, official_padding=official)
+    asked = watch(NonCausal(chunk=5), spec, inputs, 4).asked
+    best = standardise(received, exists, 2).sort(1, descending=True).indices[:, :4]
+    assert asked[0].ids() == best.sort(1).values.tolist()
 
 
 @pytest.mark.parametrize("case", cases_of("chunkkv"))

@@ -17,7 +17,7 @@ from kvbench.methods.contents.lagkv import LagKV
 from kvbench.methods.contents.norms import CUR, KeyNorm
 from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.keydiff import KeyDiff
-from kvbench.methods.presses import KVPress, PressError, list_presses, make_press
+from kvbench.methods.presses import KVPress, PressError, find_ratio, list_presses, make_press
 from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -52,7 +52,7 @@ OURS: Mapping[str, tuple[str, Method]] = {
     "NonCausalAttnPress": ("noncausal", NonCausal(chunk=20, official_padding=True)),
     "CompactorPress": (
         "compactor",
-        Compactor(chunk=20, official_padding=True, leading=8, mix=1 - KEPT / TOKENS, sketch=SKETCH),
+        Compactor(chunk=20, official_padding=True, leading=8, mix=1 - (KEPT + 0.5) / TOKENS, sketch=SKETCH),
     ),
     "ExpectedAttentionPress": (
         "expected_attention",
@@ -107,7 +107,7 @@ def official_scores(name: str) -> Tensor:
     """Scores [heads, tokens] by kvpress on the module itself."""
     module, hidden, x = attention()
     press = make_press(name, SETTINGS.get(name, {}))
-    press.compression_ratio = 1 - KEPT / TOKENS
+    press.compression_ratio = 1 - (KEPT + 0.5) / TOKENS
     with torch.no_grad(), torch.random.fork_rng([]):
         scores = press.score(
             module,
@@ -234,3 +234,44 @@ def test_of_equal_scores_the_newest_slots_stay(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(presses, "make_press", lambda *_: Flat())
     asked = watch(KVPress("Flat"), SPEC, tokens_of(SPEC, 1, groups=GROUPS), KEPT).asked
     assert asked[0].ids() == [[*range(TOKENS - KEPT, TOKENS)]] * HEADS
+
+
+def test_the_ratio_gives_the_count_that_is_kept_for_all_counts() -> None:
+    wrong = [
+        (kept, count)
+        for count in range(1, 700)
+        for kept in range(1, count + 1)
+        if max(1, int(count * (1 - find_ratio(kept, count)))) != kept  # `compute_n_kept` of kvpress
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("padding_counts", [False, True])
+def test_a_press_is_given_the_ratio_and_the_future_of_each_prompt_without_its_padding(
+    monkeypatch: pytest.MonkeyPatch, padding_counts: bool
+) -> None:
+    padding, ahead = [0, 7, 30], 5
+    line = replace(TEXT, layers=1, padding_counts=padding_counts)
+    told: list[tuple[float, int, Tensor]] = []
+
+    class Listener:
+        compression_ratio = 0.0
+
+        def score(self, module: Any, hidden: Tensor, keys: Tensor, *_: Any) -> Tensor:
+            count = keys.shape[2]  # as in ExpectedAttentionPress: the future begins after the queries
+            future = torch.arange(count, count + ahead)[None]
+            told.append((self.compression_ratio, count, torch.stack(module.rotary_emb(hidden, future))[:, 0]))
+            return torch.zeros(keys.shape[:3])
+
+    monkeypatch.setattr(presses, "make_press", lambda *_: Listener())
+    cache = open_cache(KVPress("Listener"), line, KEPT, rotation=rotate_line(TOKENS + LATER, D, 10000.0))
+    asked = listening(cache.method)
+    run(cache, tokens_of(line, len(padding), groups=GROUPS), padding)
+    # The newest key of every prompt is at TOKENS - 1, after its padding.
+    angles = torch.arange(TOKENS, TOKENS + ahead)[:, None] * 10000.0 ** (-torch.arange(D // 2) * 2 / D)
+    expected = torch.stack([angles.cos(), angles.sin()]).repeat(1, 1, 2)
+    rows = [len(row) for row in asked[0].ids()]
+    kept = map(min, rows[::HEADS], rows[1::HEADS])
+    for (ratio, count, future), pad, held in zip(told, padding, kept, strict=True):
+        assert (count, int(count * (1 - ratio))) == (TOKENS - pad, held)
+        torch.testing.assert_close(future, expected)

@@ -23,6 +23,7 @@ from kvbench.methods.shared.base import Artifact, Method
 from kvbench.methods.shared.wrapper import Wrapper
 from tests.support.conformance import artifact_for
 from tests.support.engine import D
+from tests.support.marks import slow_except
 from tests.support.methods import class_of, list_methods, list_variants, settings_of
 from tests.support.small_models import composed
 
@@ -47,6 +48,21 @@ CASES = [(0, 14), (1, 36)]
 """Protected segments, and tokens of a head."""
 
 
+TOO_FEW = 20
+"""Tokens of a head, fewer than the model's longest prompt has and more than those of a run."""
+FITTING = [name for name in METHODS if name != "lazy_eviction"]  # which keeps a chunk beside the prompt
+QUICK = (
+    "h2o",
+    "heatkv",
+    "streaming_llm",
+    "snapkv",
+    "chunkkv",
+    "expected_attention",
+    "pricekv/by_score",
+    "meda",
+)
+
+
 class Generation(NamedTuple):
     """Tokens kept, counted from the prompt's first one, by (segment, layer) and head; outputs of later segments."""
 
@@ -68,7 +84,7 @@ def describe(name: str, sinks: int) -> Method:
     cfg = composed("model=llamagen_tiny").copy()
     OmegaConf.set_struct(cfg, False)
     cfg.method = OmegaConf.merge(settings_of(name), OTHER_SETTINGS.get(name, {}))
-    cfg.sinks, cfg.protect.leading = sinks, 0 if sinks else 3
+    cfg.sinks, cfg.protect.leading = sinks, 0 if sinks else 3  # first tokens instead of the prompt
     method = instantiate(cfg.method)
     assert isinstance(method, Method)
     return method
@@ -88,8 +104,9 @@ def draw(sequence: int) -> Tensor:
 
 
 def generate(method: Method, spec: ModelSpec, sequences: range) -> list[Generation]:
-    """Generate a batch with a prepared method."""
+    """Generate a batch with a method that is prepared for `spec`, or for shorter prompts."""
     cache = KVCache(spec, method, dtype=torch.float32)
+    cut = spec.segments[0].length - method.spec.segments[0].length
     room, cache.prompts = spec.segments[0].length, sequences
     padding = [room - LENGTHS[sequence] for sequence in sequences]
     noise = torch.Generator().manual_seed(9)
@@ -113,7 +130,7 @@ def generate(method: Method, spec: ModelSpec, sequences: range) -> list[Generati
         Generation(
             [
                 [
-                    [token - behind for token in row if token >= 0]
+                    [token + cut - behind for token in row if token >= 0]
                     for row in rows[number * HEADS : (number + 1) * HEADS]
                 ]
                 for rows in kept
@@ -127,7 +144,7 @@ def generate(method: Method, spec: ModelSpec, sequences: range) -> list[Generati
 
 def prepare(name: str, sinks: int, tokens: int, prompt: int, artifact: Artifact | None) -> Method:
     method, spec = deepcopy(describe(name, sinks)), spec_of(prompt)
-    method._longest = spec_of(LENGTHS[0])  # of the calibration
+    method.calibrated_spec = spec_of(LENGTHS[0])
     method.prepare(spec, budget_of(spec, tokens), artifact)
     return method
 
@@ -148,6 +165,30 @@ def test_a_text_is_the_same_behind_padding_and_beside_others(name: str, sinks: i
         assert found.kept == expected.kept
         assert found.least_share == expected.least_share
         torch.testing.assert_close(found.outputs, expected.outputs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", slow_except(lambda name: name in QUICK, FITTING))
+def test_prompts_of_a_run_fit_where_the_longest_of_the_model_would_not(name: str) -> None:
+    room = spec_of(LENGTHS[0])
+    artifact = artifact_for(describe(name, 1), room)
+    method = prepare(name, 1, TOO_FEW, LENGTHS[1], artifact)
+    for sequences in (range(1, 3), range(1, 2)):  # with other padding, and without
+        for sequence, found in zip(sequences, generate(method, room, sequences), strict=True):
+            alone = prepare(name, 1, TOO_FEW, LENGTHS[sequence], artifact)
+            [expected] = generate(alone, spec_of(LENGTHS[sequence]), range(sequence, sequence + 1))
+            assert found.kept == expected.kept
+            assert found.least_share == expected.least_share
+            torch.testing.assert_close(found.outputs, expected.outputs, atol=1e-5, rtol=1e-4)
+
+
+def test_a_prompt_longer_than_those_of_the_run_is_refused() -> None:
+    method = prepare("h2o", 1, TOO_FEW, LENGTHS[1], None)
+    cache = KVCache(spec_of(LENGTHS[0]), method, dtype=torch.float32)
+    for padding, shown in (([8, 6], r"\[8, 6\]"), (None, r"\[0, 0\]")):
+        with pytest.raises(
+            ValueError, match=rf"padding {shown}: the method was prepared for .* 7 such tokens"
+        ):
+            cache.reset(2, padding)
 
 
 def test_a_long_run_holds_the_plans_of_a_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.schedule import show_layer
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.random import Random
-from kvbench.methods.shared.select import draw_by_row
+from kvbench.methods.shared.draws import draw_by_row
 from tests.support.engine import Asked, listening, open_cache, run, small, tokens_of
 
 SPEC = small(layers=2, heads=2, sides=(1, 2, 3, 4, 5))

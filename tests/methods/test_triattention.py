@@ -254,6 +254,21 @@ def test_the_series_is_the_logit_of_queries_at_the_centre(seed: int, aggregate: 
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_frequencies_of_the_model_replace_those_of_the_base() -> None:
+    """A layer without RoPE has none, and its series is the logit at any distance."""
+    artifact, view = draw(0)
+    scaled = replace(SPEC, rope_frequencies=(0.5, 0.25, 0.1, 0.0))
+    own = score(artifact, view, replace(SPEC, rope_base=1.0, rope_frequencies=scaled.rope_frequencies))
+    assert torch.equal(score(artifact, view, scaled), own)
+    half = [SPEC.rope_base ** (-2 * j / SPEC.head_dim) for j in range(SPEC.head_dim // 2)]
+    torch.testing.assert_close(
+        score(artifact, view, replace(SPEC, rope_base=1.0, rope_frequencies=tuple(half))),
+        score(artifact, view),
+    )
+    still, steady = replace(SPEC, unrotated=(0,)), replace(SPEC, rope_frequencies=(0.0,) * 4)
+    torch.testing.assert_close(score(artifact, view, still), score(artifact, view, steady))
+
+
 @given(st.integers(0, 10**6))
 @settings(max_examples=20, deadline=None)
 def test_without_a_centre_only_norms_count(seed: int) -> None:

@@ -1,7 +1,7 @@
 """Checks of the groups of a configuration; imports only the classes that it names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from inspect import isabstract
 
@@ -38,8 +38,17 @@ def check_kinds(values: Mapping[str, object]) -> None:
     _check_name(model.get("name"))
 
 
+WINDOWS: Mapping[str, Sequence[str]] = {
+    "window": (),
+    "queries": ("grid", "last", "uniform"),
+    "softmax": ("all", "prefix"),
+    "group": ("mean", "max"),
+}
+"""Keys of the group `windows` with their choices; none for numbers."""
+
+
 def check_protected(values: Mapping[str, object]) -> None:
-    """Check that the group `protect`, the leading scales that methods keep, holds numbers of scales.
+    """Check that the group `protect`, the leading scales and first tokens that methods keep, holds numbers.
 
     Raises:
         ConfigError: naming the key.
@@ -47,12 +56,32 @@ def check_protected(values: Mapping[str, object]) -> None:
     protected = values.get("protect")
     if not isinstance(protected, Mapping):
         raise ConfigError(
-            f"protect={show(protected)}: must be a group of keys (sinks, condensed, initial, leading)"
+            f"protect={show(protected)}: must be a group of keys (sinks, condensed, initial, leading, first)"
         )
     for name, scales in protected.items():
         is_sinks = show(scales) == show(values.get("sinks"))  # interpolated, and checked as `sinks`
         if not is_sinks and (type(scales) is not int or scales < 0):
-            raise ConfigError(f"protect.{name}={show(scales)}: must be a whole number of scales")
+            raise ConfigError(f"protect.{name}={show(scales)}: must be a whole number of at least 0")
+
+
+def check_windows(values: Mapping[str, object]) -> None:
+    """Check the group `windows`, the observed windows of methods.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    windows = values.get("windows")
+    if not isinstance(windows, Mapping):
+        raise ConfigError(f"windows={show(windows)}: must be a group of keys ({', '.join(WINDOWS)}, kernel)")
+    for name, choices in WINDOWS.items():
+        value = windows.get(name)
+        if choices and value not in choices:
+            raise ConfigError(f"windows.{name}={show(value)}: must be one of {', '.join(choices)}")
+    for name in ("window", "kernel"):
+        value = windows.get(name)
+        if type(value) is not int or value < 1 or (name == "kernel" and value % 2 == 0):
+            rule = "odd and positive" if name == "kernel" else "a whole number of at least 1"
+            raise ConfigError(f"windows.{name}={show(value)}: must be {rule}")
 
 
 def check_preset(values: Mapping[str, object]) -> None:

@@ -97,9 +97,12 @@ class Command:
 
 
 def name_base(word: str) -> str:
-    """Return an override that chooses a method's base by name in Hydra's syntax; any other unchanged.
+    """Return an override that chooses a method's base, or prompts, by name in Hydra's syntax; any other unchanged.
 
     >>> name_base("method.base=h2o"), name_base("method.base.base=rkv,h2o"), name_base("method.base.sinks=2")
     ('method@method.base=h2o', 'method@method.base.base=rkv,h2o', 'method.base.sinks=2')
+    >>> name_base("prompts.of=scenes")
+    'prompts@prompts.of=scenes'
     """
+    word = re.sub(r"^prompts\.of=(?=[a-z])", "prompts@prompts.of=", word)
     return re.sub(r"^method((?:\.base)+)=(?=[a-z_])", r"method@method\1=", word)

@@ -13,10 +13,11 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from kvbench.cli.config.check_groups import check_kinds, check_preset, check_protected
+from kvbench.cli.config.check_groups import check_kinds, check_preset, check_protected, check_windows
 from kvbench.cli.config.instantiate import VERSION_BASE
 from kvbench.cli.config.loader import is_about_group, parse_word, use_caching_loader
 from kvbench.cli.config.presets import use_presets
+from kvbench.cli.config.resolvers import use_resolvers
 from kvbench.cli.config.search_path import list_choices
 from kvbench.cli.config.smoke import shrink
 from kvbench.core.config import ConfigError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # imports numpy
 def hydra_of_kvbench() -> AbstractContextManager[None]:
     """Return a context in which Hydra knows kvbench's configuration files."""
     use_presets()
+    use_resolvers()
     use_caching_loader()
     context: AbstractContextManager[None] = hydra.initialize_config_module("kvbench.conf", **VERSION_BASE)
     return context
@@ -100,6 +102,7 @@ def read_settings(cfg: DictConfig) -> Settings:
 def check_values(values: Mapping[str, object]) -> Settings:
     """Check the values of a configuration as `read_settings` does, and return the settings."""
     check_protected(values)
+    check_windows(values)
     check_preset(values)
     has_objects = _uses_objects(values)
     settings = Settings.of(values, objects=has_objects)

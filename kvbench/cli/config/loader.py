@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import compress
 from operator import not_
@@ -20,12 +20,15 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, grammar_parser
 
+from kvbench.core.config import ConfigError, show
 from kvbench.core.settings import CHOICE_KEYS
 
 _FILES: dict[tuple[str, str], Callable[[], Any]] = {}
 """Parsed files by search path and name; a call gives a copy."""
 _COMPOSED: dict[tuple[object, ...], Callable[[], Any]] = {}
 """Composed configurations by search path, choices of groups and mode; a call gives a copy."""
+USUAL_CHOICES = {"prompts": "scenes", "eval": "scenes", "windows": "image"}
+"""Choices of conf/config.yaml that a model's file can replace (`model.default_prompts` ...)."""
 MAX_COMPOSED = 512  # 30 kB each
 
 
@@ -78,20 +81,67 @@ class CachingLoader(ConfigLoaderImpl):
         parsed = list(map(parse_word, overrides))
         if validate_sweep_overrides:
             self.validate_sweep_overrides_legal(parsed, run_mode=run_mode, from_shell=from_shell)
+        named, given = [override.key_or_group for override in parsed], parsed
+        if defaults := self._find_model_defaults(config_name, overrides, run_mode, without=named):
+            overrides = [*overrides, *defaults]
+            parsed = list(map(parse_word, overrides))
         sets = [_sets_value(override) for override in parsed]
         if any(map(_depends_on_order, parsed)):
             sets = [False] * len(parsed)
         values, choices = list(compress(parsed, sets)), [*compress(overrides, map(not_, sets))]
-        key = (str(self.get_search_path()), config_name, run_mode, *choices)
+        cfg = self._compose(config_name, choices, run_mode)
+        self._apply_overrides_to_config(values, cfg)
+        _describe(cfg, given)
+        return cfg
+
+    def _compose(self, config_name: str | None, words: Sequence[str], run_mode: RunMode) -> DictConfig:
+        """Return a copy of the composition of words."""
+        key = (str(self.get_search_path()), config_name, run_mode, *words)
         if key not in _COMPOSED:
-            composed = super()._load_configuration_impl(config_name, choices, run_mode, from_shell, False)
+            composed = super()._load_configuration_impl(config_name, [*words], run_mode, True, False)
             if len(_COMPOSED) >= MAX_COMPOSED:
                 _COMPOSED.clear()
             _COMPOSED[key] = keep(composed)
-        cfg: DictConfig = _COMPOSED[key]()
-        self._apply_overrides_to_config(values, cfg)
-        _describe(cfg, parsed)
-        return cfg
+        composed_copy: DictConfig = _COMPOSED[key]()
+        return composed_copy
+
+    def _find_model_defaults(
+        self, config_name: str | None, overrides: Sequence[str], run_mode: RunMode, *, without: Sequence[str]
+    ) -> list[str]:
+        """Return words that choose the prompts, metrics and windows of the model's file, if nothing else names any.
+
+        Args:
+            config_name: the primary file.
+            overrides: words of the command.
+            run_mode: a sweep as a whole has no model.
+            without: keys and groups that the words name.
+
+        Raises:
+            ConfigError: the model's file names no choice.
+        """
+        groups = [group for group in USUAL_CHOICES if group not in without]
+        if config_name != "config" or run_mode is not RunMode.RUN or not groups:
+            return []
+        words = [word for word in overrides if _chooses_file(one := parse_word(word)) or _is_default(one)]
+        cfg = self._compose(config_name, words, run_mode)
+        found = [
+            (group, cfg.model.get(f"default_{group}"))
+            for group in groups
+            if cfg.hydra.runtime.choices.get(group) == USUAL_CHOICES[group]  # of no sweep
+        ]
+        return [
+            f"{group}={self._check_choice(group, choice)}" for group, choice in found if choice is not None
+        ]
+
+    def _check_choice(self, group: str, choice: object) -> str:
+        """Return a model's choice of a group as a word's value."""
+        names = [choice] if isinstance(choice, str) else choice
+        known = self.get_group_options(group)
+        if not isinstance(names, Sequence) or not names or not all(name in known for name in names):
+            raise ConfigError(
+                f"model.default_{group}={show(choice)}: not a choice; choose from {', '.join(known)}"
+            )
+        return names[0] if isinstance(choice, str) else f"[{','.join(names)}]"
 
 
 def forget_files() -> None:
@@ -140,6 +190,11 @@ def _chooses_file(override: Override) -> bool:
     if override.key_or_group == "hydra.mode":  # Hydra adds it to the words of a sweep
         return False
     return override.is_hydra_override() or override.package is not None or is_about_group(override)
+
+
+def _is_default(override: Override) -> bool:
+    """Return whether an override sets a model's choice of another group."""
+    return override.key_or_group in [f"model.default_{group}" for group in USUAL_CHOICES]
 
 
 def is_about_group(override: Override) -> bool:

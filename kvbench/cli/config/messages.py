@@ -159,6 +159,8 @@ def _describe_composition(message: str, arguments: Sequence[str]) -> str:
         near = did_you_mean(suggest_choice(choice, choices))
         listed = f"{near or ';'} choose from {', '.join(choices)}" if choices else ""
         return f"{group}={choice}: no such choice{listed}"
+    if match := re.match(r"You must specify '\w+@([\w.]+)'", lines[0]):
+        return f"{match[1]}: missing; set {match[1]}=... to a choice of {match[1].partition('.')[0]}"
     if match := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", lines[0]):
         return f"{match[1]}: several values are a sweep; add -m, or write a list as [ ]"
     named = [line for line in lines if line.startswith(("Key '", "full_key"))]

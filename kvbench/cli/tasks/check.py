@@ -30,7 +30,8 @@ def check(cfg: DictConfig, settings: Settings) -> None:
     job = make_job(cfg, settings)
 
     def describe_memory() -> str:
-        peaks = plan_cache(settings, job.model, instantiate(cfg.method)).at_once
+        longest = None if job.longest is None else job.longest.tokens
+        peaks = plan_cache(settings, job.model, instantiate(cfg.method), longest).at_once
         if not peaks:
             raise ConfigError("what a cache in few bits needs is measured by its run")
         cache, full = peaks["method"] / MIB, peaks["full"] / MIB

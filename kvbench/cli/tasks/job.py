@@ -19,7 +19,7 @@ from kvbench.core.settings import Settings
 from kvbench.kernels.batch_invariance import set_batch_invariant
 from kvbench.models.base import Model
 from kvbench.runs.calibrate import choose_calibration
-from kvbench.runs.job import Job
+from kvbench.runs.job import Job, read_or_write
 
 _LOADED: dict[str, Model] = {}
 """The model of this process's latest job of a sweep, by the hash of its configuration."""
@@ -43,14 +43,15 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
     model: Any = instantiate(cfg.model) if recorder is None else reuse_model(cfg.model, settings.device)
     if count > 1:
         model.processes = join(count, settings.device)
+    others = choose_calibration(settings.calibrate, source, prompts)
     return Job(
         settings=settings,
-        model=model,
+        model=read_or_write(model, prompts, others),
         method=instantiate(cfg.method),
         method_name=choices["method"],
         prompts=prompts,
         config=read_values(cfg),
-        calibration_prompts=choose_calibration(settings.calibrate, source, prompts),
+        calibration_prompts=others,
         evaluators={name: instantiate(node) for name, node in (cfg.get("eval") or {}).items()},
         logger=instantiate(cfg.logger) if cfg.logger else None,
         sweep=None if recorder is None else label_sweep(recorder.folder, choices.get("sweeps")),

@@ -8,14 +8,19 @@ from omegaconf import DictConfig
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.search_path import list_choices, list_methods
 from kvbench.cli.console import CONSOLE, say
+from kvbench.core.budget import InfeasibleBudget
 from kvbench.core.settings import Settings
 from kvbench.engine.memory import token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
+from kvbench.models.reading.reader import Reader
 from kvbench.plan import Plan, export, make_plan
+from kvbench.prompts.retrieval import Retrieval
+from kvbench.prompts.texts import Texts
 from kvbench.report.plan_table import show_plan
 from kvbench.runs.cache_plan import find_dtype, find_packing, read_budget
+from kvbench.runs.job import read_or_write
 
 
 def plan(cfg: DictConfig, settings: Settings) -> None:
@@ -24,15 +29,33 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
         _show_paper_memory(settings.plan.table)
         return
     method = instantiate(cfg.method)
-    made = plan_cache(settings, instantiate(cfg.model), method)
+    model = _find_model(cfg)
+    try:
+        made = plan_cache(settings, model, method)
+    except InfeasibleBudget as error:
+        if model.spec.padding_counts or settings.budget_unit == "bytes" or isinstance(model, Reader):
+            raise
+        longest = model.spec.segments[0].length
+        raise InfeasibleBudget(
+            f"{error}; a plan is for prompts of at most model.prompt_tokens={longest} tokens, a run for its own"
+        ) from None
     show_plan(CONSOLE, made, list_methods(made.spec.family))
     if settings.plan.export is not None:
         export(Path(settings.plan.export), made.spec, made.budget, method)
         say(f"schedule written to {settings.plan.export}")
 
 
-def plan_cache(settings: Settings, model: Model, method: Method) -> Plan:
-    """Return what the cache of a run will hold; prepares the method."""
+def _find_model(cfg: DictConfig) -> Model:
+    """Return the model, or its reader if the prompts are texts that are read, whose schedule is another."""
+    model, source = instantiate(cfg.model), instantiate(cfg.prompts)
+    return read_or_write(model, source.load(), []) if isinstance(source, Texts | Retrieval) else model
+
+
+def plan_cache(settings: Settings, model: Model, method: Method, longest: int | None = None) -> Plan:
+    """Return what the cache of a run will hold; prepares the method.
+
+    The longest prompt has `longest` tokens; None: those of the longest one that the model reads.
+    """
     packing = find_packing(settings, method)
     budget, dtype = read_budget(settings, model, method, packing), find_dtype(settings, model)
     stored, flying = (
@@ -42,7 +65,7 @@ def plan_cache(settings: Settings, model: Model, method: Method) -> Plan:
     if packing is not None:
         _, stored = bound_token_bytes(model.spec, packing)
     return make_plan(
-        model, budget, method, settings.batch_size, settings.plan.gpu_gib, stored, flying, packing
+        model, budget, method, settings.batch_size, settings.plan.gpu_gib, stored, flying, packing, longest
     )
 
 

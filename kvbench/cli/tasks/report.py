@@ -13,7 +13,7 @@ from kvbench.core.settings import Settings
 from kvbench.report.calibrations import show_calibrations
 from kvbench.report.collect import collect_runs, read_with_references
 from kvbench.report.differences import show_differences
-from kvbench.report.document import Section, write_report
+from kvbench.report.document import Section, make_tail, write_report
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.paper_latex import write_paper
 from kvbench.report.paper_tables import Layout, check_metrics, make_paper_tables
@@ -56,7 +56,8 @@ def report(_: DictConfig, settings: Settings) -> None:
     figures, left_out = draw_figures(runs_dir, rows, place, chosen.metrics)
     for line in left_out:
         say(f"left out: {line}")
-    path = write_report(place, rows, _compare(settings, rows, place), figures)
+    tables = (make_tail(runs_dir, rows), _compare(settings, rows, place))
+    path = write_report(place, rows, [table for table in tables if table is not None], figures)
     layout = Layout(chosen.rows, chosen.columns, chosen.metrics)
     paper = write_paper(place, make_paper_tables(rows, runs_dir, layout, settings.against))
     for written in (path, path.with_suffix(".tex"), path.with_suffix(".csv"), *paper, *figures):

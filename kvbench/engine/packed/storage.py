@@ -127,7 +127,7 @@ class PackedStorage(CacheBackend):
                 for old, new in zip((first.keys, first.values), current, strict=True)
             )
         unrotated = None
-        if self._rotation is not None:
+        if self._rotation is not None and layer not in self._spec.unrotated:
             unrotated = unrotate(keys, self._rotation[due.start : due.stop])
         planes, entering = [], self._forms[layer].list_planes(self._spec, due.start, due.stop)
         for number, (fmt, plane, plane_rows, move) in enumerate(
@@ -273,7 +273,8 @@ class PackedStorage(CacheBackend):
             elif how == "channel":
                 codes = codes._replace(entry=plane_rows.entry)
             joined.append(codes)
-        rotation = None if fmt.keys == "plain" else self._read_rotation
+        rotates = fmt.keys != "plain" and layer not in self._spec.unrotated
+        rotation = self._read_rotation if rotates else None
         return Plane(plane_rows.layout, fmt.bits, joined[0], joined[1], plane_rows.positions, rotation)
 
     def _read_books(self, layer: int, fmt: PlaneFormat) -> tuple[Tensor, Tensor] | None:

@@ -1,5 +1,6 @@
 """Leverage of keys, attention without a mask, and Compactor, the sum of both."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.base import ADDED, Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_leading, smooth, softmax_seen
 from kvbench.methods.shared.view import View
@@ -49,7 +50,7 @@ def attend_unmasked(
         values: shaped like `keys`.
         exists: bool [rows, n]; chunks begin at a row's first slot.
         chunk: slots of a chunk.
-        official_padding: pad the last chunk with zero queries and keys that are not masked, as the program does.
+        official_padding: pad a row's last chunk with zero queries and keys that are not masked, as the program does.
     """
     order = (~exists).sort(dim=1, stable=True).indices  # slots that a row has first
     place = order.argsort(1)
@@ -60,11 +61,12 @@ def attend_unmasked(
         slots = slice(first, first + chunk)
         valid = exists[:, None, slots]
         logits = queries[:, :, slots] @ keys[:, None, slots].float().mT
-        logits = logits.masked_fill(~valid[:, :, None], -torch.inf)
+        logits = logits.masked_fill(~valid[:, :, None], 0 if official_padding else -torch.inf)
         missing = chunk - logits.shape[-1] if official_padding else 0
         logits = torch.nn.functional.pad(logits, (0, missing))
         attention = softmax_seen(logits)[..., : chunk - missing].masked_fill(~valid[..., None], 0)
-        received.append(attention.sum(2).mean(1) + missing / chunk)
+        added = chunk - valid.sum(2) if official_padding else 0  # zero queries attend to all slots alike
+        received.append(attention.sum(2).mean(1) + added / chunk)
     norms = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32)
     return smooth(torch.cat(received, 1) * norms, "avg", 3, exists).gather(1, place)
 
@@ -125,12 +127,13 @@ class NonCausal(Scored):
     Each segment is scored once, at its end, in chunks with attention without a causal mask and logits without a scale.
     Scores are standardised in each segment, to compare segments (Compactor, arXiv:2507.08143; kvpress).
 
-    Differs from the program in: the program compresses a prompt once and compares all of it. In a short line, the chunk
-    is the line. A last chunk that is not full is masked (`official_padding`).
+    Differs from the program in: the program compresses a prompt once and compares all of it. In images a last chunk
+    that is not full is masked (`official_padding`), so that in a short line the chunk is the line.
 
     Attributes:
         chunk: tokens of a chunk.
-        official_padding: pad the last chunk with zeros that are not masked.
+        official_padding: pad the last chunk with zeros that are not masked, as always in texts: otherwise the few
+            tokens of a last chunk share all of its attention, and stay.
     """
 
     chunk: int = 256
@@ -138,8 +141,16 @@ class NonCausal(Scored):
 
     recordable: ClassVar[bool] = True
     own_state: ClassVar[int] = 1
-    revision: ClassVar[int] = 2  # chunks and first tokens began in the padding of a prompt
+    text_revision: ClassVar[int] = 1  # the last chunk was masked by default
     limits = set_limits(chunk=Limit(1))
+
+    @property
+    def revision(self) -> int:  # type: ignore[override]  # depends on a setting
+        """3 with `official_padding`, which masked as many slots of a last chunk as a prompt had padding; otherwise 2.
+
+        Revision 2: chunks and first tokens began in the padding of a prompt.
+        """
+        return 2 + self.official_padding
 
     @property
     def heads_independent(self) -> bool:
@@ -161,9 +172,8 @@ class NonCausal(Scored):
         """Return standardised scores of some tokens of the segment, float32 [rows, n]."""
         queries = view.queries(torch.arange(view.segment.length)[tokens]) / self.spec.logit_scale
         keys, values = view.keys()[:, tokens], view.values()[:, tokens]
-        scores = attend_unmasked(
-            queries, keys, values, exists, self.chunk, official_padding=self.official_padding
-        )
+        pads = self.official_padding or self.spec.writes_text
+        scores = attend_unmasked(queries, keys, values, exists, self.chunk, official_padding=pads)
         return standardise(scores, exists, view.heads)
 
     def score(self, view: View) -> Tensor:
@@ -175,27 +185,26 @@ class NonCausal(Scored):
 class Compactor(NonCausal):
     """Keep the tokens of highest leverage and attention without a mask, both standardised (arXiv:2507.08143).
 
-    A token's score is the `noncausal` score plus `mix` times the leverage of its key within its segment. The first and
-    last tokens stay and are excluded from both.
+    A token's score is the `noncausal` score plus `mix` times the leverage of its key within its segment. The first
+    tokens (`leading`) and the last ones stay and are excluded from both.
 
     Differs from the program in: see `noncausal`. The program's `mix` is the compression ratio of a run, 0.35 without
-    one.
+    one, and its `leading` is 8.
 
     Attributes:
         mix: weight of leverage.
-        leading: first tokens of the sequence that stay, 8 in the program.
         trailing: last tokens of the newest segment that stay, 4 in the program.
         sketch: channels of the random projection of keys.
         seed: seed of the projection.
     """
 
     mix: float = 0.35
-    leading: int = 0
     trailing: int = 4
     sketch: int = 48
     seed: int = 0
 
-    limits = set_limits(chunk=Limit(1), mix=Limit(0), leading=Limit(0), trailing=Limit(0), sketch=Limit(1))
+    added: ClassVar[Mapping[str, object]] = ADDED  # `leading` is as old as the method
+    limits = set_limits(chunk=Limit(1), mix=Limit(0), trailing=Limit(0), sketch=Limit(1))
 
     @property
     def graph_obstacle(self) -> str:

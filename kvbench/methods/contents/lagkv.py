@@ -1,12 +1,13 @@
 """LagKV: scores by deviation relative to the range of the tokens that follow."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.base import ADDED, Limit, set_limits
 from kvbench.methods.shared.grouped import sum_runs
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_leading
@@ -30,17 +31,16 @@ class LagKV(Scored):
 
     Attributes:
         lag: tokens of a chunk, 128 in the paper; None for segments.
-        leading: first tokens that stay.
         cross_scoring: compare softmax values of all chunks instead of ranks.
     """
 
     lag: int | None = None
-    leading: int = 0
     cross_scoring: bool = False
 
     recordable: ClassVar[bool] = True
+    added: ClassVar[Mapping[str, object]] = ADDED  # `leading` is as old as the method
     revision: ClassVar[int] = 2  # the earliest tokens of an unscored part stayed
-    limits = set_limits(leading=Limit(0), lag=Limit(2, wants="must be at least 2, or null for segments"))
+    limits = set_limits(lag=Limit(2, wants="must be at least 2, or null for segments"))
 
     def score(self, view: View) -> Tensor:
         """Return the score of each token, 1 in chunks without a next one, newest first: float32 [rows, slots]."""

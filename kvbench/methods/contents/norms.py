@@ -1,12 +1,13 @@
 """Knorm and CUR: scores by the norms of keys and values."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.base import ADDED, Limit, set_limits
 from kvbench.methods.shared.grouped import sum_runs
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_leading
@@ -42,16 +43,15 @@ class CUR(Scored):
         kind: product or mean of both squared norms, or one of them.
         local: divide each by its sum over a block of neighbours.
         block: neighbours of a block.
-        leading: first tokens that stay, 4 in the program.
     """
 
     kind: Kind = "kv_product"
     local: bool = True
     block: int = 16
-    leading: int = 0
 
     recordable: ClassVar[bool] = True
-    limits = set_limits(block=Limit(1), leading=Limit(0))
+    added: ClassVar[Mapping[str, object]] = ADDED  # `leading` is as old as the method
+    limits = set_limits(block=Limit(1))
 
     def score(self, view: View) -> Tensor:
         """Return squared norms, infinity for the first tokens: float32 [rows, slots]."""

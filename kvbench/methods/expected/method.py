@@ -1,5 +1,6 @@
 """Expected attention: scores by the attention expected from future queries."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.expected.gaussian import expect_logits, fit_gaussian, rotate_gaussian
-from kvbench.methods.shared.base import Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.base import ADDED, Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.shared.output_norms import measure_output
 from kvbench.methods.shared.scored import AdaptiveHeads
 from kvbench.methods.shared.select import find_leading, find_valid_queries, pair_halves, softmax_seen
@@ -76,7 +77,6 @@ class ExpectedAttention(AdaptiveHeads):
         horizon: with calibrated scales, the `next` scale, or `all` later ones, weighted by tokens.
         future: number of positions over which rotations are averaged.
         queries: number of a segment's newest queries for online statistics; None for all.
-        leading: first tokens of a prompt, which always stay and whose queries do not count; 4 in the paper.
         heads: `compete`, or `even` shares.
     """
 
@@ -87,15 +87,14 @@ class ExpectedAttention(AdaptiveHeads):
     horizon: Literal["next", "all"] = "next"
     future: int = 512
     queries: int | None = None
-    leading: int = 0
     heads: Literal["compete", "even"] = "compete"
 
     recordable: ClassVar[bool] = True
+    added: ClassVar[Mapping[str, object]] = ADDED  # `leading` is as old as the method
     revision: ClassVar[int] = 2  # below five tokens a head, no slot was safe
     limits = set_limits(
         epsilon=Limit(0),
         future=Limit(1),
-        leading=Limit(0),
         queries=Limit(1, wants="must be at least 1, or null for all"),
     )
 

@@ -1,5 +1,6 @@
 """Hard-KV: each head keeps the tokens that hold a share of the newest queries' attention mass."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal
@@ -13,12 +14,11 @@ from kvbench.methods.hardkv.calibration import Calibration, mark_top_p, solve_te
 from kvbench.methods.hardkv.merging import MergePlan, merge_exactly, merge_fixed_budget, merge_multi_to_one
 from kvbench.methods.hardkv.official import SINKS, rank_rewritten, select_sparse, weigh_slots
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
-from kvbench.methods.shared.base import Artifact, Limit, set_limits
+from kvbench.methods.shared.base import ADDED, Artifact, Limit, set_limits
 from kvbench.methods.shared.redundancy import measure_redundancy
-from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.scored import LARGEST, Scored
 from kvbench.methods.shared.select import (
     average_attention,
-    check_capacity,
     check_window,
     choose_best,
     find_sinks,
@@ -75,7 +75,6 @@ class HardKV(Scored):
         calibration: how temperatures are found, once per request, when it first evicts.
         queries: number of newest queries of a segment that vote; in the paper all queries of an interval (section 3.1).
         window: number of latest tokens that are kept.
-        leading: number of first tokens of a text that are kept, in the paper one.
         merge: how evicted tokens are merged, see above.
         kernel: window of `snapkv`'s maximum in slots, odd.
         mix: lambda of `rkv`.
@@ -91,7 +90,6 @@ class HardKV(Scored):
     calibration: Calibration = "bisection"
     queries: int = 128
     window: int = 32
-    leading: int = 0
     merge: Merge = "none"
     kernel: int = 7
     mix: float = 0.07
@@ -101,11 +99,11 @@ class HardKV(Scored):
     _temperatures: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
+    added: ClassVar[Mapping[str, object]] = ADDED  # `leading` is as old as the method
     revision: ClassVar[int] = 2  # before, means added to many votes were ties, and gradients could be NaN
     limits = set_limits(
         start=Limit(0, 1, "must lie in [0, 1]"),
         mix=Limit(0, 1, "must lie in [0, 1]"),
-        leading=Limit(0),
         protected=Limit(0),
         queries=Limit(1),
     )
@@ -134,7 +132,6 @@ class HardKV(Scored):
                 f"set method.{name}={off} or method.select=top_k"
             )
         super().check(spec, budget)
-        check_capacity(spec, budget, self.sinks, self.leading)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Share the budget equally among all heads and clear the temperatures."""
@@ -159,7 +156,10 @@ class HardKV(Scored):
     def ranked_scores(self, view: View) -> Tensor:
         """Return the score of each slot, float64 [rows, slots]; infinity for sinks and the first tokens."""
         exists = view.position >= 0
-        scores = self.smoothed_scores(view).masked_fill(self._find_first(view, exists), torch.inf)
+        scores = self.smoothed_scores(view)
+        if self.leading:  # they rank above the window, whose latest tokens win a tie
+            scores = scores.clamp(max=LARGEST)
+        scores = scores.masked_fill(self._find_first(view, exists), torch.inf)
         return scores.masked_fill_(~exists, -torch.inf)
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ class HardKV(Scored):
 
     def _find_first(self, view: View, exists: Tensor) -> Tensor:
         """Return the sinks and the first tokens of each row, bool [rows, slots]."""
-        return exists & (find_sinks(view, self.sinks) | (exists.cumsum(1) <= self.leading))
+        return exists & find_sinks(view, self.sinks, self.leading)
 
     def _find_latest(self, exists: Tensor) -> Tensor:
         """Return the window of each row, bool [rows, slots]."""

@@ -1,6 +1,7 @@
 """HeatKV, its binary variant and the naive schedule (arXiv:2605.14877)."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,7 +15,9 @@ from kvbench.core.segments import ModelSpec
 from kvbench.methods.heatkv.order_file import read_orders
 from kvbench.methods.heatkv.schedule import count_pruned_heads, fill_budget, schedule_evictions
 from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
-from kvbench.methods.shared.base import Artifact, Method, Observer, require_artifact
+from kvbench.methods.shared.base import ADDED_WITH_LEADING, Artifact, Method, Observer, require_artifact
+from kvbench.methods.shared.select import find_leading
+from kvbench.methods.shared.set_aside import set_aside
 from kvbench.methods.shared.view import View
 
 Ints = NDArray[np.int64]
@@ -34,6 +37,7 @@ class HeatKV(Method):
 
     Attributes:
         sinks: leading scales that are never pruned.
+        leading: first tokens of a sequence that are never pruned; blocks and budget are counted without them.
         orders: official order file (JSON), used instead of a calibration.
         naive: evict everything that a scale prunes at its start (E_k = G_k without G_{k-1}, section 3.3).
         fill: fill the capacity that Eq. 5 leaves unused at the last scale with the best-ranked pruned head-scales that
@@ -41,11 +45,13 @@ class HeatKV(Method):
     """
 
     sinks: int
+    leading: int = field(default=0, kw_only=True)
     orders: str | None = None
     naive: bool = False
     fill: bool = False
 
     static: ClassVar[bool] = True
+    added: ClassVar[Mapping[str, object]] = ADDED_WITH_LEADING
     text_revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
 
     def needs(self) -> Observer | Path:
@@ -55,7 +61,7 @@ class HeatKV(Method):
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse sinks that do not fit and an order file of another model."""
         super().check(spec, budget)
-        count_pruned_heads(spec, budget, self.sinks)
+        count_pruned_heads(*set_aside(spec, budget, self.sinks, self.leading), self.sinks)
         if self.orders is not None:
             read_orders(Path(self.orders), spec, self.sinks)
 
@@ -63,15 +69,16 @@ class HeatKV(Method):
         """Build the schedule."""
         super().prepare(spec, budget, artifact)
         rank = self._rank_heads(spec, artifact)
-        self.schedule = schedule_evictions(spec, budget, self.sinks, rank, naive=self.naive)
+        rest = set_aside(spec, budget, self.sinks, self.leading)
+        self.schedule = schedule_evictions(*rest, self.sinks, rank, naive=self.naive)
         if self.fill:
-            self.schedule = fill_budget(spec, budget, self.schedule, rank)
+            self.schedule = fill_budget(*rest, self.schedule, rank)
         self._absent = torch.from_numpy(self.schedule.absent)
 
     def keep(self, view: View) -> Tensor:
-        """Keep the head-scales that are present at the start of the next scale."""
+        """Keep the first tokens, and the head-scales that are present at the start of the next scale."""
         absent = self._absent[view.segment.index + 1, :, view.layer].T.to(view.segment_ids.device)
-        return ~absent.gather(1, view.segment_ids.clamp(min=0))
+        return ~absent.gather(1, view.segment_ids.clamp(min=0)) | find_leading(view, self.leading)
 
     def _rank_heads(self, spec: ModelSpec, artifact: Artifact | None) -> Ints:
         if self.orders is not None:

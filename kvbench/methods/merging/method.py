@@ -20,7 +20,8 @@ from kvbench.methods.merging.merge import (
     select_ranks,
 )
 from kvbench.methods.shared.base import SHARE, Artifact, Limit, set_limits
-from kvbench.methods.shared.select import DRAWN_ON_HOST, choose_best, draw_by_row, find_begin
+from kvbench.methods.shared.draws import DRAWN_ON_HOST, draw_by_row
+from kvbench.methods.shared.select import choose_best, find_begin
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.methods.shared.wrapper import Wrapper

@@ -72,7 +72,7 @@ def add_precisions(
 
 def weigh_error(length: int, weights: Weights) -> float:
     """Return the weight of the error at a target of `length` tokens."""
-    return {"inverse_tokens": 1 / length, "uniform": 1, "tokens": length}[weights]
+    return {"inverse_tokens": 1 / max(length, 1), "uniform": 1, "tokens": length}[weights]
 
 
 def allocate(problem: Problem) -> Allocation:

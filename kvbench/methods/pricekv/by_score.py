@@ -15,6 +15,7 @@ from kvbench.methods.pricekv.curves import keep_best, list_capacities, measure_e
 from kvbench.methods.pricekv.greedy import allocate_calibrated, choose_floor
 from kvbench.methods.shared.base import Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import count_sinks
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.methods.shared.wrapper import Wrapper
@@ -39,6 +40,11 @@ class ScoreErrors(Observer):
     queries: int = 64
 
     kind: ClassVar[str] = "score_errors"
+
+    def __repr__(self) -> str:
+        """Return the settings that name a calibration; first tokens that never leave are named if there are any."""
+        leading = f", leading={self.base.leading}" if self.base.leading else ""
+        return f"ScoreErrors(base={self.base!r}, queries={self.queries}{leading})"
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """Return the shapes of `error` and of the base's calibration."""
@@ -125,7 +131,7 @@ def _rank(base: Scored, view: View, exists: Tensor) -> Tensor:
 
 def find_min_capacity(base: Scored, spec: ModelSpec) -> int:
     """Return the smallest capacity with which a method works."""
-    return max(1, spec.leading_tokens(base.sinks) + base.count_reserved(spec))
+    return max(1, count_sinks(spec, base.sinks, base.leading) + base.count_reserved(spec))
 
 
 @dataclass

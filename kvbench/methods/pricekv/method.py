@@ -1,7 +1,7 @@
 """PriceKV: keeps the blocks of the past that minimise the error of attention's output under a shared budget."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import ClassVar, Literal
 
@@ -21,8 +21,16 @@ from kvbench.methods.pricekv.allocate import (
 from kvbench.methods.pricekv.errors import Importance, SubsetError
 from kvbench.methods.pricekv.noise import PrecisionError, count_bits, list_precisions
 from kvbench.methods.pricekv.problem import list_sources
-from kvbench.methods.shared.base import Artifact, Limit, Method, require_artifact, set_limits
-from kvbench.methods.shared.select import check_capacity
+from kvbench.methods.shared.base import (
+    ADDED_WITH_LEADING,
+    Artifact,
+    Limit,
+    Method,
+    require_artifact,
+    set_limits,
+)
+from kvbench.methods.shared.select import check_capacity, find_leading
+from kvbench.methods.shared.set_aside import set_aside
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
@@ -58,6 +66,8 @@ class PriceKV(Method):
 
     Attributes:
         sinks: leading segments that every head keeps to the end; 0: allocated like other blocks.
+        leading: first tokens of a sequence that every head keeps to the end; blocks and budget are counted without
+            them.
         importance: calibrated error: `output`, the squared error of the output, or `mass`, the attention lost.
         weights: weight of the error at a scale of t tokens: `inverse_tokens` 1/t, `uniform` 1, or `tokens` t.
         queries: number of evenly spaced queries of each segment in the calibration.
@@ -70,6 +80,7 @@ class PriceKV(Method):
     """
 
     sinks: int = 0
+    leading: int = field(default=0, kw_only=True)
     importance: Importance = "output"
     weights: Weights = "inverse_tokens"
     queries: int = 16
@@ -80,6 +91,7 @@ class PriceKV(Method):
     share: bool = False
 
     static: ClassVar[bool] = True
+    added: ClassVar[Mapping[str, object]] = ADDED_WITH_LEADING
     limits = set_limits(queries=Limit(1), recent=Limit(1, MAX_SOURCES - 1))
     revision: ClassVar[int] = 1  # before, capacity was unused if no whole block fitted
     text_revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
@@ -113,7 +125,8 @@ class PriceKV(Method):
                 "method.lifetimes=false: needs method.allocation=prices and, for next-token models, "
                 f"method.recent of at least {len(sources) - 2}"
             )
-        check_capacity(spec, self._check_menu(spec, budget) if self.menu else budget, self.sinks)
+        available = self._check_menu(spec, budget) if self.menu else budget
+        check_capacity(spec, available, self.sinks, leading=self.leading)
 
     def _check_menu(self, spec: ModelSpec, budget: Budget) -> Budget:
         """Check the settings that a menu requires; return the budget in tokens of the smallest precision."""
@@ -123,6 +136,10 @@ class PriceKV(Method):
         if self.importance != "output" or self.allocation != "prices":
             raise ValueError(
                 f"method.menu={menu}: needs method.importance=output and method.allocation=prices"
+            )
+        if self.leading:
+            raise ValueError(
+                f"method.leading={self.leading}: with method.menu a block is kept whole; set it to 0"
             )
         if self.share and not (spec.branches == 2 and spec.equal_branches):
             raise ValueError(f"method.share=true: {spec.name} has no second branch with the same positions")
@@ -135,15 +152,16 @@ class PriceKV(Method):
         """Allocate lifetimes and precisions."""
         super().prepare(spec, budget, artifact)
         tensors, sources = require_artifact(artifact, "method=pricekv:"), list_sources(spec, self.recent)
+        rest, own = set_aside(spec, budget, self.sinks, self.leading)
         self.problem = build_problem(
-            tensors["error"], spec, budget, sources, weights=self.weights, forced=self.sinks
+            tensors["error"], rest, own, sources, weights=self.weights, forced=self.sinks
         )
         if self.menu:
             self.problem = add_precisions(
                 self.problem, tensors["noise"], self.offered, spec, budget, self.weights
             )
         if self.allocation == "counts":
-            self.solution = allocate_counts(self.problem, spec, budget)
+            self.solution = allocate_counts(self.problem, rest, own)
         else:
             self.solution = allocate(replace(self.problem, lifetimes=self.lifetimes))
         self._until = torch.from_numpy(self.solution.until).unflatten(0, (spec.layers, -1))
@@ -156,6 +174,7 @@ class PriceKV(Method):
         return [self.offered[index] for index in self.solution.precision[of_layer, segment.index]]
 
     def keep(self, view: View) -> Tensor:
-        """Keep the blocks that the next segment reads."""
+        """Keep the first tokens, and the blocks that the next segment reads."""
         until = self._until[view.layer].to(view.segment_ids.device)
-        return until.gather(1, view.segment_ids.clamp(min=0)) > view.segment.index
+        needed = until.gather(1, view.segment_ids.clamp(min=0)) > view.segment.index
+        return needed | find_leading(view, self.leading)

@@ -108,6 +108,13 @@ def require_artifact(artifact: Artifact | None, lead: str) -> dict[str, Tensor]:
     return artifact.tensors
 
 
+ADDED: Mapping[str, object] = {"refresh": 1, "ema": 0, "fill": False}
+"""Settings of methods that are newer than runs, with the value of those runs."""
+
+ADDED_WITH_LEADING: Mapping[str, object] = {**ADDED, "leading": 0}
+"""`ADDED` of methods that are older than their setting `leading`."""
+
+
 class Method:
     """Rule for what a cache keeps. Subclasses are dataclasses; their fields are the method's settings.
 
@@ -135,7 +142,7 @@ class Method:
     recordable: ClassVar[bool] = False
     revision: ClassVar[int] = 0
     text_revision: ClassVar[int] = 0
-    added: ClassVar[Mapping[str, object]] = {"refresh": 1, "ema": 0, "fill": False}
+    added: ClassVar[Mapping[str, object]] = ADDED
     strict: bool = True
 
     spec: ModelSpec
@@ -145,8 +152,12 @@ class Method:
 
     @property
     def calibrated_spec(self) -> ModelSpec:
-        """Shapes for which calibrations are made: of the longest prompt."""
+        """Shapes for which calibrations are made: of the longest prompt that the model reads."""
         return self._longest or self.spec
+
+    @calibrated_spec.setter
+    def calibrated_spec(self, spec: ModelSpec) -> None:
+        self._longest = spec
 
     @property
     def uses(self) -> Uses:
@@ -220,15 +231,15 @@ class Method:
     def plan_for(self, tokens: int) -> Self:
         """Return the method prepared for prompts of `tokens` tokens, with the same budget in tokens.
 
-        `prepare` plans for the longest prompt of a model. What is kept of a shorter text must not depend on the padding
-        in front of its prompt. A budget in bytes has one plan, since only its bytes are known to fit.
+        `prepare` plans for the longest prompt of a model or of a run. What is kept of a shorter text must not depend on
+        the padding in front of its prompt. A budget in bytes has one plan, since only its bytes are known to fit.
         """
         if tokens == self.spec.segments[0].length or self.budget.bytes is not None:
             return self
         if tokens not in self._plans:
             spec = self.spec.with_prompt(tokens)
             plan = self._renew()
-            plan._longest = self.calibrated_spec
+            plan.calibrated_spec = self.calibrated_spec
             plan.prepare(spec, replace(self.budget, full=spec.full_tokens), self._artifact)
             self.adopt_plan(tokens, plan)
         return self._plans[tokens]

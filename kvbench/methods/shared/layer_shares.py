@@ -14,7 +14,7 @@ from kvbench.methods.shared.base import Artifact, Observer, require_artifact
 from kvbench.methods.shared.capacities import Floats, Ints, fill_gaps, fill_groups, shrink_early
 from kvbench.methods.shared.even_shares import share_layer
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import choose_best
+from kvbench.methods.shared.select import choose_best, count_sinks
 from kvbench.methods.shared.view import View
 
 
@@ -97,7 +97,7 @@ class LayerShares(Scored):
     @property
     def min_tokens(self) -> int:
         """Smallest capacity of any head."""
-        return max(1, self.spec.leading_tokens(self.sinks))
+        return max(1, count_sinks(self.spec, self.sinks, self.leading))
 
     @property
     def heads_independent(self) -> bool:

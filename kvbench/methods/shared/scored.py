@@ -1,6 +1,7 @@
 """Base classes of methods that score tokens: each row keeps its slots of highest score."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -8,7 +9,14 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method, require_tensor
+from kvbench.methods.shared.base import (
+    ADDED_WITH_LEADING,
+    SHARE,
+    Artifact,
+    Limit,
+    Method,
+    require_tensor,
+)
 from kvbench.methods.shared.capacities import Ints
 from kvbench.methods.shared.even_shares import share_evenly
 from kvbench.methods.shared.grouped import choose_among_heads
@@ -52,6 +60,7 @@ class Scored(Method):
     Attributes:
         branch_mode: which branch's scores decide (`select.BranchMode`).
         sinks: leading segments that never leave.
+        leading: first tokens of a sequence, after its padding, that never leave.
         refresh: n, segments between two calls of `score`; 1 calls it at every segment.
         ema: weight of earlier scores, 0 for none.
         own_state: numbers per slot that the method itself keeps in `View.state`.
@@ -59,10 +68,12 @@ class Scored(Method):
 
     branch_mode: BranchMode = "per_row"
     sinks: int = 0
+    leading: int = field(default=0, repr=False)  # observers are named by `repr`
     refresh: int = 1
     ema: float = 0.0
 
     own_state: ClassVar[int] = 0
+    added: ClassVar[Mapping[str, object]] = ADDED_WITH_LEADING
     revision: ClassVar[int] = 1  # the remainder of floor(B / T) was unused
 
     @property
@@ -111,7 +122,7 @@ class Scored(Method):
                 f"method.ema={self.ema}: {type(self).__name__} accumulates its scores; set method.ema=0"
             )
         check_branch_mode(self.branch_mode, spec)
-        check_capacity(spec, budget, self.sinks, self.count_reserved(spec))
+        check_capacity(spec, budget, self.sinks, self.count_reserved(spec), leading=self.leading)
 
     def count_reserved(self, spec: ModelSpec) -> int:
         """Return the tokens that each head must be able to hold in addition to the sinks."""
@@ -182,7 +193,8 @@ class Scored(Method):
 
     def ranked_scores(self, view: View) -> Tensor:
         """Return merged scores, float32 [rows, slots]: infinity for sinks, -inf where a row has no such slot."""
-        scores = self.smoothed_scores(view).masked_fill(find_sinks(view, self.sinks), torch.inf)
+        sinks = find_sinks(view, self.sinks, self.leading)
+        scores = self.smoothed_scores(view).masked_fill(sinks, torch.inf)
         return scores.masked_fill(view.position < 0, -torch.inf)
 
     def smoothed_scores(self, view: View) -> Tensor:

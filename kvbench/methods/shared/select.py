@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.budget import Budget, InfeasibleBudget
-from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.shared.base import NotANumber
+from kvbench.methods.shared.base import Limit, NotANumber
 from kvbench.methods.shared.view import View
 
 Capacity = TypeVar("Capacity", int, Tensor)
@@ -66,9 +65,21 @@ def find_valid_queries(view: View, chosen: Tensor) -> Tensor | None:
     return chosen.to(view.padding.device, non_blocking=True) >= view.padding[:, None]
 
 
-def find_sinks(view: View, sinks: int) -> Tensor:
-    """Return which slots hold tokens of the first `sinks` segments, bool [rows, slots]."""
-    return (view.segment_ids >= 0) & (view.segment_ids < sinks)
+def find_sinks(view: View, sinks: int, leading: int = 0) -> Tensor:
+    """Return which slots hold tokens that never leave, bool [rows, slots].
+
+    Args:
+        view: the layer.
+        sinks: leading segments that never leave.
+        leading: first tokens of each sequence, after its padding, that never leave.
+    """
+    inside = (view.segment_ids >= 0) & (view.segment_ids < sinks)
+    return inside | find_leading(view, leading) if leading else inside
+
+
+def count_sinks(spec: ModelSpec, sinks: int, leading: int = 0) -> int:
+    """Return the tokens per head that `find_sinks` finds once the sequence is longer than them."""
+    return max(spec.leading_tokens(sinks), leading)
 
 
 def average_attention(
@@ -263,38 +274,6 @@ def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
     return torch.zeros_like(chosen).scatter_(1, order, chosen)
 
 
-DRAWN_ON_HOST = "its random numbers are drawn on the host, others for each prompt"
-
-
-def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Draw float32 numbers in 0..1 that depend only on a name, such as "seed:prompt:layer:segment"."""
-    return torch.rand(shape, generator=torch.Generator().manual_seed(derive_seed(name)))
-
-
-def draw_by_row(seed: int, view: View, spec: ModelSpec, count: int) -> Tensor:
-    """Draw float32 numbers [rows, count] in 0..1 by seed, prompt, layer, segment and head, in any batch the same.
-
-    In texts the first numbers of a row do not depend on `count`, which the longest prompt decides.
-
-    Args:
-        seed: seed of the method.
-        view: the layer.
-        spec: the shapes of this process's model.
-        count: numbers of a row.
-    """
-    heads = range(spec.first_head, spec.first_head + view.heads)
-
-    def draw(prompt: int) -> Tensor:
-        name = f"{seed}:{prompt}:{view.layer}:{view.segment.index}"
-        if spec.writes_text:
-            return torch.stack([draw_uniform(f"{name}:{head}", (count,)) for head in heads])
-        return draw_uniform(name, (heads.stop, count))[heads.start :]
-
-    numbers = {prompt: draw(prompt) for prompt in dict.fromkeys(view.prompts)}
-    rows = torch.cat([numbers[prompt] for prompt in view.prompts])
-    return rows.to(view.position.device, non_blocking=True)
-
-
 def find_leading(view: View, count: int) -> Tensor:
     """Return which slots hold the first `count` tokens of a row after its padding, bool [rows, slots]."""
     first = count if view.padding is None else count + view.padding[:, None]
@@ -377,7 +356,9 @@ def check_window(size: int, kernel: int, kind: Window = "grid", max_size: int | 
         raise ValueError(f"method.kernel={kernel}: must be odd and positive")
 
 
-def check_capacity(spec: ModelSpec, budget: Budget, sinks: int = 0, more: int = 0) -> None:
+def check_capacity(
+    spec: ModelSpec, budget: Budget, sinks: int = 0, more: int = 0, *, leading: int = 0
+) -> None:
     """Refuse more sinks than the model has, and budgets too small for them or for one token a head.
 
     Args:
@@ -385,17 +366,20 @@ def check_capacity(spec: ModelSpec, budget: Budget, sinks: int = 0, more: int = 
         budget: the capacity B.
         sinks: leading segments that never leave.
         more: further tokens that each head must be able to hold.
+        leading: first tokens of a sequence that never leave.
 
     Raises:
-        ValueError: the model has too few segments.
+        ValueError: the model has too few segments, or `leading` is negative.
         InfeasibleBudget: naming the smallest budget that works.
     """
     if not 0 <= sinks < len(spec.segments):
         raise ValueError(f"sinks={sinks}: {spec.name} has {len(spec.segments)} scales")
-    needed = spec.leading_tokens(sinks) + more or 1
-    if budget.head_tokens < needed:
-        raise (
-            InfeasibleBudget.of_sinks(budget, sinks, needed, spec)
-            if sinks and not more
-            else InfeasibleBudget.of(budget, needed, spec, "the method's tokens")
-        )
+    Limit(0).check("leading", leading)
+    needed = count_sinks(spec, sinks, leading) + more or 1
+    if budget.head_tokens >= needed:
+        return
+    if needed == spec.leading_tokens(sinks):
+        raise InfeasibleBudget.of_sinks(budget, sinks, needed, spec)
+    if needed == leading:
+        raise InfeasibleBudget.of_leading(budget, leading, spec)
+    raise InfeasibleBudget.of(budget, needed, spec, "the method's tokens")

@@ -36,6 +36,7 @@ class Wrapper(Scored):
     base: Scored
     branch_mode: BranchMode = field(default="per_row", init=False)
     sinks: int = field(default=0, init=False)
+    leading: int = field(default=0, init=False, repr=False)
     refresh: int = field(default=1, init=False)
     ema: float = field(default=0.0, init=False)
 
@@ -54,7 +55,8 @@ class Wrapper(Scored):
                 f"method.base: {type(self.base).__name__} merges tokens, which only the outermost method can; set its "
                 "method.base.merge=none, or make it the method and this one its base"
             )
-        self.branch_mode, self.sinks, self.strict = self.base.branch_mode, self.base.sinks, self.base.strict
+        self.branch_mode, self.strict = self.base.branch_mode, self.base.strict
+        self.sinks, self.leading = self.base.sinks, self.base.leading
         self.refresh, self.ema = self.base.refresh, self.base.ema
 
     @property

@@ -1,0 +1,39 @@
+"""Random numbers of methods, which depend on seed, prompt, layer, segment and head alone."""
+
+import torch
+from torch import Tensor
+
+from kvbench.core.files import derive_seed
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.shared.view import View
+
+DRAWN_ON_HOST = "its random numbers are drawn on the host, others for each prompt"
+
+
+def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Draw float32 numbers in 0..1 that depend only on a name, such as "seed:prompt:layer:segment"."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(derive_seed(name)))
+
+
+def draw_by_row(seed: int, view: View, spec: ModelSpec, count: int) -> Tensor:
+    """Draw float32 numbers [rows, count] in 0..1 by seed, prompt, layer, segment and head, in any batch the same.
+
+    In texts the first numbers of a row do not depend on `count`, which the longest prompt decides.
+
+    Args:
+        seed: seed of the method.
+        view: the layer.
+        spec: the shapes of this process's model.
+        count: numbers of a row.
+    """
+    heads = range(spec.first_head, spec.first_head + view.heads)
+
+    def draw(prompt: int) -> Tensor:
+        name = f"{seed}:{prompt}:{view.layer}:{view.segment.index}"
+        if spec.writes_text:
+            return torch.stack([draw_uniform(f"{name}:{head}", (count,)) for head in heads])
+        return draw_uniform(name, (heads.stop, count))[heads.start :]
+
+    numbers = {prompt: draw(prompt) for prompt in dict.fromkeys(view.prompts)}
+    rows = torch.cat([numbers[prompt] for prompt in view.prompts])
+    return rows.to(view.position.device, non_blocking=True)
