@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
-from kvbench.core.config import MAX_PROMPTS, ConfigError, check_range
+from kvbench.core.config import MAX_PROMPTS, ConfigError, check_range, show
 from kvbench.core.files import hash_content
+from kvbench.core.reading import OwnOutput, Reading
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,14 @@ class Prompt:
         text: the model's input.
         meta: metadata for evaluators, such as a GenEval line; JSON values.
         place: key, file and line of its source, for messages; empty without a file.
+        reading: what is read with forced tokens; None if the model generates from `text`.
     """
 
     index: int
     text: str
     meta: dict[str, object] = field(default_factory=dict)
     place: str = ""
+    reading: Reading | OwnOutput | None = None
 
 
 class PromptSource(Protocol):
@@ -75,6 +78,16 @@ def check_choices(name: str, chosen: Sequence[str], known: Sequence[str]) -> Non
     """
     if not chosen or not set(chosen) <= set(known):
         raise ConfigError(f"prompts.{name}={list(chosen)}: choose from {', '.join(known)}")
+
+
+def check_choice(name: str, chosen: str, known: Sequence[str]) -> None:
+    """Check that a set has the chosen part.
+
+    Raises:
+        ConfigError: names the key of `prompts`.
+    """
+    if chosen not in known:
+        raise ConfigError(f"prompts.{name}={show(chosen)}: choose from {', '.join(known)}")
 
 
 def check_total(total: int, name: str, each: int) -> None:

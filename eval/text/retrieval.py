@@ -1,0 +1,88 @@
+"""Accuracy of answers that are read after a context, in all and by the place of the statement they repeat."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from kvbench.eval.files.readings import ReadingSet
+from kvbench.eval.protocol.base import Result, make_result, read_meta
+from kvbench.eval.protocol.scores import MetricSpec, share_score, with_parts
+from kvbench.eval.text.forced import ForcedScore
+
+DEPTH, GAP = "depth", "gap"
+"""Keys of a statement's place in per cent of the context, and of the tokens between it and the question."""
+BOUNDS = {DEPTH: (0, 20, 40, 60, 80, 100), GAP: (0, 128, 256, 512, 1024, 2048, 4096, 2**30)}
+"""Bounds of the groups of both; the lower one is in the group."""
+PROMPTS = "(prompts=passkey and planted_facts do)"
+
+
+def name_groups(key: str) -> tuple[str, ...]:
+    """Return the names of the groups of a key.
+
+    >>> name_groups("gap")[-2:]
+    ('gap_2048_4096', 'gap_4096_on')
+    """
+    bounds = BOUNDS[key]
+    names = [f"{key}_{low}_{high}" for low, high in pairwise(bounds)]
+    return (*names[:-1], f"{key}_{bounds[-2]}_on" if key == GAP else names[-1])
+
+
+def find_group(key: str, value: float) -> str:
+    """Return the name of the group that a value is in; values from the last bound on are in the last group.
+
+    >>> find_group("gap", 256), find_group("depth", 100)
+    ('gap_256_512', 'depth_80_100')
+    """
+    passed = sum(value >= bound for bound in BOUNDS[key][1:-1])
+    return name_groups(key)[passed]
+
+
+@dataclass(frozen=True)
+class Retrieved(ForcedScore):
+    """`retrieved`: share of answers whose tokens are all the likeliest ones, each after the correct ones before it.
+
+    Greedy decoding would write exactly these answers. Parts are groups of depths and gaps; `retrieved_full` is the
+    share under the full cache, the bound of what the model can find.
+    """
+
+    name: ClassVar[str] = "retrieved"
+    required_meta: ClassVar[str] = GAP
+    meta_keys: ClassVar[tuple[str, ...]] = (DEPTH, GAP)
+    better: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
+
+    @property
+    def metrics(self) -> Mapping[str, MetricSpec]:
+        """Specifications of the share, its groups and the full cache's share."""
+        groups = [*name_groups(DEPTH), *name_groups(GAP)]
+        full = MetricSpec("higher", digits=3, detail=True)
+        return {**with_parts(self.name, self.better, groups), "retrieved_full": full}
+
+    def run(self, texts: ReadingSet, reference: ReadingSet | None, device: str) -> Result:
+        """Compare the likeliest tokens with the answers'."""
+        places = {key: read_meta(texts, key, key, PROMPTS) for key in (DEPTH, GAP)}
+        pairs = [
+            (reading.likeliest == reading.tokens, reading.likeliest_full == reading.tokens)
+            for _, reading in texts.readings()
+        ]
+        right, full = ([float(side.all()) for side in sides] for sides in zip(*pairs, strict=True))
+        scores = {self.name: share_score(right, texts.clusters)}
+        for group, members in _group(places):
+            clusters = [texts.clusters[member] for member in members]
+            scores[f"{self.name}/{group}"] = share_score([right[member] for member in members], clusters)
+        scores["retrieved_full"] = share_score(full, texts.clusters)
+        columns: dict[str, Sequence[object]] = {
+            "index": texts.indices,
+            self.name: right,
+            "retrieved_full": full,
+        }
+        return make_result(self, scores, columns | places)
+
+
+def _group(places: Mapping[str, Sequence[float]]) -> Iterator[tuple[str, list[int]]]:
+    """Yield each group that has samples, with their positions."""
+    for key, values in places.items():
+        found = [find_group(key, value) for value in values]
+        for name in name_groups(key):
+            if members := [position for position, group in enumerate(found) if group == name]:
+                yield name, members

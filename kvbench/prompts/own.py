@@ -1,0 +1,35 @@
+"""Outputs of the full cache, which are read under a method."""
+
+from dataclasses import dataclass, replace
+
+from kvbench.core.config import ConfigError
+from kvbench.core.reading import OwnOutput
+from kvbench.prompts.base import Prompt, PromptSource
+
+
+@dataclass(frozen=True)
+class Own:
+    """Prompts whose outputs under the full cache are drawn once and then read.
+
+    Attributes:
+        of: the prompts.
+    """
+
+    of: PromptSource
+
+    def load(self) -> list[Prompt]:
+        """Return the prompts of `of`, whose outputs are read.
+
+        Raises:
+            ConfigError: they are texts that are read themselves.
+        """
+        prompts = self.of.load()
+        if any(prompt.reading is not None for prompt in prompts):
+            raise ConfigError(
+                "prompts.of: these are texts to read, which have no output; name prompts to answer"
+            )
+        return [replace(prompt, reading=OwnOutput()) for prompt in prompts]
+
+    def load_others(self, count: int, seed: int) -> list[Prompt]:
+        """Return up to `count` calibration prompts of `of`, whose outputs are drawn as in any run."""
+        return self.of.load_others(count, seed)

@@ -1,0 +1,189 @@
+"""Retrieval in real text: a passkey or planted facts, and a question whose answer is known exactly."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import cycle
+
+from kvbench.core.config import MAX_SEED, ConfigError, check_range
+from kvbench.prompts.base import Prompt, check_choice, check_counts
+from kvbench.prompts.hay import bound_tokens, place_statements, read_hay
+from kvbench.prompts.text_files import DOMAINS
+
+MIN_CONTEXT, MAX_CONTEXT = 512, 2**20
+ASKED = ("within", "after")
+CITIES = (
+    "Amsterdam", "Athens", "Berlin", "Boston", "Chicago", "Dublin", "Houston", "London",
+    "Madrid", "Moscow", "Paris", "Rome", "Sydney", "Tokyo", "Toronto", "Vienna",
+)  # fmt: skip
+"""Cities of planted facts: one token each in common vocabularies, so that all questions have equal lengths."""
+ASKED_SUBJECT = "access code of the {} office"
+"""Subject of the asked fact and of its distractors, completed by a city."""
+SUBJECTS = (
+    "room number of the {} archive", "phone extension of the {} clinic", "order number of the {} workshop",
+    "shelf number of the {} library", "ticket number of the {} museum", "box number of the {} bank",
+    "licence number of the {} ferry",
+)  # fmt: skip
+"""Subjects of the other facts."""
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Base of questions on statements in real text (`kvbench.prompts.hay`).
+
+    The answer is read, not generated: it is right if each of its tokens is the likeliest one after those before.
+
+    Attributes:
+        context: tokens before the answer, the question included.
+        count: number of questions.
+        seed: seed of the set.
+        asked: `within`: the context is compressed with the question in it; `after`: before the question is read.
+        domain: domain of the text around the statements.
+        path: own texts in its place, see `kvbench.prompts.texts.Texts`.
+    """
+
+    context: int = 1024
+    count: int = 20
+    seed: int = 0
+    asked: str = "within"
+    domain: str = "manuals"
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(count=self.count)
+        check_range("prompts.context", self.context, MIN_CONTEXT, MAX_CONTEXT)
+        check_range("prompts.seed", self.seed, 0, 2 * MAX_SEED)  # a calibration adds its own
+        check_choice("asked", self.asked, ASKED)
+        check_choice("domain", self.domain, DOMAINS)
+
+    def load(self) -> list[Prompt]:
+        """Return the questions, with `answer`, `depth` and `gap` as metadata.
+
+        `gap` is the number of tokens of text between the statement and the question, `depth` the statement's place in
+        the context in per cent.
+        """
+        return self._draw_all("evaluation")
+
+    def load_others(self, count: int, seed: int) -> list[Prompt]:
+        """Return `count` questions of another seed, in calibration texts if the text is one that ships."""
+        return replace(self, count=count, seed=self.seed + seed + 1)._draw_all("calibration")
+
+    def _draw_all(self, part: str) -> list[Prompt]:
+        texts = read_hay(self.domain, self.path, part)
+        return [self._draw(index, self._shuffle(texts, index)) for index in range(self.count)]
+
+    def _draw(self, index: int, texts: Iterator[str]) -> Prompt:
+        """Return one question; `texts` has a text for every piece of hay."""
+        raise NotImplementedError
+
+    def _make_rng(self, index: int) -> random.Random:
+        return random.Random(f"{type(self).__name__} {self.seed} {index}")
+
+    def _shuffle(self, texts: tuple[str, ...], index: int) -> Iterator[str]:
+        """Yield the texts in random order, again and again."""
+        return cycle(random.Random(f"hay {self.seed} {index}").sample(texts, len(texts)))
+
+    def _make_prompt(
+        self,
+        index: int,
+        texts: Iterator[str],
+        statements: list[tuple[int, str]],
+        question: str,
+        **meta: object,
+    ) -> Prompt:
+        """Return a question; statements are (gap, text), and `meta` has its answer and the gap of its statement."""
+        statements = sorted(statements, key=lambda statement: -statement[0])
+        reading = place_statements(
+            statements,
+            question,
+            str(meta["answer"]),
+            context=self.context,
+            texts=texts,
+            asked_after=self.asked == "after",
+        )
+        return Prompt(index, "".join(part.text for part in reading.parts), meta, reading=reading)
+
+
+@dataclass(frozen=True)
+class Passkey(Retrieval):
+    """A number stated twice in a row at a depth of the context, and asked at its end.
+
+    The form is of Landmark Attention (Mohtashami and Jaggi, arXiv:2305.16300), in real text in place of repeated
+    sentences.
+
+    Attributes:
+        depths: places of the statement in per cent of the context, in turn.
+        digits: digits of the number.
+    """
+
+    depths: tuple[int, ...] = (10, 30, 50, 70, 90)
+    digits: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("prompts.digits", self.digits, 4, 20)  # two tokens, where three digits are one
+        if not self.depths or not all(0 <= depth <= 100 for depth in self.depths):
+            raise ConfigError(f"prompts.depths={list(self.depths)}: must be per cents from 0 to 100")
+
+    def _draw(self, index: int, texts: Iterator[str]) -> Prompt:
+        rng = self._make_rng(index)
+        key = str(rng.randrange(10 ** (self.digits - 1), 10**self.digits))
+        statement = f"\n\nThe pass key is {key}. Remember it. {key} is the pass key.\n\n"
+        question = "\n\nWhat is the pass key? The pass key is "
+        depth = self.depths[index % len(self.depths)]
+        hay = self.context - bound_tokens(statement, question)
+        gap = hay - hay * depth // 100
+        return self._make_prompt(index, texts, [(gap, statement)], question, answer=key, depth=depth, gap=gap)
+
+
+@dataclass(frozen=True)
+class PlantedFacts(Retrieval):
+    """Invented facts on offices and other places, stated in the text; one of them is asked at the end.
+
+    Attributes:
+        gaps: tokens of text between the asked fact and the question, in turn.
+        facts: facts on different subjects, the asked one included; the others are spread evenly.
+        distractors: facts on the asked subject in other cities.
+        times: how often the asked fact is stated; `gaps` count from the last time.
+    """
+
+    gaps: tuple[int, ...] = (64, 256, 512, 768)
+    facts: int = 4
+    distractors: int = 0
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("prompts.facts", self.facts, 1, 1 + len(SUBJECTS))
+        check_range("prompts.distractors", self.distractors, 0, len(CITIES) - 1 - len(SUBJECTS))
+        check_range("prompts.times", self.times, 1, 16)
+        if not self.gaps or min(self.gaps) < 0:
+            raise ConfigError(f"prompts.gaps={list(self.gaps)}: must be numbers of tokens, at least 0")
+        if max(self.gaps) > self._hay():
+            raise ConfigError(
+                f"prompts.gaps={list(self.gaps)}: at most {self._hay()} in prompts.context={self.context} with these "
+                "facts; raise prompts.context, or lower prompts.facts, distractors or times"
+            )
+
+    def _draw(self, index: int, texts: Iterator[str]) -> Prompt:
+        rng = self._make_rng(index)
+        subjects = [*[ASKED_SUBJECT] * (1 + self.distractors), *rng.sample(SUBJECTS, self.facts - 1)]
+        cities, numbers = rng.sample(CITIES, len(subjects)), rng.sample(range(1000, 10000), len(subjects))
+        asked, *rest = [
+            (f"The {subject.format(city)} is ", str(number))
+            for subject, city, number in zip(subjects, cities, numbers, strict=True)
+        ]
+        rng.shuffle(rest)
+        gap, hay = self.gaps[index % len(self.gaps)], self._hay()
+        placed = [(hay * (2 * n + 1) // (2 * len(rest)), fact) for n, fact in enumerate(rest)]
+        placed += [(gap + (hay - gap) * n // self.times, asked) for n in range(self.times)]
+        statements = [(distance, f"\n\n{start}{number}.\n\n") for distance, (start, number) in placed]
+        depth = 100 * (hay - gap) // hay
+        return self._make_prompt(
+            index, texts, statements, f"\n\n{asked[0]}", answer=asked[1], depth=depth, gap=gap
+        )
+
+    def _hay(self) -> int:
+        """Return tokens of text that the longest statements and question leave."""
+        longest = f"\n\nThe {max(SUBJECTS, key=len).format(max(CITIES, key=len))} is 9999.\n\n"
+        return self.context - bound_tokens(*[longest] * (self.facts + self.distractors + self.times))

@@ -1,0 +1,84 @@
+"""Files of whole texts: those that ship, and a user's."""
+
+import random
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from kvbench.core.config import ConfigError
+from kvbench.core.files import parse_json
+from kvbench.eval.files.prompt_lines import check_letters, parse_lines, read_text
+
+DOMAINS = ("manuals", "novels", "code", "chat")
+"""Domains of the texts that ship, folders of `kvbench/assets/texts`."""
+
+TextEntry = tuple[str, dict[str, object]]
+"""A text and its metadata."""
+
+
+@cache
+def read_shipped(domain: str, part: str) -> tuple[TextEntry, ...]:
+    """Return the texts of a domain that ship, with their `source`; `part` is `evaluation` or `calibration`."""
+    file = files("kvbench") / "assets" / "texts" / domain / f"{part}.jsonl"
+    return tuple(_parse_records(file.read_text(encoding="utf-8")))
+
+
+def read_own(path: Path) -> tuple[TextEntry, ...]:
+    """Read a .jsonl with a `text` in each line, a .txt, which is one text, or the .txt files of a folder by name.
+
+    Raises:
+        ConfigError: the path is missing, unreadable, empty or of another kind, or a line has no text.
+    """
+    found = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    if not found:
+        raise ConfigError(f"prompts.path={path}: the folder has no .txt files")
+    entries: list[TextEntry] = []
+    for file in found:
+        if file.suffix not in (".txt", ".jsonl"):
+            raise ConfigError(f"prompts.path={path}: must be .txt, .jsonl or a folder of .txt files")
+        if file.exists() and not file.is_file():  # a pipe would block
+            raise ConfigError(f"prompts.path={file}: is not a regular file")
+        try:
+            text = read_text(file)
+            whole = file.suffix == ".txt"
+            entries += [(text, {"source": file.name})] if whole else _parse_records(text)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"prompts.path={file}: cannot be read ({error})") from None
+    if blank := [number for number, (text, _) in enumerate(entries, 1) if not text.strip()]:
+        raise ConfigError(f"prompts.path={path}: text {blank[0]} is empty")
+    if not entries:
+        raise ConfigError(f"prompts.path={path}: contains no texts")
+    return tuple(entries)
+
+
+def choose_texts(total: int, count: int | None, draw: int | None) -> list[int]:
+    """Return the numbers of `count` of `total` texts: spread evenly, or drawn by the seed `draw`; None takes all.
+
+    Raises:
+        ConfigError: there are fewer texts than `count`.
+    """
+    if count is None:
+        return list(range(total))
+    if count > total:
+        raise ConfigError(f"prompts.count={count}: there are {total} texts; prompts.count=null takes all")
+    if draw is not None:
+        return sorted(random.Random(draw).sample(range(total), count))
+    return [row * total // count for row in range(count)]
+
+
+def _parse_records(content: str) -> list[TextEntry]:
+    entries: list[TextEntry] = []
+    for number, line, _ in parse_lines(content):
+        try:
+            record = parse_json(line)
+            text = record.pop("text")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"line {number} is not a JSON object with `text`") from None
+        if not isinstance(text, str):
+            raise ValueError(f"line {number}: `text` must be a text")
+        try:
+            check_letters([text, record])
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+        entries.append((text, record))
+    return entries

@@ -1,0 +1,90 @@
+"""Texts that are read under a method: prose, code and chats that ship, or the user's own."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbench.core.config import MAX_SEED, ConfigError, check_range
+from kvbench.core.reading import Part, Reading
+from kvbench.prompts.base import Prompt, check_choice, check_counts
+from kvbench.prompts.text_files import DOMAINS, TextEntry, choose_texts, read_own, read_shipped
+
+MAX_LENGTH = 2**20
+"""Most tokens of a text."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts that a run reads token by token (forced decoding), all cut to one length.
+
+    Attributes:
+        domain: domain of the texts that ship, one of `DOMAINS`.
+        calibration: domain of calibration texts; None: `domain`, or the rest of the user's texts.
+        count: number of texts, spread evenly over the set; None takes all.
+        length: tokens read of each text.
+        given: tokens read before the first scored one.
+        path: own texts in place of those that ship: a .jsonl with a `text` in each line, a .txt, which is one text, or
+            a folder of .txt files.
+        draw: seed of a random choice of `count` texts; None spreads them evenly.
+    """
+
+    domain: str = "manuals"
+    calibration: str | None = None
+    count: int | None = 8
+    length: int = 772
+    given: int = 516
+    path: str | None = None
+    draw: int | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(count=self.count)
+        check_choice("domain", self.domain, DOMAINS)
+        if self.calibration is not None:
+            check_choice("calibration", self.calibration, DOMAINS)
+        check_range("prompts.length", self.length, 3, MAX_LENGTH)
+        if self.draw is not None:
+            check_range("prompts.draw", self.draw, 0, MAX_SEED)
+        if not 1 <= self.given <= self.length - 2:
+            raise ConfigError(
+                f"prompts.given={self.given}: must be at least 1, and at least 2 less than prompts.length={self.length}"
+            )
+
+    def load(self) -> list[Prompt]:
+        """Return the texts to evaluate; `text_index` in their metadata is the number in the set.
+
+        Raises:
+            ConfigError: the file is missing or damaged, has too few texts, or one with fewer characters than tokens.
+        """
+        entries = self._read_all()
+        return self._make_prompts(entries, choose_texts(len(entries), self.count, self.draw))
+
+    def load_others(self, count: int, seed: int) -> list[Prompt]:
+        """Return up to `count` calibration texts, drawn by `seed`; none of them is ever evaluated."""
+        if self.path is None or self.calibration is not None:
+            entries = read_shipped(self.calibration or self.domain, "calibration")
+            free = list(range(len(entries)))
+        else:
+            entries = self._read_all()
+            evaluated = {entries[number][0] for number in choose_texts(len(entries), self.count, self.draw)}
+            free = [number for number, (text, _) in enumerate(entries) if text not in evaluated]
+        return self._make_prompts(entries, sorted(random.Random(seed).sample(free, min(count, len(free)))))
+
+    def _read_all(self) -> tuple[TextEntry, ...]:
+        if self.path is None:
+            return read_shipped(self.domain, "evaluation")
+        return read_own(Path(self.path).expanduser())
+
+    def _make_prompts(self, entries: Sequence[TextEntry], numbers: Sequence[int]) -> list[Prompt]:
+        prompts = []
+        for index, number in enumerate(numbers):
+            text, meta = entries[number]
+            if len(text) < self.length:
+                raise ConfigError(
+                    f"prompts.length={self.length}: text {number + 1} has only {len(text)} characters; lower "
+                    "prompts.length, or choose longer texts"
+                )
+            reading = Reading((Part(text, self.length),), self.given)
+            place = f"prompts.path={self.path}: text {number + 1}" if self.path else ""
+            prompts.append(Prompt(index, text, {**meta, "text_index": number}, place, reading))
+        return prompts

@@ -1,0 +1,138 @@
+"""Questions on statements in real text: what is stated where, in the tokens of a tokenizer of words and digits."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvbench.core.config import ConfigError
+from kvbench.core.reading import FILL
+from kvbench.models.reading.schedule import lay_text
+from kvbench.prompts.base import Prompt
+from kvbench.prompts.retrieval import Passkey, PlantedFacts, Retrieval
+
+PIECES = re.compile(r"\d|\s*[A-Za-z]{1,5}|\s*[^A-Za-z0-9\s]|\s+")
+
+
+def encode(text: str, first: bool = True) -> list[int]:
+    """Return a number per piece: up to five letters with the space before them, a digit, a sign."""
+    return [hash(piece) for piece in PIECES.findall(text)]
+
+
+def write(tokens: tuple[int, ...], prompt: Prompt) -> str:
+    """Return the text of tokens."""
+    pieces = {hash(piece): piece for part in prompt.reading.parts for piece in PIECES.findall(part.text)}
+    return "".join(pieces[token] for token in tokens)
+
+
+def lay(prompt: Prompt) -> tuple[str, str]:
+    """Return the characters of the context and of the answer."""
+    laid = lay_text(prompt.reading, encode)
+    return write(laid.tokens[: laid.given], prompt), write(laid.tokens[laid.given :], prompt)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        Passkey(count=5),
+        Passkey(count=2, context=20000),
+        PlantedFacts(count=4),
+        PlantedFacts(count=4, context=2048, facts=8, times=3),
+        PlantedFacts(count=4, context=4096, gaps=(0, 3500), domain="novels"),
+    ],
+)
+def test_the_context_has_its_tokens_and_ends_with_the_question(source: Retrieval) -> None:
+    for prompt in source.load():
+        context, answer = lay(prompt)
+        assert lay_text(prompt.reading, encode).given == source.context
+        assert answer == prompt.meta["answer"]
+        subject = "pass key is" if isinstance(source, Passkey) else "office is"
+        assert context.rstrip().endswith(subject)
+        question = context[context.rindex("\n\n") :].strip()
+        statement = re.findall(rf"(?:{re.escape(question.split('? ')[-1])}) (\d+)", context)
+        assert set(statement) == {answer}
+        assert len(statement) == getattr(source, "times", 1)
+
+
+def test_a_passkey_is_at_its_depth() -> None:
+    for prompt, depth in zip(Passkey(count=5).load(), (10, 30, 50, 70, 90), strict=True):
+        context, answer = lay(prompt)
+        before = len(encode(context[: context.index(answer)]))
+        assert before / 1024 == pytest.approx(depth / 100, abs=0.04)
+        assert (prompt.meta["depth"], prompt.reading.chunked, prompt.reading.cuts) == (depth, False, ())
+
+
+def test_gap_is_the_text_between_the_asked_fact_and_the_question() -> None:
+    for prompt in PlantedFacts(count=8, facts=5, distractors=2, times=2).load():
+        parts = prompt.reading.parts
+        last = max(
+            number for number, part in enumerate(parts[:-2]) if f" {prompt.meta['answer']}." in part.text
+        )
+        hay = [part.tokens for part in parts[last:-2] if part.tokens is not None]
+        assert FILL not in hay
+        assert sum(hay) == prompt.meta["gap"]
+        stated = [part.text for part in parts[:-2] if part.tokens is None]
+        assert len(stated) == 5 + 2 + 1
+        assert sum("access code" in text for text in stated) == 2 + 2
+    assert [prompt.meta["gap"] for prompt in PlantedFacts(count=5).load()] == [64, 256, 512, 768, 64]
+
+
+def test_a_question_asked_after_begins_a_segment_at_one_place() -> None:
+    for source in (Passkey(count=5, asked="after"), PlantedFacts(count=8, asked="after")):
+        texts = [lay_text(prompt.reading, encode) for prompt in source.load()]
+        assert len({text.cuts for text in texts}) == 1
+        [cut] = texts[0].cuts
+        assert 1000 < cut < texts[0].given == 1024
+
+
+def test_a_text_is_in_a_context_once() -> None:
+    for prompt in PlantedFacts(count=3, context=2048, facts=8, distractors=3).load():
+        starts = [part.text[:200] for part in prompt.reading.parts if part.tokens is not None]
+        assert len(set(starts)) == len(starts)
+
+
+def test_calibration_questions_are_others_in_other_texts() -> None:
+    source = Passkey(count=3)
+    ours, others = source.load(), source.load_others(4, 1)
+    assert len(others) == 4
+    assert not {prompt.meta["answer"] for prompt in ours} & {prompt.meta["answer"] for prompt in others}
+    hay = [
+        {part.text[:500] for prompt in side for part in prompt.reading.parts[:-2]} for side in (ours, others)
+    ]
+    assert not hay[0] & hay[1]
+    assert replace(source, count=2).load() == ours[:2]
+    assert replace(source, seed=1).load() != ours
+
+
+def test_own_text_surrounds_statements(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("apples and pears " * 800, encoding="utf-8")
+    [prompt] = Passkey(count=1, path=str(tmp_path / "a.txt")).load()
+    assert lay(prompt)[0].startswith("apples and pears")
+    (tmp_path / "b.txt").write_text("short", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"prompts\.path=.*b\.txt: text 1 has only 5 characters"):
+        Passkey(path=str(tmp_path / "b.txt")).load()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (Passkey, {"context": 511}, r"prompts\.context=511: must be at least 512"),
+        (Passkey, {"asked": "before"}, r"prompts\.asked=before: choose from within, after"),
+        (Passkey, {"depths": ()}, r"prompts\.depths=\[\]"),
+        (Passkey, {"depths": (50, 101)}, r"prompts\.depths=\[50, 101\]: must be per cents"),
+        (Passkey, {"digits": 3}, r"prompts\.digits=3: must be at least 4"),
+        (Passkey, {"domain": "x"}, r"prompts\.domain"),
+        (Passkey, {"count": 0}, r"prompts\.count"),
+        (PlantedFacts, {"gaps": ()}, r"prompts\.gaps=\[\]"),
+        (PlantedFacts, {"gaps": (1000,)}, r"prompts\.gaps=\[1000\]: at most 8\d\d in prompts\.context=1024"),
+        (PlantedFacts, {"facts": 9}, r"prompts\.facts=9: must be at most 8"),
+        (PlantedFacts, {"distractors": 9}, r"prompts\.distractors=9: must be at most 8"),
+        (PlantedFacts, {"times": 0}, r"prompts\.times=0"),
+    ],
+)
+def test_bad_settings_are_refused_by_key(
+    kind: type[Retrieval], settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        kind(**settings)

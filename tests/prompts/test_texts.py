@@ -1,0 +1,124 @@
+"""Texts to read: those that ship, and the user's own."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from kvbench.core.config import ConfigError
+from kvbench.prompts.text_files import DOMAINS, read_shipped
+from kvbench.prompts.texts import Texts
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_texts_that_ship_are_long_enough_and_named_with_a_licence(domain: str) -> None:
+    evaluated, others = read_shipped(domain, "evaluation"), read_shipped(domain, "calibration")
+    assert len(evaluated) >= 10
+    assert len(others) >= 10
+    # SmolLM2 has 2.8 characters in a token of code, and more of prose.
+    assert all(len(text) >= 2.8 * 2100 for text, _ in (*evaluated, *others))
+    assert all(meta["source"] for _, meta in (*evaluated, *others))
+    readme = (files("kvbench") / "assets" / "texts" / "README.md").read_text(encoding="utf-8")
+    assert f"| `{domain}` | {len(evaluated)} " in readme
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_calibration_texts_share_no_paragraph_with_evaluated_ones(domain: str) -> None:
+    """Of more than 200 characters: headings and short answers may recur."""
+    parts = [
+        {block for text, _ in read_shipped(domain, part) for block in text.split("\n\n") if len(block) > 200}
+        for part in ("evaluation", "calibration")
+    ]
+    assert parts[0]
+    assert not parts[0] & parts[1]
+
+
+def test_a_text_is_read_up_to_its_length_and_scored_after_what_is_given() -> None:
+    prompts = Texts(count=4, length=300, given=200).load()
+    assert [prompt.meta["text_index"] for prompt in prompts] == [0, 4, 8, 12]
+    for prompt in prompts:
+        assert prompt.reading is not None
+        (part,) = prompt.reading.parts
+        assert (part.text, part.tokens) == (prompt.text, 300)
+        assert (prompt.reading.given, prompt.reading.chunked, prompt.reading.cuts) == (200, True, ())
+
+
+def test_another_domain_calibrates() -> None:
+    source = Texts(calibration="code")
+    assert {prompt.text for prompt in source.load_others(99, 1)} == {
+        text for text, _ in read_shipped("code", "calibration")
+    }
+    few = Texts().load_others(5, 1)
+    assert [prompt.index for prompt in few] == [0, 1, 2, 3, 4]
+    assert few == Texts().load_others(5, 1) != Texts().load_others(5, 2)
+
+
+def test_own_texts_come_from_lines_a_file_or_a_folder(tmp_path: Path) -> None:
+    lines = [{"text": f"text {number} " * 20, "title": number} for number in range(5)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    source = Texts(path=str(tmp_path / "a.jsonl"), count=2, length=100, given=50)
+    assert [prompt.meta for prompt in source.load()] == [
+        {"title": 0, "text_index": 0},
+        {"title": 2, "text_index": 2},
+    ]
+    assert [prompt.meta["title"] for prompt in source.load_others(9, 0)] == [1, 3, 4]
+    for name in ("b", "c"):
+        (tmp_path / f"{name}.txt").write_text(f"{name}\n\n" * 50, encoding="utf-8")
+    folder = Texts(path=str(tmp_path), count=None, length=100, given=50).load()
+    assert [prompt.text for prompt in folder] == ["b\n\n" * 50, "c\n\n" * 50]
+    one = Texts(path=str(tmp_path / "c.txt"), count=1, length=100, given=50).load()
+    assert [prompt.text for prompt in one] == ["c\n\n" * 50]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"prompt": "x"}', "line 1 is not a JSON object with `text`"),
+        ("a.jsonl", '{"text": "long enough"}\n[1]', "line 2 is not a JSON object with `text`"),
+        ("a.jsonl", '{"text": 3}', "line 1: `text` must be a text"),
+        ("a.jsonl", '{"text": "\\ud800"}', "line 1.*surrogate"),
+        ("a.jsonl", "", "contains no texts"),
+        ("a.jsonl", '{"text": " "}', "text 1 is empty"),
+        ("a.csv", "text\nabc", "must be .txt, .jsonl or a folder"),
+        ("a.txt", "abc", "text 1 has only 3 characters"),
+        ("a.txt", b"\xff\xfe", "cannot be read"),
+        ("b.txt", "never read", "a.txt: cannot be read"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    suffix = Path(name).suffix
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=rf"(?s)^prompts\.(path|length)=.*{message}"):
+        Texts(path=str(tmp_path / f"a{suffix}"), count=None, length=9, given=3).load()
+
+
+def test_a_folder_without_texts_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"prompts\.path=.*: the folder has no \.txt files"):
+        Texts(path=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"domain": "poems"}, r"prompts\.domain=poems: choose from manuals, novels, code, chat"),
+        ({"calibration": "x"}, r"prompts\.calibration"),
+        ({"count": 0}, r"prompts\.count=0"),
+        ({"length": 1}, r"prompts\.length=1: must be at least 3"),
+        (
+            {"given": 771},
+            r"prompts\.given=771: must be at least 1, and at least 2 less than prompts\.length=772",
+        ),
+        ({"given": 0}, r"prompts\.given=0"),
+    ],
+)
+def test_bad_settings_are_refused_by_key(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Texts(**settings)  # type: ignore[arg-type]
+
+
+def test_more_texts_than_there_are_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"prompts\.count=17: there are 16 texts"):
+        Texts(count=17).load()
