@@ -9,9 +9,9 @@ from PIL import Image
 
 from kvbench.core.files import hash_content
 from kvbench.eval.files.images import ImageSet, find_orientation, read_size
+from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.files.prompt_lines import parse_json_lines, parse_lines, read_text
 from kvbench.eval.files.samples import MAX_SHOWN, Sample, SampleSet, SampleSetError, map_in_threads
-from kvbench.eval.files.texts import open_samples
 
 log = logging.getLogger(__name__)
 

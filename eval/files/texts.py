@@ -1,12 +1,10 @@
-"""Text folders of language models, and a function that opens run folders of both kinds."""
+"""Text folders of language models."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import ClassVar
 
 from tqdm import tqdm
 
-from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError
 
 
@@ -37,8 +35,3 @@ class TextSet(SampleSet):
         if type(sample.tokens) is not int:
             raise SampleSetError(f"{self.folder}: sample {sample.index} has no `tokens` in samples.jsonl")
         return sample
-
-
-def open_samples(folder: Path) -> SampleSet:
-    """Open a run folder of texts or images; a SampleSetError if it cannot be scored."""
-    return TextSet(folder) if (folder / TextSet.kind).is_dir() else ImageSet(folder)

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 2000
+STATISTIC_RESAMPLES = 500
+"""Resamples of a statistic that is computed anew for each."""
 GROUPS = 20
 MIN_GROUPS = 5  # fewer groups give a poor standard error
 SEED = 0
@@ -248,6 +250,34 @@ def jackknife(
         return None
     without = np.array(replicates.values, np.float64)
     return replace(replicates.surround(value), bias=float((len(without) - 1) * (without.mean() - value)))
+
+
+def resample_statistic(
+    statistic: Callable[[NDArray[np.int64]], float], value: float, clusters: Sequence[Hashable]
+) -> Interval | None:
+    """Return the percentile bootstrap of a statistic that is no function of means, such as a quantile.
+
+    Whole clusters are drawn with replacement. The interval is widened for few clusters as by `bootstrap`. Its
+    replicates give differences between runs of the same clusters an interval. None below two clusters.
+
+    Args:
+        statistic: function from the positions of samples, some of them several times, to the value.
+        value: the statistic of all samples.
+        clusters: cluster of each sample.
+    """
+    members = number_clusters(clusters)
+    count = int(members.max()) + 1
+    if count < 2:
+        return None
+    places = [np.flatnonzero(members == cluster) for cluster in range(count)]
+    drawn = np.random.default_rng(SEED).integers(count, size=(STATISTIC_RESAMPLES, count))
+    estimates = np.array([statistic(np.concatenate([places[cluster] for cluster in row])) for row in drawn])
+    method = f"bootstrap {STATISTIC_RESAMPLES} seed {SEED}"
+    interval, missing = percentile_interval(estimates, method), math.sqrt(count / (count - 1))
+    factor = missing * find_quantile(count) / NORMAL_QUANTILE
+    low, high = (float(value + factor * (end - value)) for end in (interval.low, interval.high))
+    replicates = Replicates(tuple(estimates.tolist()), factor, method)
+    return Interval(low, high, missing * interval.se, f"{method}, t {count - 1}", replicates)
 
 
 def number_clusters(clusters: Sequence[Hashable]) -> NDArray[np.int64]:

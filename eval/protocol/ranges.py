@@ -1,5 +1,6 @@
-"""Ranges of metrics that are bounded on both sides."""
+"""Ranges of metrics that are bounded."""
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -9,21 +10,25 @@ RANGES: Mapping[str, Range] = {
     "ssim": (-1.0, 1.0),  # covariances may be negative
     "dists": (0.0, 2.0),  # as may its structure; negative terms of ms_ssim count as zero
     **dict.fromkeys(("ms_ssim", "vqascore", "oneig"), (0.0, 1.0)),
-    **dict.fromkeys(("geneval", "exact", "accuracy", "truncated", "precision", "recall"), (0.0, 1.0)),
+    **dict.fromkeys(
+        ("geneval", "exact", "accuracy", "truncated", "precision", "recall", "same_top1", "retrieved"),
+        (0.0, 1.0),
+    ),
     **dict.fromkeys(("accuracy_change", "exact_answer_change"), (-1.0, 1.0)),
+    "kl": (0.0, math.inf),
     **dict.fromkeys(("dpg", "unigenbench", "geneval2"), (0.0, 100.0)),
 }
-"""Smallest and largest value by metric, or by the first words of its name."""
+"""Smallest and largest value by metric, or by the first words of its name; an end may be infinite."""
 
 
 def find_range(name: str) -> Range | None:
-    """Return the smallest and largest value of a metric or of a part of it; None if a side has no bound."""
+    """Return the smallest and largest value of a metric or of a part of it; None without bounds."""
     words = re.split(r"[/\[]", name)[0].split("_")
     starts = ("_".join(words[:count]) for count in range(len(words), 0, -1))
     return next((RANGES[start] for start in starts if start in RANGES), None)
 
 
 def find_difference_range(name: str) -> Range | None:
-    """Return the smallest and largest difference of two values of a metric; None if a side has no bound."""
+    """Return the smallest and largest difference of two values of a metric; None without bounds."""
     limits = find_range(name)
     return limits and (limits[0] - limits[1], limits[1] - limits[0])

@@ -3,9 +3,11 @@
 import importlib
 import json
 import math
+import reprlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from inspect import isabstract
 from pathlib import Path
 from types import FunctionType, NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
@@ -60,13 +62,19 @@ def _check_object(node: Mapping[str, object], key: str) -> None:
         raise ConfigError(f"{key}._convert_={show(conversion)}: must be one of {', '.join(CONVERSIONS)}")
     target = import_target(path, key)
     own = {name: value for name, value in node.items() if not name.startswith("_")}
-    if isinstance(target, type) and is_dataclass(target):
+    if isinstance(target, type) and _takes_fields(target) and not isabstract(target):
         check_fields(own, target, f"{key}.")
     elif isinstance(target, FunctionType):
         hints = get_type_hints(target)
         for name, value in own.items():
             if not _fits(value, hints.get(name)):
                 raise ConfigError(f"{key}.{name}={show(value)}: must be {_describe(hints[name])}")
+
+
+def _takes_fields(target: type) -> bool:
+    """Return whether a class has the constructor of a dataclass, its own or a base's."""
+    owner = next(one for one in target.__mro__ if "__init__" in vars(one))
+    return "__dataclass_fields__" in vars(owner)
 
 
 def check_part(value: object, target: type, key: str) -> Mapping[str, object]:
@@ -163,6 +171,13 @@ def _describe(hint: object) -> str:
 def show(value: object) -> str:
     """Return a JSON value as on the command line."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def quote_prompt(text: str) -> str:
+    """Return a prompt in quotes, for messages; the middle of a long one is left out."""
+    quoted = reprlib.Repr()
+    quoted.maxstring = 60
+    return quoted.repr(text)
 
 
 def _makes(path: object, kind: type) -> bool:

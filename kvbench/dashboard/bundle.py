@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from kvbench.core.files import name_sample
-from kvbench.runs.record.kinds import IMAGES
+from kvbench.eval.files.kinds import IMAGES
 
 MAX_BYTES = 10 * 2**20
 """Bytes of all pictures of a page, before base64: the page fits into a mail."""

@@ -15,6 +15,7 @@ from kvbench.dashboard.means import list_means
 from kvbench.dashboard.metrics import SHARED_FIELDS, describe_metrics, list_known
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.published_tables import list_tables
+from kvbench.dashboard.read_texts import pack_drift
 from kvbench.dashboard.readings import Readings
 from kvbench.dashboard.repeat import write_command
 from kvbench.dashboard.retention_maps import pack_retention
@@ -22,6 +23,7 @@ from kvbench.dashboard.samples import list_samples
 from kvbench.dashboard.sweeps import Sweep, find_sweeps
 from kvbench.eval.protocol.intervals import NORMAL_CLUSTERS, SEED, find_quantile
 from kvbench.eval.protocol.ranges import find_range
+from kvbench.report.drifts import Drifts
 from kvbench.report.figures.method_styles import COLOURS, DARK_COLOURS, choose_styles
 from kvbench.report.runs_table import SEED_COLUMNS, list_metrics, name_methods
 from kvbench.report.seeds import find_seeds
@@ -47,15 +49,18 @@ def make_document(runs_dir: Path, chosen: Sequence[Path] | None = None) -> dict[
     places = {folder: number for number, folder in enumerate(folders.finished)}
     read = {folder: readings.read(folder, run) for folder, run in folders.finished.items()}
     samples = list_samples(folders.finished, read, pool)
+    drifts = Drifts(runs_dir)
     described = [
         _describe_run(folder, run, label, places, pool)
         | {"folder": folder.relative_to(runs_dir).as_posix(), "samples": samples[folder]}
+        | {"drift": pack_drift(drifts, run, pool)}
         for (folder, run), label in zip(folders.finished.items(), labels, strict=True)
     ]
     sweeps = find_sweeps(runs_dir) if chosen is None else ()
     means = list_means(runs, runs_dir, pool)
     if chosen is None:
         readings.save()
+        drifts.save()
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
@@ -83,9 +88,15 @@ def _describe_metrics(runs: list[Results]) -> dict[str, dict[str, object]]:
     first = {name: metric for run in reversed(runs) for name, metric in run.metrics.items()}
     names = list_metrics(runs, details=True)
     return {
-        name: {key: getattr(first[name], key) for key in SHARED_FIELDS} | {"range": find_range(name)}
+        name: {key: getattr(first[name], key) for key in SHARED_FIELDS} | {"range": _find_ends(name)}
         for name in names
     }
+
+
+def _find_ends(name: str) -> tuple[float, float] | None:
+    """Return the smallest and largest value of a metric; None if a side has no bound."""
+    ends = find_range(name)
+    return ends if ends is not None and all(map(math.isfinite, ends)) else None
 
 
 def _list_sweep_runs(

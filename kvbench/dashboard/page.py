@@ -17,16 +17,18 @@ from kvbench.dashboard.vendor import VENDORED, Vendored
 
 FILE, BUNDLE = "dashboard.html", "dashboard-bundle.html"
 TEMPLATE = "dashboard.html.j2"
-STYLES = ("theme", "frame", "tables", "views", "controls", "drawer")
+STYLES = ("theme", "frame", "tables", "views", "controls", "drawer", "readings")
 """Files of styles/, in order."""
 MAX_INTEGER = 2**53
 """Largest whole number up to which JavaScript's numbers are exact."""
 SCRIPTS = (
     "elements", "document", "address", "costs", "theme", "provenance", "tables", "pareto", "filters", "groups",
     "intervals", "crossed", "differences", "columns", "leaderboard", "changes", "grid", "comparison", "retention",
-    "published", "progress", "keys", "main",
+    "published", "progress", "drift", "reading", "keys", "main",
 )  # fmt: skip
 """Files of scripts/, in order; they are joined to one script."""
+SPACES = re.compile(r"(?<=[=<>!?:,;{}()&|*]) | (?=[=<>!?:,;{}()&|*])")
+"""Redundant spaces of a script's line without a text, comment or regular expression."""
 
 
 def write_dashboard(
@@ -117,9 +119,12 @@ def _read(folder: str, name: str) -> str:
 
 
 def _shorten(folder: str, name: str, comments: tuple[str, ...]) -> str:
-    """Return a file without indentation, comment lines and redundant line ends."""
-    lines = map(str.strip, _read(folder, name).splitlines())
-    text = "\n".join(line for line in lines if line and not line.startswith(comments))
+    """Return a file without indentation, comments, and redundant line ends and spaces."""
+    lines = (line.partition(" // ")[0].strip() for line in _read(folder, name).splitlines())
+    kept = [line for line in lines if line and not line.startswith(comments)]
+    if folder == "scripts":
+        kept = [line if re.search(r"[\"'`/]", line) else SPACES.sub("", line) for line in kept]
+    text = "\n".join(kept)
     return re.sub(r"(?<=[{(\[,;])\n", "", text)
 
 

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from kvbench.core.files import hash_path, hash_values, parse_json
 from kvbench.core.kept import KeptValues
 from kvbench.dashboard.folders import read_lines
+from kvbench.eval.files.kinds import IMAGES, TEXTS, find_stored_kind
 from kvbench.report.runs_table import find_metric
 from kvbench.runs.record.folder import RECORDS
-from kvbench.runs.record.kinds import TEXTS
 from kvbench.runs.record.results import FILE, Results
-from kvbench.runs.record.samples import find_stored_kind
 
 KEPT = ".samples.kept"
 """File under `runs_dir` with the readings of all runs."""
@@ -101,7 +100,7 @@ def _list_stems(run: Results) -> dict[str, list[str]]:
 
 
 def _make_entry(folder: Path, stems: Mapping[str, list[str]]) -> dict[str, object]:
-    kind, records = find_stored_kind(folder).kind, _read_records(folder)
+    kind, records = (find_stored_kind(folder) or IMAGES).kind, _read_records(folder)
     values: dict[str, str] = {}
     strata: dict[str, list[str | None]] = {}
     for stem, names in stems.items():

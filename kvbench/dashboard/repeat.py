@@ -16,7 +16,7 @@ TOP_LEVEL_KEYS = (
     "budget", "budget_unit", "sinks", "seed", "batch_size", "device", "cache_dtype", "cuda_graph", "batch_invariant",
 )  # fmt: skip
 """Top-level keys that can change samples or costs."""
-DEFAULTS = {"protect": "equal", "storage": "channel", "prompts": "scenes"}
+DEFAULTS = {"protect": "equal", "windows": "image", "storage": "channel", "prompts": "scenes"}
 """Default choices of conf/config.yaml."""
 
 
@@ -26,14 +26,16 @@ def write_command(run: Results) -> str:
     Plugins' models, methods and prompts are named without their settings; plugins' evaluators are left out.
     """
     bound = run.method.startswith("full, ")
+    model = _find_model(run)
     words = ["task=bounds"] if bound else []
-    words += [f"model={run.model}", f"method={'full' if bound else run.method}"]
+    words += [f"model={model}", f"method={'full' if bound else run.method}"]
     words += _compare_plain(run)
-    for group in DEFAULTS:
-        if (choice := _find_choice(run, group)) and choice != DEFAULTS[group]:
+    for group, usual in DEFAULTS.items():
+        usual = _load(f"model/{model}").get(f"default_{group}", usual)
+        if (choice := _find_choice(run, group)) and choice != usual:
             words.append(f"{group}={choice}")
         words += _compare(run, group, choice or "")
-    words += _compare(run, "model", run.model) + _compare(run, "method", run.method)
+    words += _compare(run, "model", model) + _compare(run, "method", run.method)
     words += _compare_evaluators(run)
     return " ".join(map(shlex.quote, ("python", "run.py", *words)))
 
@@ -92,9 +94,20 @@ def _compare_evaluators(run: Results) -> list[str]:
     ]
 
 
-def _find_choice(run: Results, group: str) -> str | None:
-    """Return the choice of a group that differs least from a run's section; None if none has its class."""
-    section = _section(run, group)
+def _find_model(run: Results) -> str:
+    """Return the choice of a run's model, which may have another name than its file."""
+    return run.model if _load(f"model/{run.model}") else _find_choice(run, "model") or run.model
+
+
+def _find_choice(run: Results, group: str, path: str | None = None) -> str | None:
+    """Return the choice of a group that differs least from a run's section; None if none has its class.
+
+    Args:
+        run: the run.
+        group: folder of the choices.
+        path: key of the section; None: the group.
+    """
+    section = _section(run, path or group)
     alike = [
         name
         for name in _list_choices(group)
@@ -102,7 +115,7 @@ def _find_choice(run: Results, group: str) -> str | None:
     ]
     if len(alike) == 1:
         return alike[0]
-    return min(alike, key=lambda name: len(_compare(run, group, name)), default=None)
+    return min(alike, key=lambda name: len(_compare(run, group, name, path)), default=None)
 
 
 @lru_cache
@@ -112,10 +125,13 @@ def _list_choices(group: str) -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
-def _compare(run: Results, group: str, choice: str) -> list[str]:
-    """Return the overrides that turn a choice of a group into a run's section."""
-    defaults = _load(f"{group}/{choice}")
-    return list(_list_differences(run, group, defaults, _section(run, group))) if defaults else []
+def _compare(run: Results, group: str, choice: str, path: str | None = None) -> list[str]:
+    """Return the overrides that turn a choice of a group into a run's section; `path` as of `_find_choice`."""
+    defaults, key = _load(f"{group}/{choice}"), path or group
+    if key == "prompts" and choice == "own":  # its prompts are a choice of the same group
+        inner = _find_choice(run, group, "prompts.of")
+        return [f"prompts.of={inner}", *_compare(run, group, inner, "prompts.of")] if inner else []
+    return list(_list_differences(run, key, defaults, _section(run, key))) if defaults else []
 
 
 def _list_differences(
@@ -134,9 +150,21 @@ def _list_differences(
 
 
 def _resolve(value: object, run: Results) -> object:
-    """Return a setting of conf/ with `${key}` replaced by the run's value of that key."""
-    reference = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
-    return run.setting(reference[1]) if reference else value
+    """Return a setting of conf/ with `${key}` or `${oc.select:key,value}` replaced by the run's value of that key.
+
+    Runs from before a group was added have its default choice.
+    """
+    pattern = r"\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}"
+    reference = re.fullmatch(pattern, value) if isinstance(value, str) else None
+    if reference is None:
+        return value
+    key, otherwise = reference.groups()
+    if (found := run.setting(key)) is not None:
+        return found
+    group, _, name = key.partition(".")
+    if group in DEFAULTS and group not in run.config:
+        return _load(f"{group}/{DEFAULTS[group]}").get(name)
+    return None if otherwise is None else yaml.safe_load(otherwise)
 
 
 def _format(value: object) -> str:

@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from kvbench.dashboard.pool import Pool
+from kvbench.dashboard.read_texts import pack_reading
 from kvbench.dashboard.readings import Drawn, Reading
+from kvbench.eval.files.kinds import IMAGES, READINGS, TEXTS
 from kvbench.report.runs_table import find_metric
-from kvbench.runs.record.kinds import TEXTS
 from kvbench.runs.record.results import Results
 from kvbench.runs.record.samples import find_sample
 
 MAX_SAMPLES, MIN_SAMPLES, MAX_ALTOGETHER = 100, 12, 40_000
 """Number of samples of a run and metric, largest and smallest, and of all runs together."""
 MAX_TEXTS = 24
-"""Largest number for a run of texts, which are stored in the page."""
+"""Largest number for a run of texts, written or read, which are stored in the page."""
 MAX_LETTERS = 12_000
 """Number of characters beyond which the middle of a text is left out."""
 MAX_PAIRED = 2_000_000
@@ -29,16 +30,16 @@ def list_samples(
 ) -> dict[Path, dict[str, object]]:
     """Return the samples to show of every run, by folder.
 
-    Each entry holds `kind` (images or texts), `index`, and in the same order `prompt`, `answer` and `text` (numbers in
-    the pool; the latter two for texts only) and `values` (by metric). For paired differences, `drawn` is the number in
-    the pool of the prompts and seeds of all samples, `columns` holds the values of all samples by metric (float32 in
-    base64, nan for missing values), only of metrics that are the mean of their samples or of the means of their groups,
-    and `strata` the numbers in the pool of these groups.
+    Each entry holds `kind`, `index`, and in the same order `prompt`, `answer` and `text` (numbers in the pool; the
+    latter two for texts only), `reading` (`pack_reading`, for texts that were read only) and `values` (by metric). For
+    paired differences, `drawn` is the number in the pool of the prompts and seeds of all samples, `columns` holds the
+    values of all samples by metric (float32 in base64, nan for missing values), only of metrics that are the mean of
+    their samples or of the means of their groups, and `strata` the numbers in the pool of these groups.
     """
     share = max(MIN_SAMPLES, min(MAX_SAMPLES, MAX_ALTOGETHER // max(1, len(finished))))
     chosen = {}
     for folder, run in finished.items():
-        count = min(share, MAX_TEXTS) if readings[folder].kind == TEXTS.kind else share
+        count = share if readings[folder].kind == IMAGES.kind else min(share, MAX_TEXTS)
         chosen[folder] = _choose(readings[folder], run, count)
     for folder, run in finished.items():
         reference = folder.parent / (run.reference or run.run)
@@ -130,6 +131,11 @@ def _describe(
     if entry["kind"] == TEXTS.kind:
         entry["text"] = [pool.add(_read_text(folder, index)) for index in indices]
         entry["answer"] = [pool.add(reading.answers.get(index)) for index in indices]
+    if entry["kind"] == READINGS.kind:
+        prompt = dict(enumerate(one for one, _ in reading.drawn))
+        entry["reading"] = [
+            pack_reading(READINGS.find(folder, index), prompt.get(index), pool) for index in indices
+        ]
     return entry
 
 

@@ -5,7 +5,7 @@ published/<name>/
     images/metadata.parquet images/<model>/<run>/000017.png
     runs/<model>/<run>/{results.json, provenance.json, config.yaml}
 
-Texts are stored in texts/ and in samples.parquet.
+Texts are stored in texts/ and in samples.parquet, texts that were read in readings/ without hidden states.
 """
 
 import os
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvbench.core.config import ConfigError
 from kvbench.core.files import find_obstacle, hash_values, name_sample
 from kvbench.data.frames import runs_df, samples_df
+from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
+from kvbench.eval.files.readings import ReadingSet, strip_states
 from kvbench.eval.files.samples import SampleSet
-from kvbench.eval.files.texts import TextSet, open_samples
+from kvbench.eval.files.texts import TextSet
 from kvbench.report.runs_table import make_rows
 from kvbench.report.tables import format_markdown
-from kvbench.runs.record.kinds import IMAGES, TEXTS
 from kvbench.runs.record.results import FILE, Results, read_results
 
 if TYPE_CHECKING:  # of the extra `data`
@@ -137,9 +138,11 @@ def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
     for run, stored in opened:
         _copy(out / "runs" / run.path, (run.folder / name for name in RUN_FILES))
         target = out / stored.kind / run.path
-        _link(
-            run.folder / stored.kind, target, (name_sample(index, stored.suffix) for index in stored.indices)
-        )
+        names = [name_sample(index, stored.suffix) for index in stored.indices]
+        if isinstance(stored, ReadingSet) and run.results.reference is None:
+            _strip(run.folder / stored.kind, target, names)
+        else:
+            _link(run.folder / stored.kind, target, names)
     if (out / IMAGES.kind).is_dir():
         _list_images(samples).write_parquet(out / IMAGES.kind / "metadata.parquet")
 
@@ -204,7 +207,7 @@ def write_card(runs: Sequence[PublishedRun], licence: str, repo: str | None) -> 
     import jinja2
 
     results = [run.results for run in runs]
-    kinds = {TEXTS.kind if (run.folder / TEXTS.kind).is_dir() else IMAGES.kind for run in runs}
+    kinds = {(find_stored_kind(run.folder) or IMAGES).kind for run in runs}
     card = files("kvbench") / "assets" / "cards" / "dataset.md"
     template = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False
@@ -249,3 +252,11 @@ def _link(source: Path, target: Path, names: Iterable[str]) -> None:
             os.link(path, place)
         except OSError:  # another disk, or one without links
             shutil.copyfile(path, place)
+
+
+def _strip(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Write the full cache's readings into a new folder, without their hidden states, which are large."""
+    for name in names:
+        place = target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(strip_states(source / name))

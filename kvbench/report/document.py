@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvbench.core.files import write_whole
+from kvbench.eval.text.drift import TAIL
 from kvbench.report.ablations import find_ablations, find_best, is_full, make_ablation_rows, name_ablation
 from kvbench.report.code_notes import list_notes
+from kvbench.report.drifts import make_tail_rows, read_drifts
 from kvbench.report.latex import format_latex, join_latex
 from kvbench.report.memory import IN_FLIGHT_COLUMN
 from kvbench.report.runs_table import identifying_columns, make_csv_rows, make_rows, order_runs
@@ -43,13 +45,13 @@ class Section(NamedTuple):
 
 
 def write_report(
-    runs_dir: Path, runs: Sequence[Results], published: Section | None = None, figures: Sequence[Path] = ()
+    runs_dir: Path, runs: Sequence[Results], others: Sequence[Section] = (), figures: Sequence[Path] = ()
 ) -> Path:
     """Write report.md, report.tex and report.csv (with parts and variants of metrics); return the path of report.md.
 
-    `figures` are PNG files in `runs_dir`, each also written as SVG.
+    `others` are further tables. `figures` are PNG files in `runs_dir`, each also written as SVG.
     """
-    sections = [*list_sections(runs), *([] if published is None else [published])]
+    sections = [*list_sections(runs), *others]
     write_whole(runs_dir / "report.csv", format_csv(make_csv_rows(runs)))
     write_whole(runs_dir / "report.md", _write_markdown(sections, figures))
     write_whole(runs_dir / "report.tex", write_latex(sections))
@@ -72,6 +74,17 @@ def list_sections(runs: Sequence[Results]) -> list[Section]:
         caption = f"{title}. 95 % intervals. {bold}.{describe_rows(ablation.runs, rows)}"
         sections.append(Section(title, caption, rows, [0] * len(rows)))
     return sections
+
+
+def make_tail(runs_dir: Path, runs: Sequence[Results]) -> Section | None:
+    """Return the table of the tail of KL of the runs that read texts; None without such runs."""
+    pairs = read_drifts(runs_dir, runs)
+    if not pairs:
+        return None
+    title = "KL over positions"
+    caption = f"{title}: quantiles of KL(full || method) over all scored tokens, in nats."
+    rows = make_tail_rows(pairs)
+    return Section(title, caption, rows, [None] * len(rows), len(rows[0]) - len(TAIL))
 
 
 def _write_markdown(sections: Sequence[Section], figures: Sequence[Path]) -> str:

@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.engine.memory import MIB
+from kvbench.eval.files.readings import FORCED
 from kvbench.report.seeds import find_members, name_count
 from kvbench.report.tables import Cell
 from kvbench.runs.record.results import WELL_USED, Memory, Results
 
 IN_FLIGHT_COLUMN = "cache + in flight %"
 """Column of the cache's peak bytes: stored, in flight, being rebuilt and held by the method."""
+TIME_COLUMNS = ("s/image", "s/text", "s/sample")
+"""Headings that `name_time` returns."""
 
 
 def name_percent(memory: Memory) -> str:
@@ -41,7 +44,7 @@ def list_costs(runs: Sequence[Results]) -> list[dict[str, Cell]]:
     shares = [compare_total_bytes(run, known) for run in runs]
     in_flight = any(share is not None for share in shares)
     on_gpu = any(run.memory.gpu_peak_bytes for run in runs)
-    rows = []
+    rows, time_column = [], name_time(runs)
     for run, share in zip(runs, shares, strict=True):
         memory = run.memory
         cells: dict[str, Cell] = {
@@ -57,10 +60,24 @@ def list_costs(runs: Sequence[Results]) -> list[dict[str, Cell]]:
             cells["GPU MiB"] = f"{memory.gpu_peak_bytes / MIB:.0f}" if memory.gpu_peak_bytes else "-"
         times = {
             "state MiB": f"{memory.state_bytes / MIB:.2f}",
-            "s/image": f"{run.latency.seconds_per_image:.3f}{run.latency.mark}",
+            time_column: f"{run.latency.seconds_per_image:.3f}{run.latency.mark}",
         }
         rows.append(cells | times | {"n": name_count(run)})
     return rows
+
+
+def name_time(runs: Sequence[Results]) -> str:
+    """Return the heading of the time that a sample takes: `s/image`, `s/text`, or `s/sample` for both kinds."""
+    kinds = set(map(_name_sample, runs))
+    return f"s/{kinds.pop() if len(kinds) == 1 else 'sample'}"
+
+
+def _name_sample(run: Results) -> str:
+    counted = run.latency.tokens_per_second is not None
+    read = any(one.protocol == FORCED for one in run.evaluated.values())
+    if counted and read:
+        return "sample"  # the model's own output, a text or an image
+    return "text" if counted or read else "image"
 
 
 def _write_percent(share: float | None) -> str:

@@ -9,8 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvbench.engine.memory import MIB
+from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.code_notes import describe_mixed, name_origin
+from kvbench.report.drifts import find_worst_places
+from kvbench.report.memory import name_time
 from kvbench.report.tables import format_name, format_number
 from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import MAX_LOAD, Memory, Outcome, Results
@@ -19,6 +22,8 @@ REMEDY_SEPARATOR = ". Get it with: "
 """Separator between a reason and its remedy (`kvbench.eval.protocol.base.find_missing`)."""
 UNITS = {"1e-3": "x 10⁻³"}
 """Units as shown on the terminal."""
+WORST_PLACES = 8
+"""Number of tokens that are shown of texts that were read."""
 METRICS_PER_EVALUATOR = 2
 """Largest number of metrics of an evaluator in the short form."""
 
@@ -54,12 +59,42 @@ def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
 
 
 def show_outcome(console: Console, outcome: Outcome, *, verbose: bool = True) -> Path:
-    """Print a finished run and its folder; return the folder. For `verbose` see `show_run`."""
+    """Print a finished run and its folder; return the folder.
+
+    For `verbose` see `show_run`; with it, the worst places of texts that were read are printed too.
+    """
     assert outcome.results is not None
     show_run(console, outcome.results, verbose=verbose)
+    if verbose:
+        _show_places(console, outcome.folder)
     verb = "found finished" if outcome.reused else "finished"
     console.print(f"{verb}: {outcome.folder}", highlight=False, soft_wrap=True)
     return outcome.folder
+
+
+def _show_places(console: Console, folder: Path) -> None:
+    """Print the tokens with the largest KL of a run that read texts; nothing for other runs or damaged files."""
+    try:
+        places = find_worst_places(folder, WORST_PLACES)
+    except SampleSetError:
+        return
+    if not places:
+        return
+    title = "largest KL(full || method): the token in brackets after the text before it"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for name in ("text", "token", "KL", "", "full cache", "method"):
+        table.add_column(name, justify="right" if name in ("text", "token", "KL") else "left")
+    for place in places:
+        shown = [_escape_token(part) for part in (place.before, place.token)]
+        words = (f"{shown[0]}[{shown[1]}]", *map(_escape_token, (place.likeliest_full, place.likeliest)))
+        numbers = (str(place.sample), str(place.position + 1), f"{place.kl:.3f}")
+        table.add_row(*map(escape, (*numbers, *words)))
+    console.print(table)
+
+
+def _escape_token(text: str) -> str:
+    """Return characters on one line."""
+    return text.replace("\n", "⏎").replace("\t", "⇥")
 
 
 def _has_value(metric: Metric) -> bool:
@@ -106,8 +141,7 @@ def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, 
         notes.append(f"{speed:.1f} tokens/s")
     if busy := _describe_load(run):
         notes.append(busy)
-    unit = "s/image" if speed is None else "s/text"
-    yield unit, f"{latency.seconds_per_image:.4f}{latency.mark}", "", "", ", ".join(notes)
+    yield name_time([run]), f"{latency.seconds_per_image:.4f}{latency.mark}", "", "", ", ".join(notes)
 
 
 def _describe_load(run: Results) -> str:

@@ -6,14 +6,14 @@ from rich.console import Console
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.code_notes import list_notes, name_code
-from kvbench.report.memory import IN_FLIGHT_COLUMN, list_costs
+from kvbench.report.memory import IN_FLIGHT_COLUMN, TIME_COLUMNS, list_costs
 from kvbench.report.seeds import count_seeds, find_seeds, list_members, name_seeds
 from kvbench.report.tables import Cell, Row, drop_columns, list_shown, print_rows
 from kvbench.runs.record.results import Results
 
 INTERVAL_WIDTH = 120
 """Smallest width of a terminal at which intervals are shown."""
-WIDE_COLUMNS = ("peak tokens", "least / B", IN_FLIGHT_COLUMN, "GPU MiB", "state MiB", "s/image", "n")
+WIDE_COLUMNS = ("peak tokens", "least / B", IN_FLIGHT_COLUMN, "GPU MiB", "state MiB", *TIME_COLUMNS, "n")
 """Columns that a narrower terminal leaves out."""
 SEED_COLUMNS = ("noise seed", "calibration seed")
 """Columns of seeds in which runs of equal settings differ."""

@@ -2,20 +2,16 @@
 
 import json
 import logging
-import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from kvbench.core.config import ConfigError
+from kvbench.core.budget import InfeasibleBudget
+from kvbench.core.config import ConfigError, quote_prompt
 from kvbench.methods.shared.base import Observer
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import check_calibration
 from kvbench.runs.job import Job
 
 log = logging.getLogger(__name__)
-
-PROMPT_REPR = reprlib.Repr()
-"""Form of prompts in messages."""
-PROMPT_REPR.maxstring = 60
 
 
 def check_job(job: Job) -> None:
@@ -42,6 +38,7 @@ def check_job(job: Job) -> None:
         log.warning(
             "method=%s has no budget: budget=%s changes nothing", job.method_name, job.settings.budget
         )
+    _note_image_windows(job)
     job.model.check_files()
     _check_prompts(job, [*job.prompts, *(job.calibration_prompts if is_calibrated else ())])
     _check_metadata(job)
@@ -67,13 +64,42 @@ def _check_packed(job: Job) -> None:
 
 
 def _check_method(job: Job) -> None:
+    """Refuse settings and budgets that do not fit, with the longest prompt if the budget depends on it."""
+    spec = job.model.spec
     try:
-        job.method.check(job.model.spec, job.allowance.upper)
+        if job.longest is not None:
+            spec = spec.with_prompt(job.longest.tokens)
+        job.method.check(spec, job.allowance.upper)
     except ValueError as error:  # methods know `sinks`, not which of two keys it came from
-        own = job.section("method").get("sinks", job.settings.sinks) != job.settings.sinks
-        if own and str(error).startswith("sinks="):
-            raise ConfigError(f"method.{error}") from None
+        line, sinks = str(error), job.section("method").get("sinks", job.settings.sinks)
+        own = sinks != job.settings.sinks
+        if own and line.startswith("sinks="):
+            raise ConfigError(f"method.{line}") from None
+        if isinstance(error, InfeasibleBudget) and job.longest is not None:
+            line += ", or set sinks=0" if sinks and "sinks=" not in line else ""
+            line = line.replace("sinks=", "method.sinks=") if own else line
+            prompt, tokens = job.longest
+            name = f"{_name(prompt)}: {quote_prompt(prompt.text)}"
+            raise InfeasibleBudget(f"{name} has {tokens} tokens; {line}") from None
         raise
+
+
+def _note_image_windows(job: Job) -> None:
+    """Warn if a method has windows of images on texts, unless the model's file chooses them."""
+    if not job.model.spec.writes_text or job.model.identified.default_windows == "image":
+        return
+    if job.section("windows").get("queries") == "grid" and _has_grid(job.section("method")):
+        log.warning(
+            "method=%s has windows of images on texts of %s: windows=text gives it those of papers on texts",
+            job.method_name,
+            job.model.name,
+        )
+
+
+def _has_grid(method: Mapping[str, object]) -> bool:
+    """Return whether a method, or one that it contains, has a window on a grid."""
+    inner = (value for value in method.values() if isinstance(value, Mapping))
+    return method.get("queries") == "grid" or any(map(_has_grid, inner))
 
 
 def _check_prompts(job: Job, prompts: Sequence[Prompt]) -> None:
@@ -85,7 +111,7 @@ def _check_prompts(job: Job, prompts: Sequence[Prompt]) -> None:
             try:
                 job.model.check_prompts([prompt.text])
             except ValueError as error:
-                line = str(error).replace(repr(prompt.text), PROMPT_REPR.repr(prompt.text))
+                line = str(error).replace(repr(prompt.text), quote_prompt(prompt.text))
                 raise ConfigError(f"{prompt.place}: {line}" if prompt.place else line) from None
         raise
 

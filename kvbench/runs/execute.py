@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from kvbench.core.config import ConfigError
+from kvbench.eval.files.kinds import find_kind
 from kvbench.runs.check import check_job
 from kvbench.runs.code import describe_classes, describe_code
 from kvbench.runs.generate.batch import load, open_cache
@@ -21,7 +22,6 @@ from kvbench.runs.prepare import Calibrations, calibrate_job, find_used_files, p
 from kvbench.runs.record.code_file import FILE as CODE_FILE
 from kvbench.runs.record.code_file import describe_change, write_code
 from kvbench.runs.record.folder import RunFolder
-from kvbench.runs.record.kinds import find_sample_kind
 from kvbench.runs.record.merge import import_run
 from kvbench.runs.record.origins import add_origins
 from kvbench.runs.record.provenance import describe_arithmetic, provenance
@@ -70,6 +70,8 @@ def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
     with _noting_failures(folder):
         reference = None if job.is_reference else _complete(job.reference, opened).folder
         whole = whole or take_samples(job, folder, identify(job, calibrations))
+        if job.reads and reference is not None:
+            job = replace(job, full_pass=reference)
         if not whole:
             plan = job.cache_plan
             add_origins(folder, [provenance(job.settings.device, plan.graph_obstacle)])
@@ -135,7 +137,7 @@ def _record_code(job: Job, folder: RunFolder, identity: Identity) -> None:
 
 def _locate(job: Job, identity: Identity, *, make: bool) -> RunFolder:
     """Return the folder of the job's identity; with `make`, import or make it if it does not exist."""
-    kind, settings = find_sample_kind(job.model), job.settings
+    kind, settings = find_kind(job.model.output), job.settings
     if make:
         note_prompts(settings.runs_dir, identity)
         import_run(job.model.name, identity, settings.runs_dir, settings.runs_dirs)

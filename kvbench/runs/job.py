@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kvbench.core.claims import claim
+from kvbench.core.config import ConfigError
 from kvbench.core.processes import Processes
+from kvbench.core.reading import Reading
 from kvbench.core.settings import Settings
 from kvbench.core.storage import CHANNEL, CODE_DTYPES
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
+from kvbench.models.reading.reader import Reader, open_reader
 from kvbench.prompts.base import Prompt, hash_prompts
 from kvbench.runs.cache_plan import Allowance, CachePlan, find_allowance, plan_cache
 from kvbench.runs.code import list_classes
+from kvbench.runs.longest import LongestPrompt, find_longest
 from kvbench.runs.record.results import Results
 
 Config = Mapping[str, object]
@@ -61,6 +65,7 @@ class Job:
         is_leader: check that samples are whole; false for a worker that helps with a run which another one leads.
         around_block: context in which a block of a run's folder is generated; entering it may raise `Busy`, which
             leaves the block to others.
+        full_pass: folder of the reference, with which a reading is compared; None for the reference itself.
         read_at: time in nanoseconds before `prompts` were read.
     """
 
@@ -78,6 +83,7 @@ class Job:
     wait_for_others: bool = True
     is_leader: bool = True
     around_block: Callable[[Path, range], AbstractContextManager[object]] = lambda *_: nullcontext()
+    full_pass: Path | None = None
     read_at: int = field(default_factory=time.time_ns, compare=False)
 
     @property
@@ -85,6 +91,11 @@ class Job:
         """Whether this is the uncompressed run that others are compared with: all tokens, in 16 or 32 bits."""
         low_bit = self.settings.cache_dtype in CODE_DTYPES
         return isinstance(self.method, Full) and self.bounded is None and not low_bit
+
+    @property
+    def reads(self) -> bool:
+        """Whether texts are read, and compared with the full cache's reading."""
+        return isinstance(self.model, Reader)
 
     @property
     def processes(self) -> Processes:
@@ -111,14 +122,20 @@ class Job:
         """The budget; the full cache for a method without a budget."""
         return find_allowance(self.settings, self.model, self.method, self.cache_plan)
 
+    @cached_property
+    def longest(self) -> LongestPrompt | None:
+        """The longest prompt, if the method is prepared for it; None for the longest that the model reads."""
+        return find_longest(self.model, self.method, self.allowance.upper, self.prompts)
+
     @property
     def model_settings(self) -> Config:
         """The model's settings without those that change nothing but rounding, and without sources of weights.
 
-        Defaults that a model gives to methods are left out: they are among the method's own settings. So are newer
+        Defaults that a model gives to other groups are left out: the groups have them as settings. So are newer
         settings at the values of earlier runs (`Model.added`); `auto` has its meaning on the run's device.
         """
-        left_out = ("sources", "tensor_parallel", "default_alpha", "default_tau")
+        defaults = (f"default_{name}" for name in ("alpha", "tau", "leading", "prompts", "eval", "windows"))
+        left_out = ("sources", "tensor_parallel", *defaults, *self.model.unused)
         settings = {**self.section("model"), **self.model.resolve_settings(self.settings.device)}
         neutral = self.model.added
         return {
@@ -135,7 +152,7 @@ class Job:
     @cached_property
     def classes(self) -> Mapping[str, tuple[type, ...]]:
         """Classes of the method and of the model, nested ones included, whose code decides the samples."""
-        parts: Mapping[str, object] = {"method": self.method, "model": self.model}
+        parts: Mapping[str, object] = {"method": self.method, "model": self.model.identified}
         return {name: list_classes(one, self.section(name)) for name, one in parts.items()}
 
     @contextmanager
@@ -181,3 +198,34 @@ class Job:
             settings=replace(self.settings, **plain, storage=CHANNEL),
             config={**self.config, "method": method, **plain, "storage": asdict(CHANNEL)},
         )
+
+
+def read_or_write(model: Model, prompts: Sequence[Prompt], others: Sequence[Prompt]) -> Model:
+    """Return a reader of the prompts' texts if they are to be read, else the model.
+
+    Args:
+        model: loaded or not.
+        prompts: prompts of a run.
+        others: its calibration prompts.
+
+    Raises:
+        ValueError: the model cannot read texts.
+    """
+    first = prompts[0].reading
+    if first is None:
+        return model
+    texts = {prompt.text: prompt.reading for prompt in prompts if isinstance(prompt.reading, Reading)}
+    if not isinstance(first, Reading):
+        return open_reader(model, {}, {}, own=True)
+    like = {prompt.text: prompt.reading or _read_like(first, prompt) for prompt in others}
+    known = {text: reading for text, reading in like.items() if isinstance(reading, Reading)}
+    return open_reader(model, texts, known, own=False)
+
+
+def _read_like(reading: Reading, prompt: Prompt) -> Reading:
+    """Return the reading of a calibration prompt of a file, of the same length as a run's texts."""
+    if len(reading.parts) > 1:
+        raise ConfigError(
+            "calibrate.prompts: texts with several parts are calibrated on others of their set; set null"
+        )
+    return replace(reading, parts=(replace(reading.parts[0], text=prompt.text),))

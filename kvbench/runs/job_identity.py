@@ -15,6 +15,9 @@ from kvbench.runs.prepare import Calibrations
 from kvbench.runs.record.folder import slug
 from kvbench.runs.run_hash import Identity
 
+NEW_IN_BASES = ("leading",)
+"""Those of `Method.added` that are newer than runs of methods around a base, whose identities have the others."""
+
 
 def identify(job: Job, calibrations: Calibrations) -> Identity:
     """Return the identity of a job; its model is loaded."""
@@ -24,7 +27,7 @@ def identify(job: Job, calibrations: Calibrations) -> Identity:
     return Identity(
         model={**job.model_settings, **_revise(job.model)},
         weights=job.model.weights_sha256,
-        method=identify_method(job.section("method"), given, job.method.added)
+        method=identify_method(job.section("method"), given, job.method)
         | revise_method(job.method, job.model.spec),
         calibration=calibrations.artifact_sha256,
         budget=job.allowance.requested.exact,
@@ -50,11 +53,20 @@ def revise_method(method: Method, spec: ModelSpec) -> dict[str, int]:
     return _revise(method) | ({"text_revision": of_texts} if of_texts else {})
 
 
-def identify_method(
-    section: Mapping[str, object], given: object, added: Mapping[str, object]
-) -> dict[str, object]:
+def identify_method(section: Mapping[str, object], given: object, method: Method) -> dict[str, object]:
     """Return the settings that identify a method, without the `given` path and `added` ones at their neutral values."""
-    return {k: v for k, v in section.items() if v != given and (k not in added or v != added[k])}
+    added = method.added
+    settings = {k: v for k, v in section.items() if v != given and (k not in added or v != added[k])}
+    return _leave_out_of_bases(settings, method)
+
+
+def _leave_out_of_bases(settings: dict[str, object], method: Method) -> dict[str, object]:
+    """Leave settings that are newer than runs of wrappers out of the settings of a method's bases."""
+    base, inner = getattr(method, "base", None), settings.get("base")
+    if not isinstance(base, Method) or not isinstance(inner, Mapping):
+        return settings
+    kept = {k: v for k, v in inner.items() if k not in NEW_IN_BASES or v != base.added.get(k, ...)}
+    return settings | {"base": _leave_out_of_bases(kept, base)}
 
 
 def _name_low_bit_dtype(job: Job) -> str:
@@ -78,11 +90,11 @@ def _describe_storage(job: Job, calibrations: Calibrations) -> dict[str, object]
 
 
 def make_label(job: Job) -> str:
-    """Return the label of a job's file names: method, budget, and the unit and dtype if not the default."""
+    """Return the label of a job's file names: method, budget as given, and the unit and dtype if not the default."""
     low_bit = _name_low_bit_dtype(job)
     suffix = f"-{low_bit}" if low_bit else ""
     if not job.method.budgeted:
         return slug(job.method_name) + suffix
     budget = job.allowance.requested
     unit = "" if budget.unit == "tokens" else f"-{budget.unit}"
-    return f"{slug(job.method_name)}-{float(budget.share):.4g}{unit}{suffix}"
+    return f"{slug(job.method_name)}-{budget.written}{unit}{suffix}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,12 +14,13 @@ from kvbench.core.files import hash_path
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import CODEBOOK_REVISION, CodebookTensors
 from kvbench.engine.packed.bytes import prepare_to_fit
+from kvbench.eval.files.kinds import TEXTS
 from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.models.reading.reader import TextReader
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
 from kvbench.runs.code import find_inner_classes, identify_code
 from kvbench.runs.job import Job
-from kvbench.runs.record.kinds import TEXTS, find_sample_kind
 from kvbench.runs.record.merge import import_calibration
 
 OF_PIXELS = ("decoder_dtype", "rounding")
@@ -68,8 +70,13 @@ def find_used_files(job: Job) -> tuple[Path | None, Path | None]:
 
 def prepare_method(job: Job, artifact: Artifact | None) -> Budget:
     """Prepare a job's method; return its budget, whose capacity in low-bit storage may exceed the requested one."""
-    plan, allowance = job.cache_plan, job.allowance
-    prepare_to_fit(job.method, plan.spec, allowance.shard, artifact, plan.packing)
+    plan, allowance, spec = job.cache_plan, job.allowance, job.cache_plan.spec
+    job.method.calibrated_spec = spec
+    if job.longest is not None:
+        cut = spec.segments[0].length - job.longest.tokens
+        spec = replace(spec.with_prompt(job.longest.tokens), origin=cut)
+    shard = replace(allowance.shard, full=spec.full_tokens)
+    prepare_to_fit(job.method, spec, shard, artifact, plan.packing)
     return allowance.requested if plan.packing is None else job.method.budget
 
 
@@ -137,7 +144,7 @@ def locate_calibration(job: Job, observer: Observer) -> tuple[Path, dict[str, ob
 
 
 def _choose_batch_size(job: Job) -> int:
-    """Return the batch size of a calibration; 1 for texts, which end at different lengths."""
-    if find_sample_kind(job.model) is TEXTS:
+    """Return the batch size of a calibration; 1 for texts that are written, which end at different lengths."""
+    if job.model.identified.output == TEXTS.kind and not isinstance(job.model, TextReader):
         return 1
     return min(job.settings.calibrate.batch_size, len(job.calibration_prompts))

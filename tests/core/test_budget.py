@@ -1,5 +1,6 @@
 """Budgets in bytes: exact, monotonic, and the same as tokens where all tokens have 16-bit numbers."""
 
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.core.budget import Budget, InfeasibleBudget, find_capacity
-from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.core.segments import ModelSpec, next_scale, next_token
 
 SPEC = ModelSpec("small", 4, 6, 8, next_scale([(side, side) for side in (1, 2, 3, 5, 8)]))
 TOKEN = 2 * 8 * 2
@@ -124,3 +125,17 @@ def test_bisection_passes_over_capacities_that_a_method_cannot_work_with() -> No
 
     assert budget.tokens == 9
     assert find_capacity(budget, 4, plan).tokens == int(budget.bytes or 0) // 4 == 74
+
+
+def test_a_refusal_of_a_text_names_the_prompt_and_the_budget_as_given() -> None:
+    spec = ModelSpec("text", 2, 2, 8, next_token(512, [128, 128]), branches=1)
+    own = InfeasibleBudget.of_sinks(Budget.parse(256, spec), 2, 640, replace(spec, padding_counts=False))
+    assert str(own) == (
+        "budget=256: the tokens of the longest prompt and of 1 more chunks, which sinks=2 keeps, need 640 of "
+        "640 tokens per head; the smallest feasible budget is 640, or set sinks=0"
+    )
+    error = InfeasibleBudget.of_sinks(Budget.parse(256, spec), 1, 512, spec)
+    assert str(error) == (
+        "budget=256: the tokens of the longest prompt, model.prompt_tokens=512, need 512 of 640 tokens per head; "
+        "the smallest feasible budget is 512, or lower `model.prompt_tokens` or `sinks`"
+    )

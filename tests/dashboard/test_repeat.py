@@ -5,6 +5,7 @@ import shlex
 import hydra
 import pytest
 
+from kvbench.cli.config.command import name_base
 from kvbench.cli.config.compose import hydra_of_kvbench, read_values
 from kvbench.dashboard.repeat import write_command
 from tests.support.results import made_up
@@ -28,6 +29,13 @@ def compose(words: list[str]) -> dict[str, object]:
         ("infinity_tiny", "streaming_llm", ["sinks=2", "method.sinks=1", "cache_dtype=bfloat16"]),
         ("infinity_tiny", "full", ["prompts=scenes_heldout", "prompts.count=5", "model.sampling.top_p=0.9"]),
         ("reasoner_tiny", "hard_kv/rkv_top_p", ["prompts=math_tiny", "eval=exact_answer", "method.p=0.5"]),
+        ("smollm2_135m", "snapkv", ["budget=128", "prompts=passkey", "prompts.depths=[50]"]),
+        (
+            "decoder",
+            "h2o",
+            ["budget=128", "model.sources.weights.path=weights/SmolLM2-360M", "prompts=texts"],
+        ),
+        ("var_tiny", "h2o", ["budget=0.5", "prompts=own", "prompts.of=scene_classes", "prompts.of.count=4"]),
         ("infinity_2b", "random", ["prompts=coco30k", "eval=none", "prompts.path=my file's.json"]),
     ],
 )
@@ -37,14 +45,14 @@ def test_the_command_composes_to_the_same(model: str, method: str, others: list[
         for key, value in (o.split("=", 1) for o in others)
     ]
     quoted = [word.replace("file's", "file\\'s") for word in quoted if not word.startswith("eval.")]
-    config = compose([f"model={model}", f"method={method}", *quoted])
+    config = compose([f"model={model}", f"method={method}", *map(name_base, quoted)])
     run = made_up(method, 0.5, {}, config=config)
     python, program, *words = shlex.split(write_command(run))
     assert (python, program) == ("python", "run.py")
     assert not any(
         word.startswith("++method") for word in words
     )  # each setting is known from the method's file
-    again = compose(words)
+    again = compose([name_base(word) for word in words])
     ignored = {"runs_dir", "task"}
     assert {k: v for k, v in again.items() if k not in ignored} == {
         k: v for k, v in config.items() if k not in ignored

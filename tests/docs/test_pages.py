@@ -23,6 +23,10 @@ PLACEHOLDERS = ("x", "<name>")
 """Placeholders for names of the reader's own files."""
 
 
+ENTRY_POINTS = {"kvbench.plugins", "kvbench.samples"}
+"""Groups of entry points."""
+
+
 def list_written() -> set[str]:
     """Files that a page tells its reader to write."""
     return {
@@ -44,7 +48,7 @@ def test_files_and_modules_that_a_page_names_exist(root: Path, page: str) -> Non
     made = {root / path for path in written} | {root / "build" / "docs" / "html"}
     missing = [path for path in named | linked if not path.exists() and path.stem not in PLACEHOLDERS]
     assert [path for path in missing if path not in made] == []
-    modules = set(re.findall(r"\bkvbench(?:\.[a-z_]+)+", text)) - {"kvbench.plugins"}
+    modules = set(re.findall(r"\bkvbench(?:\.[a-z_]+)+", text)) - ENTRY_POINTS
     own = {
         re.sub(r"^(?!kvbench/)", "kvbench/", path).removesuffix(".py").replace("/", ".") for path in written
     }

@@ -30,6 +30,7 @@ from kvbench.eval.registry import build_metrics, describe_metrics, read_metrics
 from kvbench.eval.spaces.clip import ClipImages
 from kvbench.eval.spaces.dinov2 import Dinov2
 from kvbench.eval.spaces.dreamsim import DreamSimEmbeddings
+from kvbench.eval.spaces.efficientnet import EfficientNetLite0
 from kvbench.eval.spaces.inception import Adm, Clean
 from kvbench.scenes import grammar
 from kvbench.scenes.detector import detect
@@ -37,7 +38,11 @@ from kvbench.scenes.world import SHAPES, render
 from tests.support.image_sets import make_set, only
 from tests.support.marks import slow_but_every
 
-SINGLE = [name for name in describe_metrics() if list(read_metrics(name)) == [name]]
+SINGLE = [
+    name
+    for name in describe_metrics()
+    if list(read_metrics(name)) == [name] and build_metrics(read_metrics(name))[0].reads == ImageSet.kind
+]
 COUNT = 24
 FOUND = Weight.find
 
@@ -160,7 +165,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mask2Former, "classes", tuple(SHAPES))
     monkeypatch.setattr(lpips, "alex", lambda *_: Difference())
     monkeypatch.setattr(dists.DistsNetwork, "load", lambda *_: Difference())
-    for space in (Clean, Adm, ClipImages, Dinov2, DreamSimEmbeddings):
+    for space in (Clean, Adm, ClipImages, Dinov2, DreamSimEmbeddings, EfficientNetLite0):
         monkeypatch.setattr(space, "compute", thumbnails)
     monkeypatch.setattr(fid, "read_moments", moments)
     monkeypatch.setattr(base, "read_features", features)

@@ -25,6 +25,7 @@ CONFIGS = {
     "line, centred": replace(LINE, qk_norm="layer"),
     "line, centred, large eps": replace(LINE, qk_norm="layer", eps=0.3),
     "line, norms behind": replace(LINE, qk_norm="layer", norm_after=True),
+    "line, biases, one layer still": replace(LINE, qkv_bias=True, unrotated=(1,)),
     "grid": replace(LINE, grid=(3, 4), kv_heads=4),
     "grid, shared heads": replace(LINE, grid=(4, 3), kv_heads=1, head_dim=12),
 }
@@ -42,6 +43,8 @@ def decoder(config: DecoderConfig) -> Decoder:
             module.weight.data = 1 + 0.3 * torch.randn(module.weight.shape, generator=generator)
         if isinstance(module, PerHeadNorm):
             module.bias.data = 0.3 * torch.randn(module.bias.shape, generator=generator)
+        if isinstance(module, torch.nn.Linear) and module.bias is not None:
+            module.bias.data = torch.randn(module.bias.shape, generator=generator)
     return model.requires_grad_(False)
 
 
@@ -75,7 +78,7 @@ def test_equals_a_decoder_written_head_by_head(config: DecoderConfig) -> None:
 
 @each
 def test_queries_as_projected_are_told(config: DecoderConfig) -> None:
-    model = decoder(replace(config, depth=1))
+    model = decoder(replace(config, depth=1, unrotated=()))
     x, seen = model.tok_embeddings(torch.arange(10)[None]), []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, plain: Callable[[], Tensor]) -> Tensor:

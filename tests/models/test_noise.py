@@ -17,7 +17,8 @@ from kvbench.models import noise as module
 from kvbench.models.infinity.sampling import Sampling, draw_bits
 from kvbench.models.noise import MIN_THREADED, Noise, PromptNoise, draw_ahead, make_noise
 from kvbench.models.parts.sampling import TokenSampling, draw_token
-from kvbench.models.qwen3.sampling import TextSampling, draw_text_token
+from kvbench.models.parts.text_sampling import draw_text_token
+from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.var.sampling import VARSampling, draw_tokens, mix_codes, truncate
 
 CPU = torch.device("cpu")

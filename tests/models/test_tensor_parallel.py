@@ -25,6 +25,7 @@ CONFIGS = {
     "no norms of heads": BASE,
     "one norm for all heads": replace(BASE, qk_norm="rms"),
     "a norm for each head": replace(BASE, qk_norm="layer", kv_heads=8),
+    "biases": replace(BASE, qkv_bias=True),
 }
 
 
@@ -34,6 +35,8 @@ def whole(config: DecoderConfig) -> Decoder:
     for module in model.modules():
         if isinstance(module, PerHeadNorm):
             module.weight.data = torch.rand(module.weight.shape) + 0.5
+            module.bias.data = torch.randn(module.bias.shape)
+        if isinstance(module, torch.nn.Linear) and module.bias is not None:
             module.bias.data = torch.randn(module.bias.shape)
     return model.requires_grad_(False)
 

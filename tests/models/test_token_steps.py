@@ -23,10 +23,11 @@ from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import Kind, make_noise
-from kvbench.models.qwen3 import sampling as sampling_module
-from kvbench.models.qwen3.loop import draw_text_tokens
+from kvbench.models.parts import text_sampling as sampling_module
+from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.qwen3.sampling import TextSampling
-from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
+from kvbench.models.qwen3.transformer import Qwen3Config
+from kvbench.models.text_loop import draw_text_tokens
 from tests.support.engine import open_cache
 from tests.support.token_kernel import KERNEL, decode
 
@@ -143,7 +144,7 @@ def test_recorded_steps_write_the_same_texts(
         depth=2, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, vocabulary=30, tied=True
     )
     torch.manual_seed(1)
-    network = Qwen3(config).eval()
+    network = TextDecoder(config).eval()
     spec = config.describe("text", next_token_image(5, 25, 8), 1)
     tape, budget = Tape(), 1 if isinstance(method, Full) else 14
     caches = [open_cache(method, spec, budget, record=record) for record in (None, tape)]

@@ -15,12 +15,14 @@ from kvbench.cli import app
 from kvbench.cli.tasks.publish import parse_words
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
+from kvbench.eval.files.readings import read_stored
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.report.dataset import choose_name, prepare_dataset, read_published
 from kvbench.report.upload import upload
 from kvbench.runs import execute
 from kvbench.runs.record.results import Results, read_results
 from tests.support.fake_run import job_in
+from tests.support.run_folders import write_reading_runs
 
 
 @pytest.fixture(scope="module")
@@ -259,3 +261,25 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
 def test_words_that_cannot_be_read_are_named(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_words(words)
+
+
+def test_readings_are_published_without_hidden_states(tmp_path: Path) -> None:
+    full, method = write_reading_runs(tmp_path / "runs", {"h2o": ((0.5,) * 8,) * 2})
+    folders = [tmp_path / "runs" / run.model / run.run for run in (full, method)]
+    prepare_dataset(read_published([folders[1]]), tmp_path / "set", "apache-2.0")
+    for folder in folders:
+        for index in range(2):
+            name = f"readings/{{}}/{index:06d}.safetensors"
+            published = tmp_path / "set" / name.format(f"{folder.parent.name}/{folder.name}")
+            stored = folder / name.replace("{}/", "")
+            ours, theirs = read_stored(published), read_stored(stored)
+            assert ours.words == theirs.words
+            assert ours.kl.tolist() == theirs.kl.tolist()
+            assert b'"states"' not in published.read_bytes()
+    assert b'"states"' in (folders[0] / "readings" / "000000.safetensors").read_bytes()
+    card = (tmp_path / "set" / "README.md").read_text()
+    assert "Hidden states of the full cache" in card
+    assert "config_name: images" not in card
+    samples = pl.read_parquet(tmp_path / "set" / "data" / "samples.parquet")
+    files = samples.filter(pl.col("folder").str.contains("h2o"))["file"]
+    assert all((tmp_path / "set" / file).is_file() for file in files)

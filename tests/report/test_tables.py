@@ -20,7 +20,7 @@ from kvbench.report.one_run import show_run
 from kvbench.report.runs_table import list_metrics, list_settings, make_rows, name_methods, show_runs
 from kvbench.report.seeds import group_seeds
 from kvbench.report.tables import format_cell, format_csv, format_markdown, print_rows, publish
-from kvbench.runs.record.results import Results
+from kvbench.runs.record.results import Evaluated, Results
 from tests.support.results import LPIPS, PSNR, made_up, printed
 
 GENEVAL = Metric(0.5, "higher", evaluator="geneval", digits=3, n=96)
@@ -256,6 +256,17 @@ def test_the_short_form_folds_groups_and_says_so() -> None:
     whole = printed(160, show_run, run)
     assert len([line for line in whole.splitlines() if "↑" in line]) == 4
     assert "more metrics" not in whole
+
+
+def test_times_are_of_images_of_texts_or_of_samples() -> None:
+    image = replace(RUNS[0], latency=replace(RUNS[0].latency, tokens_per_second=None))
+    text = replace(image, latency=replace(image.latency, tokens_per_second=70.0))
+    read, own = (replace(run, evaluated={"kl": Evaluated({}, "ok", "forced")}) for run in (image, text))
+    for runs, heading in (
+        ([image], "s/image"), ([text, read], "s/text"), ([image, text], "s/sample"), ([own], "s/sample")
+    ):  # fmt: skip
+        assert all(heading in row for row in list_costs(runs))
+        assert heading in printed(160, show_run, runs[0]) or heading == "s/sample"
 
 
 @pytest.mark.parametrize(("load", "busy"), [(2.9, False), (3.1, True)])

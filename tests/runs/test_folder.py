@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from kvbench.core.files import hash_path, name_sample, parse_json
 from kvbench.eval.files.image_folder import PlainFolder
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSetError
-from kvbench.runs.record.folder import RunFolder, blocks, slug
+from kvbench.runs.record.folder import RunFolder, RunName, blocks, slug
 from kvbench.runs.record.merge import merge_run
 from kvbench.runs.run_hash import Identity
 
@@ -29,6 +30,13 @@ IDENTITY = Identity(
     cache_dtype="torch.float32",
     label="heatkv-0.04",
 )
+
+
+def test_a_folder_of_before_is_found_by_its_hash(tmp_path: Path) -> None:
+    """Labels once had the budget's share where tokens were given."""
+    before = RunFolder(tmp_path, "model", replace(IDENTITY, label="h2o-0.1988"))
+    assert RunFolder(tmp_path, "model", replace(IDENTITY, label="h2o-128")).path == before.path
+    assert RunName.of(before.path.name) == ("h2o-0.1988", IDENTITY.hash)
 
 
 def images(indices: list[int], shade: int = 0) -> np.ndarray:

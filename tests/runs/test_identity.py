@@ -1,13 +1,19 @@
 """The hash of a run's identity follows everything that can change its samples, and nothing else."""
 
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 
+from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.methods.shared.base import Method
+from kvbench.methods.chunkkv import ChunkKV
+from kvbench.methods.contents.lagkv import LagKV
+from kvbench.methods.critical import Critical
+from kvbench.methods.h2o import H2O
+from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.runs.job_identity import identify_method, revise_method
+from kvbench.runs.job_identity import identify_method, make_label, revise_method
 from kvbench.runs.run_hash import Identity
 
 IDENTITY = Identity(
@@ -46,14 +52,27 @@ def test_runs_with_noise_of_streams_keep_the_names_they_had() -> None:
 
 def test_settings_that_came_later_and_change_nothing_are_left_out() -> None:
     method = {"_target_": "kvbench.methods.snapkv.SnapKV", "window": 16, "orders": "here.json"}
-    later, added = {"refresh": 1, "ema": 0, "fill": False}, Method.added
-    assert identify_method(method | later, "here.json", added) == {
+    later, snapkv = {"refresh": 1, "ema": 0, "fill": False, "leading": 0}, SnapKV()
+    assert identify_method(method | later, "here.json", snapkv) == {
         k: v for k, v in method.items() if k != "orders"
     }
-    assert identify_method(method | later | {"refresh": 4}, object(), added) == method | {"refresh": 4}
+    assert identify_method(method | later | {"refresh": 4}, object(), snapkv) == method | {"refresh": 4}
     sliding = {"sinks": 0}
-    assert identify_method(sliding | {"leading": 0}, object(), StreamingLLM.added) == sliding
-    assert identify_method(sliding | {"leading": 4}, object(), StreamingLLM.added) == sliding | {"leading": 4}
+    assert identify_method(sliding | {"leading": 0}, object(), StreamingLLM(0)) == sliding
+    assert identify_method(sliding | {"leading": 4}, object(), StreamingLLM(0)) == sliding | {"leading": 4}
+
+
+@pytest.mark.parametrize("leading", [0, 4])
+def test_settings_of_bases_that_came_later_are_left_out_too(leading: int) -> None:
+    """A base had `refresh` from the beginning; `leading` is as old as `lagkv` and newer than `h2o`."""
+    inner, chunks = {"refresh": 1, "leading": leading}, {"chunk": 20}
+    of_h2o = inner if leading else {"refresh": 1}
+    for base, expected in ((H2O(), of_h2o), (LagKV(), inner)):
+        found = identify_method(chunks | {"base": inner}, object(), ChunkKV(base=base))
+        assert found == chunks | {"base": expected}
+        twice = {"base": {"base": inner, "chunk": 5}}
+        nested = ChunkKV(base=Critical(base=base))
+        assert identify_method(twice, object(), nested) == {"base": {"base": expected, "chunk": 5}}
 
 
 def test_a_change_of_texts_leaves_the_names_of_images() -> None:
@@ -62,3 +81,16 @@ def test_a_change_of_texts_leaves_the_names_of_images() -> None:
     method = StreamingLLM(sinks=0)
     assert revise_method(method, image) == {"revision": method.revision}
     assert revise_method(method, text) == {"revision": method.revision, "text_revision": method.text_revision}
+
+
+@pytest.mark.parametrize(
+    ("budget", "label"), [("128", "h2o-128"), (0.25, "h2o-0.25"), (1.0, "h2o-1"), ("1/3", "h2o-0.3333")]
+)
+def test_a_run_is_labelled_by_the_budget_that_was_given(budget: str | float, label: str) -> None:
+    spec = ModelSpec("text", 1, 1, 8, next_token(200, [100, 100]))
+    requested = Budget.parse(budget, spec)
+    settings = SimpleNamespace(cache_dtype="auto")
+    job = SimpleNamespace(
+        method=H2O(), method_name="h2o", settings=settings, allowance=SimpleNamespace(requested=requested)
+    )
+    assert make_label(job) == label  # type: ignore[arg-type]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kvbench.eval.files.kinds import TEXTS
 from kvbench.models.outputs import Text
 from kvbench.runs.record.folder import RunFolder, RunName
-from kvbench.runs.record.kinds import TEXTS
 from kvbench.runs.record.merge import Merged, merge_run, merge_runs
 from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import read_results

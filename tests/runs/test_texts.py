@@ -9,8 +9,9 @@ import pytest
 
 from kvbench.core.settings import Shard
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.files.samples import SampleSetError
-from kvbench.eval.files.texts import TextSet, open_samples
+from kvbench.eval.files.texts import TextSet
 from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.base import Evaluator, Result, evaluate, make_result
 from kvbench.eval.protocol.scores import MetricSpec, mean_score

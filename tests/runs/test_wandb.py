@@ -17,6 +17,7 @@ from kvbench.runs.record.results import Results, read_results
 from kvbench.runs.record.samples import order_worst_first, read_scores
 from kvbench.runs.score.wandb import WandB, shorten
 from tests.support.results import made_up
+from tests.support.run_folders import GIVEN, write_reading_runs
 from tests.support.wandb_file import read_entry
 
 RUN = made_up(
@@ -92,6 +93,20 @@ def test_a_run_arrives_with_group_and_samples(whole: Path, tmp_path: Path, offli
     sides = (whole, whole.parent / str(results.reference))
     sent = {hash_file(path) for path in entry.staged.values()}
     assert {hash_file(side / f"images/{index:06d}.png") for side in sides for index in worst} <= sent
+
+
+def test_texts_that_were_read_arrive_by_their_beginning(tmp_path: Path, offline_wandb: None) -> None:
+    _, run = write_reading_runs(tmp_path, {"h2o": ((0.5,) * 8, (2.0,) * 8)})
+    folder = tmp_path / run.model / run.run
+    records = (folder / "samples.jsonl").read_text().replace(GIVEN, GIVEN + "x" * 300)
+    (folder / "samples.jsonl").write_text(records)
+    WandB(images=3).send(folder, run)
+    entry = read_entry(folder)
+    table = entry.table("samples")
+    assert table["columns"] == ["index", "prompt", "kl"]
+    assert [[row[0], row[2]] for row in table["data"]] == [[1, 2.0], [0, 0.5]]
+    assert table["data"][0][1] == f"{GIVEN}{'x' * (200 - len(GIVEN))} …"
+    assert not [path for path in entry.staged.values() if path.suffix == ".png"]
 
 
 def hash_file(path: Path) -> str:

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from kvbench.cli.config.command import name_base
+from kvbench.cli.config.command import SHORT_FORMS, name_base
 from kvbench.cli.config.messages import check_arguments
 from kvbench.cli.tasks import new, publish
 from kvbench.core.config import ConfigError
 from tests.support.places import ROOT
 
-FOREIGN = ("apptainer", "cd", "docker", "git")
+FOREIGN = ("apptainer", "cd", "docker", "git", "source")
 """Programs that are not ours: a page may call them, and what they are told is not looked at."""
 
 
@@ -31,7 +31,7 @@ def find_problem(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | Non
     """Return what is wrong with a command, None for nothing; nothing of it is done."""
     match words:
         case ["python", "run.py", *arguments] | ["kvbench", *arguments]:
-            return compose([name_base(word) for word in arguments])
+            return compose([name_base(SHORT_FORMS.get(word, word)) for word in arguments])
         case ["torchrun", "--nproc-per-node", _, "run.py", *arguments]:
             return compose(arguments)
         case ["python", "-m", "benchmarks", "profile_task", *arguments]:
@@ -50,7 +50,7 @@ def find_problem(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | Non
             path = ROOT / script
             return parse(str(path), path, arguments, monkeypatch) if path.is_file() else "no such file"
         case ["make", *targets]:
-            known = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            known = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             return f"no such target: {targets}" if set(targets) - set(known) else None
         case ["pip", "install", *what]:
             return check_installation(what[-1])

@@ -11,7 +11,7 @@ from kvbench.methods.shared.base import Method, Observer
 from kvbench.models.base import TextFeatures
 from kvbench.models.image_model import ImageModel
 from kvbench.models.parts.decoder import Decoder
-from kvbench.models.qwen3.transformer import Qwen3
+from kvbench.models.parts.text_decoder import TextDecoder
 from tests.support.fake_device import CUDA
 
 WORDS = (3, 5)
@@ -52,7 +52,7 @@ def loaded(name: str, *overrides: str) -> Any:
     model = built(composed(chosen)["model"])
     with torch.device(CUDA):
         if name.startswith("qwen3"):
-            model._transformer = Qwen3(model.transformer)
+            model._transformer = TextDecoder(model.transformer)
         else:
             transformer, tokenizer = model.networks
             model._transformer, model._tokenizer = transformer(model.transformer), tokenizer(model.tokenizer)

@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 from kvbench.core.files import hash_content
+from kvbench.eval.files.kinds import READINGS, list_kinds
 from kvbench.eval.protocol.scores import Metric
+from kvbench.models.outputs import ReadText
 from kvbench.runs.record.results import Memory, Results
 from tests.support.results import LPIPS, PSNR, made_up
 
@@ -37,7 +40,7 @@ def write_run(
     (folder / "metrics").mkdir()
     lines = []
     for index, (prompt, meta, content) in enumerate(samples):
-        (folder / kind / f"{index:06d}.{'png' if kind == 'images' else 'txt'}").write_bytes(content)
+        (folder / kind / f"{index:06d}{list_kinds()[kind].suffix}").write_bytes(content)
         known = {"index": index, "prompt": prompt, "meta": meta, "seed": 0, "sha256": hash_content(content)}
         lines.append(json.dumps(known))
     (folder / "samples.jsonl").write_text("\n".join(lines) + "\n")
@@ -124,6 +127,55 @@ def write_text_runs(runs_dir: Path) -> None:
         run = made_up(method, budget, metrics, "reasoner_tiny", run=name, n=2, config=config)
         samples = [(f"sum {i}", {"answer": answers[i]}, text) for i, text in enumerate(said)]
         write_run(runs_dir, run, samples, "texts", {"exact_answer-last-line": {"exact_answer": each}})
+
+
+WORDS = {1: "a", 2: " hen", 3: " and", 4: "\n", 5: HOSTILE}
+"""Characters of tokens; token 9 has none."""
+GIVEN = "It was the best of times: "
+TEXT = (1, 2, 3, 1, 2, 4, 1, 5)
+"""Tokens that are scored of a text that begins with `GIVEN`."""
+
+
+def make_reading(kl: Sequence[float], full: Mapping[int, int] | None = None, **more: object) -> ReadText:
+    """A reading of `TEXT` that predicts it everywhere under the full cache, and under the method where KL is below 1.
+
+    At `full` the full cache expects other tokens.
+    """
+    tokens = torch.tensor(TEXT[: len(kl)], dtype=torch.int32)
+    values = torch.tensor(kl, dtype=torch.float32)
+    expected = tokens.clone()
+    for position, token in (full or {}).items():
+        expected[position] = token
+    columns = {"tokens": tokens, "kl": values, "nll": values + 1, "nll_full": torch.ones_like(values)}
+    others = torch.where(values < 1, expected, torch.tensor(9, dtype=torch.int32))
+    return ReadText(**{**columns, "likeliest": others, "likeliest_full": expected, "words": WORDS, **more})
+
+
+def write_reading_runs(
+    runs_dir: Path, divergences: Mapping[str, Sequence[Sequence[float]]], model: str = "smollm2_135m"
+) -> list[Results]:
+    """The full cache, with its hidden states, and methods that read texts; `divergences` has KL by method and text."""
+    texts = len(next(iter(divergences.values())))
+    prompts = {"_target_": "kvbench.prompts.texts.Texts", "count": texts}
+    config = {"model": {"name": model}, "prompts": prompts, "method": {"sinks": 0}}
+    kl = Metric(None, "lower", "nats", evaluator="kl", protocol="forced")
+    runs = []
+    for method, own in {"full": [[0.0] * len(TEXT)] * texts, **divergences}.items():
+        means = [float(np.mean(one)) for one in own]
+        metrics = {"kl": score(kl, float(np.mean(means)), 0.01)}
+        name = {"run": "full-0"} if method == "full" else {}
+        run = made_up(
+            method, 1.0 if method == "full" else 0.1, metrics, model, n=texts, config=config, **name
+        )
+        states = {"states": torch.zeros(len(TEXT), 64)} if method == "full" else {}
+        scored = "".join(WORDS.get(token, "") for token in TEXT)
+        samples = [
+            (f"{GIVEN}{number}{scored}", {}, READINGS.encode(make_reading(one, {1: 3}, **states)))
+            for number, one in enumerate(own)
+        ]
+        write_run(runs_dir, run, samples, "readings", {"kl-forced": {"kl": means}})
+        runs.append(run)
+    return runs
 
 
 def write_unfinished_runs(runs_dir: Path) -> None:

@@ -1,4 +1,4 @@
-// Comparison of two runs by sample, worst first: images under a slider, texts side by side with differences.
+// Comparison of two runs by sample, worst first: images under a slider, texts side by side.
 
 const JUDGED = ["exact_answer", "accuracy"]; // metrics that are 1 for a right text and 0 for a wrong one
 const JUDGEMENTS = {
@@ -8,6 +8,7 @@ const JUDGEMENTS = {
   lost: "wrong here, right in the other run",
   won: "right here, wrong in the other run",
 };
+const MAX_SHOWN = 120; // characters of a text that was read, in place of a prompt
 const pair = { place: 0, order: [] };
 
 /** Return the runs with the same samples as a run, its reference first. */
@@ -123,8 +124,11 @@ function drawOrder(run, name, values) {
   );
 }
 
+/** Return the prompt of a sample, or the beginning of a text that was read. */
 function nameSample(run, place) {
-  return shared(run.samples.prompt[place]) ?? `sample ${run.samples.index[place]}`;
+  const name = shared(run.samples.prompt[place]) ?? `sample ${run.samples.index[place]}`;
+  const cut = run.samples.kind === "readings" && name.length > MAX_SHOWN;
+  return cut ? `${name.slice(0, MAX_SHOWN).trim()} …` : name;
 }
 
 /** Return the address of a run's image: in a bundle its content, else its path as `name_sample` of kvbench.core.files: 500 per folder. */
@@ -165,7 +169,8 @@ function showSample(rank) {
 
 function makeStage(run, other, index) {
   if (byId("theirs").value in GRIDS) return makeGrid(run, byId("theirs").value, index);
-  return run.samples.kind === "images" ? makeSlider(run, other, index) : makeTexts(run, other, index);
+  const stages = { images: makeSlider, readings: makeReadings };
+  return (stages[run.samples.kind] ?? makeTexts)(run, other, index);
 }
 
 function makeSlider(run, other, index) {

@@ -10,10 +10,14 @@ function readColumn(run, name) {
   if (!packed) return null;
   const key = `${run.number} ${name}`;
   if (!columnsOfRuns.has(key)) {
-    const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
-    columnsOfRuns.set(key, new Float32Array(bytes.buffer));
+    columnsOfRuns.set(key, unpackFloats(packed));
   }
   return columnsOfRuns.get(key);
+}
+
+/** Return 32-bit floats in base64. */
+function unpackFloats(packed) {
+  return new Float32Array(Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0)).buffer);
 }
 
 /** Return whether two runs have the same samples: prompts, seeds and number. */

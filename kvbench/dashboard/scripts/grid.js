@@ -60,6 +60,8 @@ function makeCell(run, other, index) {
 }
 
 function makeGridText(other, index) {
+  const reading = findReading(other, index);
+  if (reading) return makeShaded(reading);
   const text = findText(other, index);
   return text === null
     ? make("p", { class: "note" }, linkTo(other, "its file", "texts", `${String(index).padStart(6, "0")}.txt`))

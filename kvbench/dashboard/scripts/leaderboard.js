@@ -77,6 +77,7 @@ function drawBoard() {
   byId("more").textContent = `Show ${Math.min(SHOWN, sorted.length - board.limit)} more of ${sorted.length}`;
   byId("meaning").textContent = explainNumbers(rows);
   drawPareto(byId("pareto"), rows, byId("quality").value, byId("against").value, link);
+  drawDrift(runs);
   mark();
 }
 
@@ -155,9 +156,11 @@ function mark() {
     row.classList.toggle("hover", Number(row.dataset.run) === board.hover);
     row.classList.toggle("chosen", Number(row.dataset.run) === board.chosen);
   }
-  byId("pareto").classList.toggle("linked", on.length > 0);
-  for (const element of byId("pareto").querySelectorAll(".mark"))
-    element.classList.toggle("on", on.includes(Number(element.dataset.run)));
+  for (const plot of [byId("pareto"), byId("courses")]) {
+    plot.classList.toggle("linked", on.length > 0);
+    for (const element of plot.querySelectorAll(".mark"))
+      element.classList.toggle("on", on.includes(Number(element.dataset.run)));
+  }
   readOut(on[0]);
 }
 

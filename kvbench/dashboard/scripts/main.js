@@ -11,11 +11,6 @@ const DRAWS = {
 function showView(name) {
   if (byId(name).hidden) scrollTo(0, 0);
   for (const view of VIEWS) byId(view).hidden = view !== name;
-  // A click outside a menu closes it.
-  document.addEventListener("click", (event) => {
-    for (const menu of document.querySelectorAll("details.menu[open]"))
-      if (!menu.contains(event.target)) menu.open = false;
-  });
   for (const tab of document.querySelectorAll("[data-view]")) {
     tab.setAttribute("aria-selected", String(tab.dataset.view === name));
     tab.setAttribute("tabindex", tab.dataset.view === name ? "0" : "-1");
@@ -52,6 +47,7 @@ function start() {
   readAddress();
   startAddress();
   startBoard();
+  startDrift();
   startComparison();
   startRetention();
   startPublished();

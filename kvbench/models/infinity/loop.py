@@ -15,6 +15,7 @@ from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity, TextCondition
 from kvbench.models.noise import Noise
 from kvbench.models.parts.autoencoder import resize
+from kvbench.models.reading.scales import ForcedScales
 
 PADDING_MULTIPLE = 64
 """With CUDA graphs, texts are padded to a multiple of this number of words: each length needs its own graph."""
@@ -51,6 +52,7 @@ def draw_bit_scales(
     *,
     negative: TextFeatures | None = None,
     activations: int = 0,
+    forced: ForcedScales | None = None,
 ) -> Tensor:
     """Draw images' codes for a batch of prompts (Infinity inference with classifier-free guidance).
 
@@ -64,6 +66,7 @@ def draw_bit_scales(
         sampling: guidance, temperature, truncation.
         negative: encoded negative prompts; None for the learned unconditional text.
         activations: bytes for a layer's activations, which a GPU's allocator reserves as one block.
+        forced: records logits and bits, and may give the bits in place of a draw.
 
     Returns:
         Sum of all codes, float32 [B, d, H, W], the tokenizer's decoder input.
@@ -99,7 +102,9 @@ def draw_bit_scales(
         key = segment.index, id(condition)
         logits = work(*inputs) if repetitions is None else repetitions.run(key, work, *inputs)
         # The host draws noise while a GPU computes the logits, and does not wait.
-        bits = draw_bits(logits.unflatten(-1, (-1, 2)), sampling, noise)
+        pairs = logits.unflatten(-1, (-1, 2))
+        draw = partial(draw_bits, pairs, sampling, noise)
+        bits = draw() if forced is None else forced.choose(segment, pairs, draw)
         finite.note(logits, segment.index)
         bits = bits.unflatten(1, (segment.height, segment.width))
         if patch == 2:

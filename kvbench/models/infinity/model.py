@@ -24,13 +24,14 @@ from kvbench.models.noise import Noise
 from kvbench.models.parts.decoding import Decoding
 from kvbench.models.parts.layers import count_layer_bytes
 from kvbench.models.parts.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
+from kvbench.models.reading.scales import ForcedScales, ReadableScales
 from kvbench.scenes import grammar
 
 Size = tuple[int, int]
 
 
 @dataclass
-class InfinityModel(ImageModel[Infinity, BSQ]):
+class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
     """Infinity at any size; sources are `transformer`, `tokenizer` and `text`.
 
     Attributes:
@@ -145,7 +146,9 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
     def _find_dtype(self, name: str, device: torch.device | str) -> torch.dtype:
         return self.compute_dtype(device) if name.startswith(("blocks.", "block_chunks.")) else torch.float32
 
-    def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
+    def _draw(
+        self, prompts: Sequence[str], cache: Cache, noise: Noise, forced: ForcedScales | None = None
+    ) -> Tensor:
         text = self._text.encode(
             [add_positive_prompt(prompt) for prompt in prompts] if self.positive_prompt else prompts
         )
@@ -160,6 +163,7 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
             self.sampling,
             negative=negative,
             activations=self.activation_bytes(len(prompts)),
+            forced=forced,
         )
 
     def _read_text(self, device: torch.device | str) -> tuple[TextEncoder, str]:

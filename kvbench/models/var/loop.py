@@ -9,6 +9,7 @@ from kvbench.core.devices import reserve
 from kvbench.core.segments import Segment
 from kvbench.models.base import Cache, FiniteCheck
 from kvbench.models.noise import Noise
+from kvbench.models.reading.scales import ForcedScales
 from kvbench.models.var.sampling import VARSampling, draw_tokens, guide, mix_codes, truncate
 from kvbench.models.var.tokenizer import VQVAE, shrink
 from kvbench.models.var.transformer import VAR, ClassCondition
@@ -24,6 +25,7 @@ def draw_token_scales(
     sampling: VARSampling,
     *,
     activations: int = 0,
+    forced: ForcedScales | None = None,
 ) -> Tensor:
     """Draw images' codes for a batch of classes (VAR inference with classifier-free guidance).
 
@@ -35,6 +37,7 @@ def draw_token_scales(
         noise: randomness, per prompt.
         sampling: guidance and truncation.
         activations: bytes for a layer's activations, which a GPU's allocator reserves as one block.
+        forced: records logits and tokens, and may give the tokens in place of a draw; not with smooth sampling.
 
     Returns:
         Sum of all codes, float32 [B, channels, H, W], the tokenizer's decoder input.
@@ -63,7 +66,11 @@ def draw_token_scales(
         key = segment.index, id(condition)
         logits = work(*inputs) if repetitions is None else repetitions.run(key, work, *inputs)
         # The host draws noise while a GPU computes the logits, and does not wait.
-        codes = draw_codes(logits, tokenizer, noise, sampling, progress)
+        if forced is None:
+            codes = draw_codes(logits, tokenizer, noise, sampling, progress)
+        else:
+            draw = partial(_draw_truncated, logits, sampling, noise)
+            codes = tokenizer.codes(forced.choose(segment, logits, draw))
         finite.note(logits, segment.index)
         codes = codes.unflatten(1, (segment.height, segment.width))
         summed = tokenizer.add(summed, codes, segment.index, len(segments))
@@ -98,6 +105,10 @@ def draw_codes(
     if sampling.smooth:
         return mix_codes(logits, progress, noise) @ tokenizer.quantize.embedding.weight
     return tokenizer.codes(tokens)
+
+
+def _draw_truncated(logits: Tensor, sampling: VARSampling, noise: Noise) -> Tensor:
+    return draw_tokens(truncate(logits, sampling), noise)
 
 
 def make_features(summed: Tensor, segment: Segment) -> Tensor:

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
 from kvbench.models.base import Cache, read_labels
 from kvbench.models.files.checkpoints import Clean
@@ -16,6 +17,7 @@ from kvbench.models.image_model import ImageModel
 from kvbench.models.noise import Noise
 from kvbench.models.parts.decoding import Decoding
 from kvbench.models.parts.layers import count_layer_bytes
+from kvbench.models.reading.scales import ForcedScales, ReadableScales
 from kvbench.models.var.loop import draw_token_scales
 from kvbench.models.var.sampling import VARSampling
 from kvbench.models.var.tokenizer import VQVAE, VQConfig
@@ -23,7 +25,7 @@ from kvbench.models.var.transformer import VAR, VARConfig, is_rounded
 
 
 @dataclass
-class VARModel(ImageModel[VAR, VQVAE]):
+class VARModel(ImageModel[VAR, VQVAE], ReadableScales):
     """VAR at any size.
 
     A prompt is a class number, -1 for no class; later words, such as the class's name, are ignored. Sources are
@@ -99,7 +101,15 @@ class VARModel(ImageModel[VAR, VQVAE]):
     def _find_dtype(self, name: str, device: torch.device | str) -> torch.dtype:
         return self.compute_dtype(device) if is_rounded(name) else torch.float32
 
-    def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
+    def _draw(
+        self, prompts: Sequence[str], cache: Cache, noise: Noise, forced: ForcedScales | None = None
+    ) -> Tensor:
         labels = torch.tensor(read_labels(prompts, self.transformer.classes, self.name), device=self._device)
         networks, activations = (self._transformer, self._tokenizer), self.activation_bytes(len(prompts))
-        return draw_token_scales(*networks, labels, cache, noise, self.sampling, activations=activations)
+        if forced is not None and self.sampling.smooth:
+            raise ConfigError(
+                "model.sampling.smooth=true: mixes codes, so that no tokens can be read; set it to false"
+            )
+        return draw_token_scales(
+            *networks, labels, cache, noise, self.sampling, activations=activations, forced=forced
+        )

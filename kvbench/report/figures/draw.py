@@ -1,4 +1,4 @@
-"""Figures of a report: metrics against memory, time against batch size, and retention maps."""
+"""Figures of a report: metrics against memory, divergence over positions, time against batch size, retention maps."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.report.ablations import is_full
+from kvbench.report.drifts import group_drifts
 from kvbench.report.seeds import count_seeds, find_seeds, list_members, name_seeds
 from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.record.folder import slug
@@ -34,6 +35,7 @@ def draw_figures(
     ]
     for name, draw in (
         ("fidelity", partial(draw_fidelity, place, runs, "fidelity", metrics)),
+        ("drift", partial(draw_drift, runs_dir, place, runs)),
         ("latency", partial(draw_latency, runs_dir, place)),
         *maps,
     ):
@@ -58,6 +60,26 @@ def draw_fidelity(place: Path, runs: Sequence[Results], name: str, metrics: Sequ
         title = f"{model} ({prompts}): metrics against measured memory, 95 % bands"
         stem = name if len(models) == 1 else f"{name}-{slug(model)}"
         for number, figure in enumerate(plots.draw_metrics(own, title + describe_joined(own), metrics), 1):
+            part = f"-{number}" if number > 1 else ""
+            paths.append(styles.save(figure, place / f"{stem}{part}.png"))
+    return paths
+
+
+def draw_drift(runs_dir: Path, place: Path, runs: Sequence[Results]) -> list[Path]:
+    """Draw the divergence over positions of runs that read texts, for each model and set of prompts.
+
+    Of several runs of a method at a budget that differ in nothing that is shown, the last one is drawn. Of many
+    methods there are several figures, `drift-2.png` and so on.
+    """
+    if not (groups := group_drifts(runs_dir, runs)):
+        return []
+    from kvbench.report.figures import drift_plots, styles  # take long to import
+
+    paths = []
+    for (model, prompts, _), drifts in groups.items():
+        title = f"{model} ({prompts}): divergence from the full cache over positions, 95 % bands"
+        stem = "drift" if len(groups) == 1 else f"drift-{slug(f'{model} {prompts}')}"
+        for number, figure in enumerate(drift_plots.draw_drifts(drifts, title), 1):
             part = f"-{number}" if number > 1 else ""
             paths.append(styles.save(figure, place / f"{stem}{part}.png"))
     return paths

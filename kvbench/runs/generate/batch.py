@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,10 +14,14 @@ from kvbench.core.config import ConfigError
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.engine.ledger import Ledger, add_ledgers
+from kvbench.eval.files.kinds import READINGS
 from kvbench.models.noise import make_noise
 from kvbench.models.outputs import Outputs, count_drawn
+from kvbench.models.reading.reader import Reader
+from kvbench.runs.generate.readings import read_batch
 from kvbench.runs.generate.retention import Retention, join_heads, measure_retention
-from kvbench.runs.job import Job
+from kvbench.runs.job import Busy, Job
+from kvbench.runs.prepare import prepare_method
 from kvbench.runs.record.costs import Cost
 from kvbench.runs.record.machine import describe_machine, find_load
 from kvbench.runs.record.steps import describe_rows
@@ -141,7 +146,7 @@ def run_follower(job: Job) -> None:
         if cache is None or is_reference != was_reference:
             cache, was_reference = None, is_reference  # free the old cache before the new one is made
             one = job.reference if is_reference else job
-            one.method.prepare(one.cache_plan.spec, one.allowance.shard)
+            prepare_method(one, None)
             cache = open_cache(one)
         job.processes.gather(_generate_batch(one, cache, chunk))
 
@@ -161,6 +166,20 @@ def load(job: Job) -> None:
         )
 
 
+def _locate_full(job: Job, chunk: range) -> list[Path] | None:
+    """Return the files of the full cache's readings; None for the reference itself.
+
+    Raises:
+        Busy: another process still reads one.
+    """
+    if job.full_pass is None:
+        return None
+    paths = [READINGS.find(job.full_pass, index) for index in chunk]
+    if missing := [path for path in paths if not path.is_file()]:
+        raise Busy(f"{missing[0]}: another process is reading it")
+    return paths
+
+
 def _generate_batch(job: Job, cache: KVCache, chunk: range) -> _ProcessBatch:
     device = torch.device(job.settings.device)
     gpu = device.type == "cuda"
@@ -169,9 +188,12 @@ def _generate_batch(job: Job, cache: KVCache, chunk: range) -> _ProcessBatch:
     cache.prompts = chunk
     texts = [job.prompts[index].text for index in chunk]
     noise = make_noise(job.settings.noise, job.settings.seed, chunk, device)
-    outputs = job.model.generate(texts, cache, noise)
+    if isinstance(job.model, Reader):
+        outputs: Outputs = read_batch(job.model, texts, cache, noise, _locate_full(job, chunk))
+    else:
+        outputs = job.model.generate(texts, cache, noise)
     peak = torch.cuda.max_memory_allocated(device) if gpu else 0
     reserved = torch.cuda.max_memory_reserved(device) if gpu else 0
-    retention = None if chunk.start else measure_retention(cache.held, job.cache_plan.spec, len(chunk))
-    cache.ledger.read_unprotected(job.cache_plan.spec.heads)
+    retention = None if chunk.start else measure_retention(cache.held, cache.spec, len(chunk))
+    cache.ledger.read_unprotected(cache.spec.heads)
     return _ProcessBatch(outputs, cache.ledger, peak, reserved, retention)

@@ -37,11 +37,14 @@ def take_samples(job: Job, folder: RunFolder, identity: Identity) -> bool:
     """Copy missing samples from runs of equal settings and other prompts; return whether all samples now exist.
 
     Taken are samples of the same prompt, number and seed. Runs in `runs_dirs` are used too, unfinished runs as far as
-    they are. Records keep the costs of the earlier run. A resumed run does the same.
+    they are. Records keep the costs of the earlier run. A resumed run does the same. Nothing is taken where the
+    longest prompt of the run decides what is kept (`Job.longest`).
 
     Raises:
         Busy: another process takes samples for this run, and the job does not wait.
     """
+    if job.longest is not None:
+        return False
     settings = job.settings
     roots = (settings.runs_dir, *(Path(other).expanduser() for other in settings.runs_dirs))
     if sources := [path for root in roots for path in _find_alike(root / job.model.name, identity)]:

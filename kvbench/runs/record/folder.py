@@ -20,7 +20,7 @@ from typing import NamedTuple
 from kvbench.core.claims import claim, remove_lapsed
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_content, hash_path, naming, parse_json, remove_unfinished, write_whole
-from kvbench.runs.record.kinds import IMAGES, SampleKind
+from kvbench.eval.files.kinds import IMAGES, SampleKind
 from kvbench.runs.record.results import FILE
 from kvbench.runs.run_hash import Identity
 

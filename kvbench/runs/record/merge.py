@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from kvbench.core.claims import claim
 from kvbench.core.files import hash_content, hash_path, write_beside
+from kvbench.eval.files.kinds import SampleKind, find_stored_kind
 from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
-from kvbench.runs.record.kinds import SAMPLE_KINDS, SampleKind
 from kvbench.runs.record.origins import add_origins, read_origins
 from kvbench.runs.record.results import FILE, read_results
 from kvbench.runs.run_hash import Identity
@@ -53,7 +53,7 @@ def merge_runs(source: Path, runs_dir: Path) -> Iterator[Merged]:
         for path in sorted(model.glob("calibration-*.safetensors")):
             yield merge_file(path, runs_dir)
         for path in sorted(model.iterdir()):
-            if re.fullmatch(r".+-[0-9a-f]{10}", path.name) and find_kind(path) is not None:
+            if re.fullmatch(r".+-[0-9a-f]{10}", path.name) and find_stored_kind(path) is not None:
                 yield merge_run(path, runs_dir)
 
 
@@ -73,7 +73,7 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
     Different samples of one prompt (by rounding on other hardware) are a conflict. Results are also left out if their
     reference differs from the one in `runs_dir`.
     """
-    kind = find_kind(path)
+    kind = find_stored_kind(path)
     if kind is None:
         return Merged(f"{path.parent.name}/{path.name}", problem="is not a run")
     folder = RunFolder(runs_dir, path.parent.name, RunName.of(path.name), kind=kind)
@@ -119,11 +119,6 @@ def import_calibration(path: Path, others: Sequence[str]) -> None:
         _copy(source, path)
 
 
-def find_kind(path: Path) -> SampleKind | None:
-    """Return the kind of samples in a run's folder; None for other folders."""
-    return next((kind for kind in SAMPLE_KINDS.values() if (path / kind.kind).is_dir()), None)
-
-
 def _merge_results(path: Path, folder: RunFolder, indices: Sequence[int]) -> str | None:
     """Copy the other files of a finished run, results last; return the problem, None if there is none."""
     results = read_results(path)
@@ -157,7 +152,7 @@ def copy_samples(target: Path, source: Path, records: Sequence[SampleRecord]) ->
     Raises:
         ConfigError: the target's records are damaged.
     """
-    kind = find_kind(target)
+    kind = find_stored_kind(target)
     assert kind is not None
     stored = replace(kind, encode=bytes, describe=lambda _: {})
     folder = RunFolder(target.parent.parent, target.parent.name, RunName.of(target.name), kind=stored)

@@ -5,21 +5,16 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvbench.runs.record.kinds import IMAGES, TEXTS, SampleKind
+from kvbench.eval.files.kinds import IMAGES, find_stored_kind
 from kvbench.runs.record.results import Results
 
 Scores = Mapping[str, float | None]
 """Values of one sample by metric; None if undefined, such as the PSNR of equal images."""
 
 
-def find_stored_kind(folder: Path) -> SampleKind:
-    """Return the kind of a run's samples."""
-    return TEXTS if (folder / TEXTS.kind).is_dir() else IMAGES
-
-
 def find_sample(folder: Path, index: int) -> Path:
     """Return the path of a sample of a run."""
-    return find_stored_kind(folder).find(folder, index)
+    return (find_stored_kind(folder) or IMAGES).find(folder, index)
 
 
 def read_scores(folder: Path, results: Results) -> dict[int, Scores]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.texts import open_samples
+from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.protocol.base import Evaluator, Result, evaluate, find_missing
 from kvbench.eval.protocol.inputs import Inputs, find_changes
 from kvbench.eval.protocol.scores import Metric

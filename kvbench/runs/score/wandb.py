@@ -12,16 +12,18 @@ from typing import Any
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_content
+from kvbench.eval.files.kinds import IMAGES, TEXTS, find_stored_kind
 from kvbench.eval.files.samples import read_samples
 from kvbench.runs.record.folder import slug
-from kvbench.runs.record.kinds import TEXTS
 from kvbench.runs.record.results import Results
-from kvbench.runs.record.samples import find_sample, find_stored_kind, order_worst_first, read_scores
+from kvbench.runs.record.samples import find_sample, order_worst_first, read_scores
 
 log = logging.getLogger(__name__)
 
 MAX_NAME = 64
 """Most characters of a tag; ids, names and groups are kept as short."""
+MAX_SHOWN = 200
+"""Characters of a text that was read, in the table of samples."""
 HEAD = 36
 """Characters of a long name before its hash."""
 LoggedValue = float | int | str | None
@@ -180,19 +182,31 @@ def list_numbers(results: Results) -> dict[str, LoggedValue]:
 
 
 def _make_sample_table(wandb: Any, folder: Path, results: Results, count: int) -> Any:
-    """Return a table of a run's samples and the reference's, the most changed first."""
+    """Return a table of a run's samples and the reference's, the most changed first.
+
+    Texts that were read are shown by their beginnings, which are their prompts.
+    """
     samples, scores = read_samples(folder / "samples.jsonl"), read_scores(folder, results)
     order = [*order_worst_first(results, scores), *(index for index in samples if index not in scores)]
     names = list(dict.fromkeys(name for one in scores.values() for name in one))
-    sides = {"sample": folder}
-    if results.reference is not None:
-        sides["reference"] = folder.parent / results.reference
+    sides = _list_sides(folder, results)
     table = wandb.Table(columns=["index", "prompt", *sides, *names])
     for index in order[:count]:
         shown = [_show_sample(wandb, side, index) for side in sides.values()]
         values: Mapping[str, float | None] = scores.get(index, {})
-        table.add_data(index, samples[index].prompt, *shown, *(values.get(name) for name in names))
+        prompt = samples[index].prompt
+        if "sample" not in sides and len(prompt) > MAX_SHOWN:
+            prompt = f"{prompt[:MAX_SHOWN]} …"
+        table.add_data(index, prompt, *shown, *(values.get(name) for name in names))
     return table
+
+
+def _list_sides(folder: Path, results: Results) -> dict[str, Path]:
+    """Return the folders whose samples are shown, by column; none for samples that are neither images nor texts."""
+    if find_stored_kind(folder) not in (IMAGES, TEXTS):
+        return {}
+    reference = {} if results.reference is None else {"reference": folder.parent / results.reference}
+    return {"sample": folder, **reference}
 
 
 def _show_sample(wandb: Any, folder: Path, index: int) -> object:

@@ -1,0 +1,174 @@
+"""Divergence from the full cache along texts or images that were read: course over positions, tail, worst places."""
+
+import heapq
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvbench.eval.files.readings import StoredReading
+from kvbench.eval.protocol.intervals import bootstrap
+
+MAX_BINS = 16
+"""Largest number of bins of the positions of texts."""
+BEFORE = 60
+"""Characters shown before a token."""
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+TAIL: Mapping[str, float] = {"median": 0.5, "p95": 0.95, "p99": 0.99, "largest": 1.0}
+"""Quantiles of KL over the scored tokens of all texts, by name."""
+
+Unit = Literal["tokens", "row", "scale"]
+Values = NDArray[np.floating] | NDArray[np.bool_]
+
+
+class Band(NamedTuple):
+    """Mean over texts, with the ends of its 95 % interval, which resamples texts; None for fewer than two texts."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+class Drift(NamedTuple):
+    """Course of the divergence over the scored tokens.
+
+    Attributes:
+        unit: what a bin is: some tokens of a text, or a row or a scale of an image.
+        edges: first scored token of each bin, from 0, and the number of scored tokens of the longest text.
+        kl: KL(full || method) of each bin in nats, the mean of the texts' means.
+        same_top1: share of tokens of each bin at which both caches find the same token likeliest.
+        tail: quantiles of KL over all scored tokens in nats, by the names of `TAIL`.
+    """
+
+    unit: Unit
+    edges: tuple[int, ...]
+    kl: tuple[Band, ...]
+    same_top1: tuple[Band, ...]
+    tail: Mapping[str, float]
+
+
+class Place(NamedTuple):
+    """A scored token at which the method diverges from the full cache.
+
+    Attributes:
+        sample: number of the text.
+        position: number of the token, 0 for the first scored one.
+        before: characters before the token, or the row or scale of a token of an image.
+        token: the text's own token.
+        likeliest: the likeliest token under the method.
+        likeliest_full: the likeliest token under the full cache.
+        kl: KL(full || method) in nats.
+    """
+
+    sample: int
+    position: int
+    before: str
+    token: str
+    likeliest: str
+    likeliest_full: str
+    kl: float
+
+
+def trace_drift(readings: Sequence[StoredReading], clusters: Sequence[str]) -> Drift:
+    """Return the course of the divergence over the positions of at least one text.
+
+    Bins of texts have equal numbers of tokens, one token each if the longest text has at most `MAX_BINS`; bins of
+    images are rows or scales. A text that ends before a bin is left out of it.
+
+    Args:
+        readings: texts that were read.
+        clusters: cluster of each text, by which intervals resample.
+    """
+    edges = _choose_edges(readings)
+    kl = np.concatenate([one.kl for one in readings]).astype(np.float64)
+    return Drift(
+        find_unit(readings[0]),
+        edges,
+        _average(readings, clusters, edges, lambda one: one.kl, math.inf),
+        _average(readings, clusters, edges, lambda one: one.same, 1),
+        {name: float(np.quantile(kl, share)) for name, share in TAIL.items()},
+    )
+
+
+def find_unit(reading: StoredReading) -> Unit:
+    """Return what the bins of a text or an image are."""
+    if not reading.groups:
+        return "tokens"
+    return "row" if len(set(reading.groups)) == 1 else "scale"
+
+
+def _choose_edges(readings: Sequence[StoredReading]) -> tuple[int, ...]:
+    if groups := readings[0].groups:
+        return (0, *accumulate(groups))
+    longest = max(len(one.kl) for one in readings)
+    return (*range(0, longest, -(-longest // MAX_BINS)), longest)
+
+
+def _average(
+    readings: Sequence[StoredReading],
+    clusters: Sequence[str],
+    edges: Sequence[int],
+    find: Callable[[StoredReading], Values],
+    most: float,
+) -> tuple[Band, ...]:
+    """Return the mean over texts of a column's mean in each bin; intervals are clipped to 0 and `most`."""
+    columns = [find(one) for one in readings]
+    bands = []
+    for start, stop in pairwise(edges):
+        known = [number for number, column in enumerate(columns) if len(column) > start]
+        means = [float(columns[number][start:stop].mean(dtype=np.float64)) for number in known]
+        interval = bootstrap(means, [clusters[number] for number in known])
+        clipped = None if interval is None else interval.clip(0, most)
+        ends = (None, None) if clipped is None else (clipped.low, clipped.high)
+        bands.append(Band(float(np.mean(means)), *ends))
+    return tuple(bands)
+
+
+def find_worst(readings: Iterable[tuple[int, str, StoredReading]], count: int) -> list[Place]:
+    """Return the `count` scored tokens with the largest KL, in descending order; ties are ordered by text and position.
+
+    Args:
+        readings: index, prompt and scored tokens of each text; the prompt has the characters before the scored ones.
+        count: number of tokens.
+    """
+    ranked = (
+        (-float(one.kl[position]), index, int(position), prompt, one)
+        for index, prompt, one in readings
+        for position in np.argsort(-one.kl, kind="stable")[:count]
+    )
+    return [
+        _describe(index, position, prompt, one)
+        for _, index, position, prompt, one in heapq.nsmallest(count, ranked, key=lambda each: each[:3])
+    ]
+
+
+def _describe(index: int, position: int, prompt: str, one: StoredReading) -> Place:
+    group = sum(end <= position for end in accumulate(one.groups))
+    before = f"{find_unit(one)} {group + 1} " if one.groups else find_before(prompt, one, position)[-BEFORE:]
+    return Place(
+        sample=index,
+        position=position,
+        before=before,
+        token=name_token(one, one.tokens[position]),
+        likeliest=name_token(one, one.likeliest[position]),
+        likeliest_full=name_token(one, one.likeliest_full[position]),
+        kl=float(one.kl[position]),
+    )
+
+
+def find_before(prompt: str, reading: StoredReading, position: int = 0) -> str:
+    """Return the characters before a scored token, given ones included where the prompt has them."""
+    words = [reading.words.get(int(token), "") for token in reading.tokens]
+    # A token that is a part of a character is spelled as a replacement character.
+    scored = ".{1,4}?".join(map(re.escape, re.split(f"{UNKNOWN}+", "".join(words))))
+    found = [match.start() for match in re.finditer(scored, prompt, re.DOTALL)] if any(words) else []
+    return prompt[: found[-1] if found else 0] + "".join(words[:position])
+
+
+def name_token(reading: StoredReading, token: int) -> str:
+    """Return the characters of a token; its number after a # if they are unknown."""
+    return reading.words.get(int(token)) or f"#{int(token)}"

@@ -1,0 +1,76 @@
+"""Texts and images that were read, packed for the page: their tokens, and the divergence at each."""
+
+import base64
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from kvbench.dashboard.pool import Pool
+from kvbench.eval.files.readings import read_stored
+from kvbench.eval.files.samples import SampleSetError
+from kvbench.eval.text.drift import find_before, find_unit, name_token
+from kvbench.report.drifts import Drifts
+from kvbench.runs.record.results import Results
+
+CELL = "  "
+"""Token of an image."""
+MAX_GIVEN = 600
+"""Characters of the given tokens, before the scored ones, that the page shows."""
+
+
+def pack_reading(path: Path, prompt: object, pool: Pool) -> dict[str, object] | None:
+    """Return a text or an image that was read, or None if its file is missing or damaged.
+
+    `kl` is float32 [tokens] in base64, little-endian, and `unit` what `find_unit` says. `given`, `words` and `full` are
+    numbers in the pool, as runs of the same texts share them: the end of the given characters, the scored tokens (of an
+    image blank cells with line ends after rows), and the likeliest token of the full cache at each. `others` has the
+    likeliest token of the method by position where it is another one.
+    """
+    try:
+        one = read_stored(path)
+    except SampleSetError:
+        return None
+    words = draw_cells(one.groups) if one.groups else [name_token(one, token) for token in one.tokens]
+    return {
+        "unit": find_unit(one),
+        "given": pool.add(find_before(str(prompt or ""), one)[-MAX_GIVEN:]),
+        "words": pool.add(words),
+        "full": pool.add([name_token(one, token) for token in one.likeliest_full]),
+        "kl": base64.b64encode(one.kl.astype("<f4").tobytes()).decode(),
+        "others": {
+            str(position): name_token(one, one.likeliest[position])
+            for position in np.flatnonzero(~one.same).tolist()
+        },
+    }
+
+
+def draw_cells(groups: Sequence[int]) -> list[str]:
+    """Return a cell for each token of an image: its rows, or its scales one below the other, square if they can be."""
+    cells = []
+    for count in groups:
+        side = math.isqrt(count) if len(set(groups)) > 1 and math.isqrt(count) ** 2 == count else count
+        lines = [CELL + "\n" * (place % side == 0) for place in range(1, count + 1)]
+        cells += [*lines[:-1], lines[-1] + "\n" * (side < count)]
+    return cells
+
+
+def pack_drift(drifts: Drifts, run: Results, pool: Pool) -> dict[str, object] | None:
+    """Return the divergence of a run over positions with six digits; None for a run that has none."""
+    drift = drifts.read(run)
+    if drift is None or not math.isfinite(sum(band.mean for band in drift.kl)):
+        return None
+    return {
+        "unit": drift.unit,
+        "edges": pool.add(drift.edges),
+        **{
+            name: [[_shorten(value) for value in band] for band in getattr(drift, name)]
+            for name in ("kl", "same_top1")
+        },
+        "tail": {name: _shorten(value) for name, value in drift.tail.items()},
+    }
+
+
+def _shorten(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")

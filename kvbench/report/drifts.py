@@ -1,0 +1,113 @@
+"""Divergence over positions of runs that read texts, computed once and kept, and the table of its tail."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvbench.core.files import hash_path
+from kvbench.core.kept import KeptValues
+from kvbench.eval.files.kinds import READINGS, find_stored_kind
+from kvbench.eval.files.readings import StoredReading, read_stored
+from kvbench.eval.files.samples import Sample, read_samples
+from kvbench.eval.text import drift as code
+from kvbench.eval.text.drift import TAIL, Band, Drift, Place, find_worst, trace_drift
+from kvbench.report.ablations import is_full
+from kvbench.report.runs_table import identifying_columns, name_methods, order_runs
+from kvbench.report.seeds import list_members
+from kvbench.report.tables import Row, format_number
+from kvbench.runs.record.folder import RECORDS
+from kvbench.runs.record.results import Results
+
+KEPT = ".drift.kept"
+"""File under `runs_dir` with the divergence of all runs that read texts."""
+DIGITS = 4
+"""Digits of the table of the tail, in nats."""
+
+Group = tuple[str, str, tuple[int, ...]]
+"""Model, prompts and edges of the bins of runs that one figure compares."""
+
+
+class Drifts:
+    """Divergence over positions of the runs below a folder, kept in one file of it."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        version = hash_path(Path(__file__)) + hash_path(Path(code.__file__))
+        self._runs_dir, self._kept = runs_dir, KeptValues(runs_dir / KEPT, version)
+
+    def read(self, run: Results) -> Drift | None:
+        """Return the divergence of a run, or of the runs that a mean over seeds joins.
+
+        None for the full cache, for runs that read nothing, and if a file is missing or damaged.
+        """
+        folders = [self._runs_dir / one.model / one.run for one in list_members(run)]
+        if is_full(run) or any(find_stored_kind(folder) is not READINGS for folder in folders):
+            return None
+        name = " ".join(folder.relative_to(self._runs_dir).as_posix() for folder in folders)
+        entry = self._kept.get(name, [folder / RECORDS for folder in folders], lambda: _trace(folders))
+        return None if entry is None else _make_drift(entry)
+
+    def save(self) -> None:
+        """Keep what was computed for the next command."""
+        self._kept.save()
+
+
+def _trace(folders: Sequence[Path]) -> Drift | None:
+    try:
+        pairs = [pair for folder in folders for pair in _read_all(folder)]
+    except (OSError, ValueError):
+        return None
+    return trace_drift([reading for _, reading in pairs], [sample.cluster for sample, _ in pairs])
+
+
+def _read_all(folder: Path) -> list[tuple[Sample, StoredReading]]:
+    """Return the texts of a run in order, without comparing files with their records, which scoring does."""
+    samples = read_samples(folder / RECORDS)
+    return [(samples[index], read_stored(READINGS.find(folder, index))) for index in sorted(samples)]
+
+
+def _make_drift(entry: Any) -> Drift:
+    unit, edges, kl, same, tail = entry
+    return Drift(unit, tuple(edges), _make_bands(kl), _make_bands(same), tail)
+
+
+def _make_bands(values: Any) -> tuple[Band, ...]:
+    return tuple(Band(*band) for band in values)
+
+
+def find_worst_places(folder: Path, count: int) -> list[Place]:
+    """Return the tokens of a run's texts with the largest KL; none for other runs, or if nothing diverges.
+
+    Raises:
+        SampleSetError: a file is missing or damaged.
+    """
+    if find_stored_kind(folder) is not READINGS:
+        return []
+    texts = ((sample.index, sample.prompt, reading) for sample, reading in _read_all(folder))
+    return [place for place in find_worst(texts, count) if place.kl > 0]
+
+
+def read_drifts(runs_dir: Path, runs: Sequence[Results]) -> list[tuple[Results, Drift]]:
+    """Return the runs that read texts under a method, by model and budget, with their divergence."""
+    drifts = Drifts(runs_dir)
+    pairs = [(run, drift) for run in order_runs(runs) if (drift := drifts.read(run)) is not None]
+    drifts.save()
+    return pairs
+
+
+def group_drifts(runs_dir: Path, runs: Sequence[Results]) -> dict[Group, dict[str, dict[str, Drift]]]:
+    """Return the divergence of runs by budget and method, for each model, set of prompts and number of tokens."""
+    pairs = read_drifts(runs_dir, runs)
+    names = name_methods([run for run, _ in pairs])
+    groups: dict[Group, dict[str, dict[str, Drift]]] = {}
+    for (run, drift), name in zip(pairs, names, strict=True):
+        group = groups.setdefault((run.model_label, run.prompts_label, drift.edges), {})
+        group.setdefault(run.memory.budget_text, {})[name] = drift
+    return groups
+
+
+def make_tail_rows(pairs: Sequence[tuple[Results, Drift]]) -> list[Row]:
+    """Return a row for each run with the quantiles of KL over the scored tokens of all texts, in nats."""
+    return [
+        {**cells, **{f"kl {name}": format_number(drift.tail[name], DIGITS) for name in TAIL}}
+        for cells, (_, drift) in zip(identifying_columns([run for run, _ in pairs]), pairs, strict=True)
+    ]

@@ -1,0 +1,215 @@
+"""A language model that reads a text under a method, beside attention with a mask that leaves out what was evicted."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.support.tape import Tape
+from kvbench.core.budget import Budget
+from kvbench.core.config import ConfigError
+from kvbench.core.reading import Part, Reading
+from kvbench.core.segments import Segment
+from kvbench.engine.cache import KVCache
+from kvbench.methods.full import Full
+from kvbench.methods.h2o import H2O
+from kvbench.methods.shared.base import Method
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.models.noise import PromptNoise
+from kvbench.models.parts.text_sampling import TextSampling
+from kvbench.models.reading.base import PassedText
+from kvbench.models.reading.reader import OwnReader, Reader, TextReader, open_reader
+from kvbench.models.reading.scales import ForcedScales
+from tests.support.small_models import SMALL_QWEN3, load
+
+CAPACITY = 9
+TEXTS = {"one": 40, "two": 37}
+
+
+@pytest.fixture(scope="module")
+def reader() -> TextReader:
+    model = load(*SMALL_QWEN3)
+    words = {
+        prompt: " ".join(f"{prompt}{number}" for number in range(count)) for prompt, count in TEXTS.items()
+    }
+    readings = {prompt: Reading((Part(text),), given=TEXTS[prompt] - 19) for prompt, text in words.items()}
+    return TextReader(model, readings, {})
+
+
+def read(
+    reader: Reader, method: Method, budget: str, prompts: list[str], tokens: list[Tensor] | None = None
+) -> list[PassedText]:
+    method.prepare(reader.spec, Budget.parse(budget, reader.spec))
+    cache = KVCache(reader.spec, method, dtype=torch.float32, rotation=reader.key_rotation())
+    return reader.read(prompts, cache, PromptNoise(0, range(len(prompts))), tokens)
+
+
+class MaskedCache:
+    """All keys and values of a sequence; a token attends to earlier ones that `sees` allows."""
+
+    repetitions = None
+
+    def __init__(self, sees: Callable[[int, int], bool]) -> None:
+        self._sees = sees
+
+    def reset(self, sequences: int, padding: object = None) -> None:
+        self._past: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def begin(self, segment: Segment) -> None: ...
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, raw_queries: object = None) -> Tensor:
+        if layer in self._past:
+            k, v = (torch.cat(pair, 2) for pair in zip(self._past[layer], (k, v), strict=True))
+        self._past[layer] = k, v
+        start, group = k.shape[2] - q.shape[2], q.shape[1] // k.shape[1]
+        seen = [[self._sees(row, column) for column in range(k.shape[2])] for row in range(start, k.shape[2])]
+        keys, values = (x.repeat_interleave(group, 1) for x in (k, v))
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=torch.tensor(seen))
+
+
+def causal(query: int, key: int) -> bool:
+    return key <= query
+
+
+def test_the_full_cache_reads_as_plain_attention(reader: TextReader) -> None:
+    for passed, prompt in zip(read(reader, Full(), "1", list(TEXTS)), TEXTS, strict=True):
+        laid = reader._lay(prompt)
+        rows = torch.tensor(laid.tokens[:-1])[None]
+        segments = reader.schedule.segments[-1:]
+        whole = (segments[0]._replace(index=0, start=0, width=rows.shape[1]),)
+        plain = reader.inner.read_states(rows, whole, MaskedCache(causal), [0], laid.given - 1)[0]
+        torch.testing.assert_close(passed.states, plain, rtol=1e-4, atol=1e-4)
+        assert passed.tokens.tolist() == list(laid.tokens[laid.given :])
+
+
+def test_a_compressed_cache_reads_as_attention_to_what_is_kept(reader: TextReader) -> None:
+    ends = [segment.end for segment in reader.spec.segments]
+
+    def sees(query: int, key: int) -> bool:
+        """The newest tokens when the query's segment began, and the segment."""
+        start = max([end for end in ends if end <= query], default=0)
+        return start - CAPACITY <= key <= query
+
+    [passed] = read(reader, StreamingLLM(sinks=0), str(CAPACITY), ["one"])
+    laid = reader._lay("one")
+    rows = torch.tensor(laid.tokens[:-1])[None]
+    masked = reader.inner.read_states(rows, reader.spec.segments, MaskedCache(sees), [0], laid.given - 1)[0]
+    full = read(reader, Full(), "1", ["one"])[0].states
+    torch.testing.assert_close(passed.states, masked, rtol=1e-4, atol=1e-4)
+    assert (passed.states - full).abs().max() > 0.1
+
+
+def test_a_text_does_not_depend_on_its_batch(reader: TextReader) -> None:
+    together = read(reader, StreamingLLM(sinks=0), str(CAPACITY), list(TEXTS))
+    for prompt, passed in zip(TEXTS, together, strict=True):
+        [alone] = read(reader, StreamingLLM(sinks=0), str(CAPACITY), [prompt])
+        torch.testing.assert_close(passed.states, alone.states, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", [StreamingLLM(sinks=0), H2O(sinks=0)], ids=["streaming_llm", "h2o"])
+def test_storage_in_fixed_places_reads_the_same(reader: TextReader, method: Method) -> None:
+    """As on a GPU, where one-token steps are recorded and the rows of the cache have fixed places."""
+    plain = read(reader, method, str(CAPACITY), list(TEXTS))
+    cache = KVCache(reader.spec, method, dtype=torch.float32, rotation=reader.key_rotation(), record=Tape())
+    for _ in range(2):
+        fixed = reader.read(list(TEXTS), cache, PromptNoise(0, range(2)), None)
+    for one, other in zip(plain, fixed, strict=True):
+        torch.testing.assert_close(one.states, other.states)
+
+
+def test_predictions_are_compared_with_cross_entropy_and_spelled(reader: TextReader) -> None:
+    [full], [ours] = (read(reader, *how, ["one"]) for how in ((Full(), "1"), (StreamingLLM(sinks=0), "9")))
+    text = reader.compare(ours, full.states)
+    logits = [reader.inner.find_logits(one.states, 0) for one in (ours, full)]
+    for values, own in zip((text.nll, text.nll_full), logits, strict=True):
+        torch.testing.assert_close(values, F.cross_entropy(own, ours.tokens, reduction="none"))
+    assert text.kl.max() > 1e-3
+    assert text.states is None
+    assert len(text.tokens) == 19
+    named = {*text.tokens.tolist(), *text.likeliest.tolist(), *text.likeliest_full.tolist()}
+    assert text.words == {token: f"w{token}" if token != 1 else "" for token in sorted(named)}
+    same = reader.compare(full, None)
+    assert same.kl.max() == 0
+    assert torch.equal(same.likeliest, same.likeliest_full)
+    assert torch.equal(same.states, full.states)
+
+
+def test_calibration_texts_need_the_tokens_of_the_schedule(reader: TextReader) -> None:
+    long = {"long": Reading((Part(" ".join(map(str, range(90)))),), given=80)}
+    other = TextReader(reader.inner, reader._readings, long)
+    with pytest.raises(
+        ValueError, match=f"prompt 'long': 80 tokens are given, and {reader.schedule.given} in"
+    ):
+        other.check_prompts(["one", "long"])
+
+
+def test_texts_longer_than_the_model_reads_are_refused(
+    reader: TextReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = reader.inner
+    monkeypatch.setattr(model, "transformer", replace(model.transformer, context=39))
+    with pytest.raises(ConfigError, match="reads at most 39 tokens"):
+        _ = TextReader(model, reader._readings, {}).spec
+
+
+def test_a_revision_of_draws_is_one_of_own_outputs(reader: TextReader) -> None:
+    """Other draws are other own outputs; given texts do not depend on draws."""
+    sampling = TextSampling(temperature=1.0, top_p=0.5)
+    model = replace(reader.inner, sampling=sampling)
+    assert (model.revision, OwnReader(model).revision) == (1, 1)
+    assert TextReader(model, reader._readings, {}).revision == 0
+
+
+def test_models_of_images_read_no_texts() -> None:
+    with pytest.raises(ConfigError, match="texts are read by language models, and llamagen_tiny is none"):
+        open_reader(load("model=llamagen_tiny"), {}, {}, own=False)
+
+
+OWN = {
+    "llamagen_tiny": ["a red circle on blue", "two green squares on dark red"],
+    "infinity_tiny": ["a red circle on blue", "two green squares on dark red"],
+    "var_tiny": ["3", "17"],
+}
+
+
+@pytest.fixture(scope="module", params=list(OWN))
+def own(request: pytest.FixtureRequest) -> OwnReader:
+    return OwnReader(load(f"model={request.param}"))
+
+
+@pytest.fixture(scope="module")
+def drawn(own: OwnReader) -> list[PassedText]:
+    return read(own, Full(), "1", OWN[own.name])
+
+
+def test_an_image_is_read_as_it_was_drawn(own: OwnReader, drawn: list[PassedText]) -> None:
+    """The same tokens under the full cache predict what they predicted when they were drawn."""
+    prompts = OWN[own.name]
+    numbers = [own.compare(one, None).tokens.long() for one in drawn]
+    again = read(own, Full(), "1", prompts, numbers)
+    for first, second in zip(drawn, again, strict=True):
+        assert torch.equal(first.tokens, second.tokens)
+        torch.testing.assert_close(first.states, second.states, rtol=1e-4, atol=1e-4)
+    other = read(own, StreamingLLM(sinks=0), "0.1", prompts, numbers)
+    for first, second in zip(drawn, other, strict=True):
+        assert torch.equal(first.tokens, second.tokens)
+        text = own.compare(second, first.states)
+        assert text.kl.mean() > 1e-3
+        assert sum(text.groups) == len(text.tokens)
+        assert not text.words
+
+
+@pytest.mark.parametrize("own", ["infinity_tiny", "var_tiny"], indirect=True)
+def test_forced_scales_give_the_image_that_drew_them(own: OwnReader, drawn: list[PassedText]) -> None:
+    prompts = OWN[own.name]
+    numbers = [own.compare(one, None).tokens.long() for one in drawn]
+    caches = [KVCache(own.spec, ready, dtype=torch.float32) for ready in (Full(), Full())]
+    for cache in caches:
+        cache.method.prepare(own.spec, Budget.parse("1", own.spec))
+    with torch.inference_mode():
+        plain = own.inner._draw(prompts, caches[0], PromptNoise(0, range(2)))
+        forced = own.inner._draw(prompts, caches[1], PromptNoise(1, range(2)), ForcedScales(numbers))
+    torch.testing.assert_close(forced, plain)

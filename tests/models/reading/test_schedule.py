@@ -1,0 +1,102 @@
+"""Tokens of texts that are read, and the schedule that all texts of a run share."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.core.reading import FILL, Part, Reading
+from kvbench.models.reading.schedule import LaidText, Schedule, lay_text, plan_schedule
+
+
+def letters(text: str, first: bool) -> list[int]:
+    """One token a letter; 0 begins a text."""
+    return [0] * first + [ord(letter) for letter in text]
+
+
+def lay(reading: Reading) -> tuple[str, int, tuple[int, ...]]:
+    laid = lay_text(reading, letters)
+    return "".join(map(chr, laid.tokens)), laid.given, laid.cuts
+
+
+HAY, NEEDLE, ASK = "abcdefghij", "<7>", "?"
+
+
+@pytest.mark.parametrize(
+    ("reading", "expected"),
+    [
+        (Reading((Part("abcdef", 5),), given=3), ("\0abcd", 3, ())),
+        (Reading((Part("abc"), Part("de"))), ("\0abcde", 4, ())),
+        (
+            Reading(
+                (Part(HAY, 3), Part(NEEDLE), Part(HAY, FILL), Part(ASK), Part("77")), context=12, cuts=(3,)
+            ),
+            ("\0ab<7>abcde?77", 12, (11,)),
+        ),
+        (
+            Reading((Part(HAY, 0), Part(NEEDLE), Part(HAY, FILL), Part("77")), context=5),
+            ("<7>ab77", 5, ()),
+        ),
+    ],
+)
+def test_parts_are_cut_and_joined(reading: Reading, expected: tuple[str, int, tuple[int, ...]]) -> None:
+    assert lay(reading) == expected
+
+
+@pytest.mark.parametrize(
+    ("reading", "message"),
+    [
+        (Reading((Part("abc", 6),), given=3), "a part of it has 4 tokens, and 6 are read"),
+        (Reading((Part("ab", FILL), Part("xy")), context=9), "has 3 tokens, and 9 are read"),
+        (Reading((Part("abcdefgh"), Part("ab", FILL), Part("xy")), context=5), "and -4 are read"),
+        (Reading((Part("abc"), Part("xy")), context=5), "its context has 4 tokens, not 5"),
+        (Reading((Part("abc"), Part("x"))), "4 tokens are given of 5: at least 2 must follow"),
+        (Reading((Part("abc", 3),), given=0), "0 tokens are given of 3"),
+    ],
+)
+def test_texts_with_too_few_tokens_are_refused(reading: Reading, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lay(reading)
+
+
+def lengths(schedule: Schedule) -> list[int]:
+    return [segment.length for segment in schedule.segments]
+
+
+def text(given: int, after: int, *cuts: int) -> LaidText:
+    return LaidText(tuple(range(given + after)), given, cuts)
+
+
+def test_a_segment_ends_with_the_given_tokens() -> None:
+    """The specification's texts of 772 tokens, of which 516 are given: 4 | 128 | 128 ... and the last is not fed."""
+    schedule = plan_schedule([text(516, 256)], 128, chunked=True)
+    assert lengths(schedule) == [4, *[128] * 5, 127]
+    assert (schedule.given, schedule.length) == (516, 772)
+
+
+def test_given_tokens_come_at_once_up_to_cuts() -> None:
+    schedule = plan_schedule([text(40, 9, 30), text(36, 20, 26)], 8, chunked=False)
+    assert lengths(schedule) == [30, 10, 8, 8, 3]
+    assert schedule.find_padding([text(36, 20, 26)]) == [4]
+
+
+def test_padding_comes_in_one_segment() -> None:
+    assert lengths(plan_schedule([text(20, 5), text(9, 5)], 8, chunked=True)) == [12, 8, 4]
+
+
+def test_texts_with_cuts_at_different_places_are_refused() -> None:
+    with pytest.raises(ValueError, match="differ in the number of tokens"):
+        plan_schedule([text(40, 9, 30), text(36, 20, 25)], 8, chunked=False)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(2, 60)), min_size=1, max_size=4), st.integers(1, 40)
+)
+def test_every_schedule_covers_all_tokens_but_the_last(sizes: list[tuple[int, int]], chunk: int) -> None:
+    texts = [text(*size) for size in sizes]
+    schedule = plan_schedule(texts, chunk, chunked=True)
+    padding = schedule.find_padding(texts)
+    assert schedule.given in [segment.end for segment in schedule.segments]
+    assert schedule.length == max(len(one.tokens) + pad for one, pad in zip(texts, padding, strict=True))
+    assert max(padding) < schedule.segments[0].length
+    assert all(length <= chunk for length in lengths(schedule)[1:])
+    assert all(segment.length > 0 and segment.causal for segment in schedule.segments)

@@ -1,0 +1,125 @@
+"""Protected prompts at budgets below the room for prompts: a run counts the tokens of its own."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.core.budget import InfeasibleBudget
+from kvbench.methods.full import Full
+from kvbench.methods.h2o import H2O
+from kvbench.methods.lazy_eviction import LazyEviction
+from kvbench.methods.shared.base import Method
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.methods.triattention import TriAttention
+from kvbench.prompts.base import Prompt
+from kvbench.runs import execute
+from kvbench.runs.check import check_job
+from kvbench.runs.job import Job
+from tests.support.fake_run import job_in
+from tests.support.small_models import small_writer
+
+PROMPTS = [
+    Prompt(0, "two words"),
+    Prompt(1, "four words of one"),
+    Prompt(2, "one of three"),
+    Prompt(3, "one"),
+]
+BUDGET, ROOM = 6, 12
+"""Tokens of a head: more than the longest prompt, fewer than the model reads."""
+
+
+def job(root: Path, method: Method, room: int = ROOM, **more: Any) -> Job:
+    model = replace(small_writer(20), prompt_tokens=room, **more.pop("settings", {}))
+    return job_in(
+        root, model=model, method=method, prompts=PROMPTS, evaluators={}, **{"budget": BUDGET, **more}
+    )
+
+
+def read(folder: Path) -> list[dict[str, object]]:
+    """Records without times, with their texts."""
+    lines = (folder / "samples.jsonl").read_text().splitlines()
+    texts = [path.read_text() for path in sorted((folder / "texts").iterdir())]
+    return [
+        {
+            **{key: value for key, value in json.loads(line).items() if key not in ("seconds", "load")},
+            "text": text,
+        }
+        for line, text in zip(lines, texts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("method", [StreamingLLM, H2O, TriAttention])
+def test_a_run_is_the_same_in_a_room_above_its_budget(
+    method: type[StreamingLLM | H2O | TriAttention], tmp_path: Path
+) -> None:
+    exact = execute.run(job(tmp_path / "exact", method(sinks=1), room=4))  # of the longest prompt
+    found = execute.run(job(tmp_path / "found", method(sinks=1)))
+    assert read(found.folder) == read(exact.folder)
+    assert found.results.memory.peak_tokens == found.results.memory.budget_tokens == BUDGET
+    retention = [json.loads((one.folder / "retention.json").read_text()) for one in (found, exact)]
+    assert retention[0] == retention[1]
+    assert retention[0]["kept"][0][0][0] == 1  # the prompts
+    fewer = replace(job(tmp_path / "found", method(sinks=1)), prompts=PROMPTS[:3])
+    assert "taken" not in json.loads((execute.run(fewer).folder / "provenance.json").read_text())
+
+
+def test_a_prompt_above_the_budget_is_named_before_any_work(tmp_path: Path) -> None:
+    for remedy, sinks in {"sinks=0": 1, "method.sinks=0": 0}.items():
+        one = job(tmp_path, StreamingLLM(sinks=1), budget=3, sinks=sinks)
+        with pytest.raises(InfeasibleBudget) as caught:
+            execute.run(one)
+        assert str(caught.value) == (
+            "prompt 1: 'four words of one' has 4 tokens; budget=3: the tokens of the longest prompt, which "
+            f"{remedy[:-1]}1 keeps, need 4 of 20 tokens per head; the smallest feasible budget is 4, or set {remedy}"
+        )
+    with pytest.raises(
+        InfeasibleBudget, match=r"^prompt 1: .* has 4 tokens; budget=6: .* need 9 .*, or set sinks=0$"
+    ):
+        execute.run(job(tmp_path, LazyEviction(sinks=1)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "more", [{"settings": {"count_padding": True}}, {"budget_unit": "bytes", "budget": 400}]
+)
+def test_padding_that_counts_and_bytes_need_the_whole_room(more: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(
+        InfeasibleBudget, match=r"^budget=.*: the tokens of the longest prompt, model\.prompt_tokens=12"
+    ):
+        check_job(job(tmp_path, H2O(sinks=1), **more))
+
+
+def test_prompts_are_counted_only_where_the_room_does_not_fit(tmp_path: Path) -> None:
+    for method, budget in ((H2O(sinks=1), ROOM), (H2O(sinks=0), BUDGET), (Full(), 1)):
+        assert job(tmp_path, method, budget=budget).longest is None
+    assert job(tmp_path, H2O(sinks=1)).longest == (PROMPTS[1], 4)
+
+
+def test_windows_of_images_on_texts_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grid: dict[str, object] = {"queries": "grid", "window": 16}
+    wrapped = {"base": grid}
+    cases: list[tuple[dict[str, object], str, str | None, bool]] = [
+        (grid, "grid", None, True),
+        (wrapped, "grid", None, True),
+        ({"queries": "last"}, "grid", None, False),
+        (grid, "last", None, False),  # the method's own setting
+        (grid, "grid", "image", False),  # the model's file says so
+    ]
+    for method, windows, default, expected in cases:
+        one = job(tmp_path, SnapKV(sinks=0), settings={})
+        one.model.default_windows = default
+        config = {**one.config, "method": method, "windows": {"queries": windows}}
+        with caplog.at_level(logging.WARNING):
+            check_job(replace(one, config=config))
+        assert (
+            "method=streaming_llm has windows of images on texts of small: windows=text" in caplog.text
+        ) == expected
+        caplog.clear()
+    image = job_in(tmp_path, config={"method": grid, "windows": {"queries": "grid"}})
+    check_job(image)
+    assert caplog.text == ""

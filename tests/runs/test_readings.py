@@ -1,0 +1,214 @@
+"""Runs that read texts: files, the full cache's states in the reference alone, resumption, damage."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from kvbench.core import checkpoint
+from kvbench.core.config import ConfigError
+from kvbench.core.reading import OwnOutput, Part, Reading
+from kvbench.core.settings import Shard
+from kvbench.eval.files.kinds import open_samples
+from kvbench.eval.files.readings import ReadingSet
+from kvbench.eval.text.forced import Kl, Perplexity, SameTop1
+from kvbench.methods.h2o import H2O
+from kvbench.methods.pricekv.by_score import PriceKVByScore
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.models.reading.reader import Reader
+from kvbench.prompts.base import Prompt
+from kvbench.runs import execute
+from kvbench.runs.generate import readings
+from kvbench.runs.job import Job, read_or_write
+from kvbench.runs.prepare import _choose_batch_size
+from kvbench.runs.record.merge import merge_runs
+from tests.support.fake_run import job_in
+from tests.support.small_models import small_writer
+
+EVALUATORS = {"kl": Kl(), "same_top1": SameTop1(), "perplexity": Perplexity()}
+COUNT = 6
+
+
+def list_prompts(count: int = COUNT, first: int = 0) -> list[Prompt]:
+    texts = [" ".join(f"{number}.{word}" for word in range(30)) for number in range(first, first + count)]
+    return [
+        Prompt(number, text, {}, "", Reading((Part(text, 24),), given=10))
+        for number, text in enumerate(texts)
+    ]
+
+
+def job(root: Path, prompts: list[Prompt] | None = None, **more: object) -> Job:
+    prompts = list_prompts() if prompts is None else prompts
+    others = list_prompts(2, 100)
+    return job_in(
+        root,
+        model=read_or_write(small_writer(20), prompts, others),
+        prompts=prompts,
+        calibration_prompts=others,
+        **{"method": StreamingLLM(sinks=1), "evaluators": EVALUATORS, "budget": 6} | more,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    outcome = execute.run(job(tmp_path_factory.mktemp("whole")))
+    assert outcome.results is not None
+    return outcome.folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((folder / "readings").iterdir())}
+
+
+def find_reference(folder: Path) -> Path:
+    return folder.with_name(json.loads((folder / "results.json").read_text())["reference"])
+
+
+def test_a_run_leaves_its_predictions_and_its_reference_the_states_too(whole: Path) -> None:
+    ours, full = open_samples(whole), open_samples(find_reference(whole))
+    assert isinstance(ours, ReadingSet)
+    assert isinstance(full, ReadingSet)
+    assert len(ours) == COUNT
+    for index, reading in ours.readings():
+        other = full.reading(index)
+        assert reading.tokens.tolist() == other.tokens.tolist()
+        np.testing.assert_allclose(reading.nll_full, other.nll_full, rtol=1e-5)
+        assert reading.likeliest_full.tolist() == other.likeliest_full.tolist()
+        assert reading.kl.max() > 1e-6
+        assert (other.kl == 0).all()
+        assert len(reading.tokens) == 14
+        assert {*reading.tokens.tolist(), *reading.likeliest.tolist()} <= reading.words.keys()
+    name = "000000.safetensors"
+    assert "states" not in load_file(whole / "readings" / name)
+    assert load_file(find_reference(whole) / "readings" / name)["states"].shape == (14, 16)
+
+
+def test_metrics_are_means_and_quantiles_of_the_files(whole: Path) -> None:
+    metrics = json.loads((whole / "results.json").read_text())["metrics"]
+    files = [load_file(path) for path in sorted((whole / "readings").iterdir())]
+    kl, nll, full = (
+        np.stack([file[name] for file in files]).astype(float) for name in ("kl", "nll", "nll_full")
+    )
+    same = np.stack([file["likeliest"] == file["likeliest_full"] for file in files])
+    expected = {
+        "kl": kl.mean(), "kl_p95": np.quantile(kl, 0.95), "kl_p99": np.quantile(kl, 0.99), "same_top1": same.mean(),
+        "perplexity": np.exp(nll.mean()), "perplexity_full": np.exp(full.mean()), "nll_change": (nll - full).mean(),
+    }  # fmt: skip
+    assert {name: metrics[name]["value"] for name in expected} == pytest.approx(expected)
+    assert all(metrics[name]["ci95"] is not None for name in expected)
+
+
+def test_a_method_is_calibrated_on_texts_that_are_read(tmp_path: Path) -> None:
+    """The calibration is of the texts' schedule, not of the model's own."""
+    one = job(tmp_path, method=PriceKVByScore(base=H2O(sinks=0), floor=1))
+    one = replace(one, config={**one.config, "method": {"_target_": "PriceKVByScore"}})
+    assert execute.run(one).results is not None
+    [path] = one.settings.runs_dir.rglob("calibration-*.safetensors")
+    _, metadata = checkpoint.load(path)
+    assert metadata["sizes"] == [[1, length] for length in (2, 4, 4, 4, 4, 4, 1)]
+
+
+@pytest.mark.parametrize(("reading", "batch"), [(None, 1), (OwnOutput(), 1), ("given", 2)])
+def test_written_texts_are_calibrated_one_by_one(tmp_path: Path, reading: object, batch: int) -> None:
+    """They end at different lengths; given texts do not."""
+    prompts = list_prompts()
+    if reading != "given":
+        prompts = [replace(prompt, text=f"a{prompt.index} b c", reading=reading) for prompt in prompts]
+    one = job(tmp_path, prompts, method=PriceKVByScore(base=H2O(sinks=0), floor=1))
+    one = replace(one, calibration_prompts=prompts[:2])
+    assert _choose_batch_size(one) == batch
+
+
+def test_shards_and_batches_read_the_same(whole: Path, tmp_path: Path) -> None:
+    for shard in (1, 0, 1):
+        outcome = execute.run(job(tmp_path, shard=Shard(shard, 2)))
+    assert outcome.folder.name == whole.name
+    assert contents(outcome.folder) == contents(whole)
+    one = execute.run(job(tmp_path / "one", batch_size=1))
+    assert one.folder.name == whole.name
+    for ours, theirs in zip(open_samples(one.folder).readings(), open_samples(whole).readings(), strict=True):
+        np.testing.assert_allclose(ours[1].kl, theirs[1].kl, rtol=1e-3, atol=1e-6)
+
+
+def test_a_lost_reading_is_read_again(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole.parents[1], tmp_path / "runs")
+    folder = tmp_path / "runs" / whole.parent.name / whole.name
+    (folder / "readings" / "000003.safetensors").write_bytes(b"cut")
+    execute.run(job(tmp_path / "runs"))
+    assert contents(folder) == contents(whole)
+
+
+def test_more_texts_take_those_that_were_read(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole.parents[1], tmp_path / "runs")
+    read: list[list[str]] = []
+    plain = Reader.compare
+
+    def count(reader: Reader, passed: object, full: object) -> object:
+        read.append([])
+        return plain(reader, passed, full)
+
+    monkeypatch.setattr(Reader, "compare", count)
+    outcome = execute.run(job(tmp_path / "runs", list_prompts(COUNT + 2)))
+    assert outcome.results is not None
+    assert outcome.results.n == COUNT + 2
+    assert len(read) == 2 * 2  # two texts, under the full cache and under the method
+
+
+def test_given_and_length_make_another_run(whole: Path, tmp_path: Path) -> None:
+    prompts = [
+        Prompt(one.index, one.text, {}, "", Reading((Part(one.text, 24),), given=11))
+        for one in list_prompts()
+    ]
+    assert execute.run(job(tmp_path, prompts)).folder.name != whole.name
+
+
+def test_a_damaged_reading_of_the_full_cache_is_named(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole.parents[1], tmp_path / "runs")
+    one = job(tmp_path / "runs", method=StreamingLLM(sinks=0), budget=5)
+    execute.load(one)
+    full = (
+        find_reference(tmp_path / "runs" / whole.parent.name / whole.name) / "readings" / "000000.safetensors"
+    )
+    stored = load_file(full)
+    for damage, message in ((b"cut", "not a reading of the full cache"), (None, "is of another text")):
+        if damage is None:
+            from safetensors.numpy import save_file
+
+            save_file({**stored, "states": stored["states"][:3]}, full)
+        else:
+            full.write_bytes(damage)
+        with pytest.raises(ConfigError, match=message):
+            readings.read_batch(one.model, [one.prompts[0].text], _open(one), None, [full])
+
+
+def _open(one: Job) -> object:
+    from kvbench.runs.generate.batch import open_cache
+
+    one.method.prepare(one.cache_plan.spec, one.allowance.shard)
+    return open_cache(one)
+
+
+def test_readings_are_merged(whole: Path, tmp_path: Path) -> None:
+    assert {merged.problem for merged in merge_runs(whole.parents[1], tmp_path)} == {None}
+    assert contents(tmp_path / whole.parent.name / whole.name) == contents(whole)
+
+
+def test_a_model_reads_what_it_wrote(tmp_path: Path) -> None:
+    prompts = [Prompt(number, f"a{number} b c", {}, "", OwnOutput()) for number in range(10)]
+    one = job(tmp_path / "own", prompts)
+    outcome = execute.run(one)
+    plain = [Prompt(prompt.index, prompt.text) for prompt in prompts]
+    written = execute.run(job(tmp_path / "plain", plain, evaluators={}).reference)
+    texts = open_samples(written.folder)
+    for index, reading in open_samples(outcome.folder).readings():
+        text = "".join(f"{word} " for word in texts.text(index).split())
+        assert "".join(f"{word} " for word in map(reading.words.get, reading.tokens.tolist()) if word) == text
+        assert len(reading.tokens) == texts.samples[index].tokens
+    lengths = {len(reading.tokens) for _, reading in open_samples(outcome.folder).readings()}
+    assert len(lengths) > 1
