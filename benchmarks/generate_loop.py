@@ -25,10 +25,10 @@ from benchmarks.support.table import Table
 from benchmarks.support.timing import choose_clock, take_turns
 from kvbench.engine.cache import KVCache
 from kvbench.models.noise import PromptNoise
-from kvbench.models.qwen3.files import split_qwen3
-from kvbench.models.qwen3.loop import draw_text_tokens
+from kvbench.models.parts.decoder_files import split_decoder
+from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.qwen3.model import Qwen3Model
-from kvbench.models.qwen3.transformer import Qwen3
+from kvbench.models.text_loop import draw_text_tokens
 
 SMALL_SHAPE = {
     "depth": 4, "width": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "hidden": 384, "vocabulary": 512,
@@ -38,7 +38,7 @@ PROMPT_TOKENS = 32
 """Tokens of its prompts."""
 
 
-def open_in_transformers(transformer: Qwen3) -> Any:
+def open_in_transformers(transformer: TextDecoder) -> Any:
     """Return transformers' model with our weights."""
     import transformers
 
@@ -51,7 +51,7 @@ def open_in_transformers(transformer: Qwen3) -> Any:
         max_position_embeddings=1 << 17, bos_token_id=None, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     model = transformers.Qwen3ForCausalLM(settings).eval().requires_grad_(False)
-    model.load_state_dict(split_qwen3(transformer.state_dict(), config), strict=not config.tied)
+    model.load_state_dict(split_decoder(transformer.state_dict(), config), strict=not config.tied)
     return model
 
 

@@ -21,16 +21,20 @@ from kvbench.methods.shared.base import Method, Observer
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
-GROUPS = ("model", "method", "protect", "storage", "prompts")
+GROUPS = ("model", "method", "protect", "windows", "storage", "prompts")
 """Groups that benchmarks use; others are left out."""
 
 
 def choices(overrides: Sequence[str] = ()) -> dict[str, str]:
-    """Return the choice in each of `GROUPS`."""
+    """Return the choice in each of `GROUPS`: an override's, the model's default, or the one of conf/config.yaml."""
     defaults = _read(CONF / "config.yaml")["defaults"]
-    chosen = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
-    chosen |= dict(override.split("=", 1) for override in overrides)
-    return {group: chosen[group] for group in GROUPS}
+    usual = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
+    given = dict(override.split("=", 1) for override in overrides)
+    model = _choice("model", given.get("model", usual["model"]))
+    return {
+        group: given[group] if group in given else model.get(f"default_{group}") or usual[group]
+        for group in GROUPS
+    }
 
 
 def list_choices(group: str) -> str:
@@ -142,6 +146,8 @@ def _resolved(node: Any, values: Mapping[str, Any]) -> Any:
         return {key: _resolved(value, values) for key, value in node.items()}
     if isinstance(node, list):
         return [_resolved(item, values) for item in node]
+    if isinstance(node, str) and node.startswith("${name_model:"):
+        return node.removesuffix("}").rpartition(",")[2]  # of a model without files
     if isinstance(node, str) and node.startswith("${") and node.endswith("}"):
         name, _, default = node[2:-1].removeprefix("oc.select:").partition(",")
         value: Any = values

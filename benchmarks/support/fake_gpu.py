@@ -31,8 +31,8 @@ from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.lumina.model import LuminaModel
 from kvbench.models.next_token import NextTokenModel
 from kvbench.models.noise import CounterNoise, Kind, Noise
+from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.qwen3.model import Qwen3Model
-from kvbench.models.qwen3.transformer import Qwen3
 from kvbench.models.var.model import VARModel
 from kvbench.scenes.grammar import evaluation_prompts
 
@@ -113,7 +113,7 @@ def load(model: Model) -> None:
     """Give a model networks on the device as `load` would, without data."""
     with torch.device(CUDA):
         if isinstance(model, Qwen3Model):
-            model._transformer = Qwen3(model.transformer)
+            model._transformer = TextDecoder(model.transformer)
         else:
             transformer, tokenizer = model.networks
             model._transformer, model._tokenizer = transformer(model.transformer), tokenizer(model.tokenizer)

@@ -49,7 +49,7 @@ class KVPress(Scored):
     asked: Literal["prompt", "every"] = "prompt"
     seed: int = 0
 
-    revision: ClassVar[int] = 2  # the earliest of equal scores stayed
+    revision: ClassVar[int] = 3  # a press's ratio was a token short, its future began in a prompt's padding
 
     @property
     def keeps_scores(self) -> bool:
@@ -90,17 +90,20 @@ class KVPress(Scored):
         hidden = join_projections(view)
         if view.rotation(view.position[:1, -1]) is not None:
             keys = pair_halves(keys)
-        module, offsets = describe_layer(view, self.spec, hidden), torch.arange(view.segment.length)
+        positions = torch.arange(view.segment.start, view.segment.end, device=keys.device)
+        capacities = torch.as_tensor(self.row_capacities(view)).expand(len(keys)).tolist()
         scores = keys.new_zeros(keys.shape[:2])
         for sequence, tokens in enumerate(hidden.split(1)):
             rows = slice(sequence * view.heads, (sequence + 1) * view.heads)
             exists = view.position[rows.start] >= 0  # the same slots in all heads of a sequence
             current = exists[-view.segment.length :]
+            begin = view.segment.end - int(current.sum())
             kwargs = {
                 "hidden_states": tokens[:, current],
-                "position_embeddings": rotate_positions(view, offsets.to(current.device)[current], tokens),
+                "position_embeddings": rotate_positions(view, positions[current], tokens),
             }
-            self._press.compression_ratio = max(0.0, 1 - self.min_capacity(view) / int(exists.sum()))
+            self._press.compression_ratio = find_ratio(min(capacities[rows]), int(exists.sum()))
+            module = describe_layer(view, self.spec, hidden, begin)
             seed = derive_seed(f"{self.seed}:{view.layer}:{view.segment.index}:{view.prompts[sequence]}")
             with torch.random.fork_rng([keys.device] if keys.is_cuda else []):
                 torch.manual_seed(seed)
@@ -169,6 +172,15 @@ def list_presses() -> list[str]:
     )
 
 
+def find_ratio(kept: int, count: int) -> float:
+    """Return the compression ratio at which kvpress keeps exactly `kept` of `count` slots; 0 if all fit.
+
+    kvpress keeps int(count * (1 - ratio)). The ratio is in the middle of those with this result, where no rounding of
+    a float64 changes it.
+    """
+    return max(0.0, 1 - (kept + 0.5) / count)
+
+
 def join_projections(view: View) -> Tensor:
     """Return the newest segment's queries and keys before rotation, concatenated: [sequences, tokens, (Hq + H) D].
 
@@ -182,15 +194,22 @@ def join_projections(view: View) -> Tensor:
     return torch.cat(by_token, 2)
 
 
-def describe_layer(view: View, spec: ModelSpec, hidden: Tensor) -> SimpleNamespace:
-    """Return the attributes of an attention module that presses read; its hidden states are `join_projections`."""
+def describe_layer(view: View, spec: ModelSpec, hidden: Tensor, begin: int) -> SimpleNamespace:
+    """Return the attributes of an attention module that presses read; its hidden states are `join_projections`.
+
+    Args:
+        view: the layer.
+        spec: the model's shapes.
+        hidden: of `join_projections`.
+        begin: position of the sequence's first token in the segment, from which the press counts.
+    """
     width = hidden.shape[-1] - view.heads * spec.head_dim  # channels of all queries
     queries = width // spec.head_dim
 
     def rotate(x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rotation of positions from the segment's start, without positions after the model's last."""
-        last = spec.segments[-1].end - view.segment.start - 1
-        return rotate_positions(view, positions[0].clamp(max=last).unique(), x)
+        """Return the rotation of positions from `begin`, without positions after the model's last."""
+        last = spec.segments[-1].end - 1
+        return rotate_positions(view, (begin + positions[0]).clamp(max=last).unique(), x)
 
     return SimpleNamespace(
         layer_idx=view.layer,
@@ -205,14 +224,14 @@ def describe_layer(view: View, spec: ModelSpec, hidden: Tensor) -> SimpleNamespa
     )
 
 
-def rotate_positions(view: View, offsets: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine [1, n, D] of positions from the segment's start, equal for both halves of the channels.
+def rotate_positions(view: View, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine [1, n, D] of positions int64 [n], equal for both halves of the channels.
 
     If the model does not expose its rotation, they are 1 and 0, [1, n, 1].
     """
-    rotation = view.rotation(view.segment.start + offsets)
+    rotation = view.rotation(positions)
     if rotation is None:
-        ones = like.new_ones(1, len(offsets), 1)
+        ones = like.new_ones(1, len(positions), 1)
         return ones, torch.zeros_like(ones)
     cos, sin = (torch.cat((x, x), -1)[None].to(like) for x in (rotation.real, rotation.imag))
     return cos, sin

@@ -1,0 +1,204 @@
+"""Agreement of kvpress with the methods here on real texts: the tokens that both keep, and logits.
+
+python -m benchmarks kvpress_agreement --make-environment FOLDER      # once: kvpress wants transformers below 5.3
+FOLDER/bin/python -m benchmarks kvpress_agreement [--model smollm2_135m] [--texts 4] [--given 520] [--kept 140]
+Each text is read by transformers under a press of kvpress, which compresses the given tokens to `--kept` a head, and by
+the engine under the method that does the same and under `method=kvpress` with the press, without padding and behind
+`--padding` tokens. Then `--forced` more tokens of the text are read. The table has the heads that keep other tokens,
+the largest difference of the press's scores between tokens that only one side keeps, relative to the scores, the
+largest difference of logits, the divergence from the full cache and processor milliseconds of a forced token. `--csv`
+writes it.
+"""
+
+import argparse
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.support.arguments import Option
+from benchmarks.support.build import build_model, built, composed, prepare_method
+from benchmarks.support.kvpress_environment import make_environment
+from benchmarks.support.kvpress_reading import (
+    Prepare,
+    Reading,
+    build_llama,
+    read_on_engine,
+    read_with_press,
+    time_generate,
+)
+from benchmarks.support.kvpress_rows import COLUMNS, Compared, Row, join_texts
+from benchmarks.support.kvpress_twins import FUTURE, TWINS, Twin
+from benchmarks.support.table import Table
+from kvbench.core.budget import Budget
+from kvbench.core.files import derive_seed
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.presses import PACKAGE, KVPress, find_ratio
+from kvbench.methods.shared.base import Method
+from kvbench.models.text_model import TextModel
+
+OPTIONS = {
+    "make_environment": Option("", "folder of a new environment with kvpress; makes it and ends"),
+    "model": "smollm2_135m",
+    "texts": Option(4, "number of texts"),
+    "given": Option(520, "tokens of a text before it is compressed"),
+    "kept": Option(140, "tokens that each head keeps of them"),
+    "forced": Option(20, "tokens that are read afterwards"),
+    "padding": Option(37, "tokens of padding in the padded readings"),
+    "methods": Option(",".join(twin.method for twin in TWINS), "methods of conf/method, separated by commas"),
+    "csv": Option("", "file for the table"),
+    "threads": 1,
+}
+SKETCH_SEED, GUEST_SEED = "0:{}", "0:{}:0:0"
+"""Names of the seeds of random projections by layer: of methods here, and of `kvpress` for the first prompt."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What all methods have in common.
+
+    Attributes:
+        model: loaded.
+        given: tokens of a text before it is compressed.
+        kept: tokens that each head keeps of them.
+        padding: tokens in front of padded texts.
+    """
+
+    model: TextModel
+    given: int
+    kept: int
+    padding: int
+
+    @property
+    def ratio(self) -> float:
+        """Compression ratio of the presses."""
+        return find_ratio(self.kept, self.given)
+
+    def compare(self, twin: Twin, llama: Any, text: Sequence[int], full: Reading) -> Compared:
+        """Read a text under a press, its method and its guest."""
+        overrides = [f"model={self.model.name}", *twin.list_overrides(self.ratio)]
+
+        def prepare(spec: ModelSpec) -> Method:
+            return prepare_method(spec, self.kept, overrides)
+
+        def prepare_guest(spec: ModelSpec) -> Method:
+            method = KVPress(twin.press, twin.given)
+            method.prepare(spec, Budget.parse(self.kept, spec))
+            return method
+
+        def read_press(name: str) -> Reading:
+            press = twin.make_press(self.ratio)
+            return read_with_press(
+                llama, press, text, self.given, lambda layer: derive_seed(name.format(layer))
+            )
+
+        theirs = read_press(SKETCH_SEED)
+        native, padded = ((theirs, self.read(prepare, text, padding)) for padding in (0, self.padding))
+        if not twin.guest:
+            return Compared(full, native, padded)
+        same = read_press(GUEST_SEED) if twin.draws else theirs
+        guests = ((same, self.read(prepare_guest, text, padding)) for padding in (0, self.padding))
+        return Compared(full, native, padded, *guests)
+
+    def read(self, prepare: Prepare, text: Sequence[int], padding: int = 0) -> Reading:
+        """Read a text on the engine."""
+        return read_on_engine(self.model, prepare, text, self.given, padding)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print the table.
+
+    Raises:
+        ValueError: kvpress is not installed, a method has no twin, or a text is too short.
+    """
+    if options.make_environment:
+        return make_environment(Path(options.make_environment))
+    if find_spec(PACKAGE) is None:
+        raise ValueError(
+            f"{PACKAGE} is not installed here; python -m benchmarks kvpress_agreement --make-environment FOLDER "
+            "makes an environment that has it; then run this with FOLDER/bin/python"
+        )
+    twins = _choose_twins(options.methods)
+    model = build_model(
+        options.model,
+        f"model.prompt_tokens={options.given}",
+        f"model.max_tokens={FUTURE + 2 * options.forced}",
+        "model.chat=false",
+    )
+    model.load("cpu")
+    texts = _read_texts(model, options.texts, options.given + options.forced)
+    llamas = {way: build_llama(model, way) for way in ("sdpa", "eager")}
+    heads = len(texts) * model.spec.all_heads
+    print(
+        f"{model.name}: {len(texts)} texts, {options.kept} of {options.given} tokens a head, {options.forced} forced, "
+        f"padding {options.padding}; heads of {heads} that keep other tokens; {options.threads} threads"
+    )
+    case = Case(model, options.given, options.kept, options.padding)
+    table, rows = Table(COLUMNS, "method"), list[tuple[str, Row]]()
+    for name, row in _list_rows(case, llamas, twins, texts):
+        rows.append((name, row))
+        table.add(name, *row)
+    seconds = median(time_generate(llamas["sdpa"], text[: options.given], options.forced) for text in texts)
+    print(f"transformers' generate with its full cache: {1e3 * seconds:.1f} ms a token")
+    if options.csv:
+        _write(Path(options.csv), heads, rows)
+    return None
+
+
+def _choose_twins(names: str) -> list[Twin]:
+    """Return the twins of methods, in the order given."""
+    known = {twin.method: twin for twin in TWINS}
+    unknown = [name for name in names.split(",") if name not in known]
+    if unknown:
+        raise ValueError(f"--methods {unknown[0]}: no press does the same; choose from {', '.join(known)}")
+    return [known[name] for name in names.split(",")]
+
+
+def _read_texts(model: TextModel, count: int, length: int) -> list[list[int]]:
+    """Return the first `length` tokens of `count` texts of `prompts=texts`."""
+    prompts = {
+        **composed(["prompts=texts"])["prompts"],
+        "count": count,
+        "length": length,
+        "given": length - 1,
+    }
+    texts = [model._text.encode(prompt.text)[:length] for prompt in built(prompts).load()]
+    if any(len(text) < length for text in texts):
+        raise ValueError(f"--given: a text has fewer than {length} tokens; lower --given or --forced")
+    return texts
+
+
+def _list_rows(
+    case: Case, llamas: Mapping[str, Any], twins: Sequence[Twin], texts: Sequence[Sequence[int]]
+) -> Iterator[tuple[str, Row]]:
+    """Yield the full cache's row, then the rows of all twins, each as soon as it is measured."""
+
+    def prepare_full(spec: ModelSpec) -> Method:
+        return prepare_method(spec, 1, ["method=full"])
+
+    whole = [read_with_press(llamas["sdpa"], None, text, case.given) for text in texts]
+    pairs = [(full, case.read(prepare_full, text)) for full, text in zip(whole, texts, strict=True)]
+    yield "full", join_texts([Compared(full, (full, ours)) for full, ours in pairs])
+    for twin in twins:
+        llama = llamas["eager" if twin.eager else "sdpa"]
+        compared = [case.compare(twin, llama, *both) for both in zip(texts, whole, strict=True)]
+        yield twin.method, join_texts(compared)
+
+
+def _write(path: Path, heads: int, rows: Sequence[tuple[str, Row]]) -> None:
+    """Write the table to a CSV file, with settings and notes of the twins."""
+    twins = {twin.method: twin for twin in TWINS}
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["press", "method", *COLUMNS, "why"])
+        for name, row in rows:
+            cells = [
+                "" if cell is None else f"{cell} of {heads}" if form == "d" else format(cell, form)
+                for cell, form in zip(row, COLUMNS.values(), strict=True)
+            ]
+            twin = twins.get(name)
+            press, method, note = ("", name, "") if twin is None else (twin.press, twin.describe(), twin.note)
+            writer.writerow([f"`{press}`" if press else "", f"`{method}`", *cells, note])

@@ -1,0 +1,125 @@
+"""The comparison with kvpress: readings of transformers and of the engine, and what is counted of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from math import exp, inf, log
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import kvpress_agreement
+from benchmarks.__main__ import main
+from benchmarks.support.build import built, composed
+from benchmarks.support.kvpress_environment import make_environment
+from benchmarks.support.kvpress_reading import Reading, build_llama, read_on_engine, read_with_press
+from benchmarks.support.kvpress_rows import count_unequal, measure_gap, measure_kl
+from benchmarks.support.kvpress_twins import TWINS
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.full import Full
+from kvbench.methods.shared.base import Method
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.models.parts.text_decoder import TextDecoderConfig
+from kvbench.models.parts.text_sampling import TextSampling
+from kvbench.models.qwen3.model import Qwen3Model
+from tests.support.engine import prepared
+
+GIVEN, KEPT, FIRST = 20, 9, 4
+SHAPE = TextDecoderConfig(
+    depth=2, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, vocabulary=64, qk_norm="none",
+    eps=1e-5, rope_base=1e4, tied=True,
+)  # fmt: skip
+
+
+class WindowPress:
+    """Keeps the first and the newest tokens of the prompt, in the reverse order."""
+
+    def score(self) -> None: ...
+
+    @contextmanager
+    def __call__(self, llama: Any) -> Iterator[None]:
+        def shorten(module: Any, inputs: Any, kwargs: Any, output: Any) -> None:
+            layer = kwargs["past_key_values"].layers[module.layer_idx]
+            if layer.keys.shape[2] == GIVEN:
+                kept = torch.tensor([*range(GIVEN - 1, GIVEN - 1 - KEPT + FIRST, -1), *range(FIRST)])
+                layer.keys, layer.values = layer.keys[:, :, kept], layer.values[:, :, kept]
+
+        hooks = [one.self_attn.register_forward_hook(shorten, with_kwargs=True) for one in llama.model.layers]
+        yield
+        for hook in hooks:
+            hook.remove()
+
+
+@cache
+def model() -> Qwen3Model:
+    sampling = TextSampling(temperature=0, top_k=0, top_p=1)
+    tiny = Qwen3Model("tiny", SHAPE, sampling, {}, "random", prompt_tokens=GIVEN, max_tokens=30, chunk=8)
+    tiny.count_padding = False
+    tiny.load("cpu")
+    for parameter in tiny._transformer.parameters():  # random weights hardly attend to anything
+        parameter.data.mul_(8)
+    return tiny
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("window", [False, True])
+def test_transformers_and_the_engine_read_a_text_alike(window: bool, padding: int) -> None:
+    tokens = torch.randint(2, 64, (GIVEN + 6,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def prepare(spec: ModelSpec) -> Method:
+        return (
+            prepared(StreamingLLM(sinks=0, leading=FIRST), spec, KEPT) if window else prepared(Full(), spec)
+        )
+
+    press = WindowPress() if window else None
+    theirs = read_with_press(build_llama(model(), "sdpa"), press, tokens, GIVEN)
+    ours = read_on_engine(model(), prepare, tokens, GIVEN, padding)
+    wanted = {*range(FIRST), *range(GIVEN - KEPT + FIRST, GIVEN)} if window else set(range(GIVEN))
+    assert theirs.kept == ours.kept == [[wanted] * 2] * 2
+    assert theirs.logits.abs().max() > 0.1
+    torch.testing.assert_close(theirs.logits, ours.logits, atol=1e-4, rtol=1e-4)
+
+
+def reading(kept: list[set[int]], logits: list[float], *scores: Tensor) -> Reading:
+    return Reading([kept], torch.tensor([logits]), 0.0, list(scores))
+
+
+def test_what_is_counted() -> None:
+    scores = torch.tensor([[1.0, 2.0, 4.0, 3.0], [5.0, 5.0, 0.0, 9.0]])
+    theirs = reading([{2, 3}, {0, 3}], [0.0, 0.0], scores)
+    assert count_unequal(theirs, theirs) == 0
+    tied, other = reading([{2, 3}, {1, 3}], [0.0, 0.0]), reading([{1, 2}, {1, 3}], [log(3), 0.0])
+    assert (count_unequal(theirs, tied), count_unequal(theirs, other)) == (1, 2)
+    assert measure_gap(theirs, tied) == 0  # 5 and 5
+    assert measure_gap(theirs, other) == pytest.approx(1 / 3)  # 3 in place of 2, and a tie
+    assert measure_gap(theirs, reading([{2}, {0, 3}], [0.0, 0.0])) == inf
+    # Halves beside three quarters and a quarter.
+    assert exp(measure_kl(theirs, other)) == pytest.approx((4 / 3) ** 0.5)
+
+
+def test_every_twin_is_a_method_of_conf() -> None:
+    for twin in TWINS:
+        assert isinstance(built(composed(twin.list_overrides(0.75))["method"]), Method)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], r"kvpress is not installed here; .* --make-environment FOLDER"),
+        (["--methods", "snapkv,heatkv"], r"--methods heatkv: no press does the same; choose from snapkv"),
+    ],
+)
+def test_refusals(monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:
+    found = object() if arguments else None
+    monkeypatch.setattr(kvpress_agreement, "find_spec", lambda _: found)
+    with pytest.raises(SystemExit, match=f"^error: {message}"):
+        main(["kvpress_agreement", *arguments])
+
+
+def test_an_environment_takes_no_folder_with_files(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"^--make-environment .*: it is not empty"):
+        make_environment(tmp_path)
