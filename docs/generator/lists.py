@@ -145,6 +145,9 @@ def _list_methods(choices: Mapping[str, Choice], old: str) -> str:
 def _list_models(choices: Mapping[str, Choice]) -> str:
     rows = []
     for name, model in build("model", choices).items():
+        if model.transformer is None:
+            rows.append((_link("model", name), "tokens", *["as in config.json"] * 4, "yours"))
+            continue
         spec = model.spec
         draws = "scales" if spec.family == "next-scale" else "tokens"
         shape = f"{spec.layers} x {spec.heads} x {spec.head_dim}"
@@ -161,9 +164,12 @@ def _format_size(parameters: int) -> str:
 
 
 def _name_weights(model: Any) -> str:
-    """Return the repositories of a model's weights, or `shipped`."""
-    if any((source.path or "").startswith("pkg://") for source in model.sources.values()):
-        return "shipped"
+    """Return the repositories of a model's weights, the package that has them, or `shipped`."""
+    packages = [
+        path.split("/")[2] for one in model.sources.values() if (path := one.path or "").startswith("pkg://")
+    ]
+    if packages:
+        return "shipped" if packages[0] == "kvbench" else f"package `{packages[0]}`"
     return ", ".join(dict.fromkeys(f"`{source.repo}`" for source in model.sources.values() if source.repo))
 
 

@@ -74,7 +74,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "runs.run_hash",
     ),
     "runs.score": ("core", "eval", "runs", "runs.record"),
-    "runs.execute": ("core", *RUNS),
+    "runs.execute": ("core", "eval", *RUNS),
     "profile": ("core", *ENGINE, "kernels", *CONTRACT, "methods.full", *MODELS, *RUNS, "runs.execute"),
     "policy": ("core", "engine", *CONTRACT, "runs", "runs.generate"),
     "data": ("core", "runs.record"),
@@ -101,7 +101,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "cli": EVERYTHING,
 }
 """Rooms that each room may import beside itself, lowest first; a dotted name may also be a module or package in one."""
-FAMILIES = ("infinity", "var", "llamagen", "janus", "lumina", "qwen3")
+FAMILIES = ("infinity", "var", "llamagen", "janus", "lumina", "llama", "qwen3")
 """Packages of `kvbench.models` that are one room, `models.families`; `RELATED` says which may import another."""
 RELATED = {("models.janus", "models.llamagen")}
 """Family that uses another one's image tokenizer."""

@@ -9,10 +9,11 @@ import torch
 
 from kvbench.core.config import ConfigError
 from kvbench.models.files.weights import Source
+from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.qwen3.model import Qwen3Model
-from kvbench.models.qwen3.prompt import WordTokens
 from kvbench.models.qwen3.sampling import TextSampling
-from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
+from kvbench.models.qwen3.transformer import Qwen3Config
+from kvbench.models.text_tokens import WordTokens
 from kvbench.training.attention import attend_causally
 from kvbench.training.loop import generator
 from kvbench.training.qwen3.run import Qwen3Training
@@ -31,7 +32,7 @@ RECIPE = WalkRecipe(stages=STAGES)
 
 
 def network() -> NextWord:
-    made = NextWord(Qwen3(SHAPE))
+    made = NextWord(TextDecoder(SHAPE))
     init_decoder(made.transformer, generator(0, 3))
     return made
 
