@@ -164,7 +164,7 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
             self.weights_sha256 = load_into(
                 transformer, self.sources["weights"], lambda raw: take_share(clean_decoder(raw, whole)), place
             )
-        self._text, _ = self._read_text(device)
+        self.open_tokenizer()  # which may be missing
         self._transformer = transformer.to(device, dtype)
         self._transformer.prepare_for(device)
         self._device = device
@@ -218,7 +218,7 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
 
     def open_tokenizer(self) -> TextTokenizer:
         """Return the tokenizer, before weights are loaded."""
-        return self._read_text("cpu")[0]
+        return self._text
 
     def read_states(
         self, rows: Tensor, segments: Sequence[Segment], cache: Cache, padding: Sequence[int], first: int
@@ -255,10 +255,15 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
         """Return the RoPE factors of the keys of `length` tokens, complex64 [length, D/2]."""
         return self.shape.rotations(length)
 
-    def _read_text(self, device: torch.device | str) -> tuple[TextTokenizer, str]:
+    @cached_property
+    def _text(self) -> TextTokenizer:
+        """The tokenizer, which takes a second to read from some files: checks of prompts and generation share it."""
         if self.weights == "random":
-            return HashedTextTokenizer(self.shape.vocabulary), ""
-        return self._open_tokenizer(self.sources["weights"]), ""
+            return HashedTextTokenizer(self.shape.vocabulary)
+        return self._open_tokenizer(self.sources["weights"])
+
+    def _read_text(self, device: torch.device | str) -> tuple[TextTokenizer, str]:
+        return self._text, ""
 
     @abstractmethod
     def _open_tokenizer(self, source: Source) -> TextTokenizer:

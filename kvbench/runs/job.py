@@ -12,14 +12,14 @@ from typing import Any, Protocol
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
 from kvbench.core.processes import Processes
-from kvbench.core.reading import Reading
+from kvbench.core.reading import OwnOutput, Reading
 from kvbench.core.settings import Settings
 from kvbench.core.storage import CHANNEL, CODE_DTYPES
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
-from kvbench.models.reading.reader import Reader, open_reader
+from kvbench.models.reading.reader import OwnReader, Reader, TextReader
 from kvbench.prompts.base import Prompt, hash_prompts
 from kvbench.runs.cache_plan import Allowance, CachePlan, find_allowance, plan_cache
 from kvbench.runs.code import list_classes
@@ -209,17 +209,19 @@ def read_or_write(model: Model, prompts: Sequence[Prompt], others: Sequence[Prom
         others: its calibration prompts.
 
     Raises:
-        ValueError: the model cannot read texts.
+        ConfigError: the model cannot read them.
     """
     first = prompts[0].reading
     if first is None:
         return model
+    if isinstance(first, OwnOutput):
+        return OwnReader(model)
     texts = {prompt.text: prompt.reading for prompt in prompts if isinstance(prompt.reading, Reading)}
-    if not isinstance(first, Reading):
-        return open_reader(model, {}, {}, own=True)
-    like = {prompt.text: prompt.reading or _read_like(first, prompt) for prompt in others}
-    known = {text: reading for text, reading in like.items() if isinstance(reading, Reading)}
-    return open_reader(model, texts, known, own=False)
+    known = {
+        prompt.text: prompt.reading if isinstance(prompt.reading, Reading) else _read_like(first, prompt)
+        for prompt in others
+    }
+    return TextReader(model, texts, known)
 
 
 def _read_like(reading: Reading, prompt: Prompt) -> Reading:

@@ -38,13 +38,12 @@ def check_kinds(values: Mapping[str, object]) -> None:
     _check_name(model.get("name"))
 
 
-WINDOWS: Mapping[str, Sequence[str]] = {
-    "window": (),
+WINDOW_CHOICES: Mapping[str, Sequence[str]] = {
     "queries": ("grid", "last", "uniform"),
     "softmax": ("all", "prefix"),
     "group": ("mean", "max"),
 }
-"""Keys of the group `windows` with their choices; none for numbers."""
+"""Keys of the group `windows` that have choices; the others are `window` and `kernel`, numbers."""
 
 
 def check_protected(values: Mapping[str, object]) -> None:
@@ -72,15 +71,16 @@ def check_windows(values: Mapping[str, object]) -> None:
     """
     windows = values.get("windows")
     if not isinstance(windows, Mapping):
-        raise ConfigError(f"windows={show(windows)}: must be a group of keys ({', '.join(WINDOWS)}, kernel)")
-    for name, choices in WINDOWS.items():
-        value = windows.get(name)
-        if choices and value not in choices:
+        raise ConfigError(
+            f"windows={show(windows)}: must be a group of keys ({', '.join(WINDOW_CHOICES)}, window, kernel)"
+        )
+    for name, choices in WINDOW_CHOICES.items():
+        if (value := windows.get(name)) not in choices:
             raise ConfigError(f"windows.{name}={show(value)}: must be one of {', '.join(choices)}")
-    for name in ("window", "kernel"):
+    rules = {"window": "a whole number of at least 1", "kernel": "odd and positive"}
+    for name, rule in rules.items():
         value = windows.get(name)
         if type(value) is not int or value < 1 or (name == "kernel" and value % 2 == 0):
-            rule = "odd and positive" if name == "kernel" else "a whole number of at least 1"
             raise ConfigError(f"windows.{name}={show(value)}: must be {rule}")
 
 

@@ -141,9 +141,18 @@ class Reader(Model, Generic[M]):
 
 
 class OwnReader(Reader[OwnReadable]):
-    """A model that reads its own outputs, which the full cache's run draws."""
+    """A model that reads its own outputs, which the full cache's run draws.
+
+    Raises:
+        ConfigError: the model cannot read them.
+    """
 
     own: ClassVar[bool] = True
+
+    def __init__(self, model: Model) -> None:
+        if not isinstance(model, OwnReadable):
+            raise ConfigError(f"prompts=own: {model.name} cannot read its own outputs")
+        super().__init__(model)
 
     @property
     def revision(self) -> int:  # type: ignore[override]  # the model has it
@@ -189,6 +198,9 @@ class TextReader(Reader[ReadableModel]):
         model: the model that reads.
         readings: texts of the run, by prompt.
         others: texts of the calibration, by prompt; they follow the run's schedule.
+
+    Raises:
+        ConfigError: the model is no language model.
     """
 
     own: ClassVar[bool] = False
@@ -201,9 +213,9 @@ class TextReader(Reader[ReadableModel]):
         "max_tokens",
     )
 
-    def __init__(
-        self, model: ReadableModel, readings: Mapping[str, Reading], others: Mapping[str, Reading]
-    ) -> None:
+    def __init__(self, model: Model, readings: Mapping[str, Reading], others: Mapping[str, Reading]) -> None:
+        if not isinstance(model, ReadableModel):
+            raise ConfigError(f"prompts: texts are read by language models, and {model.name} is none")
         super().__init__(model)
         self._readings, self._all = readings, {**others, **readings}
         self._laid: dict[str, LaidText] = {}
@@ -284,20 +296,3 @@ class TextReader(Reader[ReadableModel]):
     def key_rotation(self) -> Tensor:
         """Return the RoPE factors of keys, complex64 [positions, D/2]."""
         return self.inner.rotate(self.spec.segments[-1].end + 1)
-
-
-def open_reader(
-    model: Model, readings: Mapping[str, Reading], others: Mapping[str, Reading], *, own: bool
-) -> Reader[OwnReadable] | Reader[ReadableModel]:
-    """Return a reader of texts, or of the model's own outputs.
-
-    Raises:
-        ConfigError: the model cannot read them.
-    """
-    if own:
-        if not isinstance(model, OwnReadable):
-            raise ConfigError(f"prompts=own: {model.name} cannot read its own outputs")
-        return OwnReader(model)
-    if not isinstance(model, ReadableModel):
-        raise ConfigError(f"prompts: texts are read by language models, and {model.name} is none")
-    return TextReader(model, readings, others)

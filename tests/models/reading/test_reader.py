@@ -21,8 +21,9 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.text_sampling import TextSampling
 from kvbench.models.reading.base import PassedText
-from kvbench.models.reading.reader import OwnReader, Reader, TextReader, open_reader
+from kvbench.models.reading.reader import OwnReader, Reader, TextReader
 from kvbench.models.reading.scales import ForcedScales
+from tests.support.engine import open_cache
 from tests.support.small_models import SMALL_QWEN3, load
 
 CAPACITY = 9
@@ -165,7 +166,7 @@ def test_a_revision_of_draws_is_one_of_own_outputs(reader: TextReader) -> None:
 
 def test_models_of_images_read_no_texts() -> None:
     with pytest.raises(ConfigError, match="texts are read by language models, and llamagen_tiny is none"):
-        open_reader(load("model=llamagen_tiny"), {}, {}, own=False)
+        TextReader(load("model=llamagen_tiny"), {}, {})
 
 
 OWN = {
@@ -206,9 +207,7 @@ def test_an_image_is_read_as_it_was_drawn(own: OwnReader, drawn: list[PassedText
 def test_forced_scales_give_the_image_that_drew_them(own: OwnReader, drawn: list[PassedText]) -> None:
     prompts = OWN[own.name]
     numbers = [own.compare(one, None).tokens.long() for one in drawn]
-    caches = [KVCache(own.spec, ready, dtype=torch.float32) for ready in (Full(), Full())]
-    for cache in caches:
-        cache.method.prepare(own.spec, Budget.parse("1", own.spec))
+    caches = [open_cache(Full(), own.spec) for _ in range(2)]
     with torch.inference_mode():
         plain = own.inner._draw(prompts, caches[0], PromptNoise(0, range(2)))
         forced = own.inner._draw(prompts, caches[1], PromptNoise(1, range(2)), ForcedScales(numbers))
