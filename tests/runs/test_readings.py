@@ -27,6 +27,7 @@ from kvbench.runs.job import Job, read_or_write
 from kvbench.runs.prepare import _choose_batch_size
 from kvbench.runs.record.merge import merge_runs
 from tests.support.fake_run import job_in
+from tests.support.run_folders import read_files
 from tests.support.small_models import small_writer
 
 EVALUATORS = {"kl": Kl(), "same_top1": SameTop1(), "perplexity": Perplexity()}
@@ -58,10 +59,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outcome = execute.run(job(tmp_path_factory.mktemp("whole")))
     assert outcome.results is not None
     return outcome.folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((folder / "readings").iterdir())}
 
 
 def find_reference(folder: Path) -> Path:
@@ -127,7 +124,7 @@ def test_shards_and_batches_read_the_same(whole: Path, tmp_path: Path) -> None:
     for shard in (1, 0, 1):
         outcome = execute.run(job(tmp_path, shard=Shard(shard, 2)))
     assert outcome.folder.name == whole.name
-    assert contents(outcome.folder) == contents(whole)
+    assert read_files(outcome.folder / "readings") == read_files(whole / "readings")
     one = execute.run(job(tmp_path / "one", batch_size=1))
     assert one.folder.name == whole.name
     for ours, theirs in zip(open_samples(one.folder).readings(), open_samples(whole).readings(), strict=True):
@@ -139,7 +136,7 @@ def test_a_lost_reading_is_read_again(whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / whole.parent.name / whole.name
     (folder / "readings" / "000003.safetensors").write_bytes(b"cut")
     execute.run(job(tmp_path / "runs"))
-    assert contents(folder) == contents(whole)
+    assert read_files(folder / "readings") == read_files(whole / "readings")
 
 
 def test_more_texts_take_those_that_were_read(
@@ -196,7 +193,9 @@ def _open(one: Job) -> object:
 
 def test_readings_are_merged(whole: Path, tmp_path: Path) -> None:
     assert {merged.problem for merged in merge_runs(whole.parents[1], tmp_path)} == {None}
-    assert contents(tmp_path / whole.parent.name / whole.name) == contents(whole)
+    assert read_files(tmp_path / whole.parent.name / whole.name / "readings") == read_files(
+        whole / "readings"
+    )
 
 
 def test_a_model_reads_what_it_wrote(tmp_path: Path) -> None:

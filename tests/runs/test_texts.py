@@ -21,6 +21,7 @@ from kvbench.runs import execute
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import read_results
 from tests.support.fake_run import job_in
+from tests.support.run_folders import read_files
 from tests.support.small_models import small_writer
 
 
@@ -50,20 +51,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return outcome.folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (folder / "texts").iterdir()}
-
-
 def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
 def test_a_run_leaves_texts(whole: Path) -> None:
     results = json.loads((whole / "results.json").read_text())
-    assert sorted(contents(whole)) == [f"{index:06d}.txt" for index in range(10)]
+    assert sorted(read_files(whole / "texts")) == [f"{index:06d}.txt" for index in range(10)]
     assert not (whole / "images").exists()
     assert not (whole / "contact_sheet.png").exists()
-    for record, text in zip(records(whole), sorted(contents(whole).items()), strict=True):
+    for record, text in zip(records(whole), sorted(read_files(whole / "texts").items()), strict=True):
         words = text[1].decode().split()
         assert len(words) == record["tokens"] - record["ended"]
         assert record["ended"] == (record["tokens"] < 20)
@@ -101,11 +98,11 @@ def test_what_drops_did_to_lse_is_recorded_where_it_is_watched(tmp_path: Path, w
 
 def test_a_finished_run_is_reused_and_a_lost_text_written_again(whole: Path, tmp_path: Path) -> None:
     assert execute.run(job(whole.parents[1])).reused
-    before, lines = contents(whole), records(whole)
+    before, lines = read_files(whole / "texts"), records(whole)
     (whole / "texts" / "000003.txt").unlink()
     (whole / "texts" / "000007.txt").write_bytes(b"other")
     assert execute.run(job(whole.parents[1])).results is not None
-    assert contents(whole) == before
+    assert read_files(whole / "texts") == before
     timeless = [
         [{k: v for k, v in r.items() if k not in ("seconds", "load")} for r in side]
         for side in (lines, records(whole))
@@ -117,9 +114,9 @@ def test_shards_and_batches_write_the_same(whole: Path, tmp_path: Path) -> None:
     assert execute.run(job(tmp_path, shard=Shard(1, 2))).results is None
     outcome = execute.run(job(tmp_path, shard=Shard(0, 2)))
     assert outcome.folder.name == whole.name
-    assert contents(outcome.folder) == contents(whole)
+    assert read_files(outcome.folder / "texts") == read_files(whole / "texts")
     other = execute.run(job(tmp_path / "more", batch_size=5)).folder
-    assert contents(other) == contents(whole)
+    assert read_files(other / "texts") == read_files(whole / "texts")
 
 
 def test_texts_that_are_not_those_recorded_are_refused(whole: Path, tmp_path: Path) -> None:

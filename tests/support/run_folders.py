@@ -24,6 +24,11 @@ WORTH = {"streaming_llm": 20.0, "heatkv": 26.0, "random": 18.0}
 """PSNR of a method at a budget of 0.1; ten times the budget more at others."""
 
 
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Contents of the files in a folder, by name in order."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
 def write_run(
     runs_dir: Path,
     run: Results,
