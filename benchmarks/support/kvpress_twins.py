@@ -16,7 +16,7 @@ class Twin:
     Attributes:
         press: class of kvpress.
         method: choice of `method=`.
-        settings: of that method; the value "ratio" stands for the compression ratio.
+        settings: settings of the method; the value "ratio" means the compression ratio.
         given: settings of the press.
         inner: a press inside this one, with its settings; None for none.
         guest: whether `method=kvpress` runs the press.

@@ -90,7 +90,7 @@ READINGS = SampleKind(ReadingSet, _encode_reading, _describe_reading)
 
 @cache
 def list_kinds() -> Mapping[str, SampleKind]:
-    """Return the kinds of samples by name, with those of installed plugins.
+    """Return all kinds of samples by name; installed plugins may add some.
 
     Raises:
         ConfigError: a plugin's entry is not a new `SampleKind`.

@@ -61,7 +61,7 @@ def cut_padding(cut: int, sequences: int, padding: Sequence[int] | None) -> Sequ
     """Return the padding of a batch without the `cut` tokens of padding that all prompts have.
 
     Raises:
-        ValueError: a prompt has less padding: it is longer than those that the method was prepared for.
+        ValueError: a prompt has less padding: it is longer than the method was prepared for.
     """
     if not cut:
         return padding

@@ -31,7 +31,7 @@ SUBJECTS = (
 class Retrieval:
     """Base of questions on statements in real text (`kvbench.prompts.hay`).
 
-    The answer is read, not generated: it is right if each of its tokens is the likeliest one after those before.
+    The answer is read, not generated: it is right if each token is the likeliest one after the tokens before it.
 
     Attributes:
         context: tokens before the answer, the question included.
@@ -106,7 +106,7 @@ class Retrieval:
 
 @dataclass(frozen=True)
 class Passkey(Retrieval):
-    """A number stated twice in a row at a depth of the context, and asked at its end.
+    """A number stated twice in a row at a depth of the context; the question for it is at the end.
 
     The form is of Landmark Attention (Mohtashami and Jaggi, arXiv:2305.16300), in real text in place of repeated
     sentences.
@@ -138,7 +138,7 @@ class Passkey(Retrieval):
 
 @dataclass(frozen=True)
 class PlantedFacts(Retrieval):
-    """Invented facts on offices and other places, stated in the text; one of them is asked at the end.
+    """Invented facts on offices and other places in the text; the question at the end is about one of them.
 
     Attributes:
         gaps: tokens of text between the asked fact and the question, in turn.

@@ -1,4 +1,4 @@
-"""Files of whole texts: those that ship, and a user's."""
+"""Files of whole texts: shipped ones, and a user's own."""
 
 import random
 from functools import cache

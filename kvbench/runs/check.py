@@ -90,7 +90,7 @@ def _note_image_windows(job: Job) -> None:
         return
     if job.section("windows").get("queries") == "grid" and _has_grid(job.section("method")):
         log.warning(
-            "method=%s has windows of images on texts of %s: windows=text gives it those of papers on texts",
+            "method=%s has windows of images on texts of %s: windows=text gives it the windows of papers on texts",
             job.method_name,
             job.model.name,
         )

@@ -54,7 +54,7 @@ def _find_model(cfg: DictConfig) -> Model:
 def plan_cache(settings: Settings, model: Model, method: Method, longest: int | None = None) -> Plan:
     """Return what the cache of a run will hold; prepares the method.
 
-    The longest prompt has `longest` tokens; None: those of the longest one that the model reads.
+    The longest prompt has `longest` tokens; None for the longest prompt that the model reads.
     """
     packing = find_packing(settings, method)
     budget, dtype = read_budget(settings, model, method, packing), find_dtype(settings, model)

@@ -109,7 +109,7 @@ def require_artifact(artifact: Artifact | None, lead: str) -> dict[str, Tensor]:
 
 
 ADDED: Mapping[str, object] = {"refresh": 1, "ema": 0, "fill": False}
-"""Settings of methods that are newer than runs, with the value of those runs."""
+"""Settings of methods that are newer than some runs, with the value that these runs had."""
 
 ADDED_WITH_LEADING: Mapping[str, object] = {**ADDED, "leading": 0}
 """`ADDED` of methods that are older than their setting `leading`."""

@@ -21,7 +21,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe"), (LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), (QWEN2,)),
 }
-"""Patterns by `tokenizer.ggml.pre`, applied one after another to what those before left whole.
+"""Patterns by `tokenizer.ggml.pre`, applied one after another to what earlier patterns left whole.
 
 They follow llama.cpp's `src/llama-vocab.cpp`; its spelled-out cases are `(?i:...)` here.
 """

@@ -16,7 +16,7 @@ class RopeScaling:
     """Lower rotary frequencies, for longer sequences than in the training before.
 
     Without the last three settings every frequency is divided by `factor` (arXiv:2306.15595). With them it depends on
-    the wavelength, as in Llama 3.1: those above `original_context / low_freq_factor` positions are divided, those below
+    the wavelength, as in Llama 3.1: wavelengths above `original_context / low_freq_factor` positions are divided, below
     `original_context / high_freq_factor` stay, and the frequencies between are interpolated (arXiv:2407.21783).
 
     Attributes:
