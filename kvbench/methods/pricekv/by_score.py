@@ -138,11 +138,13 @@ def find_min_capacity(base: Scored, spec: ModelSpec) -> int:
 class PriceKVByScore(Wrapper):
     """Allocate capacity to heads by their calibrated error, and keep the tokens that the base scores highest.
 
-    A method of this project, PriceKV for texts. In texts positions have no fixed role, but heads do: some attend to the
-    newest tokens only, others anywhere. The calibration measures, on full caches of other prompts, the error of
-    attention's output if a head holds a number of the tokens of highest score (`ScoreErrors`). Capacity is allocated
-    after every segment in the order of error saved per token (`greedy.allocate_capacities`), and the base chooses the
-    tokens. It also works for images, where positions predict more (`pricekv/by_token`).
+    A method of this project, PriceKV for texts; loss curves of heads on full caches, their hulls and the greedy sale
+    are LU-KV's (arXiv:2602.08585), whose loss sums attention and which compresses a prompt once. In texts positions
+    have no fixed role, but heads do: some attend to the newest tokens only, others anywhere. The calibration measures,
+    on full caches of other prompts, the error of attention's output if a head holds a number of the tokens of highest
+    score (`ScoreErrors`). Capacity is allocated after every segment in the order of error saved per token
+    (`greedy.allocate_capacities`), and the base chooses the tokens. It also works for images, where positions predict
+    more (`pricekv/by_token`).
 
     Attributes:
         floor: minimum capacity of a head, at most B / T and at least what the base needs; null for

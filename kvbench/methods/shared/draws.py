@@ -37,3 +37,21 @@ def draw_by_row(seed: int, view: View, spec: ModelSpec, count: int) -> Tensor:
     numbers = {prompt: draw(prompt) for prompt in dict.fromkeys(view.prompts)}
     rows = torch.cat([numbers[prompt] for prompt in view.prompts])
     return rows.to(view.position.device, non_blocking=True)
+
+
+def draw_for_prompts(seed: int, view: View, count: int) -> Tensor:
+    """Draw float32 numbers [rows, count] in 0..1 by seed, prompt, layer and segment, the same for all heads.
+
+    The first numbers do not depend on `count`.
+
+    Args:
+        seed: seed of the method.
+        view: the layer.
+        count: numbers of a row.
+    """
+    numbers = {
+        prompt: draw_uniform(f"{seed}:{prompt}:{view.layer}:{view.segment.index}", (count,))
+        for prompt in dict.fromkeys(view.prompts)
+    }
+    rows = torch.stack([numbers[prompt] for prompt in view.prompts]).repeat_interleave(view.heads, 0)
+    return rows.to(view.position.device, non_blocking=True)

@@ -1,0 +1,155 @@
+"""Random Attention: the re-run's choices for recorded draws, survival of the paper's rule, and what is refused."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, next_token
+from kvbench.methods.random_attention import RandomAttention
+from kvbench.methods.shared.view import View
+from tests.support.engine import Asked, D, listening, open_cache, run, small, tokens_of
+from tests.support.goldens import load_golden
+
+CASES = {  # capacity, newest tokens, prompt, rounds, whether the prompt stays, whether heads share a draw
+    "case0": (40, 8, 11, 5, True, False),
+    "case1": (64, 16, 20, 5, True, False),
+    "case2": (40, 8, 11, 2, False, False),
+    "case3": (40, 8, 11, 2, True, True),
+    "case5": (32, 8, 23, 3, True, False),
+}
+CAPACITY, WINDOW, PROMPT, CHUNK = 24, 4, 6, 6
+
+
+def text(prompt: int, chunks: list[int], heads: int = 2, layers: int = 1) -> ModelSpec:
+    """Shapes of a text model; the last token only lets what is before it be evicted."""
+    segments = next_token(prompt, [*chunks, 1])
+    return ModelSpec("text", layers, heads, D, segments, branches=1, padding_counts=False)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_draws_keep_what_the_program_keeps(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    capacity, newest, prompt, rounds, protected, shared = CASES[case]
+    golden = load_golden("nm_random_attention")
+    sequences, heads, _ = golden[f"{case}.before.0"].shape
+    spec = text(prompt, [capacity - prompt, *[newest] * rounds], heads)
+    draws = iter(range(rounds))
+
+    def draw(method: RandomAttention, view: View) -> Tensor:
+        """The recorded numbers at the positions of the candidates."""
+        index = next(draws)
+        before = golden[f"{case}.before.{index}"].flatten(0, 1)
+        assert view.position.tolist() == before.tolist()
+        numbers = torch.zeros(len(before), view.segment.end)
+        drawn = golden[f"{case}.uniform.{index}"].flatten(0, 1)
+        return numbers.scatter(1, before[:, : drawn.shape[1]], drawn)
+
+    monkeypatch.setattr(RandomAttention, "_draw", draw)
+    cache = open_cache(
+        RandomAttention(window=newest, sinks=int(protected), shared=shared), spec, f"{capacity}"
+    )
+    seen = listening(cache.method)
+    run(cache, tokens_of(spec, sequences))
+    asked = [one for one in seen if one.scale >= 2][:rounds]
+    for index, one in enumerate(asked):
+        assert one.ids() == golden[f"{case}.after.{index}"].flatten(0, 1).tolist()
+
+
+def generate(method: RandomAttention, prompts: int, rounds: int) -> list[Asked]:
+    """What is kept of texts of equal lengths, chunk by chunk, once the capacity is full."""
+    spec = text(PROMPT, [CAPACITY - PROMPT, *[CHUNK] * rounds], heads=4)
+    cache = open_cache(method, spec, f"{CAPACITY}")
+    cache.prompts = list(range(prompts))
+    seen = listening(cache.method)
+    run(cache, tokens_of(spec, prompts))
+    return [one for one in seen if one.scale >= 2]
+
+
+def test_candidates_survive_by_the_papers_probability() -> None:
+    """p = (C - w - l) / (C - w - l + c) an eviction, whatever the position, in every head by itself."""
+    prompts, rounds = 400, 2
+    asked = generate(RandomAttention(window=WINDOW, sinks=1), prompts, rounds)
+    rows = 4 * prompts
+    p = (CAPACITY - WINDOW - PROMPT) / (CAPACITY - WINDOW - PROMPT + CHUNK)
+    for number, one in enumerate(asked[:rounds], 1):
+        end = CAPACITY + CHUNK * number
+        kept = one.ids()
+        assert all(len(ids) == CAPACITY for ids in kept)
+        assert all(ids[:PROMPT] == list(range(PROMPT)) for ids in kept)
+        assert all(ids[-WINDOW:] == list(range(end - WINDOW, end)) for ids in kept)
+        survival = p**number
+        spread = (survival * (1 - survival) * rows) ** 0.5
+        for position in range(PROMPT, CAPACITY - WINDOW):
+            count = sum(position in ids for ids in kept)
+            assert abs(count - survival * rows) < 5 * spread
+    first = [kept[PROMPT:-WINDOW] for kept in asked[0].ids()]
+    together = sum(len(set(one) & set(other)) for one, other in zip(first[::2], first[1::2], strict=True))
+    expected = rows / 2 * len(first[0]) * p  # two heads of independent draws
+    assert together == pytest.approx(expected, rel=0.05)
+
+
+def test_heads_that_share_a_draw_keep_the_same_and_blocks_stay_together() -> None:
+    shared = generate(RandomAttention(window=WINDOW, sinks=1, shared=True), 3, 2)
+    for one in shared:
+        rows = one.ids()
+        assert all(rows[4 * prompt : 4 * prompt + 4] == [rows[4 * prompt]] * 4 for prompt in range(3))
+        assert rows[0] != rows[4]
+    blocks = generate(RandomAttention(window=0, block=3), 3, 1)[0]
+    for ids in blocks.ids():
+        whole = [number for number in range(10) if {3 * number, 3 * number + 1, 3 * number + 2} <= set(ids)]
+        assert len(ids) - 3 * len(whole) < 3  # at most one block is cut by the capacity
+
+
+def test_padding_and_batch_change_nothing() -> None:
+    def kept(prompts: list[int], padding: list[int]) -> list[list[list[int]]]:
+        """Tokens of the last sequence, counted from its first one, in a room that fits its prompt and padding."""
+        length = PROMPT + padding[-1]
+        spec = text(length, [CAPACITY - PROMPT, CHUNK], layers=2)
+        cache = open_cache(RandomAttention(window=WINDOW), spec, f"{CAPACITY - 4}")
+        cache.prompts = prompts
+        seen = listening(cache.method)
+        run(cache, tokens_of(spec, len(prompts)), padding)
+        return [[[i - padding[-1] for i in ids] for ids in one.ids(slice(-2, None))] for one in seen]
+
+    alone = kept([7], [0])
+    assert kept([5, 7], [0, 3]) == alone
+    assert kept([8], [0]) != alone
+
+
+def test_the_default_window_is_the_familys_or_half_of_what_the_sinks_leave() -> None:
+    texts, image = (
+        text(PROMPT, [150, CHUNK]),
+        ModelSpec("image", 1, 2, D, next_token(4, [8, 8, 8, 8]), line=8),
+    )
+    scales = small(layers=1, sides=(1, 2, 3, 4, 5))
+    for spec, capacity, sinks, window in (
+        (texts, 140, 0, 64),
+        (texts, 108, 1, (108 - PROMPT) // 2),
+        (image, 20, 0, 8),
+        (image, 16, 1, 6),
+        (scales, 12, 1, 0),
+    ):
+        cache = open_cache(RandomAttention(sinks=sinks), spec, f"{capacity}")
+        cache.prompts = list(range(30))
+        seen = listening(cache.method)
+        run(cache, tokens_of(spec, 30 * spec.branches))
+        last = seen[-1]
+        end = spec.segments[last.scale].end
+        always = set(range(end)).intersection(*last.ids())
+        assert {token for token in always if token >= spec.segments[sinks].start} == set(
+            range(end - window, end)
+        )
+
+
+def test_bad_settings_are_refused() -> None:
+    texts = text(PROMPT, [CAPACITY, CHUNK])
+    for settings, message in (
+        ({"window": CAPACITY - PROMPT, "sinks": 1}, "the smallest feasible budget is"),
+        ({"refresh": 2}, r"method\.refresh=2: every eviction draws new numbers; set method\.refresh=1"),
+        ({"ema": 0.5}, r"method\.ema=0\.5: every eviction draws new numbers; set method\.ema=0"),
+        ({"window": -1}, r"method\.window=-1: must be at least 0, or null"),
+        ({"block": 0}, r"method\.block=0: must be at least 1"),
+    ):
+        method = RandomAttention(**{"window": WINDOW, **settings})
+        with pytest.raises(ValueError, match=message):
+            method.check(texts, Budget.parse(f"{CAPACITY}", texts))
