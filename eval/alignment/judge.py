@@ -33,11 +33,13 @@ class JudgeModel:
         predict: function from an image uint8 [H, W, 3] and texts to probabilities float32 [texts, vocabulary] of the
             first answer token.
         first_token: function from a text to the id of its first token.
+        decode: function from the id of a token to its text.
         weights: hashes of the files used.
     """
 
     predict: Callable[[NDArray[np.uint8], Sequence[str]], Tensor]
     first_token: Callable[[str], int]
+    decode: Callable[[int], str]
     weights: Mapping[str, str]
 
 
@@ -108,4 +110,7 @@ class VlmJudge(Component):
         def first_token(text: str) -> int:
             return int(processor.tokenizer.encode(text, add_special_tokens=False)[0])
 
-        return JudgeModel(predict, first_token, hashes)
+        def decode(token: int) -> str:
+            return str(processor.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+
+        return JudgeModel(predict, first_token, decode, hashes)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.weights import loading
 from kvbench.eval.protocol.base import PartedEvaluator, Result, make_result
 from kvbench.eval.protocol.intervals import Interval, bootstrap
 from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score
@@ -49,9 +50,10 @@ Grade = Callable[[NDArray[np.uint8], Sequence[Atom]], Sequence[float]]
 class SoftTifa(PartedEvaluator):
     """Base class of Soft-TIFA evaluators; a subclass reads the questions and implements `load`.
 
-    `geneval2[<judge>]` is 100 x the mean over images of the geometric mean of the probabilities of correct answers,
-    `geneval2_am[<judge>]` the same with the arithmetic mean. The part `atoms-<n>` is `geneval2` over prompts of n
-    atoms; the part of a skill is 100 x the mean probability over all questions of that skill.
+    `<name>[<judge>]` is 100 x the mean over images of the geometric mean of the probabilities of correct answers,
+    `<name>_am[<judge>]` the same with the arithmetic mean; the name is `geneval2`, of Hard TIFA `geneval2_hard`. The
+    part `atoms-<n>` is the metric over prompts of n atoms; the part of a skill is 100 x the mean probability over all
+    questions of that skill.
     """
 
     name: ClassVar[str] = "geneval2"
@@ -60,7 +62,7 @@ class SoftTifa(PartedEvaluator):
     @property
     def arithmetic(self) -> str:
         """Name of the mean of arithmetic means."""
-        return f"geneval2_am[{self.protocol}]"
+        return f"{self.name}_am[{self.protocol}]"
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
@@ -78,7 +80,8 @@ class SoftTifa(PartedEvaluator):
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Grade every image; the reference is not used."""
         questions = self.read_questions(samples)
-        grade, hashes = self.load(device)
+        with loading(self.weights):
+            grade, hashes = self.load(device)
         by_index = dict(zip(samples.indices, questions, strict=True))
         soft = [
             list(grade(samples.image(index), by_index[index].atoms))

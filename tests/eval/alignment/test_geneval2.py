@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -14,13 +15,17 @@ from torch import Tensor
 from kvbench.eval.alignment.geneval2 import (
     WORD_QUESTION,
     GenEval2,
+    GenEval2VqaScore,
+    HardTifa,
     VqaScore,
     add_probabilities,
+    is_right,
     list_spellings,
     parse_line,
 )
 from kvbench.eval.alignment.judge import JudgeModel, VlmJudge
 from kvbench.eval.files.fetch import fetch, list_weights
+from kvbench.eval.files.images import ImageSet
 from tests.support.image_sets import GOLDEN, make_noise, only, reason
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -41,25 +46,34 @@ TEMPLATE = (
 )
 
 
+@dataclass(frozen=True)
 class Stored(VlmJudge):
     """A judge that answers with the stored logits, in the order of the questions."""
 
+    asked: str = "asked"
+    logits: str = "logits"
     weights = ()
 
     def load(self, device: str) -> JudgeModel:
-        answers = zip(STORED["asked"], STORED["logits"], strict=True)
+        answers = zip(STORED[self.asked], STORED[self.logits], strict=True)
 
         def predict(pixels: np.ndarray, texts: Sequence[str]) -> Tensor:
             texts_stored, logits = zip(*islice(answers, len(texts)), strict=True)
             assert list(texts_stored) == texts
             return torch.tensor(logits).softmax(-1)
 
-        return JudgeModel(predict, STORED["first_token"].__getitem__, {})
+        def decode(token: int) -> str:
+            return STORED["decode"][str(token)]
+
+        return JudgeModel(predict, STORED["first_token"].__getitem__, decode, {})
+
+
+def noise_images(folder: Path, lines: Sequence[dict]) -> ImageSet:
+    return make_noise(folder, lines, [line["prompt"] for line in lines], size=8)
 
 
 def test_soft_scores_are_those_of_the_authors(tmp_path: Path) -> None:
-    prompts = [line["prompt"] for line in BENCH]
-    images = make_noise(tmp_path / "run", BENCH, prompts, size=8)
+    images = noise_images(tmp_path / "run", BENCH)
     result = only(GenEval2(Stored()), images)
     for found, expected in zip(result.samples["probabilities"], STORED["soft_scores"], strict=True):
         assert found == pytest.approx(expected, abs=1e-5)
@@ -73,6 +87,25 @@ def test_soft_scores_are_those_of_the_authors(tmp_path: Path) -> None:
     ]
     assert all(one <= min(other, 1) + 1e-9 for one, other in both)
     assert any(one < other for one, other in both)
+
+
+def test_hard_scores_are_those_of_the_authors(tmp_path: Path) -> None:
+    result = only(HardTifa(Stored(logits="hard_logits")), noise_images(tmp_path / "run", BENCH))
+    assert result.samples["probabilities"] == STORED["hard_scores"][: len(BENCH)]
+    means = result.samples["geneval2_hard_am[qwen3-vl-8b]"]
+    assert means == pytest.approx([100 * mean for mean in STORED["hard"]["am_per_prompt"][: len(BENCH)]])
+    assert next(iter(result.scores)) == "geneval2_hard[qwen3-vl-8b]"
+    assert is_right(" FOUR", [" four"])
+    assert not is_right("four", [" four"])
+    assert not is_right("fo", ["four"])
+
+
+def test_vqascores_of_four_spellings_are_those_of_the_authors(tmp_path: Path) -> None:
+    lines = STORED["bench"][: len(STORED["vqascores"])]
+    judge = Stored(asked="vqascore_asked", logits="vqascore_logits")
+    result = only(GenEval2VqaScore(judge=judge), noise_images(tmp_path / "run", lines))
+    assert list(result.scores) == ["vqascore[qwen3-vl-8b,geneval2]"]
+    assert result.samples["vqascore[qwen3-vl-8b,geneval2]"] == pytest.approx(STORED["vqascores"], abs=1e-5)
 
 
 def test_spellings_of_numbers_beyond_ten() -> None:
@@ -170,6 +203,7 @@ def test_a_judge_predicts_what_greedy_generation_scores(folder: Path, tmp_path: 
         )
         assert torch.allclose(made.scores[0][0].softmax(-1), row, atol=1e-6)
     assert not torch.allclose(opinion.predict(images.image(1), texts), found, atol=1e-4)
+    assert opinion.decode(opinion.first_token(" four")) == " "
 
     result = only(VqaScore(judge=judge), images)
     assert list(result.scores) == ["vqascore[tiny]"]
@@ -184,7 +218,7 @@ def test_a_judge_predicts_what_greedy_generation_scores(folder: Path, tmp_path: 
 
 def test_missing_weights_are_told_and_never_fetched_unasked(tmp_path: Path) -> None:
     images = make_noise(tmp_path / "run", [{}] * 2)
-    for evaluator in (GenEval2(), VqaScore()):
+    for evaluator in (GenEval2(), HardTifa(), VqaScore(), GenEval2VqaScore()):
         assert "hf download Qwen/Qwen3-VL-8B-Instruct" in reason(evaluator, "skipped", images)
     [judge] = [one for one in list_weights() if one.file == "Qwen3-VL-8B-Instruct"]
     [report] = fetch([judge])

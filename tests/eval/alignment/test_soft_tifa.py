@@ -28,6 +28,7 @@ ASKED = [
 class Given(SoftTifa):
     """The stored probabilities; an image's first pixel is its number."""
 
+    key: str = "given_probabilities"
     protocol: ClassVar[str] = "given"
     part_names: ClassVar[tuple[str, ...]] = (
         *(f"atoms-{number}" for number in range(3, 11)),
@@ -38,14 +39,15 @@ class Given(SoftTifa):
         return [ASKED[index] for index in images.indices]
 
     def load(self, device: str) -> tuple[Grade, Mapping[str, str]]:
-        return lambda pixels, atoms: STORED["given_probabilities"][pixels[0, 0, 0]], {}
+        return lambda pixels, atoms: STORED[self.key][pixels[0, 0, 0]], {}
 
 
 @pytest.mark.usefixtures("offline")
-def test_scores_are_those_of_the_authors(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "totals"), [("given_probabilities", "given"), ("hard_scores", "hard")])
+def test_scores_are_those_of_the_authors(key: str, totals: str, tmp_path: Path) -> None:
     prompts = [line["prompt"] for line in STORED["bench"]]
-    result = only(Given(), make_noise(tmp_path / "run", [{}] * 24, prompts, size=8))
-    expected = STORED["given"]
+    result = only(Given(key), make_noise(tmp_path / "run", [{}] * 24, prompts, size=8))
+    expected = STORED[totals]
     near = {"abs": 1e-7}
     assert result.samples["geneval2[given]"] == pytest.approx(
         [100 * value for value in expected["gm_per_prompt"]], **near
