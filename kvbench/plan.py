@@ -190,6 +190,7 @@ def export(path: Path, spec: ModelSpec, budget: Budget, method: Method) -> None:
     if schedule is None:
         raise ConfigError(f"plan.export={path}: {type(method).__name__} has no schedule to export")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(
             path,
             A=schedule.absent,

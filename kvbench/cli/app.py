@@ -1,43 +1,48 @@
 """Command line: `python run.py method=heatkv budget=0.04`."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
-from hydra.core.utils import configure_log
 from omegaconf import DictConfig
 
 from kvbench.cli.config.command import SWEEP_TASKS, Command
 from kvbench.cli.config.compose import hydra_of_kvbench
 from kvbench.cli.config.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.config.messages import check_arguments
+from kvbench.cli.config.options import check_hydra_words
 from kvbench.cli.config.search_path import check_search_path
 from kvbench.cli.config.smoke import shrink
 from kvbench.cli.console import say
-from kvbench.cli.dispatch import prepare, read_job, run_task
+from kvbench.cli.dispatch import configure_logging, prepare, read_job, run_task
+from kvbench.cli.streams import repair_streams
 from kvbench.cli.submit.background import start_in_background
 from kvbench.cli.submit.slurm import submit
 from kvbench.cli.submit.summary import Summary, end_or_describe, show_sweep, start_workers
 from kvbench.cli.sweeps.folder import announce, compose_sweep, list_worker_words
 from kvbench.cli.sweeps.jobs import Recorder, label_sweep
 from kvbench.cli.sweeps.launchers import check_launcher
-from kvbench.cli.sweeps.outcomes import exiting_on_error
+from kvbench.cli.sweeps.outcomes import describe_failure, exiting_on_error
 from kvbench.cli.sweeps.progress import watch
 from kvbench.cli.sweeps.slurm_checks import LAUNCHER
 from kvbench.cli.tasks.new import new
 from kvbench.cli.tasks.publish import publish
 from kvbench.cli.version import describe_version
 from kvbench.cli.workers.control import control
-from kvbench.cli.workers.sigterm import TERMINATED, Terminated, interrupting_on_sigterm
+from kvbench.cli.workers.sigterm import (
+    INTERRUPTED,
+    RESUME,
+    TERMINATED,
+    Terminated,
+    interrupting_on_sigterm,
+)
 from kvbench.core.config import ConfigError
 
 if TYPE_CHECKING:  # of an extra
     from submitit import Job
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as in shells."""
 
 
 def main() -> None:
@@ -47,13 +52,12 @@ def main() -> None:
         with allow_targets():
             run_command(Command.parse(sys.argv[1:]))
     except KeyboardInterrupt as interrupt:
-        print("interrupted; run the same command again to resume", file=sys.stderr)
+        print(RESUME, file=sys.stderr)
         sys.exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED)
 
 
 def run_command(command: Command) -> None:
     """Run a parsed command line."""
-    overrides = list(command.overrides)
     if "--version" in command.words:
         print(describe_version())
     elif command.words[:1] == ("publish",):
@@ -62,7 +66,16 @@ def run_command(command: Command) -> None:
     elif command.words[:1] == ("new",):
         with exiting_on_error():
             new(command.words[1:])
-    elif command.is_about_all_sweeps:
+    else:
+        with exiting_on_error():
+            check_hydra_words(command)
+        run_composed(command)
+
+
+def run_composed(command: Command) -> None:
+    """Run a command whose words compose a configuration."""
+    overrides = list(command.overrides)
+    if command.is_about_all_sweeps:
         run_alone(overrides)
     elif command.is_about_sweep:
         run_on_sweep(overrides)
@@ -86,15 +99,21 @@ def run_by_hydra(arguments: list[str]) -> None:
     if (problem := check_arguments(arguments)) is not None:
         sys.exit(f"error: {problem}")
     sys.argv[1:] = arguments
-    try:
-        with interrupting_on_sigterm():
-            _run_by_hydra()
-    except KeyboardInterrupt:
-        Summary.running = None  # no tables of a sweep that the user stopped
-        raise
-    finally:
-        if Summary.running is not None:  # the launcher broke before it reported all jobs
-            Summary.running.show()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them in several lines
+    with exiting_on_error():
+        try:
+            with interrupting_on_sigterm():
+                _run_by_hydra()
+        except KeyboardInterrupt:
+            Summary.running = None  # no tables of a sweep that the user stopped
+            raise
+        except Exception as error:
+            if Summary.running is None:
+                raise
+            describe_failure(error)
+        finally:
+            if Summary.running is not None:  # the launcher broke before it reported all jobs
+                Summary.running.show()
 
 
 def run_on_sweep(words: list[str]) -> None:
@@ -102,7 +121,7 @@ def run_on_sweep(words: list[str]) -> None:
     with exiting_on_error(), hydra_of_kvbench():
         check_search_path()
         cfg, hydra_cfg = compose_sweep(words)
-        configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
+        configure_logging(hydra_cfg)
         choices, folder = hydra_cfg.runtime.choices, Path(cfg.work.folder)
         alone = choices["hydra/launcher"] == "basic"
         if cfg.task == "work" and cfg.work.do is not None:
@@ -176,6 +195,7 @@ def run_job(cfg: DictConfig) -> object:
 
     Not decorated, because launchers pickle it by name.
     """
+    repair_streams()  # of a launcher's process
     recorder = Recorder.current
     try:
         shrink(cfg)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from hydra.conf import HydraConf
 from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig
@@ -28,6 +29,7 @@ from kvbench.cli.tasks.table import find_task
 from kvbench.cli.workers.overview import show_all
 from kvbench.cli.workers.sigterm import TERMINATED, wait_to_be_killed
 from kvbench.cli.workers.status import show_status
+from kvbench.core.config import ConfigError
 
 COMPUTING = ("run", "evaluate", "bounds", "check", "calibrate", "profile", "train", "work")
 """Tasks that compute on the device."""
@@ -47,8 +49,20 @@ def read_job(overrides: list[str]) -> DictConfig:
     """Compose one job and configure logging; Hydra must be initialised."""
     check_search_path()
     cfg, hydra_cfg = compose_job(overrides)
-    configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
+    configure_logging(hydra_cfg)
     return cfg
+
+
+def configure_logging(hydra_cfg: HydraConf) -> None:
+    """Configure logging as Hydra does.
+
+    Raises:
+        ConfigError: a level, handler or class does not exist.
+    """
+    try:
+        configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(f"hydra.job_logging: {error} ({error.__cause__})") from None
 
 
 def run_worker(words: list[str]) -> None:

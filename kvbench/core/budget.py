@@ -1,16 +1,22 @@
 """Budgets in exact rational arithmetic."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil, floor
 from typing import Literal
 
+from kvbench.core.config import shorten
 from kvbench.core.segments import ModelSpec
 
 BudgetUnit = Literal["tokens", "bytes"]
 UNITS: tuple[BudgetUnit, ...] = ("tokens", "bytes")
 """Units of a budget."""
+NUMBER = re.compile(
+    r"[+-]?(\d{1,99}/\d{1,99}|(\d{1,99}\.?\d{0,99}|\.\d{1,99})(e[+-]?\d{1,3})?)", re.IGNORECASE
+)
+"""Numbers that are read; an exponent of more digits would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class Budget:
         Raises:
             ValueError: not a number, not positive, above the full cache, or not a whole number of tokens.
         """
-        given = number = _read_number(value, f"budget={value}", "tokens per head")
+        given = number = read_number(value, "tokens")
         if number > 1:
             if number > spec.cached_length:
                 raise ValueError(
@@ -87,7 +93,7 @@ class Budget:
             ValueError: not a number, not positive, above the full cache in 16 bits, or not a whole number of bytes.
         """
         key = f"budget={value} budget_unit=bytes"
-        number = _read_number(value, key, "bytes of a sequence")
+        number = read_number(value, "bytes")
         allowed = number if number > 1 else number * spec.full_bytes
         if allowed > spec.full_bytes:
             raise ValueError(
@@ -190,10 +196,21 @@ def find_capacity(
     return replace(budget, capacity=max(budget.capacity, Fraction(fitting)))
 
 
-def _read_number(value: float | int | str, key: str, whole: str) -> Fraction:
-    """Parse a fraction or a whole number of `whole`; error messages begin with `key`."""
+def read_number(value: float | int | str, unit: str) -> Fraction:
+    """Read `budget` as it is written: a decimal, a fraction such as 1/3, or a whole number above 1.
+
+    >>> read_number(0.1, "tokens"), read_number("1/3", "tokens"), read_number(650, "tokens")
+    (Fraction(1, 10), Fraction(1, 3), Fraction(650, 1))
+
+    Raises:
+        ValueError: it is not a number, not positive, or above 1 and not whole.
+    """
+    key = f"budget={shorten(str(value))}" + f" budget_unit={unit}" * (unit == "bytes")
+    whole = "bytes of a sequence" if unit == "bytes" else "tokens per head"
     try:
-        number = Fraction(str(value))
+        if not NUMBER.fullmatch(text := str(value)):
+            raise ValueError
+        number = Fraction(text)
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"{key}: give a fraction in (0, 1] or a number of {whole}") from None
     if number <= 0:

@@ -3,6 +3,8 @@
 import importlib
 import json
 import math
+import os
+import re
 import reprlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,11 +14,15 @@ from pathlib import Path
 from types import FunctionType, NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
+from kvbench.core.files import find_obstacle
+
 CONVERSIONS = ("none", "partial", "object", "all")
 """Accepted values of Hydra's `_convert_`."""
 MAX_PROMPTS = 10**6
 """Most prompts of a run: file names of samples have six digits."""
 MAX_SEED = 2**63 - 1
+MAX_SHOWN = 200
+"""Most characters of a value in a message."""
 
 
 class UserError(Exception):
@@ -36,6 +42,47 @@ def check_range(key: str, value: int, min_: int, max_: int) -> None:
     if not min_ <= value <= max_:
         bound = f"at least {min_}" if value < min_ else f"at most {max_}"
         raise ConfigError(f"{key}={value}: must be {bound}")
+
+
+def check_file(key: str, value: str | None, *suffixes: str) -> None:
+    """Check that a file of a format can be written; it is not created.
+
+    Raises:
+        ConfigError: it has another suffix, is a folder, or its folder cannot be written.
+    """
+    if value is None:
+        return
+    path = Path(value).expanduser()
+    if not path.name.endswith(suffixes):
+        raise ConfigError(
+            f"{key}={shorten(value)}: must be a file name that ends with {' or '.join(suffixes)}"
+        )
+    if "\0" in value:
+        raise ConfigError(f"{key}={shorten(value)}: its name contains a null character")
+    if problem := "it is a folder" if _is_folder(path) else find_obstacle(path.parent):
+        raise ConfigError(f"{key}={shorten(value)}: cannot be written ({problem})")
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or has a null character
+        return False
+
+
+def read_count(variable: str, default: int) -> int:
+    """Return a whole number of the environment, or the default if the variable is not set.
+
+    Raises:
+        ConfigError: it is set to something else.
+    """
+    if not (text := os.environ.get(variable)):
+        return default
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise ConfigError(
+            f"{variable}={shorten(text)}: must be a whole number; unset it, or start with torchrun"
+        )
+    return int(text)
 
 
 def check_objects(node: object, key: str) -> None:
@@ -169,8 +216,18 @@ def _describe(hint: object) -> str:
 
 
 def show(value: object) -> str:
-    """Return a JSON value as on the command line."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    """Return a JSON value as on the command line; the middle of a long one is left out."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else shorten(str(value))
+
+
+def shorten(text: str, length: int = MAX_SHOWN) -> str:
+    """Return a text in at most `length` characters, without the middle of a longer one.
+
+    >>> shorten("abcdefghij", 7)
+    'ab...ij'
+    """
+    end = (length - 3) // 2
+    return text if len(text) <= length else f"{text[:end]}...{text[len(text) - end :]}"
 
 
 def quote_prompt(text: str) -> str:

@@ -6,18 +6,19 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from kvbench.core.budget import UNITS
+from kvbench.core.budget import UNITS, read_number
 from kvbench.core.claims import LAPSE
 from kvbench.core.config import (
     MAX_PROMPTS,
     MAX_SEED,
     ConfigError,
     check_fields,
+    check_file,
     check_objects,
     check_part,
     check_range,
+    show,
 )
-from kvbench.core.files import find_obstacle
 from kvbench.core.storage import CHANNEL, CODE_DTYPES, StorageConfig
 
 TASKS = (
@@ -62,6 +63,7 @@ class PlanSettings:
     def __post_init__(self) -> None:
         if self.gpu_gib <= 0:
             raise ConfigError(f"plan.gpu_gib={self.gpu_gib}: must be positive")
+        check_file("plan.export", self.export, ".npz")
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,7 @@ class CalibrateSettings:
         check_range("calibrate.count", self.count, 1, MAX_CALIBRATED)
         check_range("calibrate.seed", self.seed, 0, MAX_SEED)
         check_range("calibrate.batch_size", self.batch_size, 1, MAX_PROMPTS)
-        if self.orders is not None and (problem := find_obstacle(Path(self.orders).expanduser().parent)):
-            raise ConfigError(f"calibrate.orders={self.orders}: cannot be written ({problem})")
+        check_file("calibrate.orders", self.orders, ".json")
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,7 @@ class ProfileSettings:
             raise ConfigError(f"profile.batch_sizes={list(self.batch_sizes)}: give numbers of at least 1")
         check_range("profile.warmup", self.warmup, 0, MAX_REPEATS)
         check_range("profile.repeats", self.repeats, 1, MAX_REPEATS)
-        if self.trace is not None and not Path(self.trace).expanduser().parent.is_dir():
-            raise ConfigError(f"profile.trace={self.trace}: its folder does not exist")
+        check_file("profile.trace", self.trace, ".json", ".json.gz")
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,7 @@ class ExportSettings:
     policy: str | None = None
 
     def __post_init__(self) -> None:
-        if self.policy is not None and (problem := find_obstacle(Path(self.policy).expanduser().parent)):
-            raise ConfigError(f"export.policy={self.policy}: cannot be written ({problem})")
+        check_file("export.policy", self.policy, ".safetensors")
 
 
 @dataclass(frozen=True)
@@ -294,6 +293,9 @@ class Settings:
         for key, choices in (("task", TASKS), ("budget_unit", UNITS), ("cache_dtype", CACHE_DTYPES)):
             if getattr(self, key) not in choices:
                 raise ConfigError(f"{key}={getattr(self, key)}: must be one of {', '.join(choices)}")
+        read_number(self.budget, self.budget_unit)
+        if self.output == "":
+            raise ConfigError("output is empty; use output=. for the current folder")
         check_range("batch_size", self.batch_size, 1, MAX_PROMPTS)
         check_range("seed", self.seed, 0, MAX_SEED)
         check_range("sinks", self.sinks, 0, MAX_PROMPTS)
@@ -357,5 +359,5 @@ def _read_sources(given: object) -> list[str]:
     """
     folders = [] if given is None else given if isinstance(given, list) else [given]
     if not all(isinstance(folder, str) and folder for folder in folders):
-        raise ConfigError(f"from={given}: must be a folder of runs or a list of them")
+        raise ConfigError(f"from={show(given)}: must be a folder of runs or a list of them")
     return [str(folder) for folder in folders]

@@ -102,6 +102,7 @@ def profile(job: Job) -> tuple[Path, ProfileRow]:
     mine = candidates[0]
     if settings.trace is not None and (batch := _find_max_batch(rows, mine.name)):
         path_of_trace = Path(settings.trace).expanduser()
+        path_of_trace.parent.mkdir(parents=True, exist_ok=True)
         contents["operators"] = trace(bench.make_generation(mine, batch), path_of_trace, job.settings.device)
     save("done")
     return path, {**contents, "status": "done"}

@@ -138,7 +138,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ),
             (
                 "prompts=file prompts.path=../files/wide.csv",
-                "prompts.path=../files/wide.csv: line 1 cannot be read",
+                "prompts.path=../files/wide.csv: line 2: prompt 'aaa",
             ),
             (
                 "prompts=coco5k prompts.path=../files/deep.json",
@@ -179,7 +179,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ),
             (
                 "prompts=file prompts.path=../files/nan.jsonl",
-                "prompts.path=../files/nan.jsonl: line 1: its metadata is not strict JSON (",
+                "prompts.path=../files/nan.jsonl: line 1: nan is not a number that JSON can hold; use null",
             ),
             (
                 "prompts=file prompts.path=../files/tags.jsonl eval=geneval",

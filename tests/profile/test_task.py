@@ -402,7 +402,7 @@ def test_missing_weights_name_the_remedy(tmp_path: Path) -> None:
         ({"warmup": -1}, r"profile\.warmup=-1: must be at least 0"),
         ({"repeats": 0}, r"profile\.repeats=0: must be at least 1"),
         ({"repeats": 1.5}, r"profile\.repeats=1\.5: must be a whole number"),
-        ({"trace": "nowhere/trace.json"}, r"profile\.trace=nowhere/trace\.json: its folder does not exist"),
+        ({"trace": "trace.txt"}, r"profile\.trace=trace\.txt: must be a file name that ends with \.json"),
         ({"largest": True}, r"profile\.largest=true: .* device=cpu; use device=cuda"),
         ({"repeat": 3}, r"profile\.repeat: no such key; there are batch_sizes"),
     ],

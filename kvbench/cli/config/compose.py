@@ -1,28 +1,28 @@
 """Composition of a configuration and its settings from command-line words; imports no torch."""
 
-import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
 from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from kvbench.cli.config.check_groups import check_kinds, check_preset, check_protected, check_windows
 from kvbench.cli.config.instantiate import VERSION_BASE
-from kvbench.cli.config.loader import is_about_group, parse_word, use_caching_loader
+from kvbench.cli.config.loader import parse_word, use_caching_loader
+from kvbench.cli.config.overrides import check_against, check_overrides
 from kvbench.cli.config.presets import use_presets
 from kvbench.cli.config.resolvers import use_resolvers
-from kvbench.cli.config.search_path import list_choices
 from kvbench.cli.config.smoke import shrink
-from kvbench.core.config import ConfigError
+from kvbench.core.config import ConfigError, import_target, read_count, show
 from kvbench.core.files import find_obstacle
-from kvbench.core.gpus import resolve_device, resolve_noise
+from kvbench.core.gpus import AUTO, resolve_device, resolve_noise
 from kvbench.core.settings import GROUPS, READING_TASKS, Settings
 
 if TYPE_CHECKING:  # imports numpy
@@ -30,7 +30,9 @@ if TYPE_CHECKING:  # imports numpy
 
 
 def hydra_of_kvbench() -> AbstractContextManager[None]:
-    """Return a context in which Hydra knows kvbench's configuration files."""
+    """Return a context in which Hydra knows kvbench's configuration files; an open one is used again."""
+    if GlobalHydra.instance().is_initialized():
+        return nullcontext()
     use_presets()
     use_resolvers()
     use_caching_loader()
@@ -43,10 +45,12 @@ def compose_job(overrides: list[str]) -> tuple[DictConfig, HydraConf]:
 
     Raises:
         HydraException, OmegaConfBaseException: an override matches no key.
-        ConfigError: an override removes a required key, or `smoke` does not fit the prompts.
+        ConfigError: an override removes a required key or names a choice wrongly, a file sets a callback, or `smoke`
+            does not fit the prompts.
     """
-    _check_overrides(list(map(parse_word, overrides)))
+    check_overrides(list(map(parse_word, overrides)))
     cfg = hydra.compose("config", overrides=overrides, return_hydra_config=True)
+    _check_hydra(cfg.hydra)
     _take_hydra(cfg)
     shrink(cfg)
     return cfg, HydraConfig.get()
@@ -65,29 +69,34 @@ def _take_hydra(cfg: DictConfig) -> None:
     HydraConfig.instance().cfg = holder  # type: ignore[assignment]
 
 
-def _check_overrides(overrides: Sequence[Override]) -> None:
-    """Check that overrides remove no key and name choices for groups; Hydra must be initialised."""
-    for override in overrides:
-        key, _, inner = override.key_or_group.partition(".")
-        if override.is_delete() and key != "hydra" and not (inner and key in GROUPS):
-            remedy = (
-                f"set {key}=none" if key in ("eval", "logger") else "keep the default of conf/config.yaml"
-            )
-            raise ConfigError(f"{override.key_or_group}: missing; set it, or {remedy}")
-        if override.key_or_group == "hydra.launcher.n_jobs" and override.value() == 0:
-            raise ConfigError("hydra.launcher.n_jobs=0: must be at least 1, or -1 for the number of cores")
-        if is_about_group(override) and not override.is_delete() and not _names_choices(override):
-            choices = ", ".join(list_choices(key))
-            raise ConfigError(f"{override.input_line}: not a choice; choose from {choices}")
+def _check_hydra(node: DictConfig) -> None:
+    """Check keys of Hydra's part that files, too, may set.
+
+    Hydra would make callbacks of any class or function.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    if set(node.callbacks) != {"summary"} or not _is_callback(node.callbacks.summary):
+        raise ConfigError(
+            f"hydra.callbacks={show(OmegaConf.to_container(node.callbacks))}: must stay as in conf/config.yaml; write "
+            "a logger (docs/extending.md) instead"
+        )
+    if not isinstance(node.verbose, bool | str | ListConfig):
+        raise ConfigError(
+            f"hydra.verbose={show(node.verbose)}: must be true, false or a list of names of loggers"
+        )
+    if not isinstance(node.launcher, DictConfig) or node.launcher.get("_target_") is None:
+        raise ConfigError("hydra.launcher: must be a group of keys; choose with hydra/launcher=")
 
 
-def _names_choices(override: Override) -> bool:
-    if override.is_sweep_override():
-        return True
-    value, takes_list = override.value(), override.key_or_group in ("eval", "sweeps")
-    if isinstance(value, list) and takes_list:
-        return all(isinstance(name, str) for name in value)
-    return isinstance(value, str)
+def _is_callback(node: DictConfig | None) -> bool:
+    """Return whether a node makes a callback of kvbench."""
+    path = None if node is None else node.get("_target_")
+    if not (isinstance(path, str) and path.startswith("kvbench.")):
+        return False
+    kind = import_target(path, "hydra.callbacks.summary")
+    return isinstance(kind, type) and issubclass(kind, Callback)
 
 
 def read_settings(cfg: DictConfig) -> Settings:
@@ -108,6 +117,9 @@ def check_values(values: Mapping[str, object]) -> Settings:
     settings = Settings.of(values, objects=has_objects)
     if has_objects:
         check_kinds(values)
+    if settings.against is not None and settings.task != "report":  # which looks for it among its runs
+        with hydra_of_kvbench():
+            check_against(settings.against, settings.runs_dir)
     if settings.plan.table is not None:
         from kvbench.report.papers.memory import TABLES  # imports torch
 
@@ -158,7 +170,7 @@ def count_processes(cfg: DictConfig) -> int:
     """
     node = OmegaConf.select(cfg, "model.tensor_parallel", default=1)
     count = node if type(node) is int and node > 0 else 1  # other values are refused later, with their type
-    started = int(os.environ.get("WORLD_SIZE", "1"))
+    started, _, _ = read_count("WORLD_SIZE", 1), read_count("RANK", 0), read_count("LOCAL_RANK", 0)
     key = f"model.tensor_parallel={count}"
     for name in ("heads", "kv_heads", "hidden"):
         size = OmegaConf.select(cfg, f"model.transformer.{name}", default=0)
@@ -191,8 +203,8 @@ def check_runs_dir(settings: Settings) -> None:
 
 def read_values(cfg: DictConfig) -> Mapping[str, object]:
     """Resolve every interpolation of a configuration, `device=auto` and `noise=auto`, and return JSON values."""
-    if "device" in cfg and (device := resolve_device(cfg.device)) != cfg.device:
-        chosen, cfg.device = cfg.device, device  # faster than a copy of `cfg`
+    if cfg.get("device") == AUTO:
+        chosen, cfg.device = cfg.device, resolve_device(AUTO)  # faster than a copy of `cfg`
         try:
             return read_values(cfg)
         finally:

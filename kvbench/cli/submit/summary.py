@@ -167,6 +167,7 @@ class Summary(Callback):
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._jobs = 0
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         """Check the launcher and write the list of jobs."""
@@ -178,7 +179,8 @@ class Summary(Callback):
             return
         with _exiting_on_error():
             self._config = config
-            self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
+            jobs = list_jobs(config)
+            self._folder, self._jobs = open_folder(Path(config.runs_dir).expanduser(), jobs), len(jobs)
             name_sweep(self._folder, config.sweep.name)
             if not config.work.wait:
                 start_sweep_workers(config, self._folder)
@@ -222,7 +224,7 @@ class Summary(Callback):
         choice = OmegaConf.select(self._config, "hydra.runtime.choices.sweeps")
         name = read_name(self._folder)
         is_whole = show_sweep(self._config, self._folder, label_sweep(self._folder, choice))
-        line = describe_sweep(self._folder, name, len(list_jobs(self._config)))
+        line = describe_sweep(self._folder, name, self._jobs)
         say(f"{line}; its tables again: task=report {_find_again(self._folder)}")
         if not is_whole:
             sys.exit(1)

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from kvbench.cli.config.presets import EXTRAS
 from kvbench.cli.sweeps.jobs import list_jobs
+from kvbench.cli.sweeps.launcher_settings import check_launcher_settings
 from kvbench.cli.sweeps.slurm_checks import LAUNCHER, check_tasks
 from kvbench.core.config import ConfigError
 from kvbench.core.gpus import resolve_device
@@ -23,12 +24,13 @@ def check_launcher(config: DictConfig) -> None:
     """Check that a sweep's launcher can start jobs on this machine.
 
     Raises:
-        ConfigError: the launcher is not installed, the cluster cannot be reached, a GPU is missing, or see
-            `check_tasks`.
+        ConfigError: the launcher is not installed, one of its settings is wrong, the cluster cannot be reached, a GPU
+            is missing, or see `check_tasks`.
     """
     name, target = config.hydra.runtime.choices["hydra/launcher"], config.hydra.launcher._target_
     if name in EXTRAS and target not in Plugins.instance().class_name_to_class:
         raise ConfigError(f"hydra/launcher={name}: not installed; pip install 'kvbench[{EXTRAS[name]}]'")
+    check_launcher_settings(name, config.hydra.launcher)
     if name == LAUNCHER:
         if shutil.which("srun") is None:
             raise ConfigError(

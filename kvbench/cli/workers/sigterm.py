@@ -10,6 +10,10 @@ from typing import NoReturn
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit status after SIGTERM, as in shells."""
+INTERRUPTED = 128 + signal.SIGINT
+"""Exit status after Ctrl-C, as in shells."""
+RESUME = "interrupted; run the same command again to resume"
+"""Line of a command that Ctrl-C ended."""
 
 
 class Terminated(KeyboardInterrupt):

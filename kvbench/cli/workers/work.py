@@ -4,7 +4,6 @@ One worker leads a job by claiming it. When every open job has a leader, the oth
 A worker waits only if it can do nothing else.
 """
 
-import os
 import random
 import sys
 import threading
@@ -43,7 +42,7 @@ from kvbench.cli.workers.hosts import MAX_FAILURES, blames_host, describe_host, 
 from kvbench.cli.workers.log import Block, LogWriter, writing_log
 from kvbench.cli.workers.sigterm import TERMINATED, deferring_sigterm
 from kvbench.core.claims import claim, read_clock
-from kvbench.core.config import UserError
+from kvbench.core.config import UserError, read_count
 from kvbench.core.devices import take_gpu
 from kvbench.core.settings import Settings
 from kvbench.runs.calls import remember
@@ -85,7 +84,7 @@ def work(settings: Settings) -> None:
     """
     time.sleep(random.uniform(0, settings.work.jitter))
     folder = Path(str(settings.work.folder))
-    take_gpu(settings.device, settings.work.number + int(os.environ.get("SLURM_LOCALID", "0")))
+    take_gpu(settings.device, settings.work.number + read_count("SLURM_LOCALID", 0))
     lapse, grace = settings.work.lapse, settings.work.grace
     with deferring_sigterm(grace) as ending, writing_log(folder, settings.device, lapse) as log:
         do_jobs(Worker(folder, settings, log, ending, read_clock(folder)))

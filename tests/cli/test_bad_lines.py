@@ -1,0 +1,315 @@
+"""Words, settings and streams that end a command: one line each, before any work."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from kvbench.cli import app as cli
+from kvbench.cli.config.command import Command
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.config.messages import MAX_LINE, describe_error
+from kvbench.cli.config.options import check_hydra_words, parse_options
+from kvbench.cli.config.overrides import check_lists, check_overrides
+from kvbench.cli.submit.summary import Summary
+from kvbench.cli.sweeps.launcher_settings import SETTINGS, check_launcher_settings
+from kvbench.core.config import ConfigError, check_file, read_count
+from tests.support.command_line import run_python
+from tests.support.places import ROOT
+
+
+@pytest.fixture
+def hydra_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    with hydra_of_kvbench():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--resolve", "--resolve: only with --cfg; "),
+        ("--package=x", "--package: only with --cfg; "),
+        ("--nokey", "--nokey: no such option; there are -m, "),
+        ("-x", "-x: no such option; "),
+        ("--multi budget=0.1,0.2", "--multi: no such option; "),
+        ("--config-name=nope", "--config-name: not supported; "),
+        ("--config-dir=.", "--config-dir: not supported; "),
+        ("--experimental-rerun=x", "--experimental-rerun: not supported; "),
+        ("--cfg nope", "--cfg: invalid choice: 'nope' (choose from "),
+        ("--cfg", "--cfg: expected one argument"),
+        ("-m --cfg job", "--multirun and --cfg: exclude each other; "),
+    ],
+)
+def test_options(words: str, told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_options(words.split())
+    assert str(error.value).startswith(told)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("hydra.run.dir=x", "hydra.run.dir: not read by kvbench; set runs_dir="),
+        ("-m hydra.sweep.dir=x", "hydra.sweep.dir: not read by kvbench; set runs_dir="),
+        ("hydra.output_subdir=x", "hydra.output_subdir: not read by kvbench; "),
+        ("+hydra.callbacks.x._target_=os.getcwd", "hydra.callbacks.x._target_: not read by kvbench; "),
+        ("~hydra.callbacks.summary", "hydra.callbacks.summary: not read by kvbench; "),
+        ("hydra.mode=MULTIRUN", "hydra.mode: not read by kvbench; add -m"),
+        ("hydra.job.name=x", "hydra.job.name: not read by kvbench; leave it out"),
+        ("-m hydra/sweeper=basic", "hydra/sweeper: not read by kvbench; write lists"),
+        ("hydra/launcher=joblib", "hydra/launcher: only for sweeps; add -m"),
+        ("hydra.launcher.n_jobs=2", "hydra.launcher.n_jobs: only for sweeps; add -m"),
+    ],
+)
+def test_keys_of_hydra_that_are_not_read(words: str, told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_hydra_words(Command.parse(words.split()))
+    assert str(error.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "hydra.searchpath=[file://x] hydra.verbose=true hydra/job_logging=none",
+        "-m hydra/launcher=joblib hydra.launcher.n_jobs=2 hydra.job.env_set.X=1",
+        "hydra/launcher=ray --cfg hydra -p hydra.launcher",
+        "--cfg hydra -p hydra.run",
+        "task=work sweeps=budget hydra/launcher=joblib",
+        "task=status hydra/launcher=joblib",
+    ],
+)
+def test_keys_of_hydra_that_are_read(words: str) -> None:
+    check_hydra_words(Command.parse(words.split()))
+
+
+@pytest.mark.usefixtures("hydra_files")
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("method=heatkv.yaml", "method=heatkv.yaml: not the name of a choice; set method=heatkv"),
+        ("method=../method/heatkv", "method=../method/heatkv: not the name of a choice; set method=heatkv"),
+        ("method=./heatkv", "method=./heatkv: not the name of a choice; set method=heatkv"),
+        ("method=snapkv//text", "method=snapkv//text: not the name of a choice; set method=snapkv/text"),
+        ("model=var_tiny.yml", "model=var_tiny.yml: not the name of a choice; set model=var_tiny"),
+        ("eval=[psnr,psnr]", "eval=[psnr,psnr]: names psnr twice; leave one out"),
+        ("eval=[psnr,3]", "eval=[psnr,3]: not a choice; choose from "),
+        ("=3", "=3: has no key; "),
+        ("~budget", "budget: missing; "),
+    ],
+)
+def test_choices(word: str, told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_overrides(OverridesParser.create().parse_overrides([word]))
+    assert str(error.value).startswith(told)
+
+
+@pytest.mark.usefixtures("hydra_files")
+def test_choices_in_subfolders_and_lists_are_accepted() -> None:
+    words = ["method=snapkv/text", "eval=[psnr,ssim]", "model=nope"]
+    check_overrides(OverridesParser.create().parse_overrides(words))  # composition refuses model=nope
+
+
+@pytest.mark.usefixtures("hydra_files")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["budget=range(1,0)"], "budget=range(1,0): matches no value; give at least one"),
+        (["seed=range(0,10,0)"], "seed=range(0,10,0): must have finite ends and a step other than 0"),
+        (["seed=range(0,inf)"], "seed=range(0,inf): must have finite ends"),
+        (["seed=interval(0,1)"], "seed=interval(0,1): a sweep needs single values; "),
+        (["seed=range(0,1000)", "budget=range(0,1,0.001)"], "the lists of values make 1000000 jobs; "),
+    ],
+)
+def test_lists_of_sweeps(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_lists(OverridesParser.create().parse_overrides(words))
+    assert str(error.value).startswith(told)
+
+
+def read_launcher(name: str) -> DictConfig:
+    """The part `hydra.launcher` of a preset, beside what it refers to."""
+    launcher = OmegaConf.load(ROOT / f"conf/hydra/launcher/{name}.yaml").launcher
+    return OmegaConf.create({"hydra": {"launcher": launcher, "sweep": {"dir": "runs"}}}).hydra.launcher
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_launchers_as_shipped_are_valid(name: str) -> None:
+    check_launcher_settings(name, read_launcher(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        *(("joblib", "n_jobs", value) for value in ("abc", 0, -2, None, 1.5, [1])),
+        *(("joblib", "batch_size", value) for value in ("abc", 0, None)),
+        ("joblib", "verbose", "abc"),
+        ("joblib", "timeout", -1.0),
+        ("joblib", "nope", 1),
+        *(("submitit_slurm", "cpus_per_task", value) for value in ("abc", 0, -1, True)),
+        *(("submitit_slurm", key, "abc") for key in ("timeout_min", "nodes", "array_parallelism", "mem_gb")),
+        *(("submitit_slurm", key, 0) for key in ("timeout_min", "nodes", "tasks_per_node", "gpus_per_node")),
+        ("submitit_slurm", "max_num_timeout", -1),
+        ("submitit_slurm", "setup", "module load cuda"),
+        ("submitit_slurm", "submitit_folder", ""),
+        ("submitit_slurm", "additional_parameters", 3),
+        ("ray", "ray", 3),
+        ("ray", "ray.remote", None),
+        ("ray", "ray.remote.num_cpus", "abc"),
+        ("ray", "ray.remote.max_retries", 0.5),
+        ("ray", "ray.init.num_gpus", -1),
+        ("ray", "ray.init.address", 3),
+    ],
+)
+def test_settings_of_launchers(name: str, key: str, value: object) -> None:
+    launcher = read_launcher(name)
+    OmegaConf.update(launcher, key, value, merge=False, force_add=True)
+    with pytest.raises(ConfigError, match=rf"^hydra\.launcher\.{key}\b[^\n]*$"):
+        check_launcher_settings(name, launcher)
+
+
+@pytest.mark.usefixtures("hydra_files")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["budget=abc"], "budget=abc: give a fraction in (0, 1] or a number of tokens per head"),
+        (["budget='1e9999999999'"], "budget=1e9999999999: give a fraction"),
+        (["budget=1/0"], "budget=1/0: give a fraction"),
+        (["budget=3/2"], "budget=3/2: above 1 it is a number of tokens per head and must be whole"),
+        (["++budget.x=1"], "budget={'x': 1}: must be a number or text"),
+        (
+            ["against=nope"],
+            "against=nope: neither a method nor the folder of a run in runs; methods: adakv, ",
+        ),
+        (["task=plan", "plan.export=x.txt"], "plan.export=x.txt: must be a file name that ends with .npz"),
+        (["export.policy=x.txt"], "export.policy=x.txt: must be a file name that ends with .safetensors"),
+        (["output="], "output is empty; "),
+        (["device=nan"], "device=nan: must be finite"),
+        (["hydra.verbose=3"], "hydra.verbose=3: must be true, false or a list"),
+        (["hydra.launcher=null"], "hydra.launcher: must be a group of keys"),
+        (["~method.seed"], "method.seed: no such key"),
+        (["batch_size=${nope}"], "batch_size=${nope}: refers to nope, which is not set"),
+        (["work.workers=${model}"], "work.workers={'_target_': 'kvbench.models"),
+    ],
+)
+def test_settings(words: list[str], told: str) -> None:
+    with pytest.raises(Exception) as error:  # noqa: PT011, errors of Hydra too
+        read_settings(compose_job(words)[0])
+    GlobalHydra.instance().clear()  # as where errors are shown, which composes again to suggest keys
+    line = describe_error(error.value, words)
+    assert line.startswith(told)
+    assert "\n" not in line
+    assert len(line) < 700
+
+
+@pytest.mark.usefixtures("hydra_files")
+def test_a_fraction_is_a_budget() -> None:
+    assert read_settings(compose_job(["budget=1/3", "against=heatkv"])[0]).budget == "1/3"
+
+
+@pytest.mark.usefixtures("hydra_files")
+@pytest.mark.parametrize(
+    "word",
+    [
+        "++hydra.callbacks.x={_target_:os.getcwd}",
+        "hydra.callbacks.summary._target_=os.getcwd",
+        "hydra.callbacks.summary._target_=kvbench.core.files.hash_content",
+        "~hydra.callbacks.summary",
+    ],
+)
+def test_callbacks_of_files_are_checked(word: str) -> None:
+    """A file of `hydra.searchpath` may set what a word of a command may not."""
+    with pytest.raises(ConfigError, match=r"^hydra.callbacks=.*: must stay as in conf/config.yaml"):
+        compose_job([word])
+
+
+def test_files_to_write(tmp_path: Path) -> None:
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "file").write_text("")
+    for place, told in (
+        ("folder.npz", "it is a folder"),
+        ("file/x.npz", "is not a folder"),
+        ("x.npz\0.npz", "null"),
+    ):
+        with pytest.raises(ConfigError, match=f"^plan.export=.*{told}"):
+            check_file("plan.export", str(tmp_path / place), ".npz")
+    check_file("plan.export", str(tmp_path / "new/x.npz"), ".npz")
+    assert not (tmp_path / "new").exists()
+
+
+def test_lines_are_bounded() -> None:
+    assert len(describe_error(ConfigError("x" * 10**5))) <= MAX_LINE
+
+
+def test_variables_of_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "abc")
+    with pytest.raises(ConfigError, match=r"^WORLD_SIZE=abc: must be a whole number; unset it"):
+        read_count("WORLD_SIZE", 1)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert (read_count("WORLD_SIZE", 1), read_count("UNSET_COUNT", 7)) == (3, 7)
+
+
+def test_a_broken_launcher_is_told_before_the_tables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def launch() -> None:
+        raise ValueError("workers\nare gone")
+
+    monkeypatch.setattr(cli, "check_arguments", lambda _: None)
+    monkeypatch.setattr(cli, "_run_by_hydra", launch)
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    with pytest.raises(SystemExit, match=r"^error: workers are gone$"):
+        cli.run_by_hydra(["--cfg", "job"])
+    monkeypatch.setattr(Summary, "running", SimpleNamespace(show=lambda: sys.exit(1)))
+    with pytest.raises(SystemExit, match=r"^1$"):
+        cli.run_by_hydra(["--cfg", "job"])
+    assert "error: workers are gone\n" in capsys.readouterr().out
+
+
+START = "import sys; sys.path.insert(0, {root!r}); import kvbench.cli as p; p.__path__.insert(0, '.'); "
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "import os\ntry:\n    os.kill(os.getpid(), 2)\n    x = [*range(9)]\n"
+        "except BaseException:\n    raise ImportError",
+        "import os\ndef main():\n    try:\n        os.kill(os.getpid(), 2)\n        x = [*range(9)]\n"
+        "    finally:\n        [][0]",
+    ],
+    ids=["while-imported", "in-cleanup"],
+)
+def test_ctrl_c_is_one_line(module: str, tmp_path: Path) -> None:
+    """Also where the exception gets lost, in an import or behind an error of code that cleans up."""
+    (tmp_path / "app.py").write_text(module)
+    program = START.format(root=str(ROOT)) + "import signal; signal.signal(2, signal.default_int_handler); "
+    done = run_python(tmp_path, "-c", program + "from kvbench.cli.entry import main; main()")
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "interrupted; run the same command again to resume\n"
+
+
+@pytest.mark.parametrize(
+    ("redirection", "shown"),
+    [("| head -1", "a ? b\n"), (">&-", ""), ("2>&- >&- <&-", ""), ("| tail -1", "a ? b\n")],
+)
+def test_lost_closed_and_narrow_outputs_end_nothing(redirection: str, shown: str, tmp_path: Path) -> None:
+    program = START.format(root=str(ROOT)) + (
+        "from kvbench.cli.streams import repair_streams; repair_streams(); repair_streams()\n"
+        "for _ in range(20000): print('a \\u2191 b')\n"
+        "open('file', 'w').write('done'); sys.stderr.write('')"
+    )
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f'"{sys.executable}" program.py {redirection}'],
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
+    assert (tmp_path / "file").read_text() == "done"
