@@ -1,12 +1,20 @@
 """Prompts in text and JSON lines files, read alike by runs and by the command that scores folders."""
 
+import io
 import json
+import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvbench.core.files import parse_json
+from kvbench.core.files import MAX_INTEGER, MAX_NUMBER, parse_json
 
 Entry = tuple[int, str, dict[str, object]]
 """Line number, text and metadata of a prompt."""
+MAX_DEPTH = 64
+"""Most levels of nested lists and objects in a line."""
+MAX_BYTES = 1 << 28
+"""Largest size of a file of prompts."""
 
 
 def read_text(path: Path) -> str:
@@ -14,9 +22,15 @@ def read_text(path: Path) -> str:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not UTF-8.
+        ValueError: it is a device or a pipe, has more than `MAX_BYTES`, or is not UTF-8.
     """
-    return path.read_text(encoding="utf-8-sig")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError("it is not a regular file")
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"it is larger than {MAX_BYTES >> 20} MiB")
+    return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
 
 
 def parse_lines(text: str) -> list[Entry]:
@@ -28,7 +42,7 @@ def parse_json_lines(text: str) -> list[Entry]:
     """Return `prompt` of each line that is not blank, with the line's fields as metadata.
 
     Raises:
-        ValueError: a line is not an object with a non-empty text `prompt`, or has a lone surrogate.
+        ValueError: a line is not an object with a non-empty text `prompt`, or `check_record` refuses it.
     """
     entries: list[Entry] = []
     for number, line, _ in parse_lines(text):
@@ -39,18 +53,65 @@ def parse_json_lines(text: str) -> list[Entry]:
             raise ValueError(f"line {number} is not a JSON object with `prompt`") from None
         if not isinstance(prompt, str) or not prompt.strip():
             raise ValueError(f"line {number}: `prompt` must be a non-empty text")
-        try:
-            check_letters(record)
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
+        check_record(number, line, record)
         entries.append((number, prompt, record))
     return entries
 
 
-def check_letters(value: object) -> None:
-    """Raise a ValueError if a JSON value has half of a surrogate pair, which no file in UTF-8 can hold."""
+def check_record(number: int, line: str, record: Mapping[str, object]) -> None:
+    """Check that later steps can store the values of a line of JSON.
+
+    Args:
+        number: of the line.
+        line: its text.
+        record: its values.
+
+    Raises:
+        ValueError: an object has a key twice, values are nested too deeply, a number is not finite or too large for
+            a run's files, or `check_letters` refuses a text.
+    """
     try:
-        json.dumps(value, ensure_ascii=False, default=str).encode()
+        _check_values(record, MAX_DEPTH)
+        json.loads(line, object_pairs_hook=_check_keys)
+        check_letters(record)
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from None
+
+
+def _check_keys(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"`{twice}` is there twice; leave one out")
+    return record
+
+
+def _check_values(value: object, depth: int) -> None:
+    if depth < 0:
+        raise ValueError(f"lists and objects are nested in more than {MAX_DEPTH} levels")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a number that JSON can hold; use null")
+    if isinstance(value, int | float) and abs(value) > (
+        MAX_INTEGER if isinstance(value, int) else MAX_NUMBER
+    ):
+        raise ValueError(f"{value!s:.20} is too large for a number; write a text")
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        _check_values(item, depth - 1)
+
+
+def check_letters(value: object) -> None:
+    """Raise a ValueError for letters in a JSON value that no file of text can hold.
+
+    These are halves of surrogate pairs and null characters.
+    """
+    written = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        written.encode()
     except UnicodeEncodeError as error:
         letter = f"\\u{ord(error.object[error.start]):04x}"
         raise ValueError(f"{letter} is half of a surrogate pair; remove it or complete the pair") from None
+    if re.search(r"(?<!\\)(?:\\\\)*\\u0000", written):
+        raise ValueError("\\u0000 is a null character; remove it")

@@ -2,7 +2,8 @@
 
 A claim is a file that only one process can create. Its holder touches it while it works; a claim that has not been
 touched for `lapse` seconds has lapsed. On one machine the kernel releases the holder's lock when its process ends, so
-no process waits for the lapse. Ages are differences of file system times, since clocks of machines differ.
+no process waits for the lapse. Ages are differences of file system times, since clocks of machines differ. If the file
+server's clock was set back, a claim may have a future time; who sees it sets it to the present, so that it lapses.
 """
 
 import errno
@@ -126,18 +127,24 @@ def _touch(file: IO[str]) -> None:
 
 
 def _judge(path: Path) -> Literal["free", "held", "lapsed"]:
-    """Return the state of a claim. Opening its file makes a file server report its newest time."""
+    """Return the state of a claim. Opening its file makes a file server report its newest time.
+
+    A claim whose time is further ahead than its lapse is touched here; a dead holder's then lapses like any other.
+    """
     try:
         with path.open() as file:
             about = _read(file)
             if about.get("machine") == MACHINE:
                 return "lapsed" if _lock(file, fcntl.LOCK_SH) else "held"
+            lapse = float(about.get("lapse", LAPSE))
             age = read_clock(path.parent) - os.fstat(file.fileno()).st_mtime
+            if age < -lapse:
+                _touch(file)
     except OSError as error:
         if error.errno not in MISSING_FILE_ERRORS:
             raise
         return "free"
-    return "lapsed" if age > float(about.get("lapse", LAPSE)) else "held"
+    return "lapsed" if age > lapse else "held"
 
 
 def _read(file: IO[str]) -> dict[str, str | float]:

@@ -47,8 +47,9 @@ class PromptFile:
             raise ConfigError(f"prompts.path={path}: cannot be read ({error})") from None
         if special:
             raise ConfigError(f"prompts.path={path}: is not a regular file")
-        if "\0" in text:
-            raise ConfigError(f"prompts.path={path}: is not text")
+        if (null := text.find("\0")) >= 0:
+            line = text.count("\n", 0, null) + 1
+            raise ConfigError(f"prompts.path={path}: is not text: line {line} has a null character")
         try:
             entries = PARSERS[path.suffix](text)
         except ValueError as error:
@@ -73,6 +74,7 @@ class PromptFile:
 
 
 def _parse_table(text: str) -> list[Entry]:
+    csv.field_size_limit(max(len(text), csv.field_size_limit()))  # a prompt may be a whole book
     rows = csv.DictReader(io.StringIO(text, newline=""))
     try:
         lines = [(rows.line_num, row) for row in rows]
@@ -80,6 +82,8 @@ def _parse_table(text: str) -> list[Entry]:
         raise ValueError(f"line {rows.line_num} cannot be read ({error})") from None
     if "prompt" not in (rows.fieldnames or ()):
         raise ValueError("the first line has no column `prompt`")
+    if len(set(rows.fieldnames or ())) < len(rows.fieldnames or ()):
+        raise ValueError("the first line has a column twice")
     entries: list[Entry] = []
     for number, row in lines:
         if None in row or not (row["prompt"] or "").strip():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
-from kvbench.eval.files.prompt_lines import check_letters, parse_lines, read_text
+from kvbench.eval.files.prompt_lines import check_letters, check_record, parse_lines, read_text
 
 DOMAINS = ("manuals", "novels", "code", "chat")
 """Domains of the texts that ship, folders of `kvbench/assets/texts`."""
@@ -40,6 +40,7 @@ def read_own(path: Path) -> tuple[TextEntry, ...]:
             raise ConfigError(f"prompts.path={file}: is not a regular file")
         try:
             text = read_text(file)
+            check_letters(text)
             whole = file.suffix == ".txt"
             entries += [(text, {"source": file.name})] if whole else _parse_records(text)
         except (OSError, ValueError) as error:
@@ -76,9 +77,6 @@ def _parse_records(content: str) -> list[TextEntry]:
             raise ValueError(f"line {number} is not a JSON object with `text`") from None
         if not isinstance(text, str):
             raise ValueError(f"line {number}: `text` must be a text")
-        try:
-            check_letters([text, record])
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
+        check_record(number, line, {**record, "text": text})
         entries.append((text, record))
     return entries

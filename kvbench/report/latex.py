@@ -5,6 +5,7 @@ from itertools import pairwise
 from math import ceil
 
 from kvbench.eval.protocol.scores import Better, Metric
+from kvbench.report.latex_letters import DEFINITION, LETTER, escape
 from kvbench.report.latex_width import choose_size, measure_columns, split_columns
 from kvbench.report.seeds import MeanMetric
 from kvbench.report.tables import (
@@ -18,21 +19,11 @@ from kvbench.report.tables import (
     stack_header,
 )
 
-SPECIAL = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": r"$<$", ">": r"$>$",
-    "†": r"$^\dagger$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
-}  # fmt: skip
 ARROWS: dict[Better, str] = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
 MAX_FLOATS = 12
 """Number of tables after which LaTeX places all of them; it holds back at most 18 without an error."""
 MAX_ROWS = 36
 """Largest number of rows of a table, so that it fits a page with its caption."""
-
-
-def escape(text: str) -> str:
-    """Return text with LaTeX's special characters escaped."""
-    return "".join(SPECIAL.get(letter, letter) for letter in text)
 
 
 def format_latex(
@@ -74,6 +65,8 @@ def format_latex(
 def join_latex(tables: Sequence[str]) -> str:
     """Return tables as one file, whose floats LaTeX places now and then: it can hold back only so many."""
     parts, held = ["% needs \\usepackage{booktabs}\n"], 0
+    if any(LETTER in table for table in tables):
+        parts.append(DEFINITION)
     for table in tables:
         parts.append(table)
         held += table.count(r"\begin{table}")

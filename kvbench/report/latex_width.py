@@ -4,6 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvbench.report.latex_letters import LETTER
+
 TEXT_WIDTH = 345.0
 """Points: text width of LaTeX's article class at 10 pt, the narrowest common page of one column."""
 COLUMN_GAP = 12.0
@@ -44,6 +46,7 @@ def measure(text: str) -> Width:
 
 
 def _add(text: str) -> float:
+    text = re.sub(rf"\{LETTER}\{{\w+\}}\{{.\}}", "WWi", text)  # its code in tiny letters
     for command, letter in COMMANDS.items():
         text = text.replace(command, letter)
     letters = re.sub(r"\\[a-z]+|[\\{}$_^]", "", text)

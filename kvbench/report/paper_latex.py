@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.core.files import write_whole
-from kvbench.report.latex import ARROWS, divide_rows, escape, join_latex, write_cell, write_tables
+from kvbench.report.latex import ARROWS, divide_rows, join_latex, write_cell, write_tables
+from kvbench.report.latex_letters import escape
 from kvbench.report.latex_width import COLUMN_GAP, Width, choose_size, measure, measure_columns, split_columns
 from kvbench.report.paper_tables import PaperTable
 from kvbench.runs.record.folder import slug

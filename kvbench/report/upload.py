@@ -5,22 +5,41 @@ from pathlib import Path
 from kvbench.core.config import ConfigError
 
 
+def check_repo(repo: str) -> None:
+    """Check the name of a repository by the Hub's rules, before a dataset is prepared.
+
+    Raises:
+        ConfigError: it is not user/name, the Hub refuses it, or huggingface_hub is not installed.
+    """
+    try:
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            HFValidationError,
+            validate_repo_id,
+        )
+    except ImportError:
+        raise ConfigError(
+            f'repo={repo}: huggingface_hub is not installed; pip install "kvbench[text]"'
+        ) from None
+    if repo.count("/") != 1 or not all(repo.split("/")):
+        raise ConfigError(f"repo={repo}: must be USER/NAME, a dataset on the Hub")
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        rule = str(error).partition(": '")[0].rstrip(".")  # without the name
+        raise ConfigError(f"repo={repo}: the Hub refuses this name ({rule}); choose another") from None
+
+
 def upload(folder: Path, repo: str) -> str | None:
-    """Upload the folder of a dataset to the repository user/name, which is created if it does not exist.
+    """Upload the folder of a dataset to a repository that `check_repo` accepts, created if it does not exist.
 
     Returns:
         Address of the upload; None without a token (`hf auth login`, or HF_TOKEN).
 
     Raises:
-        ConfigError: huggingface_hub is not installed.
         OSError: the Hub refuses the upload or cannot be reached.
     """
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise ConfigError(
-            f'repo={repo}: huggingface_hub is not installed; pip install "kvbench[text]"'
-        ) from None
+    import huggingface_hub
+
     token = huggingface_hub.get_token()
     if token is None:
         return None

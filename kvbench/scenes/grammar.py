@@ -52,7 +52,7 @@ def tokenize(text: str) -> list[int]:
     words = text.lower().split()
     if unknown := [word for word in words if word not in VOCABULARY]:
         raise ValueError(
-            f"prompt {text!r}: the scenes vocabulary has no word {unknown[0]!r}; it has {' '.join(VOCABULARY[2:])}"
+            f"prompt {text!r}: the scenes vocabulary has no word {unknown[0][:40]!r}; it has {' '.join(VOCABULARY[2:])}"
         )
     if len(words) >= MAX_TOKENS:
         raise ValueError(f"prompt {text!r}: {len(words)} words, at most {MAX_TOKENS - 1} are allowed")

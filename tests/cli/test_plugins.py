@@ -70,7 +70,7 @@ def test_installed_plugins(install: Install, monkeypatch: pytest.MonkeyPatch, co
     install(declared["example"])
     monkeypatch.syspath_prepend(str(EXAMPLE))
     assert find_plugins() == [Plugin("brought", "0.1", "kvbench_example.conf")]
-    _, plans, _ = command("-m", "task=plan", "method=glob(random_*)", "budget=0.1,0.2")
+    _, plans, _ = command("-m", "task=plan", "method=glob(random_t*)", "budget=0.1,0.2")
     assert plans.count("tokens one sequence holds") == 2
     status, choices, _ = command("--help")
     assert status == 0

@@ -100,6 +100,19 @@ def test_a_claim_of_another_machine_lapses_when_it_was_not_touched_as_promised(t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dead_claim_from_the_future_lapses(tmp_path: Path) -> None:
+    """The file server's clock was set back by an hour after the last touch."""
+    path = tmp_path / ".work"
+    make_elsewhere(path, lapse=0.2, age=-3600)
+    assert is_held(path)  # its holder may live, and touches it again
+    deadline = time.monotonic() + 30
+    while is_held(path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with claim(path, wait=False) as mine:
+        assert mine
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_holder_keeps_his_claim_by_touching_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / ".work"
     monkeypatch.setattr(claims, "MACHINE", "here")

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.latex import format_latex, join_latex, write_cell
+from kvbench.report.latex_letters import DEFINITION, escape
 from kvbench.report.latex_width import TEXT_WIDTH, Width, choose_size, measure, split_columns
 from kvbench.report.paper_latex import format_paper_table
 from kvbench.report.paper_tables import (
@@ -189,15 +191,50 @@ needs_latex = pytest.mark.skipif(
 )
 
 
-def compile_latex(folder: Path, text: str) -> str:
+def compile_latex(folder: Path, text: str, engine: str = "pdflatex") -> str:
     """Compile a document in the article class and return the log."""
     (folder / "tables.tex").write_text(text)
     lines = [r"\documentclass{article}", r"\usepackage{booktabs}", r"\begin{document}", r"\input{tables}"]
     (folder / "page.tex").write_text("\n".join([*lines, r"\end{document}"]))
-    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    words = [engine, "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
     done = subprocess.run(words, cwd=folder, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
     return (folder / "page.log").read_text(errors="replace")
+
+
+LETTERS = "".join(map(chr, (*range(0xA0, 0x250), *range(0x370, 0x400), *range(0x2010, 0x2050))))
+HOSTILE = "红色的圆 \u0430\u05d0 🔴 a\nb\n\nc\u2028\x00\x1b[31m\x7f\x85\u202e\ue000 \\end{tabular} ${x} a|b % ^^M ~#&_"
+
+
+def make_tables_of(texts: Sequence[str]) -> str:
+    """Tables with texts as heads, cells and caption."""
+    rows = [{text[:20]: text for text in texts}] * 2
+    return join_latex([format_latex(rows, "; ".join(texts), "letters")])
+
+
+@needs_latex
+def test_latex_takes_every_letter(tmp_path: Path) -> None:
+    texts = [HOSTILE, *(LETTERS[start : start + 30] for start in range(0, len(LETTERS), 30))]
+    for place, text in enumerate((make_tables_of(texts[:1]), make_tables_of(texts[1:]))):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        compile_latex(folder, text)
+    compile_latex(folder, make_tables_of(["tau τ, é, ł"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("é ł “x” €", "é ł “x” €"),
+        ("τ=Ω", r"$\tau$=$\Omega$"),
+        ("红", r"\unicodeletter{7EA2}{红}"),
+        ("a\n\nb\u2028c\x1bd\x00e", "a  b c d e"),
+        ("a ≤ b → c|d", r"a $\leq$ b $\rightarrow$ c$|$d"),
+    ],
+)
+def test_letters_in_latex(text: str, written: str) -> None:
+    assert escape(text) == written
+    assert ("fontspec" in make_tables_of([text])) == (r"\unicodeletter" in written)
 
 
 @pytest.mark.slow
@@ -213,10 +250,11 @@ def test_latex_compiles_within_the_page(tmp_path: Path) -> None:
 def test_estimated_widths_are_no_smaller_than_latex_measures(tmp_path: Path) -> None:
     cells = [
         "0123456789.", "critical\\_adakv", "HeatKV kernel=3", r"psnr\_mean\_mse (dB) $\uparrow$", "fid\\_scenes",
+        escape("τ 红色 🔴"),
         r"\textbf{27.82}\,{\scriptsize$\pm$1.33$_{2.2}$}", r"$-$0.0119\,{\scriptsize$\pm$0.0099$^\dagger$}",
     ]  # fmt: skip
     text = "".join(rf"\setbox0=\hbox{{{cell}}}\typeout{{width \the\wd0}}" + "\n" for cell in cells)
-    log = compile_latex(tmp_path, text + "x")
+    log = compile_latex(tmp_path, DEFINITION + text + "x")
     found = [float(width) for width in re.findall(r"width ([\d.]+)pt", log)]
     for cell, width in zip(cells, found, strict=True):
         assert width <= 1.01 * sum(measure(cell)) <= 1.4 * width, cell

@@ -3,10 +3,10 @@
 import errno
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -23,14 +23,16 @@ from kvbench.cli.config.compose import (
     read_values,
 )
 from kvbench.cli.config.did_you_mean import did_you_mean, suggest_choice, suggest_key
-from kvbench.cli.config.search_path import check_search_path, list_choices
-from kvbench.core.config import ConfigError, UserError
+from kvbench.cli.config.options import parse_options
+from kvbench.cli.config.overrides import check_lists
+from kvbench.cli.config.search_path import check_search_path, find_added, list_choices
+from kvbench.core.config import ConfigError, UserError, shorten
 from kvbench.core.settings import CHOICE_KEYS
 
 EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSError)
 """Errors that a user can cause, besides out-of-memory errors."""
-COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
-"""Options of Hydra that exclude each other."""
+MAX_LINE = 1200
+"""Most characters of a message; the choices of the largest group take 900."""
 SHELLS = ("bash", "fish", "zsh")
 """Shells for which Hydra completes words."""
 
@@ -46,23 +48,23 @@ def check_arguments(arguments: list[str]) -> str | None:
 
     Settings of a finished run are known to be valid; checking others imports their classes and torch.
     """
-    parsed = get_args_parser().parse_args(arguments)
-    if len(commands := [f"--{name}" for name in COMMANDS if getattr(parsed, name)]) > 1:
-        return f"{' and '.join(commands)}: exclude each other; leave out {commands[0]}"
-    if parsed.shell_completion:
-        return _check_completion(parsed.overrides)
-    runs = parsed.multirun or Command.parse(arguments).is_one_job
+    words: Sequence[str] = ()
     try:
+        parsed = parse_options(arguments)
+        words = parsed.overrides
+        if parsed.shell_completion:
+            return _check_completion(words)
+        runs = parsed.multirun or Command.parse(arguments).is_one_job
         with hydra_of_kvbench():
             check_search_path()
-            for overrides in cover_values(parsed.overrides):
+            for overrides in cover_values([*_list_added_words(parsed.overrides), *parsed.overrides]):
                 cfg, _ = compose_job(overrides)
                 if runs and not ((values := read_values(cfg)).get("task") == "run" and find_finished(values)):
                     check_runs_dir(check_values(values))
-            if words := [word for word in parsed.overrides if word.startswith("hydra")]:
-                compose_job(words)
+            if of_hydra := [word for word in words if word.lstrip("+~").startswith("hydra")]:
+                compose_job(of_hydra)
     except EXPECTED as error:
-        return describe_error(error, parsed.overrides)
+        return describe_error(error, words)
     return None
 
 
@@ -74,55 +76,70 @@ def _check_completion(words: Sequence[str]) -> str | None:
     return f"-sc: {given}must be one of install, uninstall or query with one of {', '.join(SHELLS)}: -sc install=bash"
 
 
+def _list_added_words(words: Sequence[str]) -> list[str]:
+    """Return the overrides of a sweep in an added folder, without keys that words set; kvbench's own are valid."""
+    if not find_added("sweeps", words):
+        return []
+    chosen = [word for word in words if word.startswith(("sweeps=", "hydra.searchpath="))]
+    params = compose_job(chosen)[1].sweeper.params or {}
+    given = [word.partition("=")[0] for word in words]
+    return [f"{key}={value}" for key, value in params.items() if key not in given]
+
+
 def cover_values(arguments: list[str]) -> list[list[str]]:
     """Return overrides of as few jobs as contain every value of every list; Hydra must be initialised.
 
     Raises:
-        ConfigError: a list is empty.
+        ConfigError: see `check_lists`.
     """
     parsed = [
         o
         for o in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(arguments)
-        if (not o.key_or_group.startswith("hydra") or o.key_or_group == "hydra.searchpath")
-        and (o.is_choice_sweep() or not o.is_sweep_override())
+        if not o.key_or_group.startswith("hydra") or o.key_or_group == "hydra.searchpath"
     ]
+    check_lists(parsed)
     values = [_list_words(override) for override in parsed]
-    for override, words in zip(parsed, values, strict=True):
-        if not words:
-            choices = ", ".join(list_choices(override.key_or_group))
-            raise ConfigError(f"{override.input_line}: matches no choice; choose from {choices}")
     count = max(map(len, values), default=1)
     return [[words[i % len(words)] for words in values] for i in range(count)]
 
 
 def _list_words(override: Override) -> list[str]:
-    """Return an override's values as overrides of single jobs."""
+    """Return an override's values as overrides of single jobs, of a range its ends."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
-    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    values: Iterable[object] = override.sweep_string_iterator()
+    given: Any = override.value()
+    if override.is_range_sweep() and isinstance(numbers := given.range(), range):
+        values = dict.fromkeys((numbers[0], numbers[-1]))
+    return [f"{override.get_key_element()}={value}" for value in values]
 
 
 def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> str:
-    """Return an expected error as one line; raise its cause if no user can cause it.
+    """Return an expected error as one line of bounded length; raise its cause if no user can cause it.
 
     Args:
         error: the error.
         arguments: words of the command; their choices of groups determine the valid keys.
     """
+    return shorten(_describe(error, arguments), MAX_LINE)
+
+
+def _describe(error: BaseException, arguments: Sequence[str]) -> str:
     if isinstance(error, OverrideParseException):
         return f"{error.override}: not a valid key=value; quote values with any of = , [ ] {{ }} ~"
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
-        return _describe_cause(error, error.__cause__)
+        return _name_files(_describe_cause(error, error.__cause__), arguments)
     if isinstance(error, HydraException | OmegaConfBaseException):
-        return _describe_composition(str(error), arguments)
+        message = str(error) or str(error.__cause__) or type(error).__name__
+        return _name_files(_describe_composition(message, error.__cause__, arguments), arguments)
     line = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{line}; free disk space and run the same command again to resume"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        name = Path(str(error.filename)).name
+        name = Path(str(error.filename)).name.removesuffix(".yaml")  # Hydra adds it to choices
         key = next((word.partition("=")[0] for word in arguments if name in word), "a path")
         return f"{key}: a name of {len(name)} characters is too long"
-    return line
+    return _name_files(line, arguments) if isinstance(error, ConfigError) else line
 
 
 def _describe_cause(error: InstantiationException, cause: BaseException) -> str:
@@ -132,7 +149,7 @@ def _describe_cause(error: InstantiationException, cause: BaseException) -> str:
         return f"{key[1]}: {' '.join(str(cause).split())}"
     if not is_expected(cause):
         raise cause
-    line = describe_error(cause)
+    line = _describe(cause, ())
     if key is None or re.match(r"\w+(\.\w+)+[:=]", line):
         return line
     return (
@@ -140,10 +157,10 @@ def _describe_cause(error: InstantiationException, cause: BaseException) -> str:
     )  # an object knows its fields, not their key
 
 
-def _describe_composition(message: str, arguments: Sequence[str]) -> str:
-    """Return one line that names the key, from the lines of Hydra's message."""
+def _describe_composition(message: str, cause: BaseException | None, arguments: Sequence[str]) -> str:
+    """Return one line that names the key, from the lines of Hydra's message and of its cause."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    if match := re.match(r"Could not override '(.+)'", lines[0]):
+    if match := re.match(r"Could not (?:override|delete from config\.) '(.+?)'", lines[0]):
         key = match[1].rpartition("@")[2]
         near = suggest_key(key, _list_keys(arguments))
         if near == key:
@@ -163,8 +180,38 @@ def _describe_composition(message: str, arguments: Sequence[str]) -> str:
         return f"{match[1]}: missing; set {match[1]}=... to a choice of {match[1].partition('.')[0]}"
     if match := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", lines[0]):
         return f"{match[1]}: several values are a sweep; add -m, or write a list as [ ]"
-    named = [line for line in lines if line.startswith(("Key '", "full_key"))]
-    return " ".join(dict.fromkeys([lines[0], *named]))
+    if match := re.match(
+        r"(?:Error resolving interpolation|Interpolation key) '(?:\$\{)?(.*?)\}?'", lines[0]
+    ):
+        word = next((word for word in arguments if f"${{{match[1]}" in word), None)
+        if word is not None:
+            return f"{shorten(word)}: refers to {shorten(match[1])}, which is not set"
+    if (match := re.match(r"Error merging override (.+)", lines[0])) and cause is not None:
+        return f"{shorten(match[1])}: {str(cause).splitlines()[0]}"
+    return _name_key(lines)
+
+
+def _name_key(lines: Sequence[str]) -> str:
+    """Return Hydra's own lines as one that begins with the key, if a line names it."""
+    key = next((line.partition(" ")[2] for line in lines if line.startswith("full_key")), None)
+    if lines[0] == "Recursive interpolation detected":
+        return f"{key}: its value refers to itself; write a value"
+    line = " ".join(dict.fromkeys([lines[0], *(line for line in lines if line.startswith("Key '"))]))
+    return line if key is None or line.startswith(key) else f"{key}: {line}"
+
+
+def _name_files(line: str, arguments: Sequence[str]) -> str:
+    """Return a message about a key with the added files that words choose for the key's group, or as a sweep."""
+    group = re.split(r"[.:=]", line)[0]
+    if line.startswith(f"{group}://"):  # begins with a file
+        return line
+    try:
+        with hydra_of_kvbench():
+            found = find_added(group, arguments) if group in CHOICE_KEYS else ()
+            files = [file for file in found or find_added("sweeps", arguments) if file not in line]
+    except Exception:  # of a package on the search path, which the line then names
+        return line
+    return f"{line}; see {', '.join(files)}" if files else line
 
 
 def _list_keys(arguments: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hydra
@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
+from kvbench.cli.config.added_files import AddedFile, check_files, list_files
 from kvbench.core.config import ConfigError
 from kvbench.core.plugins import find_plugins
 
@@ -63,17 +64,15 @@ def list_methods(family: str) -> list[str]:
 
 
 def check_search_path() -> None:
-    """Check that every added folder is readable and brings new names only; Hydra must be initialised.
+    """Check that every added folder is readable and brings new and valid files only; Hydra must be initialised.
 
     Raises:
-        ConfigError: a folder is not readable, or a name exists already.
+        ConfigError: a folder is not readable, a name exists already, or a file is damaged.
     """
-    own, *others = [
-        source
-        for source in GlobalHydra.instance().config_loader().get_sources()
-        if source.provider not in ("hydra", "schema")
-    ]
+    loader: Any = GlobalHydra.instance().config_loader()
+    own, *others = _list_sources()
     known = [own]
+    files: list[AddedFile] = []
     for source in others:
         _check_readable(source)
         for group in source.list("", ObjectType.GROUP):
@@ -84,6 +83,25 @@ def check_search_path() -> None:
                         f"{first.full_path()}; rename the file"
                     )
         known.append(source)
+        files += list_files(source)
+    check_files(files, loader.repository)
+
+
+def find_added(group: str, words: Sequence[str]) -> list[str]:
+    """Return the paths of files of a group in added folders that words choose; Hydra must be initialised."""
+    pairs = (word.partition("=") for word in words)
+    values = [value for key, _, value in pairs if key.partition("@")[0] == group]
+    chosen = {f"{group}/{name}" for value in values for name in value.strip("[]").split(",")}
+    if not chosen:
+        return []
+    files = (file for source in _list_sources()[1:] for file in list_files(source))
+    return [str(file) for file in files if file.name in chosen]
+
+
+def _list_sources() -> list[ConfigSource]:
+    """Return kvbench's own source of files, and the added ones."""
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    return [source for source in sources if source.provider not in ("hydra", "schema")]
 
 
 def _check_readable(source: ConfigSource) -> None:

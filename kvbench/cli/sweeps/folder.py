@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.messages import EXPECTED
+from kvbench.cli.config.search_path import check_search_path
 from kvbench.cli.console import say
 from kvbench.cli.sweeps.jobs import (
     describe_sweep,
@@ -69,6 +70,7 @@ def announce(words: Sequence[str]) -> None:
     """
     try:
         with hydra_of_kvbench():
+            check_search_path()
             parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(
                 list(words)
             )

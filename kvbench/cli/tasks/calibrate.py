@@ -36,7 +36,7 @@ def calibrate(cfg: DictConfig, settings: Settings) -> list[Path]:
     for artifact in artifacts if orders is not None else ():
         if artifact.kind == AttentionByScale.kind:
             ranks = rank_heads(scas(artifact.tensors["mass"]))
-            write_orders(Path(str(orders)), ranks, job.settings.sinks, artifact.metadata)
+            write_orders(Path(str(orders)).expanduser(), ranks, job.settings.sinks, artifact.metadata)
             say(f"orders: {orders}")
     return paths
 

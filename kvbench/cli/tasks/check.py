@@ -14,6 +14,7 @@ from kvbench.core.config import ConfigError, UserError
 from kvbench.core.files import count_free_bytes
 from kvbench.core.settings import Settings
 from kvbench.engine.memory import MIB
+from kvbench.eval.files.weights import find_wrong
 from kvbench.eval.protocol.base import find_missing
 from kvbench.models.base import Model
 from kvbench.models.files.hub import Listing, format_bytes
@@ -53,6 +54,9 @@ def check_run(job: Job, describe_memory: Callable[[], str]) -> Iterator[Finding]
         if reasons:
             required = name in job.settings.require
             yield Finding(f"eval={name}", "error" if required else "note", f"skipped: {'; '.join(reasons)}")
+    for name, evaluator in job.evaluators.items():
+        for line in find_wrong(evaluator.weights):
+            yield Finding(f"eval={name}", "error", line)
     complete = [name for name, reasons in missing.items() if not reasons]
     yield Finding("metrics", "ok" if complete else "note", ", ".join(complete) or "none")
     memory = _try("memory", describe_memory)

@@ -1,8 +1,6 @@
 """`task=doctor`: what this machine and this installation can do, with remedies for what is missing."""
 
-import importlib.metadata
 import platform
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.search_path import list_choices
 from kvbench.cli.tasks.findings import Finding, show_findings
 from kvbench.core.devices import count_gpus
+from kvbench.core.extras import list_extras
 from kvbench.core.files import count_free_bytes
 from kvbench.core.settings import Settings
 from kvbench.eval.files.weights import FETCH_COMMAND
@@ -22,9 +21,6 @@ from kvbench.runs.record.provenance import find_version
 
 GIB = 2**30
 LIBRARIES = ("kvbench", "torch", "triton", "hydra-core", "numpy")
-NAME = re.compile(r"[\w.-]+")
-"""Name of a distribution at the beginning of a requirement."""
-EXTRA = re.compile(r"extra == ['\"](\w+)['\"]")
 
 
 def doctor(_: DictConfig, settings: Settings) -> None:
@@ -67,23 +63,14 @@ def _find_extras() -> Iterator[Finding]:
     if find_version("kvbench") is None:
         yield Finding("extras", "note", "kvbench runs from its checkout: pip install -e .")
         return
-    missing = {extra: names for extra, names in list_extras().items() if names}
+    every = {
+        extra: [one for one in names if find_version(one) is None] for extra, names in list_extras().items()
+    }
+    missing = {extra: names for extra, names in every.items() if names}
     for extra, names in missing.items():
         yield Finding(f"extra {extra}", "note", f"{', '.join(names)} missing: pip install 'kvbench[{extra}]'")
     if not missing:
         yield Finding("extras", "ok", "all are installed")
-
-
-def list_extras() -> dict[str, list[str]]:
-    """Return the missing packages of each extra of kvbench except `dev`, by the extra's name."""
-    missing: dict[str, list[str]] = {}
-    for line in importlib.metadata.requires("kvbench") or ():
-        name, extra = NAME.match(line), EXTRA.search(line)
-        if name and extra and extra[1] != "dev":
-            missing.setdefault(extra[1], [])
-            if find_version(name[0]) is None:
-                missing[extra[1]].append(name[0])
-    return missing
 
 
 def _list_metrics(evaluators: Mapping[str, Evaluator]) -> Iterator[Finding]:

@@ -41,7 +41,7 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
         ) from None
     show_plan(CONSOLE, made, list_methods(made.spec.family))
     if settings.plan.export is not None:
-        export(Path(settings.plan.export), made.spec, made.budget, method)
+        export(Path(settings.plan.export).expanduser(), made.spec, made.budget, method)
         say(f"schedule written to {settings.plan.export}")
 
 

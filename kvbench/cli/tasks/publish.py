@@ -1,7 +1,6 @@
 """`kvbench publish RUN...`: finished runs as a dataset for the Hugging Face Hub."""
 
 import os
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import NamedTuple
 
 from kvbench.cli.console import say
 from kvbench.core.config import ConfigError
+from kvbench.report.upload import check_repo, upload
 
 USAGE = "kvbench publish RUN... [out=FOLDER] [repo=USER/NAME] [license=NAME]"
 KEYS = ("out", "repo", "license")
@@ -46,7 +46,6 @@ def publish(words: Sequence[str]) -> None:
     request = parse_words(words)
     from kvbench.dashboard.page import render_bundle
     from kvbench.report.dataset import choose_name, prepare_dataset, read_published
-    from kvbench.report.upload import upload
 
     runs = read_published(request.runs)
     out = request.out or Path("published", choose_name(runs))
@@ -64,7 +63,7 @@ def parse_words(words: Sequence[str]) -> PublishRequest:
     """Parse the words of the command.
 
     Raises:
-        ConfigError: a word is unknown, or no run is named.
+        ConfigError: a word is unknown, no run is named, or the Hub refuses the repository's name.
     """
     runs, values = [], {}
     for word in words:
@@ -78,7 +77,7 @@ def parse_words(words: Sequence[str]) -> PublishRequest:
     if not runs:
         raise ConfigError(f"publish: no run given; {USAGE}")
     repo = values.get("repo")
-    if repo is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
-        raise ConfigError(f"repo={repo}: must be USER/NAME, a dataset on the Hub")
+    if repo is not None:
+        check_repo(repo)
     out = Path(values["out"]).expanduser() if "out" in values else None
     return PublishRequest(tuple(runs), out, repo, values.get("license"))

@@ -74,7 +74,8 @@ def _average(psnr: Mapping[int, float]) -> str:
 
 
 def _shorten(draw: ImageDraw.ImageDraw, text: str, width: int) -> str:
-    """Shorten a text to `width` pixels."""
+    """Shorten a text to one line of `width` pixels; control characters and line ends become spaces."""
+    text = "".join(letter if letter.isprintable() else " " for letter in text[: width + 1])
     while text and draw.textlength(text) > width:
         text = text[:-4] + "..." if not text.endswith("...") else text[:-7] + "..."
     return text

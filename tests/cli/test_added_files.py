@@ -1,0 +1,132 @@
+"""A damaged file of a folder in `hydra.searchpath` is one line that names it, whatever the command is about."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra.core.plugins import Plugins
+
+from kvbench.cli import app
+from kvbench.cli.config.loader import forget_files
+from kvbench.cli.config.messages import check_arguments
+from kvbench.cli.config.search_path import PluginSearchPath
+
+Add = Callable[[str, str], str]
+"""Adds a file to the folder; gives the word that names the folder."""
+TAG = 'defaults: [h2o, _self_]\nseed: !!python/object/apply:os.mkdir ["made"]\n'
+
+
+@pytest.fixture
+def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
+    Plugins.instance().register(PluginSearchPath)
+    named = f"hydra.searchpath=[file://{tmp_path}/conf]"
+    monkeypatch.setattr(sys, "argv", ["run.py", named])
+    monkeypatch.chdir(tmp_path)
+    forget_files()
+
+    def write(name: str, text: str) -> str:
+        path = tmp_path / "conf" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode("latin-1"))
+        return named
+
+    return write
+
+
+DAMAGED = {
+    TAG: "line 2: could not determine a constructor for the tag",
+    "defaults:\n\t- h2o\n": "line 2: found character '\\t' that cannot start any token; write plain YAML",
+    "defaults: [h2o, _self_]\nsinks: 1\nsinks: 2\n": "line 3: found duplicate key sinks; write plain YAML",
+    "defaults: [mine, _self_]\n": "defaults: the file includes itself; remove the entry that leads back",
+    "defaults: [/method/mine@base, _self_]\n": "defaults: the file includes itself; ",
+    "defaults: [nowhere, _self_]\n": "defaults: there is no file method/nowhere; correct the entry",
+    "defaults: [h2o, _self_]\nlevels: &one [*one]\n": "refers to itself, or is nested too deeply; remove the alias",
+    "_target_: kvbench.methods.h2o.H2O\nx: {y: '${'}\n": "is no interpolation; write ${key}, or \\${ for",
+    "sinks: 1\n": "has no key _target_; name the class of this method",
+    "": "has no key _target_; ",
+    "- h2o\n": "is not a group of keys; ",
+    "\xff\xfe": "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte; write plain YAML",
+    "[a, b]: c\n": "found unhashable key; ",
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_a_damaged_method_is_named_before_it_is_chosen(add: Add, tmp_path: Path, text: str) -> None:
+    named = add("method/mine.yaml", text)
+    problem = check_arguments([named])
+    assert problem is not None
+    assert problem.startswith(f"file://{tmp_path}/conf/method/mine.yaml: ")
+    assert DAMAGED[text] in problem
+    assert "\n" not in problem
+    assert not (tmp_path / "made").exists()
+
+
+def test_files_that_include_each_other_are_named(add: Add) -> None:
+    add("model/a.yaml", "defaults: [b, _self_]\n")
+    problem = check_arguments([add("model/b.yaml", "defaults: [{/model@inner: a}, _self_]\n")])
+    assert problem is not None
+    assert "conf/model/a.yaml: defaults: the file includes itself" in problem
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("task=plan",),
+        ("task=check",),
+        ("-m", "method=full,mine"),
+        ("-m", "sweeps=budget", "task=check"),
+    ],
+)
+def test_every_command_ends_in_the_line(
+    add: Add, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    named = add("method/mine.yaml", TAG)
+    monkeypatch.setattr(sys, "argv", ["run.py", *words, named])
+    with pytest.raises(SystemExit, match=r"^error: file://.*mine\.yaml: line 2: .*; write plain YAML.*$"):
+        app.main()
+    assert capsys.readouterr() == ("", "")
+
+
+CHOSEN = {
+    (
+        "method",
+        "defaults: [h2o, _self_]\nrecent: ${method.recent}\n",
+    ): "method.recent: its value refers to itself; ",
+    (
+        "method",
+        "defaults: [h2o, _self_]\nrecent: ${method.nope}\n",
+    ): "method.recent: Interpolation key 'method.nope'",
+    ("method", "_target_: kvbench.methods.h2o.H2O\nnope: 1\n"): "method.nope: no such key; there are ",
+    ("method", "_target_: 7\n"): "method._target_=7: is not a class path",
+    (
+        "model",
+        "defaults: [infinity_tiny, _self_]\ntransformer:\n  new: ???\n",
+    ): "model.transformer.new: missing; ",
+    (
+        "sweeps",
+        "hydra: {sweeper: {params: {method: '${hydra.sweeper.params.method}'}}}\n",
+    ): "hydra.sweeper.params.meth",
+    ("sweeps", "hydra: {sweeper: {params: {nokey: '1,2'}}}\n"): "nokey: no such key",
+    ("sweeps", "hydra: {sweeper: {params: 3}}\n"): "hydra.sweeper.params: must be a group of keys",
+    ("sweeps", "hydra: {sweeper: null}\n"): "hydra.sweeper: must be a group of keys",
+    ("sweeps", "budgett: 1\n"): "budgett: no such key",
+}
+
+
+@pytest.mark.parametrize("choice", CHOSEN, ids=str)
+def test_a_wrong_key_of_a_chosen_file_names_the_file(add: Add, choice: tuple[str, str]) -> None:
+    group, text = choice
+    named = add(f"{group}/mine.yaml", "# @package _global_\n" * (group == "sweeps") + text)
+    problem = check_arguments(["-m", f"{group}=mine", named])
+    assert problem is not None
+    assert CHOSEN[choice] in problem
+    assert f"conf/{group}/mine.yaml" in problem
+    assert "\n" not in problem
+
+
+def test_a_good_file_passes_beside_good_ones(add: Add) -> None:
+    add("sweeps/mine.yaml", "# @package _global_\nhydra: {sweeper: {params: {method: 'mine,full'}}}\n")
+    named = add("method/mine.yaml", "defaults: [h2o, _self_]\nrecent: 0.25\n")
+    assert check_arguments(["-m", "sweeps=mine", "budget=0.5", named]) is None
