@@ -30,7 +30,7 @@ def choices(overrides: Sequence[str] = ()) -> dict[str, str]:
     defaults = _read(CONF / "config.yaml")["defaults"]
     usual = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
     given = dict(override.split("=", 1) for override in overrides)
-    model = _choice("model", given.get("model", usual["model"]))
+    model = read_choice("model", given.get("model", usual["model"]))
     return {
         group: given[group] if group in given else model.get(f"default_{group}") or usual[group]
         for group in GROUPS
@@ -51,7 +51,7 @@ def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
     values = _read(CONF / "config.yaml")
     for name in ("defaults", "hydra"):
         del values[name]
-    values |= {group: _choice(group, name) for group, name in choices(overrides).items()}
+    values |= {group: read_choice(group, name) for group, name in choices(overrides).items()}
     for override in overrides:
         key, _, text = override.partition("=")
         if key not in GROUPS:
@@ -60,6 +60,32 @@ def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
     values["noise"] = resolve_noise(values["noise"], values["device"])
     resolved: dict[str, Any] = _resolved(values, values)
     return resolved
+
+
+def read_choice(group: str, name: str) -> dict[str, Any]:
+    """Return the values of a file of `conf/`, those of its `defaults` included; interpolations are left.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    path = CONF / group / f"{name}.yaml"
+    if not path.is_file():
+        names = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
+        raise ValueError(f"{group}={name}: no such choice; choose from {names}")
+    own, values = _read(path), dict[str, Any]()
+    for base in own.pop("defaults", ()):
+        if base == "_self_":
+            continue
+        if isinstance(base, str):
+            folder, _, file = base.removesuffix("@_here_").rpartition("/")
+            values = _merged(
+                values, read_choice(folder.strip("/") if folder or base[0] == "/" else group, file)
+            )
+            continue
+        [(key, choice)] = base.items()  # a choice of another group, under a key of this one
+        other, _, place = key.removeprefix("override ").removeprefix("/").partition("@")
+        values |= {place: read_choice(other, choice)}
+    return _merged(values, own)
 
 
 def built(node: Any) -> Any:
@@ -101,25 +127,6 @@ def _read(path: Path) -> dict[str, Any]:
 def _parse(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = yaml.safe_load(path.read_text())
     return values
-
-
-def _choice(group: str, name: str) -> dict[str, Any]:
-    path = CONF / group / f"{name}.yaml"
-    if not path.is_file():
-        names = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
-        raise ValueError(f"{group}={name}: no such choice; choose from {names}")
-    own, values = _read(path), dict[str, Any]()
-    for base in own.pop("defaults", ()):
-        if base == "_self_":
-            continue
-        if isinstance(base, str):
-            folder, _, file = base.removesuffix("@_here_").rpartition("/")
-            values = _merged(values, _choice(folder.strip("/") if folder or base[0] == "/" else group, file))
-            continue
-        [(key, choice)] = base.items()  # a choice of another group, under a key of this one
-        other, _, place = key.removeprefix("override ").removeprefix("/").partition("@")
-        values |= {place: _choice(other, choice)}
-    return _merged(values, own)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

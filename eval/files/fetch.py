@@ -4,26 +4,18 @@ A file appears complete and with the expected hash, or not at all.
 """
 
 import argparse
-import http.client
 import importlib
-import os
-import shutil
 import sys
 import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
-from tqdm import tqdm
-
-from kvbench.core.files import CHUNK_BYTES, hash_path
+from kvbench.core.files import hash_path
+from kvbench.core.receive import receive
 from kvbench.eval.files.weights import Snapshot, Weight, WeightError, fetched_path
-
-TIMEOUT = 20.0
-"""Seconds after which a host without an answer counts as unreachable."""
 
 State = Literal["found", "fetched", "missing", "unreachable", "by hand", "wrong"]
 
@@ -72,27 +64,14 @@ def download_file(url: str, target: Path, sha256: str | None = None) -> None:
         sha256: expected hash; None accepts any content.
 
     Raises:
-        OSError: the address cannot be read, or the target cannot be written.
-        WeightError: the download ended early, or has another hash.
+        OSError: the address cannot be read, the target cannot be written, or the download ended early.
+        WeightError: the file has another hash.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.part")
     if sha256 is None:
         part.unlink(missing_ok=True)
-    start = part.stat().st_size if part.is_file() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
-            resumed = reply.status == http.client.PARTIAL_CONTENT
-            _receive(reply, part, start if resumed else 0, target.name)
-    except urllib.error.HTTPError as error:
-        complete = (
-            start and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
-        )  # nothing is left to send
-        if not complete:
-            raise
-    except http.client.HTTPException as error:
-        raise OSError(f"{url}: {type(error).__name__} {error}") from error
+    receive(url, part, target.name)
     if sha256 is not None and (actual := hash_path(part)) != sha256:
         part.unlink()
         raise WeightError(f"{url} is not the expected file: sha256 {actual}, expected {sha256}")
@@ -157,19 +136,6 @@ def _addresses(one: Weight | Snapshot) -> list[tuple[str, Path, str | None]]:
         hashes = dict(one.sha256)
         return [(one.url(file), fetched_path(one) / file, hashes.get(file)) for file in one.files]
     return [(one.url, fetched_path(one), one.sha256)] if one.url else []
-
-
-def _receive(reply: Any, part: Path, start: int, title: str) -> None:
-    """Write the content of a reply into a file from position `start`, with a progress bar."""
-    length = reply.headers.get("Content-Length")
-    total = None if length is None else start + int(length)
-    bar = tqdm.wrapattr(reply, "read", total=total, initial=start, desc=title, leave=False)
-    with part.open("ab" if start else "wb") as file, bar as read:
-        shutil.copyfileobj(read, file, CHUNK_BYTES)
-        file.flush()
-        os.fsync(file.fileno())
-    if total is not None and part.stat().st_size != total:
-        raise WeightError(f"{reply.url} ended after {part.stat().st_size} of {total} bytes; try again")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.weights import loading
 from kvbench.eval.networks import full_float32
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.component import setting
@@ -46,7 +47,8 @@ class PairedScore(Evaluator):
         caveat = f"{count} of {len(samples)} images are smaller than {side} pixels, which {need} need"
         if not indices:
             raise SkipEvaluation(caveat)
-        measure, hashes = self.load(device)
+        with loading(self.weights):
+            measure, hashes = self.load(device)
         columns: dict[str, list[float]] = {name: [] for name in self.metrics}
         with torch.inference_mode(), full_float32():
             for batch in samples.batches(self.batch, self.name, indices):

@@ -15,7 +15,8 @@ from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.results import Results, read_results
 from kvbench.runs.record.samples import order_worst_first, read_scores
-from kvbench.runs.score.wandb import WandB, shorten
+from kvbench.runs.score.entries import shorten
+from kvbench.runs.score.wandb import WandB
 from tests.support.results import made_up
 from tests.support.run_folders import GIVEN, write_reading_runs
 from tests.support.wandb_file import read_entry
@@ -134,6 +135,22 @@ def test_a_sweep_ends_with_its_table_and_dashboard(tmp_path: Path, offline_wandb
     WandB().send_sweep(tmp_path, "budget", [RUN], None)
     [values] = read_entry(tmp_path).history
     assert {key.partition(".")[0] for key in values if key[0] != "_"} == {"runs"}
+
+
+def test_the_callers_own_run_stays_open(tmp_path: Path, offline_wandb: None) -> None:
+    import wandb
+
+    for name in ("own", "sent"):
+        (tmp_path / name).mkdir()
+    with wandb.init(project="mine", dir=str(tmp_path / "own")) as own:
+        own.log({"loss": 2.0})
+        WandB(images=0).send(tmp_path / "sent", RUN)
+        assert wandb.run is own
+        own.log({"loss": 1.0})
+    entries = {name: read_entry(tmp_path / name) for name in ("own", "sent")}
+    assert [values["loss"] for values in entries["own"].history] == [2.0, 1.0]
+    assert [values["psnr"] for values in entries["sent"].history] == [25.0]
+    assert entries["sent"].run.run_id == RUN.run
 
 
 def make_scored(folder: Path, metrics: dict[str, Metric], values: dict[str, list[object]]) -> Results:

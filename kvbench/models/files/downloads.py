@@ -5,8 +5,6 @@ to the same file. Here `kvbench.models.files.hub.fetch` holds a claim, so each f
 After a resumed download its SHA-256, which is its name in the cache, is compared.
 """
 
-import io
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from pathlib import Path
 from threading import Event
 
 from kvbench.core.files import hash_path
+from kvbench.core.receive import receive
 
 MAX_STREAMS = 4
 """Number of concurrent downloads."""
@@ -68,39 +67,15 @@ def download(blobs: Sequence[Blob]) -> None:
             raise
 
 
-class _Partial(io.BufferedWriter):
-    """File whose writes raise after `stop` is set."""
-
-    def __init__(self, path: Path, mode: str, stop: Event) -> None:
-        super().__init__(io.FileIO(path, mode))
-        self._stop = stop
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        if self._stop.is_set():
-            raise InterruptedError("stopped")
-        return super().write(data)
-
-
 def _download(blob: Blob, stop: Event) -> None:
-    from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     if blob.path.is_file():
         return
     blob.path.parent.mkdir(parents=True, exist_ok=True)
-    start = blob.received
-    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}  # bytes are counted as they are stored
-    with _Partial(blob.partial, "a" if start else "w", stop) as file:
-        http_get(
-            blob.url,
-            file,
-            resume_size=start,
-            headers=headers,
-            expected_size=blob.size,
-            displayed_filename=blob.name,
-        )
-        file.flush()
-        os.fsync(file.fileno())
+    if not (start := blob.received):
+        blob.partial.unlink(missing_ok=True)  # of another size
+    receive(blob.url, blob.partial, blob.name, headers=build_hf_headers(), size=blob.size, stop=stop)
     if start and hash_path(blob.partial) != blob.sha256:
         blob.partial.unlink()
         raise OSError(f"{blob.name} is damaged and is downloaded again")

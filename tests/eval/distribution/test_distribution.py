@@ -217,3 +217,49 @@ def test_bad_logits_and_unequal_pairs_are_refused() -> None:
 def test_a_shorter_last_chunk_counts_by_its_size() -> None:
     assert average_chunks(np.array([2.0, 5.0]), 8, 6) == (6 * 2 + 2 * 5) / 8
     assert average_chunks(np.array([2.0, 5.0]), 12, 6) == 3.5
+
+
+class Given(torch.nn.Module):
+    """Features as they are, in the place of torchmetrics' network."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.num_features = num_features
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "dim", "tolerance"), [(300, 64, 1e-10), (64, 256, 1e-5)])
+def test_distances_equal_torchmetrics(count: int, dim: int, tolerance: float) -> None:
+    """Its Frechet distance of a singular covariance is that of rounded eigenvalues, hence the wider tolerance."""
+    from torchmetrics.image.fid import FrechetInceptionDistance
+    from torchmetrics.image.kid import KernelInceptionDistance
+
+    rng = np.random.default_rng(0)
+    ours = rng.normal(size=(count, dim))
+    theirs = ours + 0.1 * rng.normal(size=(count, dim)) + 0.05
+    oracles = FrechetInceptionDistance(Given(dim)), KernelInceptionDistance(Given(dim), 1, count)
+    for oracle in oracles:
+        oracle.set_dtype(torch.float64)
+        oracle.update(torch.from_numpy(ours), real=True)
+        oracle.update(torch.from_numpy(theirs), real=False)
+    assert frechet_distance(ours, theirs) == pytest.approx(float(oracles[0].compute()), rel=tolerance)
+    assert kid(ours, theirs) == pytest.approx(float(oracles[1].compute()[0]), rel=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [1, 5])
+def test_inception_score_equals_torchmetrics(splits: int) -> None:
+    from torchmetrics.image.inception import InceptionScore
+
+    logits = np.random.default_rng(0).normal(size=(250, 100)) * 3
+    oracle = InceptionScore(Given(100), splits=splits)
+    oracle.update(torch.from_numpy(logits))
+    torch.manual_seed(1)
+    order = torch.randperm(250).numpy()
+    torch.manual_seed(1)
+    assert inception_score(logits[order], 250 // splits).mean() == pytest.approx(
+        float(oracle.compute()[0]), rel=1e-12
+    )

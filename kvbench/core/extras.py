@@ -1,0 +1,44 @@
+"""Extras of kvbench, and the command that installs an optional package."""
+
+import importlib.metadata
+import re
+
+DISTRIBUTIONS = {
+    "cleanfid": "clean-fid",
+    "open_clip": "open_clip_torch",
+    "torch_fidelity": "torch-fidelity",
+    "math_verify": "math-verify",
+}
+"""Names on the package index of packages that are imported under another name."""
+COLLECTIONS = ("all", "dev")
+"""Extras that only collect others, or add tools for development."""
+NAME = re.compile(r"[\w.-]+")
+"""Name of a distribution at the beginning of a requirement."""
+EXTRA = re.compile(r"extra == ['\"](\w+)['\"]")
+
+
+def list_extras() -> dict[str, tuple[str, ...]]:
+    """Return the distributions of each extra, without `all` and `dev`; empty if kvbench is not installed."""
+    extras: dict[str, list[str]] = {}
+    try:
+        lines = importlib.metadata.requires("kvbench") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    for line in lines:
+        name, extra = NAME.match(line), EXTRA.search(line)
+        if name and extra and extra[1] not in COLLECTIONS:
+            extras.setdefault(extra[1], []).append(name[0])
+    return {extra: tuple(names) for extra, names in extras.items()}
+
+
+def install_command(package: str) -> str:
+    """Return the command that installs an imported package: its extra, or its distribution if none has it.
+
+    >>> install_command("a_package_of_a_plugin")
+    'pip install a_package_of_a_plugin'
+    """
+    distribution = DISTRIBUTIONS.get(package, package)
+    for extra, names in list_extras().items():
+        if distribution in names:
+            return f'pip install "kvbench[{extra}]"'
+    return f"pip install {distribution}"

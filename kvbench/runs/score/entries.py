@@ -1,0 +1,211 @@
+"""Calls that all loggers share: what is sent about a run and about a sweep."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kvbench.core.config import ConfigError
+from kvbench.core.files import hash_content
+from kvbench.eval.files.kinds import IMAGES, TEXTS, find_stored_kind
+from kvbench.eval.files.samples import read_samples
+from kvbench.runs.record.folder import slug
+from kvbench.runs.record.results import Results
+from kvbench.runs.record.samples import find_sample, order_worst_first, read_scores
+
+MAX_NAME = 64
+"""Most characters of a tag; ids, names and groups are kept as short."""
+MAX_SHOWN = 200
+"""Characters of a text that was read, in the table of samples."""
+HEAD = 36
+"""Characters of a long name before its hash."""
+LoggedValue = float | int | str | None
+
+
+@dataclass(frozen=True)
+class About:
+    """Description of an entry.
+
+    Attributes:
+        key: identity of the entry; an entry that is sent again has the same one.
+        title: shown name.
+        job_type: method of a run, or `sweep`.
+        group: name of the sweep.
+        config: configuration of the run, and its reference.
+        tags: model, prompt set and budget.
+    """
+
+    key: str
+    title: str
+    job_type: str
+    group: str | None = None
+    config: Mapping[str, object] | None = None
+    tags: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An open entry: `module` makes images and tables, `log` sends values by name."""
+
+    module: Any
+    log: Any
+
+
+@dataclass(frozen=True)
+class Tracker(ABC):
+    """Base class of loggers, which send finished runs and sweeps to a service; a subclass implements `open`.
+
+    An entry is one of its own: a run of the service that the calling program has open stays open.
+
+    Attributes:
+        project: project name.
+        name: beginning of the names of new entries, beside those of earlier names; None for the runs' names alone.
+        images: samples of a run to send with the reference's, the most changed first; 0 for none.
+    """
+
+    package: ClassVar[str]
+    """Package of the service, and the extra that installs it."""
+
+    project: str = "kvbench"
+    name: str | None = None
+    images: int = 32
+
+    def __post_init__(self) -> None:
+        if self.images < 0:
+            raise ConfigError(f"images={self.images}: must be at least 0")
+        if not self.project.strip():
+            raise ConfigError("logger.project='': must be a name")
+        if self.name is not None and not slug(self.name):
+            raise ConfigError(f"logger.name={self.name!r}: must have a letter or digit")
+
+    @classmethod
+    def check_installed(cls) -> None:
+        """Raise ConfigError if the extra is not installed."""
+        if find_spec(cls.package) is None:
+            raise ConfigError(f'logger={cls.package}: not installed; pip install "kvbench[{cls.package}]"')
+
+    @abstractmethod
+    def check(self) -> None:
+        """Check before any work what the service refuses, settings of its environment variables included.
+
+        Raises:
+            ConfigError: naming what is refused, or the extra is not installed.
+        """
+
+    @abstractmethod
+    def open(self, folder: Path, about: About) -> AbstractContextManager[Entry]:
+        """Open an entry, which is finished when the block ends; the service may write to the folder."""
+
+    def show_page(self, module: Any, page: Path) -> object | None:
+        """Return an HTML file as a value of an entry, or None if the service shows none."""
+        return None
+
+    def send(self, folder: Path, results: Results, sweep: str | None = None) -> None:
+        """Send or update the results, contact sheet and samples of a run, grouped by the name of its sweep.
+
+        Raises:
+            ConfigError: the extra is not installed.
+        """
+        self.check_installed()
+        tags = (results.model_label, results.prompts_label, f"budget {results.budget_text}")
+        config = {**results.config, "reference": results.reference}
+        about = About(
+            self._prefix(results.run),
+            self._prefix(results.run),
+            results.method,
+            sweep,
+            config,
+            [shorten(tag) for tag in tags if tag],
+        )
+        with self.open(folder, about) as entry:
+            values: dict[str, object] = {k: v for k, v in list_numbers(results).items() if v is not None}
+            sheet = folder / "contact_sheet.png"
+            if sheet.is_file():
+                values["contact_sheet"] = entry.module.Image(str(sheet))
+            if self.images:
+                values["samples"] = _make_sample_table(entry.module, folder, results, self.images)
+            entry.log(values)
+
+    def send_sweep(self, folder: Path, name: str, runs: Sequence[Results], page: Path | None) -> None:
+        """Send the table of a sweep's finished runs, and its dashboard (an HTML file), as an entry of their group.
+
+        Raises:
+            ConfigError: the extra is not installed.
+        """
+        self.check_installed()
+        rows = [list_numbers(run) for run in runs]
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        data = [[row.get(column) for column in columns] for row in rows]
+        about = About(self._prefix(f"sweep-{folder.name}"), self._prefix(name), "sweep", name)
+        with self.open(folder, about) as entry:
+            shown: dict[str, object] = {"runs": entry.module.Table(columns=columns, data=data)}
+            if page is not None and (value := self.show_page(entry.module, page)) is not None:
+                shown["dashboard"] = value
+            entry.log(shown)
+
+    def _prefix(self, name: str) -> str:
+        return name if self.name is None else f"{self.name}-{name}"
+
+
+def shorten(name: str) -> str:
+    """Return a name of at most `MAX_NAME` characters: its beginning, a hash of all of it, and its end.
+
+    >>> shorten("captions " * 9 + "v2")
+    'captions captions captions captions ~9b842f4d~ptions captions v2'
+    """
+    if len(name) <= MAX_NAME:
+        return name
+    return f"{name[:HEAD]}~{hash_content(name)[:8]}~{name[HEAD + 10 - MAX_NAME :]}"
+
+
+def list_numbers(results: Results) -> dict[str, LoggedValue]:
+    """Return the names, memory, latency and metrics (with 95 % intervals) of a run."""
+    about = {"run": results.run, "model": results.model_label, "method": results.method}
+    numbers: dict[str, LoggedValue] = {
+        **about,
+        "prompts": results.prompts_label,
+        "budget": results.memory.budget,
+    }
+    numbers |= {f"memory/{key}": value for key, value in asdict(results.memory).items()}
+    numbers |= {f"latency/{key}": value for key, value in asdict(results.latency).items()}
+    for name, metric in results.metrics.items():
+        low, high = metric.interval or (None, None)
+        numbers |= {name: metric.value, f"{name}/low": low, f"{name}/high": high}
+    return numbers
+
+
+def _make_sample_table(module: Any, folder: Path, results: Results, count: int) -> Any:
+    """Return a table of a run's samples and the reference's, the most changed first.
+
+    Texts that were read are shown by their beginnings, which are their prompts.
+    """
+    samples, scores = read_samples(folder / "samples.jsonl"), read_scores(folder, results)
+    order = [*order_worst_first(results, scores), *(index for index in samples if index not in scores)]
+    names = list(dict.fromkeys(name for one in scores.values() for name in one))
+    sides = _list_sides(folder, results)
+    rows: list[list[object]] = []
+    for index in order[:count]:
+        shown = [_show_sample(module, side, index) for side in sides.values()]
+        values: Mapping[str, float | None] = scores.get(index, {})
+        prompt = samples[index].prompt
+        if "sample" not in sides and len(prompt) > MAX_SHOWN:
+            prompt = f"{prompt[:MAX_SHOWN]} …"
+        rows.append([index, prompt, *shown, *(values.get(name) for name in names)])
+    return module.Table(columns=["index", "prompt", *sides, *names], data=rows)
+
+
+def _list_sides(folder: Path, results: Results) -> dict[str, Path]:
+    """Return the folders whose samples are shown, by column; none for samples that are neither images nor texts."""
+    if find_stored_kind(folder) not in (IMAGES, TEXTS):
+        return {}
+    reference = {} if results.reference is None else {"reference": folder.parent / results.reference}
+    return {"sample": folder, **reference}
+
+
+def _show_sample(module: Any, folder: Path, index: int) -> object:
+    path = find_sample(folder, index)
+    is_text = find_stored_kind(folder) is TEXTS
+    return path.read_text(encoding="utf-8") if is_text else module.Image(str(path))
