@@ -24,13 +24,13 @@ def main(arguments: list[str] | None = None) -> int:
         if options.out is not None and (obstacle := find_obstacle(options.out)):
             raise ValueError(f"--out {options.out} is not a folder that can be written to: {obstacle}")
         results = _score(metrics, options)
-    except (ValueError, RuntimeError) as error:
+        for result in results:
+            _show(result)
+            if options.out is not None:
+                print(f"written: {result.save(options.out)}")
+    except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    for result in results:
-        _show(result)
-        if options.out is not None:
-            print(f"written: {result.save(options.out)}")
     return int(any(result.status == "failed" for result in results))
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from kvbench.eval.alignment.clip import OPENAI_VIT_L_14, PACKAGES, Clip, read_state
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import Weight
+from kvbench.eval.files.weights import Weight, loading
 from kvbench.eval.networks import full_float32, stack_pictures
 from kvbench.eval.protocol.base import Evaluator, Result, make_result
 from kvbench.eval.protocol.component import setting
@@ -61,8 +61,9 @@ class Aesthetic(Evaluator):
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Rate every image; the reference is not used."""
         (head, head_hash), (file, clip_hash) = (weight.require() for weight in self.weights)
-        clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
-        layers = read_layers(head, device)
+        with loading(self.weights):
+            clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
+            layers = read_layers(head, device)
         values: list[float] = []
         for indices in samples.batches(self.batch, self.name):
             vectors = clip.images(stack_pictures(samples.stack(indices), clip.transform))

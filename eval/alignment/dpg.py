@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from kvbench.eval.alignment.vqa import BlipVqa, Vqa
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import Snapshot, Weight
+from kvbench.eval.files.weights import Snapshot, Weight, loading
 from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation, make_result, read_meta
 from kvbench.eval.protocol.official import read_table
 from kvbench.eval.protocol.scores import MetricSpec, share_score
@@ -131,7 +131,8 @@ class Dpg(PartedEvaluator):
         if unknown := [item for item in items.values() if item not in questions]:
             raise ValueError(f"{path} has no questions about item {unknown[0]}")
         dropped = _find_incomplete(questions)
-        answer, hashes = self.vqa.load(device)
+        with loading(self.vqa.weights):
+            answer, hashes = self.vqa.load(device)
         rows, raw, judged = [], [], []
         for [index] in images.batches(1, self.name):
             item = items[index]

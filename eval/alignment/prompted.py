@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.weights import loading
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import are_classes
@@ -39,7 +40,8 @@ class PromptScore(Evaluator):
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Score every image; the reference is not used."""
         check_texts(samples)
-        score, hashes = self.load(device)
+        with loading(self.weights):
+            score, hashes = self.load(device)
         values: list[float] = []
         for indices in samples.batches(self.batch, self.name):
             prompts = [samples.samples[index].prompt for index in indices]

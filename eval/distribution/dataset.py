@@ -26,8 +26,9 @@ from kvbench.core.files import hash_content
 from kvbench.eval.distribution.frechet import moments
 from kvbench.eval.files.digests import hash_files_at
 from kvbench.eval.files.image_folder import SUFFIXES, mark_turned, warn_unread
-from kvbench.eval.files.images import ImageSet, find_flaw, find_orientation
-from kvbench.eval.files.samples import Sample, map_in_threads
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.pictures import MAX_PIXELS, find_flaw, find_orientation, open_picture
+from kvbench.eval.files.samples import Sample, SampleSetError, map_in_threads
 from kvbench.eval.files.store import StoredFeatures
 from kvbench.eval.files.weights import Weight, WeightError, file_sha256
 from kvbench.eval.spaces.base import Space
@@ -67,7 +68,7 @@ STATISTICS = find_statistics(Clean.name)
 """Listed by `kvbench.eval.files.fetch`, like every `Weight` of a module."""
 
 
-class DatasetError(ValueError):
+class DatasetError(SampleSetError):
     """Statistics, a reference batch or a folder of images is not usable."""
 
 
@@ -98,10 +99,11 @@ class Pictures(ImageSet):
     def _check(self, index: int) -> Sample:
         path = self.paths[index]
         with _open_picture(path) as image:
-            if flaw := find_flaw(image):
-                raise DatasetError(f"{path} {flaw}: images of 8 bits per channel are needed")
+            flaw = find_flaw(image)
             size = image.size[::-1] if find_orientation(image) > 4 else image.size
-            return Sample(index, 0, "", "", size=size)
+        if flaw is not None:
+            raise DatasetError(f"{path} {flaw}: images of 8 bits per channel are needed")
+        return Sample(index, 0, "", "", size=size)
 
 
 class Packed(ImageSet):
@@ -229,10 +231,10 @@ def _from_safetensors(path: Path, space: Space) -> tuple[Tensor, Tensor, dict[st
 @contextlib.contextmanager
 def _open_picture(path: Path) -> Iterator[Image.Image]:
     try:
-        with Image.open(path) as image:
+        with open_picture(path) as image:
             yield image
-    except OSError as error:
-        raise DatasetError(f"{path} is not an image: {error}") from error
+    except SampleSetError as error:
+        raise DatasetError(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -244,6 +246,8 @@ def _pixels_of(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
             shape, fortran, dtype = read[npy.read_magic(stream)](stream)
             if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or fortran:
                 raise DatasetError(f"{path}: arr_0 is {dtype} {shape}, not uint8 [n, H, W, 3]")
+            if shape[1] * shape[2] > MAX_PIXELS:
+                raise DatasetError(f"{path}: arr_0 is {shape}: an image may have {MAX_PIXELS} pixels")
             yield stream, shape
     except DatasetError:
         raise

@@ -5,11 +5,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image
-
 from kvbench.core.files import hash_content
-from kvbench.eval.files.images import ImageSet, find_orientation, read_size
+from kvbench.eval.files.images import ImageSet, read_size
 from kvbench.eval.files.kinds import open_samples
+from kvbench.eval.files.pictures import find_orientation, open_picture
 from kvbench.eval.files.prompt_lines import parse_json_lines, parse_lines, read_text
 from kvbench.eval.files.samples import MAX_SHOWN, Sample, SampleSet, SampleSetError, map_in_threads
 
@@ -121,7 +120,7 @@ def mark_turned(folder: Path, files: Sequence[Path], digest: str) -> str:
 
 
 def _is_turned(path: Path) -> bool:
-    with Image.open(path) as image:
+    with open_picture(path) as image:
         return find_orientation(image) > 1
 
 

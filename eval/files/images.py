@@ -1,6 +1,5 @@
 """Image folders: pixels of a run's samples, and checks of image files."""
 
-import io
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -11,9 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image, ImageOps
 from tqdm import tqdm
 
+from kvbench.eval.files.pictures import find_flaw, find_orientation, open_picture
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in_threads
 
 
@@ -29,12 +29,8 @@ class ImageSet(SampleSet):
 
     def image(self, index: int) -> NDArray[np.uint8]:
         """Return the pixels uint8 [H, W, 3], RGB."""
-        path = self._path(index)
-        try:
-            with Image.open(path) as image:
-                return np.array(ImageOps.exif_transpose(image))
-        except OSError as error:
-            raise SampleSetError(f"{path} cannot be decoded: {error}") from error
+        with open_picture(self._path(index)) as image:
+            return np.array(ImageOps.exif_transpose(image))
 
     def stack(self, indices: Sequence[int]) -> NDArray[np.uint8]:
         """Return the pixels uint8 [N, H, W, 3] of images of one size."""
@@ -89,35 +85,16 @@ def read_size(path: Path, data: bytes, *, decode: bool = False) -> tuple[int, in
     `decode` also checks that all pixels are readable, and returns the size of the image turned upright.
 
     Raises:
-        SampleSetError: the content is not an image, is truncated, or is not 8-bit RGB without transparency.
+        SampleSetError: the content is not an image, is truncated, has too many pixels, or is not 8-bit RGB without
+            transparency.
     """
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            if image.mode != "RGB":
-                raise SampleSetError(f"{path} has mode {image.mode}: 8-bit RGB is needed")
-            if flaw := find_flaw(image):
-                raise SampleSetError(f"{path} {flaw}: 8-bit RGB is needed")
-            if decode:
-                image.load()
-                return image.size[::-1] if find_orientation(image) > 4 else image.size
-            return image.size
-    except OSError as error:
-        raise SampleSetError(f"{path} is not an image: {error}") from error
-
-
-def find_orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation of an opened image, from 1 (upright) to 8; 5 to 8 exchange width and height."""
-    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    return orientation if orientation in range(1, 9) else 1
-
-
-def find_flaw(image: Image.Image) -> str | None:
-    """Return what an opened image would lose when converted to 8-bit RGB, or None.
-
-    Pillow silently drops transparency and reads 16-bit RGB of PNG files as 8 bits.
-    """
-    if "transparency" in image.info or {"A", "a"} & set(image.getbands()):
-        return "has transparency"
-    tiles = getattr(image, "tile", ())
-    deep = image.mode.startswith(("I", "F")) or any(";16B" in str(tile) for tile in tiles)
-    return "has more than 8 bits per channel" if deep else None
+    with open_picture(path, data) as image:
+        mode, flaw, size = image.mode, find_flaw(image), image.size
+        if decode and mode == "RGB" and flaw is None:
+            image.load()
+            size = size[::-1] if find_orientation(image) > 4 else size
+    if mode != "RGB":
+        raise SampleSetError(f"{path} has mode {mode}: 8-bit RGB is needed")
+    if flaw is not None:
+        raise SampleSetError(f"{path} {flaw}: 8-bit RGB is needed")
+    return size

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from kvbench.core.files import parse_json
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError
 
 COLUMNS = ("tokens", "likeliest", "likeliest_full", "kl", "nll", "nll_full")
@@ -91,7 +92,7 @@ def read_stored(path: Path) -> StoredReading:
     try:
         with safe_open(path, framework="np") as file:
             columns = {name: file.get_tensor(name) for name in COLUMNS}
-            labels = json.loads((file.metadata() or {})[LABELS])
+            labels = parse_json((file.metadata() or {})[LABELS])
             words = {int(token): str(word) for token, word in labels["words"].items()}
             groups = tuple(labels["groups"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,6 +1,5 @@
 """Samples of a run: reading, checks against their records, and pairing with another run."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -8,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from kvbench.core.files import hash_content, name_sample
+from kvbench.core.files import hash_content, name_sample, parse_json
 
 MAX_SHOWN = 5  # number of indices in an error message
 THREADS = 4  # reading threads; Pillow and hashing release the GIL
@@ -175,23 +174,26 @@ def read_samples(path: Path) -> dict[int, Sample]:
     if not path.is_file():
         raise SampleSetError(f"{path} is missing: one JSON line per sample with index, seed, prompt, sha256")
     samples: dict[int, Sample] = {}
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")  # U+2028 ends no line
+    except ValueError as error:
+        raise SampleSetError(f"{path} is not UTF-8: {error}") from None
     records = _parse_lines(lines)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line) if records is None else records[number - 1]
+            record = parse_json(line) if records is None else records[number - 1]
             sample = Sample(
                 int(record["index"]),
                 int(record["seed"]),
                 str(record["prompt"]),
-                record["sha256"],
-                record.get("meta") or {},
+                str(record["sha256"]),
+                _read_meta(record.get("meta") or {}),
                 tokens=record.get("tokens"),
                 ended=bool(record.get("ended", True)),
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise SampleSetError(
                 f"{path}, line {number}: {type(error).__name__} {error}; needed: index, seed, prompt, sha256"
             ) from error
@@ -206,10 +208,16 @@ def read_samples(path: Path) -> dict[int, Sample]:
     return samples
 
 
+def _read_meta(meta: object) -> dict[str, object]:
+    if not isinstance(meta, dict):
+        raise TypeError("meta is not an object")
+    return meta
+
+
 def _parse_lines(lines: Sequence[str]) -> list[Any] | None:
     """Return the values of lines, parsed at once, which takes a third of the time; None if a line is no value."""
     try:
-        values = json.loads(f"[{','.join(lines)}]")
+        values = parse_json(f"[{','.join(lines)}]")
     except ValueError:
         return None
     return values if len(values) == len(lines) else None

@@ -3,7 +3,10 @@
 Libraries do not check the files in their caches, so every file is hashed before it is read.
 """
 
+import contextlib
 import os
+import pickle
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +19,8 @@ HOME = "~/.cache/kvbench/weights"
 """Folder of fetched files, which is always searched."""
 FETCH_COMMAND = "make weights (python -m kvbench.eval.files.fetch)"
 TORCH_CACHES = ("$TORCH_HOME/hub/checkpoints", "~/.cache/torch/hub/checkpoints")
+MAX_REASON = 500
+"""Most characters of a library's reason."""
 HUB_CACHES = ("$HF_HUB_CACHE", "$HF_HOME/hub", "~/.cache/huggingface/hub")
 
 
@@ -78,12 +83,18 @@ class Weight:
         sha256 = file_sha256(path)
         if self.sha256 is not None and sha256 != self.sha256:
             hashes = f"sha256 {sha256}, expected {self.sha256}"
-            raise WeightError(f"{path} is not {self.file}: {hashes}. Fetch it again")
+            raise WeightError(f"{path} is not {self.file}: {hashes}. {self._replacement()}")
         return path, sha256
 
     def remedy(self) -> str:
         """Return one line with the remedy for a missing file."""
         return _remedy(self.file, self.path, "" if self.url else self.how)
+
+    def _replacement(self) -> str:
+        """Return the remedy for a file that is another."""
+        if self.path is not None:
+            return "Correct the setting that names it, or fetch the file again"
+        return self.how or f"Delete it and get it again with: {FETCH_COMMAND}"
 
     def directions(self) -> str:
         """Return instructions with address, size, hash, folders and command, or `how` without an address."""
@@ -186,6 +197,55 @@ class Snapshot:
             commit = branch.read_text(encoding="utf-8").strip() if branch.is_file() else self.revision
             own.append(root / "snapshots" / commit)
         return own
+
+
+def find_wrong(weights: Iterable[Weight | Snapshot]) -> list[str]:
+    """Return a line for each file that exists with another hash than the known one."""
+    lines = []
+    for one in weights:
+        if one.find() is not None and one.sha256:
+            try:
+                one.require()
+            except WeightError as error:
+                lines.append(str(error))
+    return lines
+
+
+@contextlib.contextmanager
+def loading(weights: Iterable[Weight | Snapshot]) -> Iterator[None]:
+    """Turn errors of a network that is loaded into one line, if a file without a known hash may be the cause.
+
+    Raises:
+        WeightError: names these files and their hashes.
+    """
+    try:
+        yield
+    except (WeightError, ImportError, MemoryError):
+        raise
+    except Exception as error:
+        files = [file for one in weights if not one.sha256 for file in _list_found(one)]
+        if not files or type(error).__name__ == "OutOfMemoryError":
+            raise
+        unsafe = isinstance(error, pickle.UnpicklingError)  # torch's message recommends unsafe loading
+        reason = "it is damaged or holds more than tensors" if unsafe else _first_line(error)
+        names = " or ".join(f"{file} (sha256 {file_sha256(file)})" for file in files)
+        raise WeightError(
+            f"{names} cannot be used: {reason}. Fetch it again, or correct the setting that names it"
+        ) from error
+
+
+def _list_found(one: Weight | Snapshot) -> list[Path]:
+    path = one.find()
+    if path is None:
+        return []
+    return [path] if isinstance(one, Weight) else [path / name for name in one.files]
+
+
+def _first_line(error: Exception) -> str:
+    """Return the beginning of an error's message; errors of this package are `ValueError`s that say all."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kind = "" if type(error) is ValueError else f"{type(error).__name__} "
+    return f"{kind}{' '.join(lines[:2])}"[:MAX_REASON]
 
 
 def fetched_path(weight: Weight | Snapshot) -> Path:

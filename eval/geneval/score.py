@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.weights import loading
 from kvbench.eval.geneval.rules import OFFICIAL_RULES, TASKS, ColorOf, Detector, Line, Rules, judge_image
 from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation, make_result, read_meta
 from kvbench.eval.protocol.component import Component
@@ -127,7 +128,8 @@ class GenEval(GenEvalMetrics):
         detector = self.detector
         if isinstance(detector, DetectorModel):
             check_classes(images, detector.classes)
-            loaded = detector.load(device)
+            with loading(detector.weights):
+                loaded = detector.load(device)
         else:
             loaded = LoadedDetector(detector)
         rows = []

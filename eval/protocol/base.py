@@ -17,10 +17,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from kvbench.core.extras import DISTRIBUTIONS, install_command
 from kvbench.core.files import write_whole
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.samples import SampleSet, check_pairs
-from kvbench.eval.files.weights import Snapshot, Weight
+from kvbench.eval.files.samples import SampleSet, SampleSetError, check_pairs
+from kvbench.eval.files.weights import Snapshot, Weight, WeightError
 from kvbench.eval.protocol.component import Component
 from kvbench.eval.protocol.ranges import find_range
 from kvbench.eval.protocol.records import strict
@@ -37,13 +38,6 @@ from kvbench.eval.protocol.scores import (
 log = logging.getLogger(__name__)
 
 LIBRARIES = ("kvbench", "torch", "numpy", "scipy", "pillow", "torchvision")
-DISTRIBUTIONS = {
-    "cleanfid": "clean-fid",
-    "open_clip": "open_clip_torch",
-    "torch_fidelity": "torch-fidelity",
-    "math_verify": "math-verify",
-}
-"""Names on the package index of packages that are imported under another name."""
 
 
 class SkipEvaluation(Exception):
@@ -205,12 +199,16 @@ def evaluate(
     return [_evaluate(evaluator, samples, reference, device) for evaluator in evaluators]
 
 
+def list_missing_packages(evaluator: Evaluator) -> list[str]:
+    """Return the packages that an evaluator imports and that are not installed."""
+    return [name for name in evaluator.packages if importlib.util.find_spec(name) is None]
+
+
 def find_missing(evaluator: Evaluator) -> list[str]:
     """Return the missing packages and files of an evaluator, each with a remedy."""
     packages = [
-        f"package missing: {name}. Get it with: pip install {DISTRIBUTIONS.get(name, name)}"
-        for name in evaluator.packages
-        if importlib.util.find_spec(name) is None
+        f"package missing: {name}. Get it with: {install_command(name)}"
+        for name in list_missing_packages(evaluator)
     ]
     return packages + [weight.remedy() for weight in evaluator.weights if weight.find() is None]
 
@@ -276,6 +274,9 @@ def _evaluate(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | N
     except SkipEvaluation as skip:
         result = _result(evaluator, "skipped", str(skip))
         log.debug("%s skipped: %s", evaluator.name, skip)
+    except (WeightError, SampleSetError) as error:  # a file, not this program, is at fault
+        result = _result(evaluator, "failed", str(error))
+        log.error("%s failed: %s", evaluator.name, error)  # noqa: TRY400
     except Exception as error:  # keep the results of the other evaluators
         result = _result(evaluator, "failed", f"{type(error).__name__}: {error}")
         result.provenance["traceback"] = traceback.format_exc()

@@ -4,12 +4,12 @@ Both runs have the same prompts and noise, so most of the variation between imag
 is therefore narrower than the intervals of the two values.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvbench.core.files import parse_json
 from kvbench.eval.files.samples import Sample, SampleSetError, read_samples
 from kvbench.eval.protocol.intervals import Interval, bootstrap, combine_strata
 from kvbench.eval.protocol.ranges import find_difference_range
@@ -99,16 +99,26 @@ def check_same_samples(
 
 
 def read_evaluator_results(path: Path) -> EvaluatorResults:
-    """Read the scores of an evaluator and the rows of its samples."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    scores = {
-        name: (read_fields(Score, entry), read_fields(MetricSpec, entry))
-        for name, entry in record["scores"].items()
-    }
+    """Read the scores of an evaluator and the rows of its samples.
+
+    Raises:
+        OSError: a file cannot be read.
+        SampleSetError: a file is damaged.
+    """
     samples = path.with_suffix(".samples.jsonl")
-    lines: Sequence[str] = samples.read_text(encoding="utf-8").splitlines() if samples.is_file() else ()
-    rows = {int(row["index"]): row for row in map(json.loads, lines)}
-    return EvaluatorResults(record["evaluator"], record["protocol"], scores, rows)
+    try:
+        record = parse_json(path.read_text(encoding="utf-8"), finite=True)
+        scores = {
+            name: (read_fields(Score, entry), read_fields(MetricSpec, entry))
+            for name, entry in record["scores"].items()
+        }
+        lines: Sequence[str] = samples.read_text(encoding="utf-8").splitlines() if samples.is_file() else ()
+        rows = {int(row["index"]): row for row in (parse_json(line, finite=True) for line in lines)}
+        return EvaluatorResults(str(record["evaluator"]), str(record["protocol"]), scores, rows)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SampleSetError(
+            f"{path}: damaged ({type(error).__name__} {error}); score the run again"
+        ) from None
 
 
 def _compare_results(

@@ -9,6 +9,8 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import numpy as np
 
+from kvbench.core.files import MAX_INTEGER
+
 T = TypeVar("T")
 
 _fields, _get_args, _get_origin = cache(fields), cache(get_args), cache(get_origin)
@@ -75,7 +77,7 @@ def _read(kind: Any, value: object, place: str) -> object:
         return _read_tuple(inner, value, place)
     if origin is Mapping and isinstance(value, Mapping):
         return {key: _read(inner[1], item, f"{place}.{key}") for key, item in value.items()}
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) <= MAX_INTEGER:
         return float(value)
     if kind is object or value in inner:  # `inner` holds the values of a literal
         return value

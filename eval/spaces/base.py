@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, StoredFeatures, load_features
-from kvbench.eval.files.weights import Weight
+from kvbench.eval.files.weights import Weight, loading
 from kvbench.eval.networks import full_float32
 from kvbench.eval.protocol.component import Component, setting
 
@@ -75,7 +75,8 @@ class Space(Component, ABC):
     @torch.inference_mode()
     def compute(self, source: ImageSet, file: Path, device: str) -> Arrays:
         """Run the network in float32 without TF32."""
-        network = self.load(file, device)
+        with loading(self.weights):
+            network = self.load(file, device)
         with full_float32():
             stacks = source.stacks(self.batch, self.name)
             parts = [{name: array.cpu() for name, array in network(stack).items()} for stack in stacks]

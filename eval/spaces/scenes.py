@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from kvbench.core.files import hash_content
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, StoredFeatures, load_features
-from kvbench.eval.files.weights import Weight
+from kvbench.eval.files.weights import Weight, loading
 from kvbench.eval.networks import full_float32, to_unit
 from kvbench.eval.protocol.base import Evaluator, Result
 from kvbench.eval.protocol.component import setting
@@ -154,7 +154,8 @@ class Scenes(Space):
 
     @torch.inference_mode()
     def _compute_pair(self, images: ImageSet, reference: ImageSet, file: Path, device: str) -> Arrays:
-        network = SceneFeatures.load(file).to(device)
+        with loading(self.weights):
+            network = SceneFeatures.load(file).to(device)
         parts: dict[str, list[Tensor]] = {"images": [], "reference": [], "distance": []}
         for batch in images.batches(self.batch, self.name):
             # With both sides in one batch, equal images have equal features for any kernel.

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -14,6 +15,10 @@ from typing import Any
 
 CHUNK_BYTES = 1 << 22
 """Bytes read at a time while hashing."""
+MAX_NUMBER, MAX_INTEGER = 1e60, 2**63 - 1
+"""Largest numbers of a run's files: powers of them are finite, and tables have 64 bits."""
+MAX_DIGITS = 20
+"""Most characters of a whole number."""
 FILES_PER_FOLDER = 500
 """Samples per folder."""
 
@@ -110,19 +115,36 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def parse_json(content: str | bytes, *, finite: bool = False) -> Any:
-    """Parse a JSON value; `finite` refuses NaN and infinities, which Python's JSON accepts.
+    """Parse a JSON value; `finite` refuses NaN, infinities and numbers above `MAX_NUMBER` and `MAX_INTEGER`.
 
     Raises:
         ValueError: it is not JSON, or is nested too deeply.
     """
     try:
-        return json.loads(content, parse_constant=_refuse_constant if finite else None)
+        if not finite:
+            return json.loads(content)
+        return json.loads(
+            content, parse_constant=_refuse_constant, parse_float=_read_float, parse_int=_read_int
+        )
     except RecursionError as error:
         raise ValueError(str(error)) from None
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
+
+
+def _read_float(text: str) -> float:
+    value = float(text)
+    if abs(value) > MAX_NUMBER:
+        raise ValueError(f"{text:.20} is too large for a number")
+    return value
+
+
+def _read_int(text: str) -> int:
+    if len(text) > MAX_DIGITS or abs(value := int(text)) > MAX_INTEGER:
+        raise ValueError(f"{text:.20} is too large for a whole number")
+    return value
 
 
 def find_obstacle(folder: Path) -> str | None:
@@ -133,8 +155,13 @@ def find_obstacle(folder: Path) -> str | None:
         parent = find_existing(folder)
         if not parent.is_dir():
             return f"{parent} is not a folder"
-        return None if os.access(parent, os.W_OK | os.X_OK) else f"no permission for {parent}"
-    except OSError as error:  # a name that is too long
+        if not os.access(parent, os.W_OK | os.X_OK):
+            return f"no permission for {parent}"
+        with tempfile.TemporaryFile(
+            dir=parent
+        ):  # root may write into folders that take no files, such as /proc
+            return None
+    except OSError as error:  # a name that is too long, a full disk
         return str(error)
 
 

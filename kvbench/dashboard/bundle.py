@@ -10,6 +10,7 @@ from PIL import Image
 
 from kvbench.core.files import name_sample
 from kvbench.eval.files.kinds import IMAGES
+from kvbench.eval.files.pictures import open_picture
 
 MAX_BYTES = 10 * 2**20
 """Bytes of all pictures of a page, before base64: the page fits into a mail."""
@@ -96,9 +97,9 @@ def _read_picture(folder: Path, index: int) -> tuple[str, bytes] | None:
     """Return the format and content of a picture; None if it cannot be read."""
     path = folder / name_sample(index, IMAGES.suffix)
     try:
-        if path.stat().st_size <= SMALL_BYTES:
-            return "png", path.read_bytes()
-        with Image.open(path) as image:
+        with open_picture(path) as image:
+            if path.stat().st_size <= SMALL_BYTES:
+                return "png", path.read_bytes()
             shown = image.convert("RGB")
         shown.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
         buffer = io.BytesIO()

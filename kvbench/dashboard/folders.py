@@ -1,6 +1,5 @@
 """Run folders by state: finished, unfinished with progress, damaged."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -8,7 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from kvbench.core.config import ConfigError
+from kvbench.core.config import MAX_PROMPTS, ConfigError
+from kvbench.core.files import parse_json
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import FILE, Results, read_results
 
@@ -91,8 +91,8 @@ def read_lines(path: Path) -> list[Mapping[str, object]]:
 
 def _parse(line: bytes) -> object:
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+        return parse_json(line, finite=True)
+    except ValueError:
         return None
 
 
@@ -117,13 +117,15 @@ def _count_prompts(folder: Path) -> int | None:
     prompts = config.get("prompts") if isinstance(config, dict) else None
     count = prompts.get("count") if isinstance(prompts, dict) else None
     each = prompts.get("per_prompt", 1) if isinstance(prompts, dict) else 1
-    return count * each if type(count) is int and type(each) is int else None
+    if type(count) is not int or type(each) is not int:
+        return None
+    return count * each if 0 <= count * each <= MAX_PROMPTS else None
 
 
 def _read_time(folder: Path) -> str:
     for path in (folder / RECORDS, folder):
         try:
             return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-        except OSError:
+        except (OSError, ValueError, OverflowError):  # missing, or a time that no calendar has
             continue
     return ""

@@ -1,7 +1,7 @@
 """Finished runs and their samples as polars frames (docs/data.md)."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,12 @@ from kvbench.data.flatten import (
     FlatRow,
     Value,
     find_kinds,
+    flatten_run,
     merge_kinds,
     order_columns,
 )
 from kvbench.data.row_cache import JsonRows, import_polars, load_rows, scan_results
-from kvbench.runs.record.results import FILE
+from kvbench.runs.record.results import FILE, Results
 
 if TYPE_CHECKING:
     import polars as pl
@@ -37,6 +38,17 @@ def runs_df(runs_dir: Path | str = "runs") -> "pl.DataFrame":
         ConfigError: there is no such folder, a run's results are damaged, or polars is missing.
     """
     return _make_frame(load_rows(_check_folder(runs_dir)), FIXED)
+
+
+def frame_runs(runs: Mapping[str, Results]) -> "pl.DataFrame":
+    """Return the rows of `runs_df` of runs by folder.
+
+    Raises:
+        ConfigError: polars is missing.
+    """
+    rows: list[FlatRow] = [{"folder": folder, **flatten_run(run)} for folder, run in runs.items()]
+    kinds = merge_kinds(map(find_kinds, rows))
+    return _make_frame(JsonRows([json.dumps(row).encode() for row in rows], kinds), FIXED)
 
 
 def samples_df(source: Path | str | Iterable[Path | str] = "runs") -> "pl.DataFrame":

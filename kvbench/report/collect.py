@@ -1,17 +1,20 @@
-"""Results of finished runs, with their references and the bounds of these references."""
+"""Results of finished runs, with their references and the bounds of these references.
 
+Damaged runs are left out; a warning names each.
+"""
+
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from kvbench.core.config import ConfigError
 from kvbench.runs.record.results import FILE, Results, read_results
+
+log = logging.getLogger(__name__)
 
 
 def collect_runs(runs_dir: Path) -> list[Results]:
-    """Read the results of every finished run under `runs_dir`.
-
-    Raises:
-        ConfigError: the results of a run are damaged.
-    """
+    """Read the results of every finished run under `runs_dir`."""
     return read_runs(path.parent for path in sorted(runs_dir.glob(f"*/*/{FILE}")))
 
 
@@ -22,21 +25,32 @@ def read_runs(folders: Iterable[Path]) -> list[Results]:
 
 def read_with_references(folders: Sequence[Path]) -> list[Results]:
     """Read the results of run folders and of their references."""
-    references = [folder.parent / (run.reference or run.run) for folder, run in _read_pairs(folders)]
-    return read_runs([*folders, *references])
+    pairs = _read_pairs(dict.fromkeys(folders))
+    references = [folder.parent / (run.reference or run.run) for folder, run in pairs]
+    return read_runs([*(folder for folder, _ in pairs), *references])
 
 
 def read_with_bounds(folders: Sequence[Path]) -> list[Results]:
     """Read the results of run folders, and of the bounds of their references (`task=bounds`)."""
-    references = {(folder.parent, run.reference or run.run) for folder, run in _read_pairs(folders)}
+    pairs = _read_pairs(dict.fromkeys(folders))
+    references = {(folder.parent, run.reference or run.run) for folder, run in pairs}
     bounds = [
         folder
         for parent in sorted({parent for parent, _ in references})
         for folder, run in _read_pairs(sorted(parent.glob("full-*")))
         if (parent, run.reference) in references
     ]
-    return read_runs([*folders, *bounds])
+    return read_runs([*(folder for folder, _ in pairs), *bounds])
 
 
 def _read_pairs(folders: Iterable[Path]) -> list[tuple[Path, Results]]:
-    return [(folder, run) for folder in folders if (run := read_results(folder)) is not None]
+    pairs = []
+    for folder in folders:
+        try:
+            run = read_results(folder)
+        except ConfigError as error:
+            log.warning("left out: %s", error)
+            continue
+        if run is not None:
+            pairs.append((folder, run))
+    return pairs

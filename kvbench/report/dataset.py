@@ -1,7 +1,7 @@
 """Finished runs as a dataset for the Hugging Face Hub: a folder of tables and samples with a dataset card.
 
 published/<name>/
-    README.md dashboard.html data/runs.parquet data/samples.parquet
+    README.md SHA256SUMS dashboard.html data/runs.parquet data/samples.parquet
     images/metadata.parquet images/<model>/<run>/000017.png
     runs/<model>/<run>/{results.json, provenance.json, config.yaml}
 
@@ -18,21 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import find_obstacle, hash_values, name_sample
-from kvbench.data.frames import runs_df, samples_df
+from kvbench.core.files import hash_values, name_sample
+from kvbench.core.links import find_leaving_link
+from kvbench.data.frames import frame_runs, samples_df
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
 from kvbench.eval.files.readings import ReadingSet, strip_states
 from kvbench.eval.files.samples import SampleSet
 from kvbench.eval.files.texts import TextSet
+from kvbench.report.publication import check_replaceable, replace_folder, write_file_list
 from kvbench.report.runs_table import make_rows
-from kvbench.report.tables import format_markdown
+from kvbench.report.tables import escape_markdown, format_markdown
 from kvbench.runs.record.results import FILE, Results, read_results
 
 if TYPE_CHECKING:  # of the extra `data`
     import polars
 
-MARKER_FILE = Path("data", "runs.parquet")
-"""File that marks the folder of a dataset."""
+RUNS_FILE = Path("data", "runs.parquet")
 RUN_FILES = (FILE, "provenance.json", "config.yaml", "retention.json")
 """Files of a run that are published unchanged."""
 PAGE = "dashboard.html"
@@ -57,13 +58,18 @@ def read_published(folders: Sequence[Path]) -> list[PublishedRun]:
     """Read finished runs and the references that they were compared with, each once.
 
     Raises:
-        ConfigError: a folder is not a finished run, its reference is not in the same folder, or two runs have one name.
+        ConfigError: a folder is not a finished run, its reference is not in the same folder, two runs have one name, or
+            a symbolic link leaves a run's folder.
     """
     runs: dict[str, PublishedRun] = {}
     for folder in folders:
         pair = [_read_run(folder, f"publish: {folder}")]
         if (reference := pair[0].results.reference) is not None:
             path = folder.parent / reference
+            if path.is_symlink():
+                raise ConfigError(
+                    f"publish: the reference of {folder}, {path}, is a symbolic link; name its runs"
+                )
             pair.append(_read_run(path, f"publish: the reference of {folder}, {path},"))
         for run in pair:
             other = runs.setdefault(run.path, run).folder
@@ -76,6 +82,10 @@ def _read_run(folder: Path, what: str) -> PublishedRun:
     results = read_results(folder)
     if results is None:
         raise ConfigError(f"{what} is not a finished run: it has no {FILE}; name folders like runs/MODEL/RUN")
+    if (link := find_leaving_link(folder)) is not None:
+        raise ConfigError(
+            f"{what}: {link} is a symbolic link that leaves the run's folder; remove it or copy its file"
+        )
     return PublishedRun(folder, results)
 
 
@@ -94,7 +104,7 @@ def prepare_dataset(
     repo: str | None = None,
     make_page: Callable[[], str] | None = None,
 ) -> None:
-    """Write the folder of a dataset, whole or not at all; an earlier dataset is replaced.
+    """Write the folder of a dataset, whole or not at all; an earlier dataset is replaced, other files never.
 
     The card names the licence and the dataset's repository on the Hub, if they are known. `make_page` returns
     the content of dashboard.html.
@@ -104,10 +114,7 @@ def prepare_dataset(
         SampleSetError: samples are missing or do not match their records.
     """
     _check_packages()
-    if (problem := find_obstacle(out)) is not None:
-        raise ConfigError(f"out={out}: cannot be written ({problem})")
-    if out.exists() and any(out.iterdir()) and not (out / MARKER_FILE).is_file():
-        raise ConfigError(f"out={out}: holds other files; name a new folder")
+    check_replaceable(out)
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     try:
         _fill(temporary, runs)
@@ -115,9 +122,8 @@ def prepare_dataset(
         (temporary / "README.md").write_text(card, encoding="utf-8")
         if make_page is not None:
             (temporary / PAGE).write_text(make_page(), encoding="utf-8")
-        if out.exists():
-            shutil.rmtree(out)
-        temporary.rename(out)
+        write_file_list(temporary)
+        replace_folder(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -130,11 +136,11 @@ def _check_packages() -> None:
 def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
     """Write all files except the card."""
     opened = [(run, open_samples(run.folder)) for run in runs]  # compares each file with its record
-    (out / MARKER_FILE.parent).mkdir(parents=True)
+    (out / RUNS_FILE.parent).mkdir(parents=True)
     frame = _read_runs(runs)
-    frame.write_parquet(out / MARKER_FILE)
+    frame.write_parquet(out / RUNS_FILE)
     samples = _read_samples(opened, frame)
-    samples.write_parquet(out / MARKER_FILE.with_name("samples.parquet"))
+    samples.write_parquet(out / RUNS_FILE.with_name("samples.parquet"))
     for run, stored in opened:
         _copy(out / "runs" / run.path, (run.folder / name for name in RUN_FILES))
         target = out / stored.kind / run.path
@@ -149,11 +155,7 @@ def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
 
 def _read_runs(runs: Sequence[PublishedRun]) -> "polars.DataFrame":
     """Return the rows of `kvbench.runs_df` for some runs, without empty columns."""
-    import polars
-
-    frames = [runs_df(root) for root in dict.fromkeys(run.folder.resolve().parents[1] for run in runs)]
-    frame = polars.concat(frames, how="diagonal_relaxed")
-    rows = frame.filter(polars.col("folder").is_in([run.path for run in runs]))
+    rows = frame_runs({run.path: run.results for run in sorted(runs, key=lambda run: run.path)})
     return rows.select(column.name for column in rows if column.null_count() < len(rows))
 
 
@@ -209,10 +211,11 @@ def write_card(runs: Sequence[PublishedRun], licence: str, repo: str | None) -> 
     results = [run.results for run in runs]
     kinds = {(find_stored_kind(run.folder) or IMAGES).kind for run in runs}
     card = files("kvbench") / "assets" / "cards" / "dataset.md"
-    template = jinja2.Environment(
+    environment = jinja2.Environment(
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False
-    ).from_string(card.read_text(encoding="utf-8"))
-    return template.render(
+    )
+    environment.filters["plain"] = escape_markdown
+    return environment.from_string(card.read_text(encoding="utf-8")).render(
         licence=licence,
         repo=repo,
         kinds=sorted(kinds),
@@ -233,7 +236,10 @@ def _describe_origin(run: Results) -> str:
     changed = " with local changes" if isinstance(code, dict) and code.get("diff_sha256") else ""
     torch = versions.get("torch") if isinstance(versions, dict) else "?"
     machine = known.get("gpu") or known.get("cpu") or "?"
-    return f"commit `{commit}`{changed}, torch {torch}, on {machine} (`device={known.get('device', '?')}`)"
+    commit, torch, machine, device = (
+        escape_markdown(str(value)) for value in (commit, torch, machine, known.get("device", "?"))
+    )
+    return f"commit `{commit}`{changed}, torch {torch}, on {machine} (`device={device}`)"
 
 
 def _copy(folder: Path, paths: Iterable[Path]) -> None:
@@ -249,7 +255,7 @@ def _link(source: Path, target: Path, names: Iterable[str]) -> None:
         path, place = source / name, target / name
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(path, place)
+            os.link(path.resolve(), place)
         except OSError:  # another disk, or one without links
             shutil.copyfile(path, place)
 

@@ -13,7 +13,7 @@ from kvbench.report.latex import format_latex, join_latex
 from kvbench.report.memory import IN_FLIGHT_COLUMN
 from kvbench.report.runs_table import identifying_columns, make_csv_rows, make_rows, order_runs
 from kvbench.report.seeds import name_count, name_seeds
-from kvbench.report.tables import Row, drop_columns, format_csv, format_markdown, list_shown
+from kvbench.report.tables import Row, drop_columns, escape_markdown, format_csv, format_markdown, list_shown
 from kvbench.runs.record.folder import slug
 from kvbench.runs.record.results import Results
 
@@ -90,7 +90,8 @@ def make_tail(runs_dir: Path, runs: Sequence[Results]) -> Section | None:
 def _write_markdown(sections: Sequence[Section], figures: Sequence[Path]) -> str:
     parts = ["# Finished runs\n"]
     for title, caption, rows, groups, _ in sections:
-        parts.append(f"\n## {title}\n\n{format_markdown(rows, find_best(rows, groups))}\n{caption}\n")
+        table = format_markdown(rows, find_best(rows, groups))
+        parts.append(f"\n## {escape_markdown(title)}\n\n{table}\n{escape_markdown(caption)}\n")
     if figures:
         parts.append("\n## Figures\n")
         parts += [f"\n![{path.stem}]({path.with_suffix('.svg').name})\n" for path in figures]

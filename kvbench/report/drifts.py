@@ -101,7 +101,7 @@ def group_drifts(runs_dir: Path, runs: Sequence[Results]) -> dict[Group, dict[st
     groups: dict[Group, dict[str, dict[str, Drift]]] = {}
     for (run, drift), name in zip(pairs, names, strict=True):
         group = groups.setdefault((run.model_label, run.prompts_label, drift.edges), {})
-        group.setdefault(run.memory.budget_text, {})[name] = drift
+        group.setdefault(run.budget_text, {})[name] = drift
     return groups
 
 

@@ -118,7 +118,7 @@ def identifying_columns(runs: Sequence[Results]) -> list[Row]:
     for run in runs:
         row: dict[str, Cell] = {"model": run.model_label}
         row |= {"prompts": run.prompts_label} if several else {}
-        row |= {"method": run.method, "budget": run.memory.budget_text}
+        row |= {"method": run.method, "budget": run.budget_text}
         row |= {"cache": run.stored} if mixed else {}
         row |= {"noise": run.noise} if noisy else {}
         own = read_settings(run)

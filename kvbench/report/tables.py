@@ -121,13 +121,25 @@ def format_name(name: str, metric: Metric) -> str:
 
 def format_markdown(rows: Sequence[Row], best: Collection[tuple[int, str]] = ()) -> str:
     """Return rows, at least one, as a Markdown table with intervals; the cells (row, column) in `best` are bold."""
-    head = [_header(name, rows) for name in rows[0]]
+    head = [_escape_cell(_header(name, rows)) for name in rows[0]]
     lines = [head]
     for place, row in enumerate(rows):
-        texts = {name: format_cell(cell, "range") for name, cell in row.items()}
+        texts = {name: _escape_cell(format_cell(cell, "range")) for name, cell in row.items()}
         lines.append([f"**{text}**" if (place, name) in best else text for name, text in texts.items()])
     first, *others = ("| " + " | ".join(line) + " |\n" for line in lines)
     return "".join([first, "|" + "---|" * len(head) + "\n", *others])
+
+
+def escape_markdown(text: str) -> str:
+    """Return a text on one line, in which neither a heading nor HTML, code or a link of Markdown can begin."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    for letter, shown in (("\\", "\\\\"), ("<", "&lt;"), ("`", "'"), ("](", "]\\(")):
+        line = line.replace(letter, shown)
+    return line
+
+
+def _escape_cell(text: str) -> str:
+    return escape_markdown(text).replace("|", "\\|")
 
 
 def format_csv(rows: Sequence[Row]) -> str:

@@ -28,7 +28,13 @@ from kvbench.runs.record.provenance import describe_arithmetic, provenance
 from kvbench.runs.record.results import FILE, Outcome, Results, read_results
 from kvbench.runs.run_hash import Identity
 from kvbench.runs.score.finish import finish, read_inputs
-from kvbench.runs.score.scoring import check_required, check_scored, find_pending
+from kvbench.runs.score.scoring import (
+    check_required,
+    check_scored,
+    check_weights,
+    find_pending,
+    note_missing_packages,
+)
 from kvbench.runs.score.tracker import check_logger, reporting_failure
 
 log = logging.getLogger(__name__)
@@ -69,6 +75,8 @@ def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
         return outcome
     with _noting_failures(folder):
         reference = None if job.is_reference else _complete(job.reference, opened).folder
+        if not whole and job.is_leader:
+            check_weights(job.evaluators)  # hashes that scoring needs too, before hours of work
         whole = whole or take_samples(job, folder, identify(job, calibrations))
         if job.reads and reference is not None:
             job = replace(job, full_pass=reference)
@@ -103,6 +111,7 @@ def rescore(job: Job) -> Outcome:
 
 def _check(job: Job) -> None:
     check_required(job.evaluators, job.settings.require)
+    note_missing_packages(job.evaluators)
     check_job(job)
     check_logger(job.logger)
 

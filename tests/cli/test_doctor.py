@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from kvbench.cli.tasks import doctor
-from kvbench.cli.tasks.doctor import list_extras, list_gpus
+from kvbench.cli.tasks.doctor import list_gpus
+from kvbench.core.extras import list_extras
 from tests.support.command_line import Command
 
 
@@ -55,7 +56,7 @@ def test_a_checkout_that_is_not_installed_is_told_so(monkeypatch: pytest.MonkeyP
     assert "kvbench not installed" in found["versions"]
 
 
-def test_what_an_extra_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_extra_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = [
         "torch>=2",
         "no-such-package>=1; extra == 'math'",
@@ -63,4 +64,6 @@ def test_what_an_extra_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "none; extra == 'dev'",
     ]
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: needed)
-    assert list_extras() == {"math": ["no-such-package"], "text": []}
+    assert list_extras() == {"math": ("no-such-package",), "text": ("numpy",)}
+    found = [(one.subject, one.text) for one in doctor.examine({}, tmp_path) if "extra" in one.subject]
+    assert found == [("extra math", "no-such-package missing: pip install 'kvbench[math]'")]

@@ -82,6 +82,18 @@ def test_a_sample_has_its_costs_and_its_values(runs: Path) -> None:
         assert (row["psnr"], row["mse"]) == (score["psnr"], score["mse"])
 
 
+def test_a_value_of_an_evaluator_does_not_hide_a_sample_s_own(tmp_path: Path) -> None:
+    write(tmp_path, run := made_up("own", 0.1, {"psnr": metric(PSNR, 30.0)}))
+    folder = tmp_path / run.model / run.run
+    (folder / "metrics").mkdir()
+    own = {"index": 0, "prompt": "a cup", "seed": 7, "seconds": 1.5}
+    (folder / "samples.jsonl").write_text(json.dumps(own) + "\n")
+    scored = {"index": 0, "seed": 8, "seconds": 9.0, "psnr": 30.0}
+    (folder / "metrics" / "psnr-uint8.samples.jsonl").write_text(json.dumps(scored) + "\n")
+    [row] = kvbench.samples_df(tmp_path).rows(named=True)
+    assert (row["prompt"], row["seed"], row["seconds"], row["psnr"]) == ("a cup", 7, 1.5, 30.0)
+
+
 def test_samples_of_some_folders_join_their_runs(runs: Path) -> None:
     [folder] = runs.glob("fake/streaming_llm-*")
     frame = kvbench.samples_df([folder])

@@ -66,6 +66,17 @@ def test_what_changed_is(root: Path, reads: list[str]) -> None:
     assert len(reads) == 1
 
 
+def test_a_file_of_another_size_and_the_same_time_is_read_again(root: Path, reads: list[str]) -> None:
+    load_rows(root)
+    [path] = root.glob("*/m2-*/results.json")
+    time = path.stat().st_mtime_ns
+    path.write_text(path.read_text() + "\n")
+    os.utime(path, ns=(time, time))
+    reads.clear()
+    assert len(load_rows(root).texts) == 7
+    assert reads == [path.parent.name]
+
+
 def change_one_row(column: str, old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     def change(content: bytes) -> bytes:
         rows = polars.read_parquet(content).to_dicts()

@@ -88,7 +88,7 @@ def judge(*_: object) -> JudgeModel:
         yes = torch.tensor([(int(pixels.sum()) + len(text)) % 97 / 97 for text in texts])
         return torch.stack((1 - yes, yes), 1)
 
-    return JudgeModel(predict, lambda text: int(text in ("Yes", "two")), {})
+    return JudgeModel(predict, lambda text: int(text in ("Yes", "two")), ("no", "yes").__getitem__, {})
 
 
 @pytest.fixture(scope="module")

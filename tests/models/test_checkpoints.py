@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,56 @@ def test_sharded_folders(kind: str, state: dict[str, Tensor], tmp_path: Path) ->
     top = "model.safetensors.index.json" if kind == "safetensors" else "pytorch_model.bin.index.json"
     (tmp_path / top).write_text(json.dumps({"weight_map": index}))
     assert same(official_files.clean_transformer(checkpoints.read(tmp_path)), state)
+
+
+def lose_shard(folder: Path) -> str:
+    (folder / "model-1.safetensors").unlink()
+    return r"files of the index are missing: model-1\.safetensors"
+
+
+def cut_shard(folder: Path) -> str:
+    path = folder / "model-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    return r"model-1\.safetensors: not a readable checkpoint"
+
+
+def double_shard(folder: Path) -> str:
+    (folder / "model-1.safetensors").write_bytes((folder / "model-0.safetensors").read_bytes())
+    return r"model-1\.safetensors lacks \d+ tensors of the index, such as .*: it is another file"
+
+
+def join_shard(folder: Path) -> str:
+    both = [load_file(folder / f"model-{number}.safetensors") for number in (0, 1)]
+    save_file(both[0] | both[1], folder / "model-1.safetensors")
+    return r"model-1\.safetensors and model-0\.safetensors both hold "
+
+
+def damage_index(folder: Path) -> str:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}')
+    return r"model\.safetensors\.index\.json has no weight_map"
+
+
+def empty_index(folder: Path) -> str:
+    (folder / "model.safetensors.index.json").write_text("[]")
+    return r"model\.safetensors\.index\.json has no weight_map"
+
+
+@pytest.mark.parametrize(
+    "damage", [lose_shard, cut_shard, double_shard, join_shard, damage_index, empty_index]
+)
+def test_a_damaged_folder_of_shards_names_the_shard(
+    damage: Callable[[Path], str], state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    index: dict[str, str] = {}
+    for number in range(2):
+        shard = {name: state[name].contiguous() for name in sorted(state)[number::2]}
+        save_file(shard, tmp_path / f"model-{number}.safetensors")
+        index |= dict.fromkeys(shard, f"model-{number}.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert same(dict(checkpoints.read(tmp_path)), state)
+    message = damage(tmp_path)
+    with pytest.raises(WeightsError, match=rf"^{re.escape(str(tmp_path))}.*{message}[^\n]*$"):
+        checkpoints.read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +214,25 @@ def test_tokenizer_names_of_both_kinds(nested: bool, wrapped: bool) -> None:
     if not wrapped:
         assert not raw.keys() >= state.keys()
     assert same(official_files.clean_tokenizer({"vae": raw} if nested else raw), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int32, torch.int8, torch.float8_e4m3fn])
+def test_parameters_of_other_numbers_are_refused(
+    dtype: torch.dtype, state: dict[str, Tensor], tmp_path: Path
+) -> None:
+    """Floats of 16 to 64 bits are read; a cast of others would give numbers without a word."""
+    name = "word_embed.weight"
+    with torch.device("meta"):
+        module = Infinity(TINY)
+    source = Source("model.sources.transformer", str(tmp_path / "x.safetensors"))
+    save_file({**state, name: state[name].double()}, tmp_path / "x.safetensors")
+    parameters.load_into(module, source, dict)
+    assert torch.equal(module.state_dict()[name], state[name])
+    save_file({**state, name: state[name].to(dtype)}, tmp_path / "x.safetensors")
+    with pytest.raises(
+        WeightsError, match=rf"x.safetensors: {name} is {str(dtype)[6:]}; must be one of float32, "
+    ):
+        parameters.load_into(module, source, dict)
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:

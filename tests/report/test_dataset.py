@@ -14,7 +14,7 @@ import pytest
 from kvbench.cli import app
 from kvbench.cli.tasks.publish import parse_words
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_path
+from kvbench.core.files import hash_content, hash_path
 from kvbench.eval.files.readings import read_stored
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.report.dataset import choose_name, prepare_dataset, read_published
@@ -42,6 +42,12 @@ def run(made: Path, tmp_path: Path) -> Path:
 def published(made: Path, tmp_path: Path) -> Path:
     prepare_dataset(read_published([made]), tmp_path / "set", "apache-2.0", "user/name")
     return tmp_path / "set"
+
+
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """Contents of the files in a folder and below by name."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def results_of(folder: Path) -> Results:
@@ -136,15 +142,129 @@ def test_texts_lie_in_the_table(run: Path, tmp_path: Path) -> None:
     assert [one["config_name"] for one in about["configs"]] == ["samples", "runs"]
 
 
-def test_a_dataset_is_made_anew_and_other_folders_are_left_alone(made: Path, published: Path) -> None:
-    (published / "images" / "left.png").write_bytes(b"old")
-    runs = read_published([made, made.parent / str(results_of(made).reference)])
-    prepare_dataset(runs, published)
-    assert not (published / "images" / "left.png").exists()
-    (published / "data" / "runs.parquet").unlink()
-    with pytest.raises(ConfigError, match="holds other files; name a new folder"):
-        prepare_dataset(runs, published)
+def test_a_dataset_replaces_what_a_publication_wrote(made: Path, published: Path) -> None:
+    reference = made.parent / str(results_of(made).reference)
+    before = read_tree(published)
+    listed = dict(line.split("  ")[::-1] for line in (published / "SHA256SUMS").read_text().splitlines())
+    assert listed == {name: hash_content(data) for name, data in before.items() if name != "SHA256SUMS"}
+    prepare_dataset(read_published([reference]), published)
+    assert not (published / "images" / "fake" / made.name).exists()
+    prepare_dataset(read_published([made]), published, "apache-2.0", "user/name")
+    assert read_tree(published) == before
     assert [path.name for path in published.parent.iterdir()] == ["set"]
+
+
+def add_thesis(folder: Path) -> str:
+    (folder / "thesis.tex").write_text("three years")
+    return "thesis.tex"
+
+
+def add_image(folder: Path) -> str:
+    (folder / "images" / "left.png").write_bytes(b"old")
+    return r"images/left\.png"
+
+
+def edit_card(folder: Path) -> str:
+    (folder / "README.md").write_text("# Mine")
+    return r"README\.md \(changed\)"
+
+
+def add_link(folder: Path) -> str:
+    (folder / "data" / "runs.parquet").unlink()
+    (folder / "data" / "runs.parquet").symlink_to(folder.parent)
+    return r"data/runs\.parquet"
+
+
+def lose_list(folder: Path) -> str:
+    (folder / "SHA256SUMS").unlink()
+    return r"README\.md, dashboard\.html, data/runs\.parquet and \d+ more"
+
+
+@pytest.mark.parametrize("change", [add_thesis, add_image, edit_card, add_link, lose_list])
+def test_a_foreign_file_stops_a_publication(
+    made: Path, tmp_path: Path, change: Callable[[Path], str]
+) -> None:
+    out = tmp_path / "set"
+    prepare_dataset(read_published([made]), out, make_page=lambda: "a page")
+    named = change(out)
+    before = read_tree(out)
+    with pytest.raises(ConfigError, match=rf"^out=\S+: holds other files .*: {named}; move them, or name"):
+        prepare_dataset(read_published([made]), out)
+    assert read_tree(out) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_a_file_that_comes_while_a_publication_is_made_stays(made: Path, published: Path) -> None:
+    def make_page() -> str:
+        add_thesis(published)
+        return ""
+
+    with pytest.raises(ConfigError, match=r"thesis\.tex"):
+        prepare_dataset(read_published([made]), published, make_page=make_page)
+    assert (published / "thesis.tex").read_text() == "three years"
+    assert (published / "data/runs.parquet").is_file()
+
+
+def test_a_linked_folder_is_not_written_through(made: Path, published: Path) -> None:
+    link = published.with_name("link")
+    link.symlink_to(published)
+    with pytest.raises(ConfigError, match="link: is a symbolic link; name the folder itself"):
+        prepare_dataset(read_published([made]), link)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "provenance.json", "images/000009.png", "source", "metrics/a"])
+@pytest.mark.parametrize("of_reference", [False, True])
+def test_a_link_out_of_a_run_is_not_published(
+    run: Path, tmp_path: Path, name: str, *, of_reference: bool
+) -> None:
+    folder = run.parent / str(results_of(run).reference) if of_reference else run
+    (tmp_path / "secret").write_text("password")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path if name == "source" else tmp_path / "secret")
+    with pytest.raises(ConfigError, match=rf"{name} is a symbolic link that leaves the run's folder"):
+        read_published([run])
+
+
+def test_a_linked_reference_is_not_published_and_a_link_inside_a_run_is(run: Path, tmp_path: Path) -> None:
+    (run / "config.yaml").rename(run / "settings.yaml")
+    (run / "config.yaml").symlink_to("settings.yaml")
+    (run / "images/000001.png").rename(run / "one.png")
+    (run / "images/000001.png").symlink_to("../one.png")
+    prepare_dataset(read_published([run]), tmp_path / "set")
+    assert not [path for path in (tmp_path / "set").rglob("*") if path.is_symlink()]
+    reference = run.parent / str(results_of(run).reference)
+    reference.rename(tmp_path / reference.name)
+    reference.symlink_to(tmp_path / reference.name)
+    with pytest.raises(ConfigError, match=r"the reference of .* is a symbolic link"):
+        read_published([run])
+
+
+def test_a_damaged_run_beside_others_is_no_matter(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, run.with_name("broken-0.1"))
+    (run.with_name("broken-0.1") / "results.json").write_text("{")
+    prepare_dataset(read_published([run]), tmp_path / "set")
+    with pytest.raises(ConfigError, match=r"broken-0\.1/results\.json: cannot be read"):
+        read_published([run.with_name("broken-0.1")])
+
+
+def test_texts_of_a_record_stay_texts_in_the_card(run: Path, tmp_path: Path) -> None:
+    hostile = "h2o\n\n# Owned\n<script>alert(1)</script> ![x](http://e/x.png) `a` | b \\"
+    values = json.loads((run / "results.json").read_text())
+    values["method"] = hostile
+    values["config"]["prompts"] = {"path": f"{hostile}.txt"}
+    values["provenance"] |= {"cpu": hostile, "device": hostile, "code": {"commit": hostile}}
+    (run / "results.json").write_text(json.dumps(values))
+    prepare_dataset(read_published([run]), tmp_path / "set", licence=f"mit\nx: {hostile}")
+    card = hub.DatasetCard.load(tmp_path / "set" / "README.md")
+    assert card.data.license == f"mit\nx: {hostile}"
+    assert set(card.data.to_dict()) == {"license", "pretty_name", "tags", "configs"}
+    assert "Owned" in card.text
+    assert "<" not in re.sub(r"`[^`]*`", "", card.text)
+    assert "](http" not in card.text
+    assert not [line for line in card.text.splitlines() if re.match(r"\W*#\W*Owned", line)]
+    [head, _, *rows] = [line for line in card.text.split("## How")[0].splitlines() if line.startswith("|")]
+    cells = {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in (head, *rows)}
+    assert len(cells) == 1
 
 
 def test_images_that_are_not_the_recorded_ones_are_not_published(run: Path, tmp_path: Path) -> None:
@@ -256,6 +376,13 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
         (["runs/a", "outt=set"], "outt=set: no such key"),
         (["runs/a", "out="], "out=: no such key or no value"),
         (["runs/a", "repo=name"], "repo=name: must be USER/NAME"),
+        (["runs/a", "repo=user/"], "repo=user/: must be USER/NAME"),
+        (["runs/a", "repo=a/b/c"], "repo=a/b/c: must be USER/NAME"),
+        (["runs/a", "repo=user/a--b"], "repo=user/a--b: the Hub refuses this name .*Cannot have --"),
+        (["runs/a", "repo=user/b.git"], "repo=user/b.git: the Hub refuses this name"),
+        (["runs/a", "repo=-user/b"], "repo=-user/b: the Hub refuses this name"),
+        (["runs/a", f"repo=user/{'b' * 97}"], "the Hub refuses this name .*maximum length is 96"),
+        (["runs/a", "repo=us\u00e9r/b"], "repo=us\u00e9r/b: the Hub refuses this name"),
     ],
 )
 def test_words_that_cannot_be_read_are_named(words: list[str], message: str) -> None:

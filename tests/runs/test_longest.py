@@ -20,6 +20,7 @@ from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
 from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
+from kvbench.runs.longest import find_longest
 from tests.support.fake_run import job_in
 from tests.support.small_models import small_writer
 
@@ -82,6 +83,18 @@ def test_a_prompt_above_the_budget_is_named_before_any_work(tmp_path: Path) -> N
     ):
         execute.run(job(tmp_path, LazyEviction(sinks=1)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_longest_prompt_has_the_most_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the most characters: a token is a vowel here."""
+    one = job(tmp_path, StreamingLLM(sinks=1))
+    prompts = [Prompt(0, "rhythms of crypts"), Prompt(1, "aerie"), Prompt(2, "queue")]
+
+    def count(_: object, texts: list[str]) -> list[int]:
+        return [sum(letter in "aei" for letter in text) for text in texts]
+
+    monkeypatch.setattr(type(one.model), "count_prompt_tokens", count)
+    assert find_longest(one.model, one.method, one.allowance.upper, prompts) == (prompts[1], 4)
 
 
 @pytest.mark.parametrize(

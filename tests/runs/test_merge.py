@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from kvbench.core.config import ConfigError
 from kvbench.eval.files.kinds import TEXTS
 from kvbench.models.outputs import Text
 from kvbench.runs.record.folder import RunFolder, RunName
-from kvbench.runs.record.merge import Merged, merge_run, merge_runs
+from kvbench.runs.record.merge import Merged, import_run, merge_run, merge_runs
 from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import read_results
 from kvbench.runs.run_hash import Identity
@@ -143,3 +146,88 @@ def test_a_merged_run_names_the_origins_of_its_samples(tmp_path: Path) -> None:
     known.write("provenance.json", json.dumps({"machine": "D"}))
     merge_run(known.path, tmp_path / "a")
     assert ours.read_json("provenance.json") == found
+
+
+LINKS = ("notes.txt", "texts/000000.txt", "metrics/psnr.json", "source", "config.yaml")
+
+
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("inside", ["theirs", "ours"])
+def test_a_link_that_leaves_its_folder_is_refused_by_name(tmp_path: Path, name: str, inside: str) -> None:
+    (tmp_path / "secret").write_text("password")
+    theirs = write(tmp_path / "theirs", [(0, "one"), (1, "two")])
+    finish(theirs)
+    ours = write(tmp_path / "ours", [(0, "one")])
+    other = write(tmp_path / "theirs", [(0, "x")], seed=1)
+    link = (theirs if inside == "theirs" else ours).path / name
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(tmp_path if name == "source" else tmp_path / "secret")
+    before = read_all(tmp_path / "ours")
+    merged = {one.name: one for one in merge_runs(tmp_path / "theirs", tmp_path / "ours")}
+    problem = f"{link} is a symbolic link that leaves its folder; remove it or copy what it names"
+    assert merged[f"m/{ours.path.name}"] == Merged(f"m/{ours.path.name}", problem=problem)
+    assert merged[f"m/{other.path.name}"].added == 1
+    after = {name: data for name, data in read_all(tmp_path / "ours").items() if ours.path.name in name}
+    assert after == before
+    assert (tmp_path / "secret").read_text() == "password"
+
+
+def test_a_linked_run_folder_is_not_written_through(tmp_path: Path) -> None:
+    theirs = write(tmp_path / "theirs", [(0, "one"), (1, "two")])
+    mine = write(tmp_path / "elsewhere", [(0, "one")])
+    (tmp_path / "ours/m").mkdir(parents=True)
+    (tmp_path / "ours/m" / mine.path.name).symlink_to(mine.path)
+    before = read_all(tmp_path / "elsewhere")
+    [merged] = merge_runs(tmp_path / "theirs", tmp_path / "ours")
+    assert (merged.added, "is a symbolic link" in str(merged.problem)) == (0, True)
+    assert read_all(tmp_path / "elsewhere") == before
+    assert theirs.path.is_dir()
+
+
+def test_links_to_runs_models_and_calibrations_elsewhere_are_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "elsewhere", [(0, "one")])
+    (tmp_path / "secret").write_text("password")
+    (tmp_path / "theirs/n").mkdir(parents=True)
+    (tmp_path / "theirs/m").symlink_to(tmp_path / "elsewhere/m")
+    (tmp_path / "theirs/n" / folder.path.name).symlink_to(folder.path)
+    (tmp_path / "theirs/n/calibration-0123456789.safetensors").symlink_to(tmp_path / "secret")
+    merged = list(merge_runs(tmp_path / "theirs", tmp_path / "ours"))
+    assert len(merged) == 3
+    assert all("is a symbolic link that leaves its folder" in str(one.problem) for one in merged)
+    assert read_all(tmp_path / "ours") == {}
+
+
+def test_a_link_inside_a_run_is_read(tmp_path: Path) -> None:
+    folder = write(tmp_path / "theirs", [(0, "one")])
+    finish(folder)
+    (folder.path / "copy.txt").symlink_to("texts/000000.txt")
+    [merged] = merge_runs(tmp_path / "theirs", tmp_path / "ours")
+    assert merged == Merged(f"m/{folder.path.name}", added=1)
+    copy = tmp_path / "ours/m" / folder.path.name / "copy.txt"
+    assert (copy.is_symlink(), copy.read_text()) == (False, "one")
+
+
+@pytest.mark.parametrize("file", ["samples.jsonl", "results.json"])
+@pytest.mark.parametrize(
+    "content", ["{\n", "[3]\n", "[" * 10**5 + "\n", '{"index": 1e999999999, "sha256": ""}\n']
+)
+def test_a_damaged_run_is_a_problem_and_others_are_merged(tmp_path: Path, file: str, content: str) -> None:
+    bad, good = (write(tmp_path / "theirs", [(0, "one")], seed=seed) for seed in (0, 1))
+    finish(bad)
+    finish(good)
+    (bad.path / file).write_text(content)
+    merged = {one.name: one for one in merge_runs(tmp_path / "theirs", tmp_path / "ours")}
+    assert file in str(merged[f"m/{bad.path.name}"].problem)
+    assert not (tmp_path / "ours/m" / bad.path.name / "texts").is_dir()
+    assert merged[f"m/{good.path.name}"] == Merged(f"m/{good.path.name}", added=1)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "/etc", "a/b", "../elsewhere", ""])
+def test_a_record_names_no_folder_but_those_beside_it(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path / "theirs", [(0, "one")])
+    finish(folder, reference=name)
+    with pytest.raises(ConfigError, match=r"results\.json: damaged \(reference is "):
+        read_results(folder.path)
+    with pytest.raises(ConfigError, match="reference is"):
+        import_run("m", replace(IDENTITY, seed=0), tmp_path / "ours", [str(tmp_path / "theirs")])

@@ -32,6 +32,21 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert RUN.memory.budget == 0.1
 
 
+def test_a_budget_in_tables_is_in_tokens_per_head_where_it_was_given_so() -> None:
+    given, whole = ({**RUN.config, "budget": number} for number in (128, 1))
+    assert RUN.budget_text == "0.1"
+    assert replace(RUN, config=given).budget_text == "128"
+    assert replace(RUN, config=whole).budget_text == "0.1"
+    assert (
+        replace(
+            RUN, config=given, memory=replace(RUN.memory, budget_tokens=RUN.memory.full_tokens)
+        ).budget_text
+        == "1"
+    )
+    in_bytes = replace(RUN.memory, budget_unit="bytes", budget_bytes=RUN.memory.full_sequence_bytes / 4)
+    assert replace(RUN, config=given, memory=in_bytes).budget_text == "0.25 bytes"
+
+
 def test_the_file_has_the_documented_fields(root: Path) -> None:
     values = json.loads(RUN.to_json())
     text = (root / "docs" / "results_schema.md").read_text()

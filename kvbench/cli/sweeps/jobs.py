@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from socket import gethostname
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,6 +17,8 @@ from kvbench.cli.config.command import SWEEP_TASKS
 from kvbench.cli.sweeps.sweeper import OWN_KEYS, split_product
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_values, parse_json, remove_unfinished, write_whole
+
+Outcome = Literal["missing", "started", "finished", "failed", "dropped"]
 
 PLAN = "sweep.json"
 NAME = "name.txt"
@@ -45,13 +47,20 @@ class Entry:
 
     number: int
     overrides: tuple[str, ...]
-    outcome: Literal["missing", "started", "finished", "failed", "dropped"] = "missing"
+    outcome: Outcome = "missing"
     folder: str | None = None
     files: tuple[str, ...] = ()
     error: str | None = None
     samples: Mapping[str, int] = field(default_factory=dict)
     starts: int = 0
     host: str | None = None
+
+
+ENTRY_TYPES = {
+    "overrides": list, "outcome": str, "folder": str | None, "files": list, "error": str | None, "samples": dict,
+    "starts": int, "host": str | None,
+}  # fmt: skip
+"""JSON types of the fields of an entry."""
 
 
 class Recorder:
@@ -207,9 +216,17 @@ def _find_finished(sweeps: Path) -> dict[frozenset[str], Entry]:
     return {
         frozenset(entry.overrides): entry
         for plan in sweeps.glob(f"*/{PLAN}")
-        for entry in read_entries(plan.parent)
+        for entry in _read_other(plan.parent)
         if entry.outcome == "finished"
     }
+
+
+def _read_other(folder: Path) -> list[Entry]:
+    """Return the entries of another sweep; none if its list of jobs is damaged."""
+    try:
+        return read_entries(folder)
+    except ConfigError:
+        return []
 
 
 def open_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
@@ -233,18 +250,57 @@ def write_entry(folder: Path, entry: Entry) -> None:
 
 
 def read_entries(folder: Path) -> list[Entry]:
-    """Return an entry for every job of a sweep, in order."""
-    jobs = parse_json((folder / PLAN).read_text())
+    """Return an entry for every job of a sweep, in order.
+
+    Raises:
+        ConfigError: the list of jobs is damaged.
+    """
+    path = folder / PLAN
+    try:
+        jobs = parse_json(path.read_bytes())
+        if not (isinstance(jobs, list) and all(map(_are_words, jobs))):
+            raise ValueError("not a list of lists of words")
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: damaged ({error}); start the sweep again after deleting {folder}"
+        ) from None
     return [read_entry(folder, number, tuple(job)) for number, job in enumerate(jobs)]
 
 
 def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> Entry:
-    """Return the entry of a job; a missing one if none was written."""
-    entry = Entry(number, overrides)
-    with suppress(FileNotFoundError):
-        values = parse_json(_name(folder, number).read_text())
-        entry = Entry(**{**values, "overrides": tuple(values["overrides"]), "files": tuple(values["files"])})
+    """Return the entry of a job; a missing one if none was written, a failed one if its file is damaged."""
+    entry, path = Entry(number, overrides), _name(folder, number)
+    try:
+        entry = _make_entry(number, parse_json(path.read_bytes(), finite=True))
+    except FileNotFoundError:
+        pass
+    except (ValueError, KeyError) as error:
+        entry = replace(entry, outcome="failed", error=f"{path}: damaged ({error}); run the job again")
     return replace(entry, outcome="dropped") if drop_of(folder, number).is_file() else entry
+
+
+def _make_entry(number: int, values: object) -> Entry:
+    """Build an entry from JSON values; a ValueError names the first of a wrong type."""
+    if not isinstance(values, dict):
+        raise ValueError("not an object")
+    known = {name: values[name] for name in ENTRY_TYPES if name in values}
+    for name, value in known.items():
+        if not isinstance(value, ENTRY_TYPES[name]) or (
+            name in ("overrides", "files") and not _are_words(value)
+        ):
+            raise ValueError(f"{name} is {value!r:.60}")
+    entry = Entry(
+        **{**known, "number": number, "overrides": tuple(known["overrides"]), "files": tuple(known["files"])}
+    )
+    if entry.outcome not in get_args(Outcome) or not all(
+        type(count) is int for count in entry.samples.values()
+    ):
+        raise ValueError("an unknown outcome, or samples that are no numbers")
+    return entry
+
+
+def _are_words(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(word, str) for word in values)
 
 
 def is_newer(folder: Path, number: int, since: float) -> bool:

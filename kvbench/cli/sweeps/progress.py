@@ -55,8 +55,10 @@ class Progress:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Format a time as hours, minutes and seconds; None as a dash."""
-    return "-" if seconds is None else str(timedelta(seconds=round(seconds)))
+    """Format a time as hours, minutes and seconds; None, and a time beyond all dates, as a dash."""
+    if seconds is None or abs(seconds) >= timedelta.max.total_seconds():
+        return "-"
+    return str(timedelta(seconds=round(seconds)))
 
 
 def find_running(folder: Path, entries: Sequence[Entry]) -> list[Entry]:

@@ -7,6 +7,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 
 from kvbench.cli.config.command import name_base
+from kvbench.cli.config.overrides import check_lists
 
 BESIDE = "beside."
 """Prefix of the keys of reference methods."""
@@ -23,8 +24,12 @@ def split_product(overrides: Iterable[Override]) -> list[list[str]]:
     The jobs are the product of the lists. Lists under `beside.`, such as `beside.method` and `beside.budget`, add jobs
     after them, in which they replace the lists of the same names and every setting of the sweep's methods. Thus a sweep
     over the settings of one method can include another method that lacks them.
+
+    Raises:
+        ConfigError: a list is empty, or there are too many jobs.
     """
     words = list(overrides)
+    check_lists(words)
     beside = [word for word in words if word.key_or_group.startswith(BESIDE)]
     own = [word for word in words if word not in beside]
     [jobs] = _multiply(own, None)

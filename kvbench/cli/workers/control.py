@@ -76,7 +76,7 @@ def read_hold(folder: Path, since: float = 0.0) -> Literal["pause", "stop"] | No
     """
     path = folder / HELD
     try:
-        if path.read_text(encoding="utf-8").strip() != STOP:
+        if path.read_text(encoding="utf-8", errors="replace").strip() != STOP:
             return "pause"
         return "stop" if path.stat().st_mtime > since else None
     except FileNotFoundError:

@@ -45,8 +45,14 @@ def stop_host(folder: Path, host: str, reason: str, failures: Sequence[tuple[int
 
 def read_stopped_hosts(folder: Path) -> dict[str, str]:
     """Return the stopped hosts of a sweep and their reasons."""
-    paths = sorted((folder / FOLDER).glob("*.json"))
-    return {path.stem: parse_json(path.read_text())["reason"] for path in paths}
+    return {path.stem: _read_reason(path) for path in sorted((folder / FOLDER).glob("*.json"))}
+
+
+def _read_reason(path: Path) -> str:
+    try:
+        return str(parse_json(path.read_bytes())["reason"])
+    except (ValueError, KeyError, TypeError):
+        return f"a reason that cannot be read ({path} is damaged)"
 
 
 def readmit_hosts(folder: Path) -> list[str]:

@@ -1,10 +1,11 @@
 """Logs of a sweep's workers, one file each: generated blocks and their seconds."""
 
 import json
+import logging
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import IO, Any
 
 from kvbench.core.claims import claim, is_held, read_clock
 from kvbench.core.files import parse_json
+
+log = logging.getLogger(__name__)
 
 FOLDER = "workers"
 """Subfolder of a sweep's folder."""
@@ -58,11 +61,8 @@ class WorkerLog:
     def rate(self) -> float | None:
         """Samples per second of the latest blocks; None before the first."""
         latest = self.blocks[-RATE_WINDOW:]
-        return (
-            sum(block.samples for block in latest) / sum(block.seconds for block in latest)
-            if latest
-            else None
-        )
+        seconds = sum(block.seconds for block in latest)
+        return sum(block.samples for block in latest) / seconds if seconds > 0 else None
 
 
 class LogWriter:
@@ -114,24 +114,36 @@ def read_logs(folder: Path) -> list[WorkerLog]:
 
 
 def _read(path: Path, now: float) -> WorkerLog | None:
-    lines = list(_parse(path))
+    """Return the log in a file; None for an empty one, and with a warning for a damaged one."""
+    try:
+        return _make_log(path, list(_parse(path)), now)
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("%s: damaged (%s %s); left out", path, type(error).__name__, error)
+        return None
+
+
+def _make_log(path: Path, lines: Sequence[Mapping[str, Any]], now: float) -> WorkerLog | None:
     if not lines or "host" not in lines[0]:
         return None
     alive = is_held(path.with_name(f".{path.stem}"))
     return WorkerLog(
         name=path.stem,
-        host=lines[0]["host"],
-        device=lines[0]["device"],
-        blocks=tuple(Block(one["run"], one["samples"], one["seconds"]) for one in lines if "run" in one),
-        seconds=lines[-1]["at"] + (max(0.0, now - path.stat().st_mtime) if alive else 0.0),
+        host=str(lines[0]["host"]),
+        device=str(lines[0]["device"]),
+        blocks=tuple(
+            Block(str(one["run"]), int(one["samples"]), float(one["seconds"]))
+            for one in lines
+            if "run" in one
+        ),
+        seconds=float(lines[-1]["at"]) + (max(0.0, now - path.stat().st_mtime) if alive else 0.0),
         alive=alive,
     )
 
 
 def _parse(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a log up to an incomplete one."""
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().split(b"\n"):
         try:
-            yield parse_json(line)
+            yield parse_json(line, finite=True)
         except ValueError:
             return

@@ -1,5 +1,6 @@
 """`task=status` without a sweep: a list of all sweeps and of runs in progress; imports no torch."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -19,15 +20,21 @@ def show_all(console: Console, runs_dir: Path) -> None:
     """Print the progress of every sweep in a folder of runs, the latest first, and the runs in progress.
 
     Raises:
-        ConfigError: there is neither a sweep nor a run in progress, or a sweep's files are damaged.
+        ConfigError: there is neither a sweep nor a run in progress.
     """
     plans = sorted(runs_dir.glob(f"sweeps/*/{PLAN}"), key=lambda path: path.stat().st_mtime, reverse=True)
     running = find_running_folders(runs_dir)
     if not (plans or running):
         raise ConfigError(f"runs_dir={runs_dir}: holds no sweeps, and no run is in progress")
-    if plans:
-        console.print(_list_sweeps([plan.parent for plan in plans]))
-    lines = [f"runs in progress: {len(running)}", *(f"  {folder}" for folder in running)]
+    rows, damaged = {}, []
+    for folder in (plan.parent for plan in plans):
+        try:
+            rows[folder] = _make_cells(folder)
+        except ConfigError as error:
+            damaged.append(str(error))
+    if rows:
+        console.print(_list_sweeps(rows))
+    lines = [*damaged, f"runs in progress: {len(running)}", *(f"  {folder}" for folder in running)]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -38,23 +45,30 @@ def find_running_folders(runs_dir: Path) -> list[Path]:
     return sorted({path.parent for path in claims if is_held(path)})
 
 
-def _list_sweeps(folders: list[Path]) -> Table:
+def _list_sweeps(rows: Mapping[Path, Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("sweep", overflow="fold")
     for name in COLUMNS:
         table.add_column(name, no_wrap=True, justify="right")
     table.add_column("folder", overflow="fold")
-    for folder in folders:
-        table.add_row(Text(read_name(folder) or "-"), *_make_cells(folder), Text(str(folder)))
+    for folder, cells in rows.items():
+        table.add_row(Text(read_name(folder) or "-"), *cells, Text(str(folder)))
     return table
 
 
 def _make_cells(folder: Path) -> list[str]:
     now = measure(folder)
-    started = datetime.fromtimestamp((folder / PLAN).stat().st_mtime)
     return [
         *(str(count) for count in (now.finished, now.running, now.failed, now.missing)),
         f"{now.drawn}/{now.samples}",
         format_seconds(now.seconds),
-        f"{started:%Y-%m-%d %H:%M}",
+        _format_time((folder / PLAN).stat().st_mtime),
     ]
+
+
+def _format_time(seconds: float) -> str:
+    """Return a file's time; a dash if no calendar has it."""
+    try:
+        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}"
+    except (ValueError, OverflowError, OSError):
+        return "-"

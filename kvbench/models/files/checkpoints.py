@@ -2,7 +2,7 @@
 
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -52,6 +52,8 @@ def read(path: Path) -> Mapping[str, object]:
         if not isinstance(raw, Mapping):
             raise ValueError(f"it contains a {type(raw).__name__}, not tensors by name")
         return dict(raw)
+    except WeightsError as error:  # of a shard, which it names
+        raise error from None
     except UnpicklingError:  # torch's message recommends unsafe loading
         raise WeightsError(
             f"{path}: not a readable checkpoint (it is damaged or contains more than tensors)"
@@ -66,14 +68,41 @@ def _read_shards(folder: Path) -> Mapping[str, object]:
         return load_file(folder / WHOLE)
     for name in (f"{WHOLE}.index.json", "pytorch_model.bin.index.json"):
         if (folder / name).is_file():
-            shards = sorted(set(parse_json((folder / name).read_text())["weight_map"].values()))
-            merged: dict[str, object] = {}
-            for shard in shards:
-                if Path(shard).name != shard:
-                    raise ValueError(f"the index names a file outside the folder: {shard}")
-                merged.update(read(folder / shard))
-            return merged
+            return _join_shards(folder, _read_index(folder / name))
     raise ValueError(f"no {WHOLE}, {WHOLE}.index.json or pytorch_model.bin.index.json in the folder")
+
+
+def _read_index(path: Path) -> dict[str, list[str]]:
+    """Return the tensors of each shard, shards in order."""
+    index = parse_json(path.read_bytes())
+    places = index.get("weight_map") if isinstance(index, Mapping) else None
+    if not isinstance(places, Mapping) or not all(isinstance(shard, str) for shard in places.values()):
+        raise ValueError(f"{path.name} has no weight_map of tensors and their files")
+    shards: dict[str, list[str]] = {shard: [] for shard in sorted(set(places.values()))}
+    for tensor, shard in places.items():
+        shards[shard].append(tensor)
+    return shards
+
+
+def _join_shards(folder: Path, shards: Mapping[str, Sequence[str]]) -> dict[str, object]:
+    """Return the contents of shards, each of which must hold the tensors that the index places there."""
+    if outside := [shard for shard in shards if Path(shard).name != shard]:
+        raise ValueError(f"the index names a file outside the folder: {outside[0]}")
+    if missing := [shard for shard in shards if not (folder / shard).is_file()]:
+        raise ValueError(f"files of the index are missing: {', '.join(missing)}")
+    merged: dict[str, object] = {}
+    owners: dict[str, str] = {}
+    for shard, tensors in shards.items():
+        content = read(folder / shard)
+        if lost := [tensor for tensor in tensors if tensor not in content]:
+            raise ValueError(
+                f"{shard} lacks {len(lost)} tensors of the index, such as {lost[0]}: it is another file"
+            )
+        if twice := [tensor for tensor in content if tensor in owners]:
+            raise ValueError(f"{shard} and {owners[twice[0]]} both hold {twice[0]}")
+        owners |= dict.fromkeys(content, shard)
+        merged.update(content)
+    return merged
 
 
 def is_safe(path: Path) -> bool:

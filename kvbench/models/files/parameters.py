@@ -19,6 +19,8 @@ from kvbench.models.files.weights import Source, prepare
 M = TypeVar("M", bound=nn.Module)
 Place = Callable[[str, Tensor], Tensor]
 """Maps a parameter's name and a tensor to the tensor on its device, in its dtype."""
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Dtypes of parameters in files."""
 RANDOM_RECIPE = 2
 """Version of `fill_random`, hashed together with the shapes into a run's identity."""
 
@@ -71,6 +73,17 @@ def check(state: Mapping[str, Tensor], module: nn.Module, name: str, path: Path 
         raise WeightsError(f"{name}: the checkpoint does not fit in {len(problems)} places: {listed}{where}")
 
 
+def _check_dtype(name: str, tensor: Tensor, expected: Tensor, where: str) -> None:
+    """Raise WeightsError if a tensor for a parameter holds no floating-point numbers of at least 16 bits.
+
+    Complex numbers would lose a part. Integers and 8-bit floats are quantised, with scales in other tensors.
+    """
+    if expected.is_floating_point() and tensor.dtype not in FLOATS:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
+        found = str(tensor.dtype).removeprefix("torch.")
+        raise WeightsError(f"{where}: {name} is {found}; must be one of {names}: convert the file")
+
+
 def put(module: nn.Module, name: str, tensor: Tensor) -> None:
     """Replace a parameter on the meta device by a tensor."""
     owner, _, leaf = name.rpartition(".")
@@ -108,6 +121,8 @@ def load_into(module: nn.Module, source: Source, clean: Clean, place: Place = to
         cleaned = clean(group) if safe else group
         for name, tensor in cleaned.items():
             assert isinstance(tensor, Tensor)
+            if name in whole:
+                _check_dtype(name, tensor, whole[name], f"{source.key}: {original}")
             if name in whole and whole[name].shape == tensor.shape:
                 placed = place(name, tensor)
                 put(module, name, placed.clone() if _find_memory(placed) in mapped else placed)

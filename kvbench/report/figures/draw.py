@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
@@ -12,8 +13,15 @@ from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.record.folder import slug
 from kvbench.runs.record.results import Results
 
+NOT_INSTALLED = 'figures: matplotlib is not installed; pip install "kvbench[plots]"'
+"""Line in place of figures without the `plots` extra."""
 MAP_BUDGET = 0.1
 """Budget, as a share of the full cache, whose retention map is drawn: the papers' middle budget."""
+
+
+def can_draw() -> bool:
+    """Return whether the `plots` extra is installed."""
+    return find_spec("matplotlib") is not None
 
 
 def draw_figures(
@@ -26,6 +34,8 @@ def draw_figures(
     Returns:
         PNG files, each also written as SVG and PDF, and a line with the reason for each figure that cannot be drawn.
     """
+    if not can_draw():
+        return [], [NOT_INSTALLED]
     paths: list[Path] = []
     left_out: list[str] = []
     seeded = len({name_seeds(run)[0] for run in runs}) > 1

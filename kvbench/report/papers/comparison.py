@@ -10,7 +10,7 @@ from rich.console import Console
 from kvbench.core.files import write_whole
 from kvbench.report.ablations import is_full
 from kvbench.report.document import BOLD_NOTE, Section, describe_rows, find_group, write_latex
-from kvbench.report.figures.draw import draw_fidelity
+from kvbench.report.figures.draw import NOT_INSTALLED, can_draw, draw_fidelity
 from kvbench.report.papers.printed import PrintedFigure
 from kvbench.report.papers.published import (
     COSTS,
@@ -105,7 +105,9 @@ def show_comparison(console: Console, table: PublishedTable, runs: Sequence[Resu
     section = make_section(table, own)
     if section is not None:
         write_whole(runs_dir / f"report-{table.name}.tex", write_latex([section]))
-    if table.figure == "fidelity":
+    if table.figure is not None and not can_draw():
+        console.print(NOT_INSTALLED, markup=False, highlight=False, soft_wrap=True)
+    elif table.figure == "fidelity":
         for path in draw_fidelity(runs_dir, runs, table.name):
             console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
     elif table.figure is not None:
@@ -144,7 +146,7 @@ def _find_labels(table: PublishedTable, runs: Sequence[Results]) -> tuple[str, .
 def _list_settings(table: PublishedTable, run: Results, runs: Sequence[Results]) -> dict[str, Cell]:
     row: dict[str, Cell] = {"model": run.model_label} if len({r.model_label for r in runs}) > 1 else {}
     row |= {"prompts": run.prompts_label} if len({r.prompts_label for r in runs}) > 1 else {}
-    row |= {"method": run.method, "budget": run.memory.budget_text + "!" * (not run.memory.well_used)}
+    row |= {"method": run.method, "budget": run.budget_text + "!" * (not run.memory.well_used)}
     for key in (*table.fixed, *table.keys):
         if key not in row:
             value = find_setting(run, key)

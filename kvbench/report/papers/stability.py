@@ -11,6 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from kvbench.methods.heatkv.scores import rank_heads, scas
+from kvbench.report.figures.draw import NOT_INSTALLED, can_draw
 from kvbench.report.papers.published import PublishedTable, parse_number
 from kvbench.report.tables import Row, publish
 
@@ -43,8 +44,6 @@ def show_stability(
 
     Other kinds of calibration are ignored. The leading `sinks` scales are never pruned and have no ranking.
     """
-    from kvbench.report.figures import plots, styles  # take long to import
-
     masses = _load_masses(artifacts)
     if len(masses) < 2:
         console.print(f"{table.name}: needs two or more calibrations, not {len(masses)}", highlight=False)
@@ -66,6 +65,11 @@ def show_stability(
         f"{100 * deviation.max() / heads:.2f} % of the heads; published: {theirs}, worst {printed} %"
     )
     publish(console, title, rows, 1, runs_dir / f"report-{table.name}.md")
+    if not can_draw():
+        console.print(NOT_INSTALLED, markup=False, highlight=False, soft_wrap=True)
+        return
+    from kvbench.report.figures import plots, styles  # take long to import
+
     name = f"{model}: S-CAS rankings over {len(masses)} calibrations"
     worst = None if bound is None else (bound, f"published worst case, {theirs}: {printed} %")
     figure = plots.draw_stability(deviation, heads, sinks + 1, name, worst)

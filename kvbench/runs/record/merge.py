@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvbench.core.claims import claim
+from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_content, hash_path, write_beside
+from kvbench.core.links import find_leaving_link
 from kvbench.eval.files.kinds import SampleKind, find_stored_kind
 from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
 from kvbench.runs.record.origins import add_origins, read_origins
@@ -42,24 +44,30 @@ class Merged(NamedTuple):
 def merge_runs(source: Path, runs_dir: Path) -> Iterator[Merged]:
     """Merge every run and calibration of another folder of runs into `runs_dir`.
 
+    A damaged run, and one with a symbolic link that leaves its folder, has a problem and is left out.
+
     Raises:
-        ConfigError: a run's records or results are damaged.
         OSError: a file cannot be read or written.
     """
     for path in (source / PROMPT_LISTS).glob("*"):
         (runs_dir / PROMPT_LISTS).mkdir(parents=True, exist_ok=True)
         (runs_dir / PROMPT_LISTS / path.name).touch()
     for model in sorted(path for path in source.iterdir() if path.is_dir() and path.name[0] != "."):
+        if model.is_symlink() and find_leaving_link(model, source) == model:
+            yield Merged(model.name, problem=_describe_link(model))
+            continue
         for path in sorted(model.glob("calibration-*.safetensors")):
             yield merge_file(path, runs_dir)
         for path in sorted(model.iterdir()):
             if re.fullmatch(r".+-[0-9a-f]{10}", path.name) and find_stored_kind(path) is not None:
-                yield merge_run(path, runs_dir)
+                yield _merge_sound(path, runs_dir)
 
 
 def merge_file(path: Path, runs_dir: Path) -> Merged:
     """Copy a calibration unless a file of its name exists."""
     name, target = f"{path.parent.name}/{path.name}", runs_dir / path.parent.name / path.name
+    if path.is_symlink():
+        return Merged(name, problem=_describe_link(path))
     if not target.is_file():
         _copy(path, target)
     elif hash_path(path) != hash_path(target):
@@ -71,15 +79,24 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
     """Copy the samples of a run that are missing in `runs_dir`, and its results if all samples are then equal.
 
     Different samples of one prompt (by rounding on other hardware) are a conflict. Results are also left out if their
-    reference differs from the one in `runs_dir`.
+    reference differs from the one in `runs_dir`. Nothing is read or written through links that leave a run's folder.
+
+    Raises:
+        ConfigError: records or results are damaged.
     """
     kind = find_stored_kind(path)
     if kind is None:
         return Merged(f"{path.parent.name}/{path.name}", problem="is not a run")
-    folder = RunFolder(runs_dir, path.parent.name, RunName.of(path.name), kind=kind)
-    name = f"{path.parent.name}/{folder.path.name}"
+    where = runs_dir, path.parent.name, RunName.of(path.name)
+    target = RunFolder(*where, kind=kind, make=False).path
+    name = f"{path.parent.name}/{target.name}"
+    for one in (path, target):
+        if one.exists() and (link := find_leaving_link(one, one.parent)) is not None:
+            return Merged(name, problem=_describe_link(link))
+    read_results(path)  # nothing is copied of a run whose results are damaged
+    theirs = list(read_records(path).values())
+    folder = RunFolder(*where, kind=kind)
     with claim(folder.place("merge")):
-        theirs = list(read_records(path).values())
         ours = folder.samples()
         differing = [int(str(one["index"])) for one in theirs if not _is_same(one, ours)]
         missing = [one for one in theirs if one["index"] not in ours]
@@ -98,6 +115,18 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
         return merged._replace(
             problem=_merge_results(path, folder, [int(str(one["index"])) for one in theirs])
         )
+
+
+def _merge_sound(path: Path, runs_dir: Path) -> Merged:
+    """Merge a run; a damaged one has a problem."""
+    try:
+        return merge_run(path, runs_dir)
+    except ConfigError as error:
+        return Merged(f"{path.parent.name}/{path.name}", problem=str(error))
+
+
+def _describe_link(link: Path) -> str:
+    return f"{link} is a symbolic link that leaves its folder; remove it or copy what it names"
 
 
 def import_run(model: str, identity: Identity, runs_dir: Path, others: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from kvbench.core.files import parse_json
 from kvbench.runs.record.folder import RunFolder
 
 FILE = "provenance.json"
@@ -23,7 +24,8 @@ def list_origins(provenance: Origin | None) -> list[Origin]:
     if not provenance:
         return []
     resumed = provenance.get("resumed")
-    return [provenance, *(resumed if isinstance(resumed, list) else [])]
+    others = resumed if isinstance(resumed, list) else []
+    return [provenance, *(one for one in others if isinstance(one, Mapping))]
 
 
 def add_origins(folder: RunFolder, origins: Iterable[Origin]) -> None:
@@ -50,7 +52,7 @@ def add_origins(folder: RunFolder, origins: Iterable[Origin]) -> None:
 def read_origins(path: Path) -> list[Origin]:
     """Return the origins of the run in a folder; none if they are not recorded or the file is damaged."""
     try:
-        provenance = json.loads((path / FILE).read_text(encoding="utf-8"))
+        provenance = parse_json((path / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
     return list_origins(provenance) if isinstance(provenance, dict) else []

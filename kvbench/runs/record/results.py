@@ -11,11 +11,10 @@ from kvbench.core.files import parse_json
 from kvbench.engine.ledger import Step
 from kvbench.eval.protocol.records import read_fields
 from kvbench.eval.protocol.scores import Metric, Status
+from kvbench.runs.record.sanity import check_results
 
 SCHEMA_VERSION = 1
 FILE = "results.json"
-SIGNED_COSTS = ("lse_drift",)
-"""Costs that may be negative; other negative costs mean damage."""
 MAX_LOAD = 1.5
 """Load average per processor above which a machine is busy."""
 WELL_USED = 0.97
@@ -246,6 +245,15 @@ class Results:
         return str(self.setting("noise") or "stream")
 
     @property
+    def budget_text(self) -> str:
+        """Budget for tables: tokens per head where it was given as such, otherwise a fraction of the full cache."""
+        given = self.setting("budget")
+        in_tokens = self.memory.budget_unit == "tokens" and self.memory.budget < 1
+        if in_tokens and isinstance(given, (int, float)) and given > 1:
+            return f"{given:g}"
+        return self.memory.budget_text
+
+    @property
     def model(self) -> str:
         """Name of the model."""
         return str(self.setting("model.name") or "?")
@@ -300,9 +308,7 @@ def read_results(folder: Path) -> Results | None:
         )
     try:
         results = read_fields(Results, values)
-        for name, number in (vars(results.memory) | vars(results.latency) | {"n": results.n}).items():
-            if name not in SIGNED_COSTS and isinstance(number, int | float) and number < 0:
-                raise ValueError(f"{name} is {number}")
+        check_results(results)
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}); {remedy}") from None
     return results

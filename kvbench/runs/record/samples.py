@@ -1,10 +1,10 @@
 """Samples of a finished run: their files and metrics."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvbench.core.files import parse_json
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind
 from kvbench.runs.record.results import Results
 
@@ -24,7 +24,7 @@ def read_scores(folder: Path, results: Results) -> dict[int, Scores]:
     """
     values: dict[int, dict[str, float | None]] = {}
     for path in sorted((folder / "metrics").glob("*.samples.jsonl")):
-        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        for row in map(parse_json, path.read_text(encoding="utf-8").splitlines()):
             scores = values.setdefault(row["index"], {})
             for name in results.metrics.keys() & row.keys():
                 scores[name] = None if row[name] is None else float(row[name])

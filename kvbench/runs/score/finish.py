@@ -15,7 +15,8 @@ from kvbench.runs.code import identify_code, list_classes
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
 from kvbench.runs.record.folder import RECORDS, RunFolder, SampleRecord
-from kvbench.runs.record.results import FILE, SIGNED_COSTS, Results, read_results
+from kvbench.runs.record.results import FILE, Results, read_results
+from kvbench.runs.record.sanity import SIGNED_COSTS
 from kvbench.runs.record.steps import Trace, average_steps
 from kvbench.runs.score.scoring import describe_changes, find_pending, score
 

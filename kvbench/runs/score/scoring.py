@@ -1,17 +1,22 @@
 """Scoring of a complete run: missing metrics, and the contact sheet."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
+from kvbench.core.extras import install_command
 from kvbench.core.files import write_whole
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.kinds import open_samples
-from kvbench.eval.protocol.base import Evaluator, Result, evaluate, find_missing
+from kvbench.eval.files.weights import find_wrong
+from kvbench.eval.protocol.base import Evaluator, Result, evaluate, find_missing, list_missing_packages
 from kvbench.eval.protocol.inputs import Inputs, find_changes
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.results import Evaluated, Results
 from kvbench.runs.score.contact_sheet import draw_contact_sheet
+
+log = logging.getLogger(__name__)
 
 MOVED_TARGETS = {
     "kvbench.eval.paired.metrics.Psnr": "kvbench.eval.paired.psnr.Psnr",
@@ -74,6 +79,16 @@ def _update_targets(stored: object) -> object:
     return updated | {"_target_": MOVED_TARGETS.get(str(target), target)} if target else updated
 
 
+def note_missing_packages(evaluators: Mapping[str, Evaluator]) -> None:
+    """Log before any work, in one line for each command, the evaluators that will be skipped for want of a package."""
+    commands: dict[str, list[str]] = {}
+    for name, evaluator in evaluators.items():
+        for command in dict.fromkeys(map(install_command, list_missing_packages(evaluator))):
+            commands.setdefault(command, []).append(name)
+    for command, names in commands.items():
+        log.warning("eval=%s: skipped, packages are missing; get them with: %s", ",".join(names), command)
+
+
 def check_required(evaluators: Mapping[str, Evaluator], required: Sequence[str]) -> None:
     """Check that required evaluators are configured and have what they need.
 
@@ -85,6 +100,17 @@ def check_required(evaluators: Mapping[str, Evaluator], required: Sequence[str])
             raise ConfigError(f"require={name}: not in eval, which has {', '.join(evaluators) or 'nothing'}")
         if lacking := find_missing(evaluators[name]):
             raise ConfigError(f"require={name}: {'; '.join(lacking)}")
+
+
+def check_weights(evaluators: Mapping[str, Evaluator]) -> None:
+    """Check the files of evaluators whose hashes are known; missing files are left to `find_missing`.
+
+    Raises:
+        ConfigError: a file is another than its name says.
+    """
+    for name, evaluator in evaluators.items():
+        if wrong := find_wrong(evaluator.weights):
+            raise ConfigError(f"eval={name}: {'; '.join(wrong)}")
 
 
 def check_scored(evaluators: Mapping[str, Evaluator], required: Sequence[str], results: Results) -> None:

@@ -88,6 +88,17 @@ def test_repeated_line_of_a_redone_block_is_accepted(tmp_path: Path) -> None:
     assert len(ImageSet(tmp_path)) == 3
 
 
+def test_separators_of_paragraphs_end_no_line(tmp_path: Path) -> None:
+    make(tmp_path)
+    prompt = "one\u2028two\x85three"
+    edit(tmp_path, lambda lines: lines[1].update(prompt=prompt))
+    records = tmp_path / "samples.jsonl"
+    records.write_text(
+        records.read_text().encode().decode("unicode_escape").replace("\n\n", "\n"), encoding="utf-8"
+    )
+    assert ImageSet(tmp_path).samples[1].prompt == prompt
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -125,7 +136,7 @@ def test_image_cut_short_before_it_was_recorded(tmp_path: Path) -> None:
     make(tmp_path)
     put(tmp_path, read(tmp_path)[: len(read(tmp_path)) // 2])
     images = ImageSet(tmp_path)
-    with pytest.raises(SampleSetError, match=r"000001\.png cannot be decoded"):
+    with pytest.raises(SampleSetError, match=r"000001\.png is not an image"):
         images.image(1)
 
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import pytest
 
+from kvbench.core import receive as receiving
 from kvbench.eval.alignment.clip import OPENAI_VIT_L_14
 from kvbench.eval.alignment.vqa import BLIP
-from kvbench.eval.files import fetch as fetching
 from kvbench.eval.files.fetch import download_file, fetch, list_weights, main
 from kvbench.eval.files.weights import Snapshot, Weight, WeightError, fetched_path
 from kvbench.eval.protocol.base import Evaluator
@@ -119,7 +119,7 @@ def test_the_wrong_file_is_not_kept(server: str, tmp_path: Path) -> None:
 
 def test_every_file_has_its_state(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path / "weights"))
-    monkeypatch.setattr(fetching, "TIMEOUT", 2.0)
+    monkeypatch.setattr(receiving, "TIMEOUT", 2.0)
     (tmp_path / "weights").mkdir()
     for name in ("there.bin", "damaged.bin"):
         (tmp_path / "weights" / name).write_bytes(CONTENT)

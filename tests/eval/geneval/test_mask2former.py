@@ -170,7 +170,7 @@ def test_what_is_missing_is_skipped_with_the_remedy(tmp_path: Path, monkeypatch:
         directions = " ".join(weight.directions() for weight in evaluator.weights)
         assert all(address in directions for address in addresses)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "open_clip" else object())
-    assert "package missing: open_clip. Get it with: pip install open_clip_torch" in find_missing(ClipScore())
+    assert 'package missing: open_clip. Get it with: pip install "kvbench[eval]"' in find_missing(ClipScore())
 
 
 # GenEval's own program

@@ -94,6 +94,14 @@ def test_equal_boxes_side_by_side_need_four_tenths_of_their_size() -> None:
     assert beside(41) == {"right of"}
 
 
+def test_a_box_of_exactly_the_maximum_overlap_is_dropped() -> None:
+    """Boxes of 10 x 10 and 10 x 5 pixels, ends included: the shared half is 0.5 of the union."""
+    whole, half = Found("cup", 0.9, (0, 0, 9, 9)), Found("cup", 0.8, (0, 0, 9, 4))
+    for overlap, kept in ((0.5, [whole]), (0.501, [whole, half])):
+        found = keep_detections([half, whole], "counting", Rules(counting_threshold=0.3, max_overlap=overlap))
+        assert found == {"cup": kept}
+
+
 def test_default_colours_can_be_replaced_by_a_classifier() -> None:
     meta = {"tag": "colors", "include": [{"class": "car", "count": 1, "color": "red"}], "prompt": "a red car"}
     seen = [Found("car", color="blue")]

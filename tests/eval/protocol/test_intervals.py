@@ -284,3 +284,16 @@ def test_statistics_of_whole_sets_are_covered(classes: int, each: int) -> None:
         return jackknife(lambda kept: float(values[kept].mean()), float(values.mean()), clusters)
 
     assert coverage(draw, lambda: levels.mean(), 600) >= 0.93
+
+
+def test_few_prompts_have_a_share_s_interval_of_student() -> None:
+    """Four prompts of two answers: Wilson's interval of the effective number, with three degrees of freedom."""
+    right, prompts = [1.0, 1, 0, 1, 0, 0, 1, 0], [n // 2 for n in range(8)]
+    share, sums = 0.5, (2, 1, 0, 1)
+    effective = share * (1 - share) / (sum((one - 2 * share) ** 2 for one in sums) / 64)
+    t = stats.t.ppf(0.975, 3)
+    reach = (
+        t * math.sqrt(share * (1 - share) / effective + t**2 / (4 * effective**2)) / (1 + t**2 / effective)
+    )
+    found = share_interval(right, prompts)
+    assert (found.low, found.high) == pytest.approx((share - reach, share + reach))

@@ -23,6 +23,7 @@ from kvbench.eval.distribution.kid import Kid
 from kvbench.eval.distribution.precision_recall import PrecisionRecall, PrecisionRecallReal, precision_recall
 from kvbench.eval.files import store
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.weights import WeightError
 from kvbench.eval.protocol.base import find_missing
 from kvbench.eval.spaces.inception import Adm, AdmSpatial, Clean, load_inception
 from tests.support.image_sets import (
@@ -119,7 +120,7 @@ def test_missing_and_wrong_networks(tmp_path: Path, few_pairs: Pair, monkeypatch
 
 def test_a_missing_package_is_named_as_pip_knows_it(clean: Clean, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.eval.protocol.base.importlib.util.find_spec", lambda name: None)
-    assert find_missing(Kid(clean)) == ["package missing: cleanfid. Get it with: pip install clean-fid"]
+    assert find_missing(Kid(clean)) == ['package missing: cleanfid. Get it with: pip install "kvbench[eval]"']
 
 
 # ADM's protocol
@@ -161,9 +162,9 @@ def test_a_run_against_adms_reference_batch(tmp_path: Path, adm: Adm, few_pairs:
     mean, covariance = moments(adm.features(reference, "cpu").arrays["features"])
     more = {"mu_s": np.zeros(3), "sigma_s": np.eye(3), "arr_0": reference.stack(reference.indices)}
     np.savez(path, mu=mean.numpy(), sigma=covariance.numpy(), **more)
+    a, b = (adm.features(side, "cpu").arrays["features"] for side in few_pairs)
     fid = only(FidReal(adm, str(path)), images)
     shares = only(PrecisionRecallReal(adm, str(path)), images)
-    a, b = (adm.features(side, "cpu").arrays["features"] for side in few_pairs)
     assert fid.scores["fid_adm"].value == pytest.approx(frechet_distance(a, b), abs=1e-6)
     assert fid.scores["fid_adm"].se is not None
     assert fid.provenance["features"] == {"images": "reused"}
@@ -313,7 +314,7 @@ def test_wrong_statistics_are_one_clear_message(tmp_path: Path, clean: Clean, fe
     metadata = f'{{"space": "clean", "weights": "{clean.network.sha256}"}}'
     save_file({"mean": torch.zeros(8), "covariance": torch.eye(8)}, path, {"kvbench": metadata})
     why = reason(FidReal(clean, str(path)), "failed", few_pairs[0])
-    assert why == f"DatasetError: {path}: 8 features, the network gives 64"
+    assert why == f"{path}: 8 features, the network gives 64"
 
 
 def test_missing_statistics_are_skipped_with_what_to_do(
@@ -383,5 +384,5 @@ def test_one_image_is_skipped(tmp_path: Path, clean: Clean, adm: Adm) -> None:
 
 def test_a_scripted_network_of_unknown_hash_is_not_read(clean: Clean, few_pairs: Pair) -> None:
     unknown = replace(clean, network=replace(clean.network, sha256=None))
-    with pytest.raises(ValueError, match="whose code runs when it is read: give its SHA-256"):
+    with pytest.raises(WeightError, match="whose code runs when it is read: give its SHA-256"):
         unknown.compute(few_pairs[0], Path(str(clean.path)), "cpu")

@@ -183,7 +183,9 @@ def test_math_verify_is_asked_in_its_order(tmp_path: Path, monkeypatch: pytest.M
 
 def test_without_math_verify_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert find_missing(Accuracy()) == ["package missing: math_verify. Get it with: pip install math-verify"]
+    assert find_missing(Accuracy()) == [
+        'package missing: math_verify. Get it with: pip install "kvbench[math]"'
+    ]
     reason(Accuracy(), "skipped", make(tmp_path, OURS))
 
 
@@ -196,3 +198,7 @@ def test_a_run_of_texts_is_scored_on_its_own(tmp_path: Path, capsys: pytest.Capt
     assert "generated_tokens 26.0 tokens" in out
     assert main(["psnr", str(ours.folder), str(theirs.folder)]) == 0
     assert "it scores images, and these are texts" in capsys.readouterr().out
+
+
+def test_the_conclusion_follows_the_last_thoughts() -> None:
+    assert find_conclusion("<think>a</think> 1, or <think>b</think> 2") == " 2"

@@ -95,6 +95,12 @@ def test_a_missing_weight_is_named(folders: dict[str, tuple[Path, Any]], tmp_pat
     state = load_file(folder / shard)
     state.pop("model.layers.1.mlp.up_proj.weight")
     save_file(state, tmp_path / shard)
+    with pytest.raises(
+        WeightsError, match=r"lacks 1 tensors of the index, such as model\.layers\.1\.mlp\.up_proj"
+    ):
+        load(tmp_path, config)
+    index["weight_map"].pop("model.layers.1.mlp.up_proj.weight")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     place = f" (in {tmp_path})"
     message = "model.sources.weights: the checkpoint does not fit in 1 places: missing layers.1.feed_forward.w3.weight"
     with pytest.raises(WeightsError, match=re.escape(message + place)):

@@ -1,0 +1,31 @@
+"""Symbolic links in folders of others."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def find_leaving_link(folder: Path, root: Path | None = None) -> Path | None:
+    """Return the first symbolic link that leaves its folder, None without one.
+
+    It is `folder` itself if that is outside `root`, or a link in the folder or below whose target is outside.
+    """
+    home = Path(os.path.realpath(folder))
+    if root is not None and not home.is_relative_to(os.path.realpath(root)):
+        return folder
+    return next((path for path in _list_links(folder) if not _is_inside(path, home)), None)
+
+
+def _is_inside(path: Path, home: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(home)
+
+
+def _list_links(folder: Path) -> Iterator[Path]:
+    """Yield the links in a folder and below, without following them."""
+    with os.scandir(folder) as entries:
+        ordered = sorted(entries, key=lambda entry: entry.name)
+    for entry in ordered:
+        if entry.is_symlink():
+            yield folder / entry.name
+        elif entry.is_dir(follow_symlinks=False):
+            yield from _list_links(folder / entry.name)

@@ -1,0 +1,95 @@
+"""Folder of a publication: the list of its files, and its replacement by a new one."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from kvbench.core.config import ConfigError
+from kvbench.core.files import find_obstacle, hash_path
+
+FILE_LIST = "SHA256SUMS"
+"""List of all other files of a publication, which `sha256sum -c` checks."""
+MAX_SHOWN = 3
+
+
+def write_file_list(folder: Path) -> None:
+    """Write the list of the files of a folder with their hashes."""
+    lines = (f"{hash_path(folder / name)}  {name}\n" for name in _list_files(folder))
+    (folder / FILE_LIST).write_text("".join(lines), encoding="utf-8")
+
+
+def check_replaceable(out: Path) -> None:
+    """Check that a folder can be written, and that it is empty or holds only what a publication wrote.
+
+    Raises:
+        ConfigError: names the files that would be lost, or why the folder cannot be written.
+    """
+    if out.is_symlink():
+        raise ConfigError(f"out={out}: is a symbolic link; name the folder itself")
+    if (problem := find_obstacle(out)) is not None:
+        raise ConfigError(f"out={out}: cannot be written ({problem})")
+    if not out.exists():
+        return
+    try:
+        foreign = list(_list_foreign(out, _read_file_list(out)))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"out={out}: {FILE_LIST} cannot be read ({error}); name a new folder") from None
+    if foreign:
+        more = f" and {len(foreign) - MAX_SHOWN} more" if len(foreign) > MAX_SHOWN else ""
+        shown = ", ".join(foreign[:MAX_SHOWN]) + more
+        raise ConfigError(
+            f"out={out}: holds other files than a publication wrote there: {shown}; move them, or name a new folder"
+        )
+
+
+def replace_folder(new: Path, out: Path) -> None:
+    """Put a new folder in the place of an earlier publication, which is removed when the new one is there.
+
+    Raises:
+        ConfigError: the earlier folder holds other files.
+    """
+    if not out.exists():
+        new.rename(out)
+        return
+    check_replaceable(out)  # something may have come since the work began
+    earlier = new.with_name(f"{new.name}.earlier")
+    out.rename(earlier)
+    try:
+        new.rename(out)
+    except BaseException:
+        earlier.rename(out)
+        raise
+    shutil.rmtree(earlier)
+
+
+def _list_files(folder: Path) -> Iterator[str]:
+    """Yield the files and links of a folder and below in order, without the list itself."""
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        for name in sorted([*names, *links]):
+            path = Path(parent, name).relative_to(folder).as_posix()
+            if path != FILE_LIST:
+                yield path
+
+
+def _read_file_list(folder: Path) -> dict[str, str]:
+    """Return the hashes of a publication's files by name; none for other folders."""
+    path = folder / FILE_LIST
+    if path.is_symlink() or not path.is_file():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
+def _list_foreign(folder: Path, known: Mapping[str, str]) -> Iterator[str]:
+    """Yield the files that are not listed, or changed since they were."""
+    if not known and (folder / FILE_LIST).exists():
+        yield FILE_LIST
+    for name in _list_files(folder):
+        path = folder / name
+        if path.is_symlink() or not path.is_file() or name not in known:
+            yield name
+        elif hash_path(path) != known[name]:
+            yield f"{name} (changed)"

@@ -1,0 +1,126 @@
+"""Bound on the pixels of an image, at every door through which images come in, and inputs that never end."""
+
+import io
+import json
+import struct
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kvbench.core.files import hash_content
+from kvbench.dashboard.page import render_bundle
+from kvbench.eval.__main__ import main
+from kvbench.eval.distribution.dataset import DatasetError, Packed, Pictures
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.pictures import MAX_PIXELS, open_picture
+from kvbench.eval.files.samples import SampleSetError
+from tests.support.results import made_up
+from tests.support.run_folders import paint, write_run
+
+SIZES = ((8193, 8192), (9500, 9500), (13000, 13000), (20000, 20000), (2**31 - 1, 2**31 - 1))
+"""Just above the bound, where Pillow warns, and where it raises errors."""
+
+
+def claim_size(width: int, height: int) -> bytes:
+    """A small PNG whose header claims a size."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def open_run(folder: Path) -> object:
+    content = (folder / "0.png").read_bytes()
+    (folder / "images").mkdir()
+    (folder / "0.png").rename(folder / "images/000000.png")
+    record = {"index": 0, "seed": 0, "prompt": "a", "sha256": hash_content(content)}
+    (folder / "samples.jsonl").write_text(json.dumps(record) + "\n")
+    return ImageSet(folder)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("door", "error"), [(open_run, SampleSetError), (Pictures, DatasetError)])
+def test_too_many_pixels_are_one_line_without_a_warning(
+    tmp_path: Path, size: tuple[int, int], door: Callable[[Path], object], error: type[Exception]
+) -> None:
+    (tmp_path / "0.png").write_bytes(claim_size(*size))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(error, match=rf"^\S+0\.png has .* pixels: an image may have {MAX_PIXELS}.*$"):
+            door(tmp_path)
+
+
+def test_the_command_names_a_large_image_of_either_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, content in (("large", claim_size(13000, 13000)), ("small", paint(90))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.png").write_bytes(content)
+    for folders in (("large", "small"), ("small", "large")):
+        assert main(["psnr", *(str(tmp_path / name) for name in folders)]) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {tmp_path}/large/0.png has 13000 x 13000 pixels")
+
+
+def test_an_image_at_the_bound_is_opened_and_a_damaged_one_is_one_line(tmp_path: Path) -> None:
+    assert MAX_PIXELS == 8192**2
+    path = tmp_path / "0.png"
+    with open_picture(path, claim_size(8192, 8192)) as image:
+        assert image.size == (8192, 8192)
+    for content in (b"", b"\x89PNG\r\n\x1a\n", claim_size(64, 64), paint(1)[:50]):
+        with (
+            pytest.raises(SampleSetError, match=r"^\S+0\.png is not an image: .*$"),
+            open_picture(path, content) as image,
+        ):
+            image.load()
+
+
+def test_a_page_with_pictures_leaves_out_a_large_one(tmp_path: Path) -> None:
+    write_run(tmp_path, made_up("full", 1.0, {}, run="full-0", n=2), [("a", {}, claim_size(13000, 13000))])
+    assert "data:image/png" not in render_bundle(tmp_path)
+
+
+def test_an_array_of_large_images_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (1, 20000, 20000, 3)}
+    )
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("arr_0.npy", header.getvalue())
+    with pytest.raises(DatasetError, match="an image may have"):
+        Packed(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "line"),
+    [
+        ("--prompts", "/dev/zero", "/dev/zero: not a file of prompts (it is not a regular file)"),
+        ("--out", "/proc/kvbench", "--out /proc/kvbench is not a folder that can be written to"),
+        ("--out", "{}/0.png/x", "is not a folder"),
+    ],
+)
+def test_options_that_cannot_be_used_are_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, line: str
+) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
+    assert main(["psnr", str(tmp_path), str(tmp_path), option, value.format(tmp_path)]) == 1
+    out, error = capsys.readouterr()
+    assert (out, len(error.splitlines())) == ("", 1)
+    assert line in error
+
+
+def test_a_file_of_prompts_has_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
+    with (tmp_path / "prompts.txt").open("wb") as file:
+        file.truncate((1 << 28) + 1)
+    assert main(["psnr", str(tmp_path), str(tmp_path), "--prompts", str(tmp_path / "prompts.txt")]) == 1
+    assert "it is larger than 256 MiB" in capsys.readouterr().err

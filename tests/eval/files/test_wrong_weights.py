@@ -1,0 +1,137 @@
+"""Weight files that are not what their names say: one line with their hashes, before long work where possible."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kvbench.cli.tasks.check import check_run
+from kvbench.core.config import ConfigError
+from kvbench.eval.files.weights import Snapshot, Weight, WeightError, file_sha256, find_wrong, loading
+from kvbench.eval.paired.dists import VGG16, Dists
+from kvbench.eval.paired.lpips import ALEXNET, Lpips
+from kvbench.eval.paired.psnr import Psnr
+from kvbench.eval.protocol.base import evaluate
+from kvbench.eval.spaces.inception import ADM, Adm
+from kvbench.runs import execute
+from tests.support.fake_run import job_in
+from tests.support.image_sets import make_noise
+
+
+def write_text(path: Path) -> None:
+    path.write_text("<html>404</html>")
+
+
+def write_nothing(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def write_other_network(path: Path) -> None:
+    torch.save({"head.weight": torch.zeros(3)}, path)
+
+
+def write_objects(path: Path) -> None:
+    torch.save({"features.0.weight": Path}, path)
+
+
+def write_safetensors(path: Path) -> None:
+    save_file({"features.0.weight": torch.zeros(3)}, path)
+
+
+DAMAGES = (write_text, write_nothing, write_other_network, write_objects, write_safetensors)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("metric", ["lpips", "dists"])
+def test_the_reason_of_a_metric_is_one_line_with_the_hash(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, metric: str, damage: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "network.pth"
+    damage(path)
+    kind, trunk = {"lpips": (Lpips, ALEXNET), "dists": (Dists, VGG16)}[metric]
+    images = make_noise(tmp_path / "images", [{}, {}], size=64)
+    for evaluator, problem in (
+        (kind(path=str(path)), f"{path} is not {trunk.file}: sha256 {file_sha256(path)}, expected"),
+        (
+            kind(path=str(path), trunk=replace(trunk, sha256=None)),
+            f"{path} (sha256 {file_sha256(path)}) cannot be",
+        ),
+    ):
+        caplog.clear()
+        [result] = evaluate([evaluator], images, images)
+        assert result.status == "failed"
+        assert result.reason is not None
+        assert result.reason.startswith(problem)
+        assert "etch" in result.reason  # what to do
+        assert (len(result.reason.splitlines()), len(result.reason) < 600) == (1, True)
+        assert "weights_only" not in result.reason  # torch recommends unsafe loading
+        assert "traceback" not in result.provenance
+        [record] = [one for one in caplog.records if one.levelno >= logging.WARNING]
+        assert record.exc_info is None
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_space_names_its_file_and_hash(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    path = tmp_path / ADM.file
+    damage(path)
+    images = make_noise(tmp_path / "images", [{}, {}], size=64)
+    with pytest.raises(WeightError, match=rf"^\S+ is not {ADM.file}: sha256 {file_sha256(path)}, expected"):
+        Adm(path=str(path)).features(images, "cpu")
+    unpinned = Adm(path=str(path), network=replace(ADM, sha256=None))
+    with pytest.raises(WeightError, match=rf"\(sha256 {file_sha256(path)}\) cannot be used: [^\n]*$"):
+        unpinned.features(images, "cpu")
+
+
+def test_errors_that_no_file_can_cause_stay_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"a")
+    pinned = Weight("a", sha256=file_sha256(path), path=str(path))
+    free = Weight("a", path=str(path))
+    for weights, error in (
+        ([pinned], ValueError),
+        ([], KeyError),
+        ([free], ImportError),
+        ([free], MemoryError),
+    ):
+        with pytest.raises(error), loading(weights):
+            raise error("a fault of the program")
+    with pytest.raises(torch.OutOfMemoryError), loading([free]):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_wrong_files_are_found_and_missing_ones_are_not_wrong(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    right = file_sha256(tmp_path / "config.json")
+    folder = Snapshot("a/b", ("config.json",), path=str(tmp_path), sha256=(("config.json", "0" * 64),))
+    assert find_wrong([folder, Weight("x", sha256="0" * 64, path=str(tmp_path / "x"))]) == [
+        f"{tmp_path}/config.json is not a/b/config.json: sha256 {right}, expected {'0' * 64}. "
+        "Correct the setting that names it, or fetch the file again"
+    ]
+    assert find_wrong([replace(folder, sha256=(("config.json", right),))]) == []
+
+
+WANTED = Weight("a.pth", sha256="0" * 64)
+
+
+@dataclass(frozen=True)
+class Weighed(Psnr):
+    """PSNR that needs a file."""
+
+    path: str | None = None
+    file: Weight = WANTED
+    name: ClassVar[str] = "weighed"
+
+
+def test_a_run_refuses_a_wrong_file_before_it_draws(tmp_path: Path) -> None:
+    (tmp_path / "a.pth").write_bytes(b"other")
+    job = replace(job_in(tmp_path / "runs"), evaluators={"psnr": Weighed(path=str(tmp_path / "a.pth"))})
+    with pytest.raises(ConfigError, match=r"^eval=psnr: \S+a\.pth is not a\.pth: sha256 \w+, expected 0+\."):
+        execute.run(job)
+    assert not list((tmp_path / "runs").rglob("*.png"))
+    findings = list(check_run(job, lambda: ""))
+    assert [one.state for one in findings if one.subject == "eval=psnr"] == ["error"]
