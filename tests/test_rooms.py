@@ -20,7 +20,7 @@ from docs.generator.rooms import (
     read_imports,
 )
 
-ONLY_IN = {"hydra": "cli", "omegaconf": "cli", "wandb": "runs"}
+ONLY_IN = {"hydra": "cli", "omegaconf": "cli", "trackio": "runs", "wandb": "runs"}
 
 
 def under(name: str, prefix: str) -> bool:

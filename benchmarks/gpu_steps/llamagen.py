@@ -16,7 +16,16 @@ from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import Kind, Noise, make_noise
 from kvbench.profile.stopwatch import HostClock, Phases
 
-SHRUNK = shrink(kv_heads=2, head_dim=16, hidden=64, grid="[3,3]")
+TOKENIZER = ("codes=128", "latents=16", "widths=[32,32,64]", "blocks=1")
+SHRUNK = shrink(
+    *(f"model.tokenizer.{setting}" for setting in TOKENIZER),
+    kv_heads=2,
+    head_dim=16,
+    hidden=64,
+    vocabulary=128,
+    grid="[3,3]",
+)
+"""Overrides that make the model small enough for an interpreter."""
 
 
 def list_cases(machine: Machine) -> Iterator[Case]:

@@ -21,6 +21,7 @@ from kvbench.methods.heatkv.method import HeatKV
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import PromptNoise
 from tests.support.command_line import run_python
+from tests.support.methods import compose, list_methods, list_variants, settings_of
 from tests.support.places import ROOT
 
 CHOICES = {
@@ -63,6 +64,12 @@ def test_configuration_is_the_one_hydra_makes(choices: list[str]) -> None:
     found = build.composed(overrides)
     assert found == {key: expected[key] for key in expected if key in found}
     assert set(expected) - set(found) == {"eval", "logger", "train", "sweeps"} & set(expected)
+
+
+@pytest.mark.slow
+def test_settings_of_methods_are_those_hydra_composes() -> None:
+    names = (*list_methods(), *list_variants())
+    assert {name: settings_of(name) for name in names} == {name: compose(name) for name in names}
 
 
 def test_every_program_is_listed_and_describes_its_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ TEXT = (*SHORT, "model.max_tokens=48", "model.prompt_tokens=24", "model.chunk=16
     [
         ("qwen3_4b", TEXT),
         pytest.param("llamagen_b", SHORT, marks=pytest.mark.slow),
-        pytest.param("lumina_mgpt_7b_512", SHORT, marks=pytest.mark.slow),
+        pytest.param("lumina_mgpt_7b_512", (*SHORT, "model.transformer.image=[8,8]"), marks=pytest.mark.slow),
     ],
 )
 def test_a_layer_of_a_token_is_few_kernels(

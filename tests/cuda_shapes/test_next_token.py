@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from benchmarks.support.build import built, composed
 from kvbench.core.graphs import GraphRecorder
 from kvbench.engine.cache import KVCache
 from kvbench.methods.shared.base import Method
@@ -109,8 +110,9 @@ def test_methods_look_at_a_gpu(method: str, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("undecided")
 @pytest.mark.parametrize("name", slow_except(QUICK.__contains__, methods_for("next-token")))
 def test_padded_prompts_lie_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model = loaded("janus_pro_1b", "model.prompt_tokens=20")
+    model = built(
+        composed(["model=janus_pro_1b", "model.transformer.depth=2", "model.prompt_tokens=20"])["model"]
+    )
     chosen, spec = prepared(name, model), model.spec
     monkeypatch.setattr(chosen, "strict", False)
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -163,3 +163,12 @@ def test_a_generation_allocates_and_rebuilds_within_that_bound(
     assert cache._plain is not None
     assert cache.ledger.peak_bytes < cache._plain.arena.buffer.nbytes <= bound
     assert cache.ledger.rebuild_bytes <= bound
+
+
+def test_blocks_at_the_beginning_end_before_the_oldest_one() -> None:
+    arena = Arena(10, torch.float32, CPU)
+    (_, first), _ = arena.take((6,)), arena.take((4,))
+    arena.release(first)
+    begin, _ = arena.take((3,))
+    assert begin.data_ptr() == arena.buffer.data_ptr()
+    assert [arena.take((count,))[1] is None for count in (4, 3)] == [True, False]

@@ -2,11 +2,19 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
-from kvbench.engine.schedule import Schedule, ask_method, build_schedule, count_free_slots, show_layer
+from kvbench.engine.schedule import (
+    Schedule,
+    ask_method,
+    build_schedule,
+    count_free_slots,
+    show_layer,
+    sum_tokens,
+)
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.full import Full
 from kvbench.methods.heatkv.method import HeatKV
@@ -63,3 +71,8 @@ def test_layers_that_are_alike_share_their_changes() -> None:
     assert [sum(found[layer, last].layout.counts) for layer in range(5)] == [24, 24, 24, 22, 21]
     assert found[0, last] is found[1, last] is found[2, last]
     assert len({id(found[layer, last]) for layer in range(5)}) == 3
+
+
+def test_tokens_are_summed_over_layers_as_they_change_one_by_one() -> None:
+    """Two layers of one head hold 1 and 1, then 4 and 2; while the last segment runs they keep what they have."""
+    assert sum_tokens(np.array([[[1], [1]], [[4], [2]]])).tolist() == [[1, 2], [5, 6], [6, 6]]

@@ -250,6 +250,17 @@ def test_the_most_voted_stay_and_the_latest_of_equals() -> None:
     assert seen[0].ids() == [[0, 1, 2, 3, 4, 5, 8, 9]] * 2  # seen by all six queries but the last four
 
 
+def test_of_equals_that_queries_mark_the_latest_stay() -> None:
+    """Tokens 0 to 4 are seen by all six queries, and two of the latest tokens stay besides four of them."""
+    method = HardKV(
+        select="top_p", selector="vanilla", p=1.0, start=0.0, queries=ASKS, window=2, calibration="none"
+    )
+    same = [
+        [(torch.ones_like(q), torch.ones_like(k), v) for q, k, v in segment] for segment in tokens_of(SPEC, 1)
+    ]
+    assert watch(method, SPEC, same, 6).asked[0].ids() == [[1, 2, 3, 4, 8, 9]] * 2
+
+
 def test_temperatures_are_those_of_the_first_drop_of_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each layer solves for them once, and a second batch finds its own."""
     calls: list[Tensor] = []

@@ -158,6 +158,16 @@ SETTINGS = {
     "match_mean": st.booleans(),
     "attention": st.sampled_from(("prob", "logit")),
 }
+SOME: dict[str, Any] = {
+    "group_at": 8,
+    "threshold": 0.5,
+    "recent": 1,
+    "local_window": 3,
+    "ratio": 0.3,
+    "buffer": 1,
+    "match_mean": True,
+    "attention": "prob",
+}
 DECIDERS = st.sampled_from(
     [("shared", rows) for rows in ("per_row", "mean", "conditional")] + [("per_row", "per_row")]
 )
@@ -176,8 +186,19 @@ def test_what_is_kept_is_what_the_paper_says(
     deciders: tuple[str, str], budget: str, groups: int, seed: int, **given_settings: Any
 ) -> None:
     given_settings |= dict(zip(("len_rows", "branch_mode"), deciders, strict=True))
+    assume(Budget.parse(budget, SPEC).head_tokens >= CONDITION + (given_settings["buffer"] - 1) * LINE)
+    check_kept(budget, groups, seed, given_settings)
+
+
+@pytest.mark.parametrize("leave", ["half", "proportion"])
+def test_half_or_a_share_of_those_that_leave_are_older(leave: str) -> None:
+    given_settings = SOME | {"leave": leave, "len_rows": "per_row", "branch_mode": "per_row"}
+    check_kept("0.45", 2, 0, given_settings)
+
+
+def check_kept(budget: str, groups: int, seed: int, given_settings: dict[str, Any]) -> None:
+    """Compare a generation with the paper's rules, slot by slot."""
     method, capacity = HeadKV(sinks=1, **given_settings), Budget.parse(budget, SPEC)
-    assume(capacity.head_tokens >= CONDITION + (method.buffer - 1) * LINE)
     inputs = tokens_of(SPEC, 2, seed, groups)
     cache, seen, _ = watch(method, SPEC, inputs, budget)
     expected = list(simulate(inputs, groups, capacity, given_settings))

@@ -113,3 +113,9 @@ def test_what_is_calibrated_of_lines_is_the_entropy_of_their_tensors(padding: li
                     a = (queries @ keys[marks].T).softmax(-1)
                     sums[index] += float(-(a * a.log()).sum() / len(queries)) / 4 / 2
     np.testing.assert_allclose(observer.average()["layers"][0, :, 0].numpy(), sums, rtol=1e-4)
+
+
+def test_a_temperature_flattens_the_shares_of_layers() -> None:
+    """exp((1 - 3) / 4), relative to the largest."""
+    weights = MEDA(temperature=4).weigh(np.array([[1.0], [3.0]]))
+    np.testing.assert_allclose(weights, [0.6065306597, 1])

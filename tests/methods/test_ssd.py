@@ -49,9 +49,13 @@ def artifact(*spatial: bool) -> Artifact:
     return Artifact("distant_attention", {"distant": distant.view(SPEC.layers, SPEC.heads)})
 
 
-@pytest.mark.parametrize("accumulate", ["all", "newest"])
-def test_each_class_keeps_what_it_should(accumulate: Any) -> None:
-    inputs, method = tokens_of(SPEC, 2, groups=2), SSD(sinks=1, window=6, recent=2, accumulate=accumulate)
+@pytest.mark.parametrize(("accumulate", "recent"), [("all", 2), ("newest", 2), ("all", 100)])
+def test_each_class_keeps_what_it_should(accumulate: Any, recent: int) -> None:
+    """The newest tokens take two thirds of a semantic head at most."""
+    inputs, method = (
+        tokens_of(SPEC, 2, groups=2),
+        SSD(sinks=1, window=6, recent=recent, accumulate=accumulate),
+    )
     budget = 14
     asked = watch(method, SPEC, inputs, budget, artifact(True, False, False, True)).asked
     rooms = {True: CONDITION + 6, False: 2 * budget - CONDITION - 6}
@@ -70,7 +74,8 @@ def test_each_class_keeps_what_it_should(accumulate: Any) -> None:
             spatial = (one.layer == 0) == (head == 0)
             image = tokens[CONDITION:]
             spare = rooms[spatial] - CONDITION
-            worth = {t: (t if spatial or t >= segment.end - 2 else -1, float(sums[place][t])) for t in image}
+            newest = segment.end - min(recent, 2 * spare // 3)
+            worth = {t: (t if spatial or t >= newest else -1, float(sums[place][t])) for t in image}
             best = sorted(image, key=lambda t: worth[t])[-spare:]
             held[place] = tokens[:CONDITION] + sorted(best)
             assert one.ids()[row] == held[place]

@@ -19,17 +19,28 @@ from kvbench.cli.tasks import new, publish
 from kvbench.core.config import ConfigError
 from tests.support.places import ROOT
 
-FOREIGN = ("apptainer", "cd", "docker", "git", "source")
+FOREIGN = ("apptainer", "cd", "docker", "git", "source", "trackio", "venv")
 """Programs that are not ours: a page may call them, and what they are told is not looked at."""
+ENVIRONMENT = "slim"
+"""Virtual environment that a page makes."""
+NOT_INSTALLED = "logger=trackio"
+"""Choice of an extra that `dev` leaves out."""
 
 
-class Parsed(Exception):
+class Parsed(BaseException):
     """Raised in place of a program's work, once it has read its arguments."""
+
+
+def name_program(words: list[str]) -> list[str]:
+    """Return a command with plain names of Python, pip and foreign modules, also in the environment of a page."""
+    named = [words[0].removeprefix(f"{ENVIRONMENT}/bin/").replace("python3", "python"), *words[1:]]
+    is_module = named[:2] == ["python", "-m"] and named[2] in ("pip", *FOREIGN)
+    return named[2:] if is_module else named
 
 
 def find_problem(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     """Return what is wrong with a command, None for nothing; nothing of it is done."""
-    match words:
+    match name_program(words):
         case ["python", "run.py", *arguments] | ["kvbench", *arguments]:
             return compose([name_base(SHORT_FORMS.get(word, word)) for word in arguments])
         case ["torchrun", "--nproc-per-node", _, "run.py", *arguments]:
@@ -74,7 +85,7 @@ def compose(arguments: list[str]) -> str | None:
         return read_request(publish.parse_words, arguments[1:])
     if arguments[:1] == ["new"]:
         return read_request(new.parse_words, arguments[1:])
-    return _compose(tuple(arguments))
+    return _compose(tuple(word for word in arguments if word != NOT_INSTALLED))
 
 
 def read_request(parse_words: Callable[[list[str]], object], words: list[str]) -> str | None:

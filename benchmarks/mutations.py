@@ -1,0 +1,172 @@
+"""Wrong lines that tests must notice: changes one line of a copy at a time and runs the tests that should fail.
+
+python -m benchmarks mutations [--only critical quest] [--folder FOLDER]
+`benchmarks/support/mutations.yaml` lists the lines and, for each, the fast tests of its part. A line is `killed` if a
+test fails that passes without it, `lives` if all pass, and `broken` if tests do not start or end, or fail without it
+too. The exit status is 1 unless all are killed.
+"""
+
+import argparse
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import yaml
+
+from benchmarks.support.arguments import Option
+from benchmarks.support.build import ROOT
+
+OPTIONS = {
+    "only": Option([""], "words of a path or of a note; only these lines are changed"),
+    "folder": Option(None, "new folder for the copy; a temporary one by default"),
+    "timeout": Option(900, "seconds after which tests are stopped"),
+}
+LIST = Path(__file__).parent / "support" / "mutations.yaml"
+LIBRARIES = ("pytest", "hypothesis", "hydra", "torch.distributed.tensor")
+"""Libraries of most tests, which take longer to import than the tests to run."""
+OWN = ("kvbench", "benchmarks", "tests")
+PASSED, FAILED = 0, 1
+"""Exit statuses of pytest; others mean that it could not run."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A wrong line.
+
+    Attributes:
+        file: path within the checkout.
+        find: text of the file, which occurs once.
+        put: wrong text in its place.
+        note: what is wrong.
+        tests: arguments of pytest that select the tests of its part.
+    """
+
+    file: str
+    find: str
+    put: str
+    note: str
+    tests: tuple[str, ...]
+
+    def apply(self, content: str) -> str:
+        """Return the file's content with the wrong text.
+
+        Raises:
+            ValueError: the right text does not occur once.
+        """
+        if (count := content.count(self.find)) != 1:
+            raise ValueError(f"{LIST.name}: {self.file} has {self.find!r} {count} times; it must occur once")
+        return content.replace(self.find, self.put)
+
+
+def read_mutations() -> list[Mutation]:
+    """Return the list of wrong lines."""
+    groups = yaml.safe_load(LIST.read_text(encoding="utf-8"))
+    return [
+        Mutation(**line, tests=tuple(shlex.split(group["tests"])))
+        for group in groups
+        for line in group["lines"]
+    ]
+
+
+def copy_checkout(copy: Path) -> None:
+    """Copy the files that git knows or would add."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():  # git lists a file that was deleted since
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print a row per line; return 1 unless all are killed.
+
+    Raises:
+        ValueError: no line is chosen, or one is not in its file.
+    """
+    every = read_mutations()
+    chosen = [one for one in every if any(word in f"{one.file} {one.note}" for word in options.only)]
+    if not chosen:
+        raise ValueError(f"--only {' '.join(options.only)}: matches no file or note of {LIST.name}")
+    for one in chosen:
+        one.apply((ROOT / one.file).read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(options.folder or folder) / "checkout"
+        copy_checkout(copy)
+        results = list(_report(copy, chosen, options.timeout))
+    counts = {result: results.count(result) for result in ("killed", "lives", "broken")}
+    print(f"{len(results)} lines:", ", ".join(f"{count} {result}" for result, count in counts.items()))
+    return int(counts["killed"] < len(results))
+
+
+def _report(copy: Path, mutations: Sequence[Mutation], timeout: float) -> Iterator[str]:
+    """Print and yield the result of each line."""
+    known: dict[str, bool] = {}
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    for one in mutations:
+        started = time.monotonic()
+        result, test = try_line(copy, one, timeout)
+        if result == "killed":
+            if test not in known:
+                known[test] = run_tests(copy, [test], timeout)[0] == PASSED
+            result = result if known[test] else "broken"
+        seconds = time.monotonic() - started
+        print(f"{result:7}{seconds:5.0f} s  {one.file}: {one.note}{test and f'  [{test}]'}", flush=True)
+        yield result
+
+
+def try_line(copy: Path, mutation: Mutation, timeout: float) -> tuple[str, str]:
+    """Return the result of a line in a copy of the checkout, and the test that failed; the copy is restored."""
+    path = copy / mutation.file
+    content = path.read_text(encoding="utf-8")
+    path.write_text(mutation.apply(content), encoding="utf-8")
+    try:
+        status, output = run_tests(copy, mutation.tests, timeout)
+    finally:
+        path.write_text(content, encoding="utf-8")
+    failed = re.search(r"^FAILED (.+?)(?: - .*)?$", output, re.MULTILINE)
+    if status == FAILED and failed:
+        return "killed", failed[1]
+    return "lives" if status == PASSED else "broken", ""
+
+
+def run_tests(copy: Path, tests: Sequence[str], timeout: float) -> tuple[int | None, str]:
+    """Run fast tests of a copy up to the first failure; return pytest's exit status, None if stopped, and its output.
+
+    The tests run in a fork, which has imported the libraries already.
+    """
+    with tempfile.NamedTemporaryFile("w+", encoding="utf-8") as output:
+        process = get_context("fork").Process(target=_run_pytest, args=(copy, tests, output.fileno()))
+        process.start()
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            return None, ""
+        output.seek(0)
+        return process.exitcode, output.read()
+
+
+def _run_pytest(copy: Path, tests: Sequence[str], output: int) -> None:
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1, encoding="utf-8", closefd=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] in OWN]:
+        del sys.modules[name]
+    os.chdir(copy)
+    sys.path[:] = [str(copy), *(place for place in sys.path if place not in ("", str(ROOT)))]
+    # Byte code of a line would outlive it: its file may have the same size and time as the next one.
+    sys.dont_write_bytecode = True
+    pytest = importlib.import_module("pytest")
+    sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *tests]))
