@@ -33,7 +33,7 @@ def hydra_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("--resolve", "--resolve: only with --cfg; "),
         ("--package=x", "--package: only with --cfg; "),
@@ -48,15 +48,15 @@ def hydra_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         ("-m --cfg job", "--multirun and --cfg: exclude each other; "),
     ],
 )
-def test_options(words: str, told: str) -> None:
+def test_options(words: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_options(words.split())
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("hydra.run.dir=x", "hydra.run.dir: not read by kvbench; set runs_dir="),
         ("-m hydra.sweep.dir=x", "hydra.sweep.dir: not read by kvbench; set runs_dir="),
@@ -70,10 +70,10 @@ def test_options(words: str, told: str) -> None:
         ("hydra.launcher.n_jobs=2", "hydra.launcher.n_jobs: only for sweeps; add -m"),
     ],
 )
-def test_keys_of_hydra_that_are_not_read(words: str, told: str) -> None:
+def test_keys_of_hydra_that_are_not_read(words: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         check_hydra_words(Command.parse(words.split()))
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_keys_of_hydra_that_are_read(words: str) -> None:
 
 @pytest.mark.usefixtures("hydra_files")
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("method=heatkv.yaml", "method=heatkv.yaml: not the name of a choice; set method=heatkv"),
         ("method=../method/heatkv", "method=../method/heatkv: not the name of a choice; set method=heatkv"),
@@ -106,10 +106,10 @@ def test_keys_of_hydra_that_are_read(words: str) -> None:
         ("~budget", "budget: missing; "),
     ],
 )
-def test_choices(word: str, told: str) -> None:
+def test_choices(word: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         check_overrides(OverridesParser.create().parse_overrides([word]))
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.usefixtures("hydra_files")
@@ -120,7 +120,7 @@ def test_choices_in_subfolders_and_lists_are_accepted() -> None:
 
 @pytest.mark.usefixtures("hydra_files")
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["budget=range(1,0)"], "budget=range(1,0): matches no value; give at least one"),
         (["seed=range(0,10,0)"], "seed=range(0,10,0): must have finite ends and a step other than 0"),
@@ -129,10 +129,10 @@ def test_choices_in_subfolders_and_lists_are_accepted() -> None:
         (["seed=range(0,1000)", "budget=range(0,1,0.001)"], "the lists of values make 1000000 jobs; "),
     ],
 )
-def test_lists_of_sweeps(words: list[str], told: str) -> None:
+def test_lists_of_sweeps(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         check_lists(OverridesParser.create().parse_overrides(words))
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
 
 
 def read_launcher(name: str) -> DictConfig:
@@ -178,7 +178,7 @@ def test_settings_of_launchers(name: str, key: str, value: object) -> None:
 
 @pytest.mark.usefixtures("hydra_files")
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["budget=abc"], "budget=abc: give a fraction in (0, 1] or a number of tokens per head"),
         (["budget='1e9999999999'"], "budget=1e9999999999: give a fraction"),
@@ -200,12 +200,12 @@ def test_settings_of_launchers(name: str, key: str, value: object) -> None:
         (["work.workers=${model}"], "work.workers={'_target_': 'kvbench.models"),
     ],
 )
-def test_settings(words: list[str], told: str) -> None:
+def test_settings(words: list[str], message: str) -> None:
     with pytest.raises(Exception) as error:  # noqa: PT011, errors of Hydra too
         read_settings(compose_job(words)[0])
     GlobalHydra.instance().clear()  # as where errors are shown, which composes again to suggest keys
     line = describe_error(error.value, words)
-    assert line.startswith(told)
+    assert line.startswith(message)
     assert "\n" not in line
     assert len(line) < 700
 
@@ -234,12 +234,12 @@ def test_callbacks_of_files_are_checked(word: str) -> None:
 def test_files_to_write(tmp_path: Path) -> None:
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "file").write_text("")
-    for place, told in (
+    for place, message in (
         ("folder.npz", "it is a folder"),
         ("file/x.npz", "is not a folder"),
         ("x.npz\0.npz", "null"),
     ):
-        with pytest.raises(ConfigError, match=f"^plan.export=.*{told}"):
+        with pytest.raises(ConfigError, match=f"^plan.export=.*{message}"):
             check_file("plan.export", str(tmp_path / place), ".npz")
     check_file("plan.export", str(tmp_path / "new/x.npz"), ".npz")
     assert not (tmp_path / "new").exists()
