@@ -63,7 +63,7 @@ def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def read_choice(group: str, name: str) -> dict[str, Any]:
-    """Return the values of a file of `conf/`, those of its `defaults` included; interpolations are left.
+    """Return the values of a file of `conf/` and of its `defaults`; interpolations are not resolved.
 
     Raises:
         ValueError: there is no such file.

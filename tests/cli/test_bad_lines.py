@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from kvbench.cli import app as cli
 from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.config.messages import MAX_LINE, describe_error
+from kvbench.cli.config.messages import EXPECTED, MAX_LINE, describe_error
 from kvbench.cli.config.options import check_hydra_words, parse_options
 from kvbench.cli.config.overrides import check_lists, check_overrides
 from kvbench.cli.submit.summary import Summary
@@ -201,7 +201,7 @@ def test_settings_of_launchers(name: str, key: str, value: object) -> None:
     ],
 )
 def test_settings(words: list[str], message: str) -> None:
-    with pytest.raises(Exception) as error:  # noqa: PT011, errors of Hydra too
+    with pytest.raises(EXPECTED) as error:
         read_settings(compose_job(words)[0])
     GlobalHydra.instance().clear()  # as where errors are shown, which composes again to suggest keys
     line = describe_error(error.value, words)

@@ -120,7 +120,7 @@ def stand_in(choice: str, folder: Path) -> list[str]:
 def test_every_file_builds_its_object(choices: list[tuple[str, str]], tmp_path: Path) -> None:
     task = "train" if "train" in dict(choices) else "run"
     more = [word for group, choice in choices if group == "prompts" for word in stand_in(choice, tmp_path)]
-    if ("model", "decoder") in choices:  # whose shape is that of its files
+    if ("model", "decoder") in choices:  # its files give its shape
         folder = "pkg://kvbench/assets/reasoner_tiny/model"
         more += [f"model.sources.weights.path={folder}", "model.name=decoder"]
     cfg = composed(*map("=".join, choices), f"task={task}", *more)

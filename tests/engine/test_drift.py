@@ -1,4 +1,4 @@
-"""How a drop changes the log-sum-exp of a segment's last queries, against sums over tokens one by one."""
+"""Change of the log-sum-exp of a segment's last queries by a drop, against sums over tokens one by one."""
 
 import math
 from dataclasses import dataclass

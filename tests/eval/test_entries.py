@@ -26,7 +26,7 @@ Features = NDArray[np.float64]
 
 
 def measure_frechet(a: Features, b: Features) -> float:
-    """|m - n|^2 + tr(C + D) - 2 tr((C D)^1/2), whose trace is that of the singular values of both centred sets."""
+    """|m - n|^2 + tr(C + D) - 2 tr((C D)^1/2), the last trace by singular values of both centred sets."""
     centred = [(x - x.mean(0)) / math.sqrt(len(x) - 1) for x in (a, b)]
     shared = np.linalg.svd(centred[0] @ centred[1].T, compute_uv=False).sum()
     return float(((a.mean(0) - b.mean(0)) ** 2).sum() + sum((x**2).sum() for x in centred) - 2 * shared)

@@ -1,4 +1,4 @@
-"""What methods keep in a cache, and the contents of what stays, against loops that know nothing of methods.
+"""Tokens that methods keep in a cache, with their keys and values, against plain loops.
 
 Two layers of two heads with two query heads each run a prompt with padding and two segments after it, or five maps. The
 methods that are not here are compared with such loops or other authors' programs in the tests of `ELSEWHERE`.

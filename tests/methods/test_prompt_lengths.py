@@ -49,7 +49,7 @@ CASES = [(0, 14), (1, 36)]
 
 
 TOO_FEW = 20
-"""Tokens of a head, fewer than the model's longest prompt has and more than those of a run."""
+"""Tokens of a head: fewer than the model's longest prompt has, more than a run's prompts have."""
 FITTING = [name for name in METHODS if name != "lazy_eviction"]  # which keeps a chunk beside the prompt
 QUICK = (
     "h2o",

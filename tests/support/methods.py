@@ -41,7 +41,7 @@ def list_representatives() -> tuple[str, ...]:
 
 @cache
 def settings_of(name: str) -> DictConfig:
-    """Settings as the file has them; interpolations are left. Hydra, which takes ten times as long, reads plugins'."""
+    """Settings of a method's file, with unresolved interpolations; Hydra, ten times slower, reads plugins' files."""
     if (ROOT / "conf" / "method" / f"{name}.yaml").is_file():
         return OmegaConf.create(build.read_choice("method", name))
     return compose(name)

@@ -99,8 +99,8 @@ def merging_press(score: Scorer, threshold: float) -> Rule:
 def cam(score: Scorer, windows: int, sample: str, safeguard: float | None = None) -> Rule:
     """Values are added to the next slots that stay, with a probability by attention since the prompt.
 
-    Of the slots that leave, only the best may, as many as the segment has tokens: fewer than those of a head that loses
-    a competition.
+    A head adds at most as many slots as the segment has tokens, the best of those that leave. A head that loses a
+    competition drops more.
     """
 
     def keep(at: Moment) -> list[list[int]]:

@@ -52,11 +52,7 @@ def check_protected(values: Mapping[str, object]) -> None:
     Raises:
         ConfigError: naming the key.
     """
-    protected = values.get("protect")
-    if not isinstance(protected, Mapping):
-        raise ConfigError(
-            f"protect={show(protected)}: must be a group of keys (sinks, condensed, initial, leading, first)"
-        )
+    protected = _read_group(values, "protect", ("sinks", "condensed", "initial", "leading", "first"))
     for name, scales in protected.items():
         is_sinks = show(scales) == show(values.get("sinks"))  # interpolated, and checked as `sinks`
         if not is_sinks and (type(scales) is not int or scales < 0):
@@ -69,11 +65,7 @@ def check_windows(values: Mapping[str, object]) -> None:
     Raises:
         ConfigError: naming the key.
     """
-    windows = values.get("windows")
-    if not isinstance(windows, Mapping):
-        raise ConfigError(
-            f"windows={show(windows)}: must be a group of keys ({', '.join(WINDOW_CHOICES)}, window, kernel)"
-        )
+    windows = _read_group(values, "windows", (*WINDOW_CHOICES, "window", "kernel"))
     for name, choices in WINDOW_CHOICES.items():
         if (value := windows.get(name)) not in choices:
             raise ConfigError(f"windows.{name}={show(value)}: must be one of {', '.join(choices)}")
@@ -136,3 +128,10 @@ def _check_name(name: object) -> None:
             f"model.name={show(name)}: must be a folder name: up to 100 characters without a slash, a letter or "
             "digit first"
         )
+
+
+def _read_group(values: Mapping[str, object], name: str, keys: Sequence[str]) -> Mapping[str, object]:
+    group = values.get(name)
+    if not isinstance(group, Mapping):
+        raise ConfigError(f"{name}={show(group)}: must be a group of keys ({', '.join(keys)})")
+    return group

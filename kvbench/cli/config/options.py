@@ -37,7 +37,7 @@ REMEDIES: Mapping[str, str] = {
     "hydra.callbacks": "write a logger (docs/extending.md) and set logger=",
     "hydra/callbacks": "write a logger (docs/extending.md) and set logger=",
 }
-"""What replaces a key of Hydra that kvbench does not read."""
+"""Remedies for keys of Hydra that kvbench does not read."""
 
 
 def parse_options(arguments: Sequence[str]) -> Namespace:

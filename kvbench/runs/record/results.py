@@ -9,6 +9,7 @@ from kvbench.core.budget import BudgetUnit
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.engine.ledger import Step
+from kvbench.eval.files.prompt_lines import check_letters
 from kvbench.eval.protocol.records import read_fields
 from kvbench.eval.protocol.scores import Metric, Status
 from kvbench.runs.record.sanity import check_results
@@ -298,7 +299,8 @@ def read_results(folder: Path) -> Results | None:
         return None
     remedy = "delete it and start the run again: its samples are kept"
     try:
-        values = parse_json(path.read_text(encoding="utf-8"), finite=True)
+        content = path.read_text(encoding="utf-8")
+        values = parse_json(content, finite=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); {remedy}") from None
     if isinstance(values, Mapping) and values.get("schema_version") != SCHEMA_VERSION:
@@ -308,6 +310,8 @@ def read_results(folder: Path) -> Results | None:
         )
     try:
         results = read_fields(Results, values)
+        if "\\u" in content:  # letters that UTF-8 cannot hold are written so
+            check_letters(values)
         check_results(results)
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}); {remedy}") from None

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kvbench.core.config import MAX_PROMPTS
-from kvbench.eval.files.prompt_lines import check_letters
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.names import is_folder_name
 
@@ -51,7 +50,6 @@ def check_results(results: _Record) -> None:
     Raises:
         ValueError: names the first value that they cannot.
     """
-    check_letters([results.config, results.provenance, *vars(results).values()])
     for name in ("run", "reference"):
         value = getattr(results, name)
         if value is not None and not is_folder_name(value):

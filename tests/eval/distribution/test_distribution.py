@@ -233,7 +233,7 @@ class Given(torch.nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "dim", "tolerance"), [(300, 64, 1e-10), (64, 256, 1e-5)])
 def test_distances_equal_torchmetrics(count: int, dim: int, tolerance: float) -> None:
-    """Its Frechet distance of a singular covariance is that of rounded eigenvalues, hence the wider tolerance."""
+    """Rounded eigenvalues of a singular covariance enter its Frechet distance, hence the wider tolerance."""
     from torchmetrics.image.fid import FrechetInceptionDistance
     from torchmetrics.image.kid import KernelInceptionDistance
 

@@ -177,7 +177,7 @@ def test_a_prompt_does_not_depend_on_the_day(tmp_path: Path) -> None:
 
 
 def test_methods_see_no_rotation_in_a_layer_without_one(folder: Path) -> None:
-    """Keys as attended to are those of `keys(rotated=False)` in this layer alone."""
+    """In this layer alone, attention sees the keys of `keys(rotated=False)`."""
     one, same = reading(folder), {}
     one.load("cpu")
 
