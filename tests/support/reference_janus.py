@@ -7,13 +7,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kvbench.models.janus.files import clean_janus
-from kvbench.models.janus.prompt import JanusMarks, JanusTokens
+from kvbench.models.janus.prompt import blank
 from kvbench.models.janus.transformer import Janus, JanusConfig
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
+from kvbench.models.parts.tokens import FramedTokens
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
 from tests.support.reference_llamagen import filled
-from tests.support.small_models import SMALL_TOKENIZER, shrink
+from tests.support.small_models import SMALL_TOKENIZER, shrink, split_numbers
 
 meta, published, raw_state = (partial(read, "janus") for read in (read_meta, read_published, make_raw_state))
 golden = partial(read_tensors, "janus")
@@ -68,9 +69,9 @@ def tokenizer() -> VQ:
     return filled(VQ(TINY_VQ), own)
 
 
-def read_numbers() -> JanusTokens:
+def read_numbers() -> FramedTokens:
     """A tokenizer of prompts that are token numbers."""
-    return JanusTokens(JanusMarks(3, 5, 7), lambda prompt: [int(word) for word in prompt.split()])
+    return FramedTokens(7, split_numbers, partial(blank, 7))
 
 
 def prompt_of(kind: str, run: str) -> str:

@@ -6,13 +6,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
-from kvbench.models.lumina.prompt import LuminaMarks, LuminaTokens
 from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
+from kvbench.models.parts.image_lines import LinedTokens
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
 from tests.support.reference_llamagen import filled
-from tests.support.small_models import SMALL_TOKENIZER, shrink
+from tests.support.small_models import SMALL_TOKENIZER, shrink, split_numbers
 
 meta, published, raw_state = (partial(read, "lumina") for read in (read_meta, read_published, make_raw_state))
 golden = partial(read_tensors, "lumina", "golden")
@@ -50,12 +50,11 @@ def tokenizer() -> Chameleon:
     return filled(Chameleon(TINY_VQ), {name: tensor.float() for name, tensor in state.items()})
 
 
-def read_numbers() -> LuminaTokens:
+def read_numbers() -> LinedTokens:
     """A tokenizer of prompts that are token numbers, with the beginning of the image."""
     ids = meta()["ids"]
-    sizes = (ids["size_base"] + 2, ids["size_base"] + 3)
-    marks = LuminaMarks(ids["bos"], ids["new_line"], (ids["image_start"], *sizes))
-    return LuminaTokens(marks, golden()["bpe2img"], lambda prompt: [int(word) for word in prompt.split()])
+    prefix = [ids["image_start"], ids["size_base"] + 2, ids["size_base"] + 3]
+    return LinedTokens(ids["bos"], split_numbers, lambda _: [*prefix], ids["new_line"], golden()["bpe2img"])
 
 
 def prompt_of(run: str) -> str:

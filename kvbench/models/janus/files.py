@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
 from kvbench.models.files.checkpoints import State
 from kvbench.models.files.llama_files import clean_llama
-from kvbench.models.files.official_files import clean_vqgan
+from kvbench.models.files.official_files import clean_vqgan, name_parts, take_part
 
 LANGUAGE = "language_model.model."
 VISION = "gen_vision_model."
@@ -18,9 +16,6 @@ def clean_janus(raw: Mapping[str, object], head_dim: int) -> State:
 
     Networks that only understand images or write text are dropped.
     """
-    tensors = {name: tensor for name, tensor in raw.items() if isinstance(tensor, Tensor)}
-    vision = {k.removeprefix(VISION): v for k, v in tensors.items() if k.startswith(VISION)}
-    language = {k.removeprefix(LANGUAGE): v for k, v in tensors.items() if k.startswith(LANGUAGE)}
-    state = {f"tokenizer.{name}": tensor for name, tensor in clean_vqgan(vision).items()}
-    state |= {f"transformer.{name}": tensor for name, tensor in clean_llama(language, head_dim).items()}
-    return state | {f"transformer.{k}": v for k, v in tensors.items() if k.startswith(DRAWING)}
+    drawing = {name: one for name, one in take_part(raw, "").items() if name.startswith(DRAWING)}
+    language = clean_llama(take_part(raw, LANGUAGE), head_dim) | drawing
+    return name_parts(language, clean_vqgan(take_part(raw, VISION)))

@@ -7,12 +7,12 @@ import torch
 
 from kvbench.models.files.checkpoints import Clean
 from kvbench.models.janus.files import clean_janus
-from kvbench.models.janus.prompt import JanusTokens, hash_tokens, read_tokens
+from kvbench.models.janus.prompt import hash_tokens, read_tokens
 from kvbench.models.janus.transformer import Janus, JanusConfig
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.next_token import PromptedImageModel
 from kvbench.models.parts.decoding import Decoding
-from kvbench.models.parts.tokens import read_tokenizer
+from kvbench.models.parts.tokens import FramedTokens, read_tokenizer
 
 
 @dataclass
@@ -34,7 +34,7 @@ class JanusModel(PromptedImageModel[Janus, VQ]):
     def _cleans(self) -> dict[str, Clean]:
         return {"weights": partial(clean_janus, head_dim=self.transformer.head_dim)}
 
-    def _read_text(self, device: torch.device | str) -> tuple[JanusTokens, str]:
+    def _read_text(self, device: torch.device | str) -> tuple[FramedTokens, str]:
         if self.weights == "random":
             return hash_tokens(self.transformer.vocabulary), ""
         return read_tokenizer(self.sources["text"], read_tokens, "Janus-Pro")

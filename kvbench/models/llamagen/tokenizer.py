@@ -35,10 +35,6 @@ class VQ(VQGAN):
         """Return the tokens int64 [B, h, w] of the codes nearest to normalised latents [B, channels, h, w]."""
         return find_nearest(F.normalize(latents.permute(0, 2, 3, 1), dim=-1), self._book)
 
-    def codes(self, tokens: Tensor) -> Tensor:
-        """Look up the codes of tokens int64 [B, h, w], normalised: float32 [B, channels, h, w]."""
-        return F.embedding(tokens, self._book).permute(0, 3, 1, 2)
-
     @property
     def _book(self) -> Tensor:
         return F.normalize(self.quantize.embedding.weight, dim=-1)

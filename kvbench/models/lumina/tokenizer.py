@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from kvbench.models.parts.autoencoder import ConvDecoder, NetworkConfig
 from kvbench.models.parts.codebook import VQGAN, Codebook, VQGANConfig
@@ -27,7 +26,3 @@ class Chameleon(VQGAN):
         self.decoder = ConvDecoder(config.networks)
         self.quantize = Codebook(config)
         self.post_quant_conv = nn.Conv2d(config.channels, config.latents, 1)
-
-    def codes(self, tokens: Tensor) -> Tensor:
-        """Look up the codes of tokens int64 [B, h, w]: float32 [B, channels, h, w]."""
-        return F.embedding(tokens, self.quantize.embedding.weight).permute(0, 3, 1, 2)

@@ -6,15 +6,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvbench.models.parts.decoder import Decoder, PromptedImageConfig
-
-SPECIAL = 6
-"""Number of special tokens, neither words nor codes, that an image needs (`prompt.LuminaMarks`)."""
+from kvbench.models.parts.decoder import Decoder
+from kvbench.models.parts.image_lines import LinedImageConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class LuminaConfig(PromptedImageConfig):
-    """Shape of a language model that draws; `vocabulary` counts all tokens, image tokens too."""
+class LuminaConfig(LinedImageConfig):
+    """Shape of the language model."""
 
     codes: int = 8192
     qk_norm: Literal["none", "rms", "layer"] = "layer"
@@ -25,16 +23,6 @@ class LuminaConfig(PromptedImageConfig):
             raise ValueError(
                 f"model.transformer.image={list(self.image)}: must be two even numbers, at least 2"
             )
-        if self.vocabulary <= self.codes + SPECIAL:
-            raise ValueError(
-                f"model.transformer.vocabulary={self.vocabulary}: codes={self.codes} and {SPECIAL} special tokens "
-                "leave no words"
-            )
-
-    @property
-    def line(self) -> int:
-        """Tokens of a line, its codes and a newline; the last line has a newline too."""
-        return self.image[1] + 1
 
 
 class Lumina(Decoder):

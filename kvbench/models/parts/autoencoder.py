@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.kernels.group_norm import group_norm
+from kvbench.models.parts.norms import Norm, SpatialNorm, normalise
 
 Size = tuple[int, int]
 
@@ -49,10 +49,12 @@ class NetworkConfig(NetworkShape):
     Attributes:
         latents: channels of the latent.
         attention: `none`, one layer in the `middle`, or also one after every block of the `lowest` resolution.
+        code_channels: channels of the codes that scale and shift every norm of the decoder; 0 for plain norms.
     """
 
     latents: int
     attention: Literal["none", "middle", "lowest"] = "none"
+    code_channels: int = 0
 
     @property
     def patch(self) -> int:
@@ -72,51 +74,40 @@ class Conv(nn.Module):
         return self.conv(x)
 
 
-class Norm(nn.Module):
-    """Group norm, as the submodule `norm`, then SiLU."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(32 if channels % 32 == 0 else 24, channels, eps=1e-6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise and activate [B, C, H, W]."""
-        return normalise(self.norm, x, silu=True)
-
-
-def normalise(norm: nn.GroupNorm, x: Tensor, *, silu: bool = False) -> Tensor:
-    """Apply a group norm and, with `silu`, SiLU to [B, C, H, W], as `kvbench.kernels.group_norm` does."""
-    return group_norm(x, norm.num_groups, norm.weight, norm.bias, norm.eps, silu=silu)
+def _make_norm(channels: int, codes: int) -> nn.Module:
+    return SpatialNorm(channels, codes) if codes else Norm(channels)
 
 
 class ResBlock(nn.Module):
     """Two convolutions and a shortcut, a 1x1 convolution if the channels change."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, codes: int = 0) -> None:
         super().__init__()
-        self.norm1, self.conv1 = Norm(inputs), Conv(inputs, outputs)
-        self.norm2, self.conv2 = Norm(outputs), Conv(outputs, outputs)
+        self.norm1, self.conv1 = _make_norm(inputs, codes), Conv(inputs, outputs)
+        self.norm2, self.conv2 = _make_norm(outputs, codes), Conv(outputs, outputs)
         if inputs != outputs:
             self.nin_shortcut = Conv(inputs, outputs, kernel=1, padding=0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [B, inputs, H, W] to [B, outputs, H, W]."""
-        h = self.conv2(self.norm2(self.conv1(self.norm1(x))))
+    def forward(self, x: Tensor, *codes: Tensor) -> Tensor:
+        """Map [B, inputs, H, W] to [B, outputs, H, W]; `codes` are as in `ConvDecoder.forward`."""
+        h = self.conv2(self.norm2(self.conv1(self.norm1(x, *codes)), *codes))
         return h + (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x)
 
 
 class Attention(nn.Module):
     """Residual attention of one head over all positions, scaled by 1/sqrt(channels)."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, codes: int = 0) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(32, channels, eps=1e-6)
+        plain = nn.GroupNorm(32, channels, eps=1e-6)
+        self.norm = SpatialNorm(channels, codes, silu=False) if codes else plain
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.proj_out = nn.Conv2d(channels, channels, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [B, C, H, W] to [B, C, H, W]."""
-        q, k, v = self.qkv(normalise(self.norm, x)).flatten(2).transpose(1, 2).chunk(3, -1)
+    def forward(self, x: Tensor, *codes: Tensor) -> Tensor:
+        """Map [B, C, H, W] to [B, C, H, W]; `codes` are as in `ConvDecoder.forward`."""
+        normed = normalise(self.norm, x) if isinstance(self.norm, nn.GroupNorm) else self.norm(x, *codes)
+        q, k, v = self.qkv(normed).flatten(2).transpose(1, 2).chunk(3, -1)
         weights = (q @ k.transpose(1, 2) * x.shape[1] ** -0.5).softmax(-1)
         return x + self.proj_out((weights @ v).transpose(1, 2).reshape(x.shape))
 
@@ -141,19 +132,20 @@ class Mixer(nn.Module):
 class _Middle(nn.Module):
     def __init__(self, channels: int, config: NetworkConfig) -> None:
         super().__init__()
-        self.block_1, self.block_2 = ResBlock(channels, channels), ResBlock(channels, channels)
+        codes = config.code_channels
+        self.block_1, self.block_2 = (ResBlock(channels, channels, codes) for _ in range(2))
         positions = config.grid[0] * config.grid[1]
         self.mixers = nn.ModuleList(Mixer(channels, positions) for _ in range(config.mixers))
         if config.attention != "none":
-            self.attn_1 = Attention(channels)
+            self.attn_1 = Attention(channels, codes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.block_1(x)
+    def forward(self, x: Tensor, *codes: Tensor) -> Tensor:
+        x = self.block_1(x, *codes)
         if hasattr(self, "attn_1"):
-            x = self.attn_1(x)
+            x = self.attn_1(x, *codes)
         for mixer in self.mixers:
             x = mixer(x)
-        return self.block_2(x)
+        return self.block_2(x, *codes)
 
 
 class _Resample(nn.Module):
@@ -171,10 +163,15 @@ class _Resample(nn.Module):
 class _Level(nn.Module):
     """Blocks of one resolution, each with optional attention, then `downsample`, `upsample` or None as `resample`."""
 
-    def __init__(self, inputs: int, outputs: int, blocks: int, resample: str | None, attention: bool) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, blocks: int, resample: str | None, attention: bool, codes: int
+    ) -> None:
         super().__init__()
-        self.block = nn.ModuleList(ResBlock(inputs if i == 0 else outputs, outputs) for i in range(blocks))
-        self.attn = nn.ModuleList(Attention(outputs) if attention else nn.Identity() for _ in range(blocks))
+        widths = [inputs, *[outputs] * blocks]
+        self.block = nn.ModuleList(ResBlock(width, outputs, codes) for width in widths[:-1])
+        self.attn = nn.ModuleList(
+            Attention(outputs, codes) if attention else nn.Identity() for _ in range(blocks)
+        )
         self.resample = resample
         if resample is not None:
             self.add_module(resample, _Resample(outputs, down=resample == "downsample"))
@@ -190,7 +187,8 @@ def _make_levels(
     attention = [False] * (len(outputs) - 1) + [config.attention == "lowest"]
     shapes = zip(inputs, outputs, resample, attention, strict=True)
     return nn.ModuleList(
-        _Level(before, after, blocks, step, attend) for before, after, step, attend in shapes
+        _Level(before, after, blocks, step, attend, config.code_channels)
+        for before, after, step, attend in shapes
     )
 
 
@@ -239,17 +237,22 @@ class ConvDecoder(nn.Module):
         self.mid = _Middle(widths[-1], config)
         inputs, resample = (*widths[1:], widths[-1]), [None, *["upsample"] * (len(widths) - 1)]
         self.up = _make_levels(inputs, widths, config.blocks + 1, resample, config)
-        self.norm_out, self.conv_out = Norm(widths[0]), Conv(widths[0], 3 * config.stem**2)
+        self.norm_out = _make_norm(widths[0], config.code_channels)
+        self.conv_out = Conv(widths[0], 3 * config.stem**2)
 
-    def forward(self, latents: Tensor) -> Tensor:
-        """Map latents [B, latents, h, w] to images [B, 3, h*patch, w*patch] in the weights' dtype."""
-        x = self.conv_in(latents.to(self.conv_in.conv.weight.dtype))
+    def forward(self, latents: Tensor, *codes: Tensor) -> Tensor:
+        """Map latents [B, latents, h, w] to images [B, 3, h*patch, w*patch] in the weights' dtype.
+
+        With `code_channels` a second argument has the codes [B, code_channels, h, w].
+        """
+        dtype = self.conv_in.conv.weight.dtype
+        x, codes = self.conv_in(latents.to(dtype)), tuple(one.to(dtype) for one in codes)
         if hasattr(self, "place"):
             x = x + self.place
-        x = self.mid(x)
+        x = self.mid(x, *codes)
         for step in _steps(reversed(self.up)):
-            x = step(x)
-        return F.pixel_shuffle(self.conv_out(self.norm_out(x)), self.stem)
+            x = step(x, *codes) if isinstance(step, ResBlock | Attention) else step(x)
+        return F.pixel_shuffle(self.conv_out(self.norm_out(x, *codes)), self.stem)
 
 
 class ImageTokenizer(nn.Module):

@@ -1,9 +1,9 @@
 """Codebook of an image tokenizer: its shape, its modules and the search for the nearest code."""
 
-from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from kvbench.models.parts.autoencoder import ImageTokenizer, NetworkConfig
 
@@ -28,6 +28,10 @@ class CodebookConfig:
     blocks: int = 2
     stem: int = 1
     base: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.widths:
+            raise ValueError("model.tokenizer.widths=[]: must have the channels of at least one resolution")
 
     @property
     def networks(self) -> NetworkConfig:
@@ -74,9 +78,14 @@ class VQGAN(ImageTokenizer):
     quantize: Codebook
     post_quant_conv: nn.Conv2d
 
-    @abstractmethod
+    @property
+    def _book(self) -> Tensor:
+        """Codes, float32 [tokens, channels]."""
+        return self.quantize.embedding.weight
+
     def codes(self, tokens: Tensor) -> Tensor:
         """Look up the codes of tokens int64 [B, h, w]: float32 [B, channels, h, w]."""
+        return F.embedding(tokens, self._book).permute(0, 3, 1, 2)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode codes [B, channels, h, w] to images [B, 3, h patch, w patch], not clamped."""

@@ -34,6 +34,29 @@ class Tokenizer(ABC):
         raise NotImplementedError
 
 
+class FramedTokens(Tokenizer):
+    """Tokens of a prompt and of the frame around it.
+
+    Args:
+        pad: token that pads short prompts in front.
+        read: returns the tokens of a prompt, from the beginning of the text to the beginning of the image.
+        drop: returns the tokens of the unconditional branch from the tokens of its prompt.
+    """
+
+    def __init__(
+        self, pad: int, read: Callable[[str], list[int]], drop: Callable[[list[int]], list[int]]
+    ) -> None:
+        self.pad, self._read, self._drop = pad, read, drop
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt in its frame."""
+        return self._read(prompt)
+
+    def drop_condition(self, tokens: list[int]) -> list[int]:
+        """Return the tokens of a prompt's unconditional branch."""
+        return self._drop(tokens)
+
+
 T = TypeVar("T", bound=Tokenizer)
 
 

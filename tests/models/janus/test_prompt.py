@@ -7,8 +7,8 @@ import pytest
 
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.weights import Source
-from kvbench.models.janus.prompt import BEGIN, IMAGE, PAD, JanusTokens, chat, hash_tokens, read_tokens
-from kvbench.models.parts.tokens import encode_prompts, lay_out, read_tokenizer
+from kvbench.models.janus.prompt import BEGIN, IMAGE, PAD, chat, hash_tokens, read_tokens
+from kvbench.models.parts.tokens import FramedTokens, encode_prompts, lay_out, read_tokenizer
 from tests.support.byte_tokenizer import TEXT, write_byte_tokenizer
 from tests.support.reference_janus import meta
 
@@ -21,7 +21,7 @@ def path(tmp_path: Path) -> Path:
     return write_byte_tokenizer(tmp_path / "tokenizer.json", SPECIAL, {}, 0)
 
 
-def read(path: Path) -> tuple[JanusTokens, str]:
+def read(path: Path) -> tuple[FramedTokens, str]:
     return read_tokenizer(Source("model.sources.text", str(path)), read_tokens, "Janus-Pro")
 
 
@@ -34,11 +34,12 @@ def test_tokens_say_what_the_chat_says(path: Path) -> None:
     tokenizer, digest = read(path)
     assert len(digest) == 64
     tokens = tokenizer.encode(TEXT)
-    assert (tokens[0], tokens[-1]) == (tokenizer.marks.begin, tokenizer.marks.image)
     reader = tokenizers.Tokenizer.from_file(str(path))
+    marks = [reader.token_to_id(name) for name in (BEGIN, IMAGE, PAD)]
+    assert [tokens[0], tokens[-1], tokenizer.pad] == marks
     assert reader.decode(tokens, skip_special_tokens=False) == BEGIN + chat(TEXT)
     user, assistant = (reader.token_to_id(name) for name in ("<|User|>", "<|Assistant|>"))
-    assert [tokens.count(number) for number in (user, assistant, *tokenizer.marks)] == [1, 1, 1, 1, 0]
+    assert [tokens.count(number) for number in (user, assistant, *marks)] == [1, 1, 1, 1, 0]
     assert len(tokens) == len(b": \n\n:") + len(TEXT.encode()) + 4
 
 
@@ -60,7 +61,8 @@ def test_padding_stands_in_front_and_the_other_branch_is_as_long(path: Path) -> 
     room = max(lengths) + 2
     rows, padding = lay_out(prompts, tokenizer, room, guided=True)
     assert padding == [room - length for length in lengths] * 2
-    begin, image, pad = tokenizer.marks
+    [begin, *_, image], pad = tokenizer.encode(""), tokenizer.pad
+    assert len({begin, image, pad}) == 3
     for index, prompt in enumerate(prompts):
         front = [pad] * padding[index]
         assert rows[index].tolist() == front + tokenizer.encode(prompt)

@@ -21,11 +21,11 @@ from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.parameters import check
 from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
-from kvbench.models.lumina.model import forbid
 from kvbench.models.lumina.sampling import LuminaSampling
 from kvbench.models.lumina.tokenizer import Chameleon
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from kvbench.models.noise import PromptNoise
+from kvbench.models.parts.image_lines import forbid
 from kvbench.models.parts.rotary import rotate_line
 from kvbench.models.parts.sampling import guide, truncate
 from kvbench.models.parts.tokens import lay_out

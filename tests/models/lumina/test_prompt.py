@@ -10,7 +10,8 @@ import torch
 
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.weights import Source
-from kvbench.models.lumina.prompt import LuminaTokens, hash_tokens, name_size, read_tokens, write_request
+from kvbench.models.lumina.prompt import name_size, read_tokens, write_request
+from kvbench.models.parts.image_lines import LinedTokens, hash_tokens
 from kvbench.models.parts.tokens import encode_prompts, lay_out, read_tokenizer
 from tests.support.byte_tokenizer import TEXT, write_byte_tokenizer
 from tests.support.reference_lumina import CONFIGS, golden, meta, read_numbers
@@ -36,7 +37,7 @@ def write_tokenizer(
     return write_byte_tokenizer(path, special, words, 9000)
 
 
-def read(path: Path) -> tuple[LuminaTokens, str]:
+def read(path: Path) -> tuple[LinedTokens, str]:
     make = partial(read_tokens, config=CONFIG)
     return read_tokenizer(Source("model.sources.text", str(path)), make, "Lumina-mGPT")
 
@@ -53,8 +54,8 @@ def test_tokens_say_what_the_request_says(tmp_path: Path) -> None:
     assert len(digest) == 64
     tokens = tokenizer.encode(TEXT)
     assert tokens[-4:] == [8710, 8197, 8828, 8820]  # rows before columns
-    assert tokens[0] == tokenizer.marks.begin == 0
-    assert tokenizer.marks.newline == 8803
+    assert tokens[0] == tokenizer.pad == 0
+    assert tokenizer.newline == 8803
     reader = tokenizers.Tokenizer.from_file(str(path))
     assert reader.decode(tokens[1:-3], skip_special_tokens=False) == write_request(TEXT, (48, 32))
     assert len(tokens) == len(write_request(TEXT, (48, 32)).encode()) - len("<reserved08706>") + 5
@@ -115,7 +116,7 @@ def test_a_separator_that_is_read_as_text_is_refused(tmp_path: Path) -> None:
 
 def test_padding_stands_in_front_and_the_other_branch_has_three_tokens() -> None:
     numbers = read_numbers()
-    prefix = list(numbers.marks.prefix)
+    prefix = numbers.drop_condition([])
     assert prefix == [8197, 8806, 8807]
     prompts = ["0 9 9 8710 8197 8806 8807", "0 9 8710 8197 8806 8807"]
     rows, padding = lay_out(prompts, numbers, 9, guided=True)

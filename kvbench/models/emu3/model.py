@@ -1,0 +1,66 @@
+"""Emu3-Gen: settings and shapes without weights, then prompts to images."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from kvbench.models.emu3.files import clean_emu3
+from kvbench.models.emu3.prompt import read_tokens
+from kvbench.models.emu3.tokenizer import Emu3VQ, Emu3VQConfig
+from kvbench.models.emu3.transformer import Emu3Config
+from kvbench.models.files.checkpoints import Clean
+from kvbench.models.next_token import LinedImageModel
+from kvbench.models.parts.decoder import Decoder
+from kvbench.models.parts.decoding import Decoding
+from kvbench.models.parts.image_lines import LinedTokens, hash_tokens
+from kvbench.models.parts.tokens import read_tokenizer
+
+
+@dataclass
+class Emu3Model(LinedImageModel[Decoder, Emu3VQ]):
+    """Emu3-Gen at any image size.
+
+    Sources are `weights` (language model and image tokenizer, in the layout of transformers) and `text`
+    (`tokenizer.json`). A row of the image (`chunk`) includes its newline.
+
+    Differs from the official program in: logits are guided, not their logarithms of probabilities, which gives the same
+    probabilities; no token is drawn after the image; rotation is in float32; a batch can have several prompts.
+
+    Attributes:
+        suffix: text after every prompt.
+        negative: prompt of the unconditional branch.
+    """
+
+    transformer: Emu3Config
+    tokenizer: Emu3VQConfig
+    suffix: str = ""
+    negative: str = ""
+
+    networks = (Decoder, Emu3VQ)
+    decoding = Decoding("tf32")
+    config_section = "text_config"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("suffix", "negative"):
+            if not isinstance(value := getattr(self, key), str):
+                raise ValueError(f"model.{key}={value}: must be a text")
+
+    @property
+    def _cleans(self) -> dict[str, Clean]:
+        return {"weights": partial(clean_emu3, head_dim=self.transformer.head_dim)}
+
+    def _read_text(self, device: torch.device | str) -> tuple[LinedTokens, str]:
+        if self.weights == "random":
+            text, digest = hash_tokens(self.transformer, self.suffix, self.negative), ""
+        else:
+            read = partial(read_tokens, config=self.transformer, suffix=self.suffix, negative=self.negative)
+            text, digest = read_tokenizer(self.sources["text"], read, "Emu3")
+        needed = len(text.drop_condition([]))
+        if self.sampling.branches > 1 and needed > self.prompt_tokens:
+            raise ValueError(
+                f"model.negative={self.negative!r} has {needed} tokens with its frame: set "
+                f"model.prompt_tokens={needed}, which is {self.prompt_tokens}, or a shorter text"
+            )
+        return text, digest
