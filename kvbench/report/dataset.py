@@ -3,22 +3,23 @@
 published/<name>/
     README.md SHA256SUMS dashboard.html data/runs.parquet data/samples.parquet
     images/metadata.parquet images/<model>/<run>/000017.png
-    runs/<model>/<run>/{results.json, provenance.json, config.yaml}
+    runs/<model>/<run>/{results.json, provenance.json, config.yaml, code.json, samples.jsonl}
 
 Texts are stored in texts/ and in samples.parquet, texts that were read in readings/ without hidden states.
 """
 
+import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_values, name_sample
+from kvbench.core.files import hash_path, hash_values, name_sample
 from kvbench.core.links import find_leaving_link
 from kvbench.data.frames import frame_runs, samples_df
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
@@ -28,13 +29,14 @@ from kvbench.eval.files.texts import TextSet
 from kvbench.report.publication import check_replaceable, replace_folder, write_file_list
 from kvbench.report.runs_table import make_rows
 from kvbench.report.tables import escape_markdown, format_markdown
+from kvbench.runs.record.folder import RECORDS, read_records
 from kvbench.runs.record.results import FILE, Results, read_results
 
 if TYPE_CHECKING:  # of the extra `data`
     import polars
 
 RUNS_FILE = Path("data", "runs.parquet")
-RUN_FILES = (FILE, "provenance.json", "config.yaml", "retention.json")
+RUN_FILES = (FILE, "provenance.json", "config.yaml", "retention.json", "code.json")
 """Files of a run that are published unchanged."""
 PAGE = "dashboard.html"
 """The page of the runs, with pictures."""
@@ -137,7 +139,7 @@ def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
     """Write all files except the card."""
     opened = [(run, open_samples(run.folder)) for run in runs]  # compares each file with its record
     (out / RUNS_FILE.parent).mkdir(parents=True)
-    frame = _read_runs(runs)
+    frame = read_runs({run.path: run.results for run in runs})
     frame.write_parquet(out / RUNS_FILE)
     samples = _read_samples(opened, frame)
     samples.write_parquet(out / RUNS_FILE.with_name("samples.parquet"))
@@ -149,13 +151,14 @@ def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
             _strip(run.folder / stored.kind, target, names)
         else:
             _link(run.folder / stored.kind, target, names)
+        _write_records(run.folder, out / "runs" / run.path, [target / name for name in names])
     if (out / IMAGES.kind).is_dir():
         _list_images(samples).write_parquet(out / IMAGES.kind / "metadata.parquet")
 
 
-def _read_runs(runs: Sequence[PublishedRun]) -> "polars.DataFrame":
-    """Return the rows of `kvbench.runs_df` for some runs, without empty columns."""
-    rows = frame_runs({run.path: run.results for run in sorted(runs, key=lambda run: run.path)})
+def read_runs(runs: Mapping[str, Results]) -> "polars.DataFrame":
+    """Return the rows of `kvbench.runs_df` for some runs by their paths, without empty columns."""
+    rows = frame_runs(dict(sorted(runs.items())))
     return rows.select(column.name for column in rows if column.null_count() < len(rows))
 
 
@@ -258,6 +261,13 @@ def _link(source: Path, target: Path, names: Iterable[str]) -> None:
             os.link(path.resolve(), place)
         except OSError:  # another disk, or one without links
             shutil.copyfile(path, place)
+
+
+def _write_records(run: Path, target: Path, samples: Sequence[Path]) -> None:
+    """Write the records of a run with the hashes of its published samples, in the order of their indices."""
+    records = zip(read_records(run).values(), samples, strict=True)
+    lines = (json.dumps({**record, "sha256": hash_path(path)}) + "\n" for record, path in records)
+    (target / RECORDS).write_text("".join(lines), encoding="utf-8")
 
 
 def _strip(source: Path, target: Path, names: Iterable[str]) -> None:

@@ -32,7 +32,7 @@ def check_replaceable(out: Path) -> None:
     if not out.exists():
         return
     try:
-        foreign = list(_list_foreign(out, _read_file_list(out)))
+        foreign = list_foreign(out)
     except (OSError, ValueError) as error:
         raise ConfigError(f"out={out}: {FILE_LIST} cannot be read ({error}); name a new folder") from None
     if foreign:
@@ -61,6 +61,24 @@ def replace_folder(new: Path, out: Path) -> None:
         earlier.rename(out)
         raise
     shutil.rmtree(earlier)
+
+
+def list_foreign(folder: Path) -> list[str]:
+    """Return the files of a publication that are not in its list, or changed since they were listed.
+
+    Raises:
+        OSError, ValueError: the list cannot be read.
+    """
+    return list(_list_foreign(folder, _read_file_list(folder)))
+
+
+def list_lost(folder: Path) -> list[str]:
+    """Return the listed files that a publication lacks.
+
+    Raises:
+        OSError, ValueError: the list cannot be read.
+    """
+    return [name for name in _read_file_list(folder) if not (folder / name).is_file()]
 
 
 def _list_files(folder: Path) -> Iterator[str]:

@@ -11,6 +11,8 @@ from kvbench.runs.record.folder import RunFolder
 from kvbench.runs.record.results import FILE as RESULTS_FILE
 
 FILE = "code.json"
+SOURCE = "source"
+"""Folder of the copies."""
 SHOWN = 3
 """Definitions that a message names."""
 
@@ -25,7 +27,7 @@ def write_code(folder: RunFolder, plain: str, codes: Mapping[str, Code]) -> None
     for module in _list_uncommitted({module: path for module, (path, _) in sources.items()}):
         path, content = sources[module]
         name = module.replace(".", "/") + ("/__init__" if path and path.name == "__init__.py" else "")
-        folder.write(f"source/{name}.py", content)
+        folder.write(f"{SOURCE}/{name}.py", content)
     parts = {name: {"sha256": code.sha256, "definitions": code.definitions} for name, code in codes.items()}
     folder.write(FILE, json.dumps({"plain": plain, **parts}, indent=1))
 
@@ -53,7 +55,7 @@ def describe_change(folder: Path, plain: str, codes: Mapping[str, Code]) -> str 
             known = {part: record[part]["definitions"] for part in codes if record["plain"] == plain}
         except (OSError, ValueError, KeyError, TypeError):  # a damaged record of another run does no harm
             continue
-        names = [name for part in known for name in _list_changed(known[part], codes[part].definitions)]
+        names = [name for part in known for name in list_changed(known[part], codes[part].definitions)]
         if names:
             shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if names[SHOWN:] else "")
             finished = (path.parent / RESULTS_FILE).is_file()
@@ -62,6 +64,6 @@ def describe_change(folder: Path, plain: str, codes: Mapping[str, Code]) -> str 
     return None
 
 
-def _list_changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+def list_changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Return the definitions that were changed, added or removed."""
     return [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]

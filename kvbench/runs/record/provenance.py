@@ -30,7 +30,7 @@ def provenance(device: str, graph_obstacle: str | None) -> dict[str, object]:
     versions = {"python": platform.python_version()}
     for name in (*LIBRARIES, *(plugin.package for plugin in find_plugins())):
         versions[name] = find_version(name) or NOT_INSTALLED
-    code = _checkout()
+    code = find_commit()
     return {
         "code": code,
         "versions": versions,
@@ -78,7 +78,7 @@ def find_version(name: str) -> str | None:
 
 
 @cache
-def _checkout() -> dict[str, str] | None:
+def find_commit() -> dict[str, str] | None:
     """Return the commit of the checkout and the hash of uncommitted changes to its code, as of the first call.
 
     Changed and new files of code and configuration count; notes, tests and documentation do not.

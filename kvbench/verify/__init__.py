@@ -1,0 +1,1 @@
+"""Verification of recorded runs by drawing some of their samples again."""

@@ -1,0 +1,97 @@
+"""Checks of a published dataset: its list of files, and its tables against the results of its runs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvbench.core.config import ConfigError
+from kvbench.data.row_cache import import_polars
+from kvbench.report.dataset import RUNS_FILE, PublishedRun, read_runs
+from kvbench.report.publication import FILE_LIST, list_foreign, list_lost
+from kvbench.report.runs_table import make_rows
+from kvbench.report.tables import format_markdown
+from kvbench.runs.record.results import read_results
+from kvbench.verify.records import is_close
+from kvbench.verify.verdict import Finding, Verdict
+
+CARD = "README.md"
+SAMPLES_FILE = RUNS_FILE.with_name("samples.parquet")
+
+
+def verify_dataset(dataset: Path, folders: Sequence[Path]) -> Verdict:
+    """Return the verdict on a dataset's files and tables.
+
+    Args:
+        dataset: folder of the dataset.
+        folders: its runs, with the layout of runs.
+    """
+    findings = [*_check_files(dataset)]
+    try:
+        findings += _check_tables(dataset, folders)
+    except (ConfigError, OSError) as error:
+        findings.append(Finding("tables", str(error), True))
+    except Exception as error:  # a damaged table may raise anything; the runs are verified
+        said = " ".join(str(error).split())
+        findings.append(Finding("tables", f"{type(error).__name__}: {said:.200}", True))
+    return Verdict("dataset", tuple(findings), compared=f"{FILE_LIST}, {RUNS_FILE.as_posix()} and {CARD}")
+
+
+def _check_files(dataset: Path) -> Iterator[Finding]:
+    """Yield a finding for each file that is not as the list of files has it."""
+    try:
+        foreign, lost = list_foreign(dataset), list_lost(dataset)
+    except (OSError, ValueError) as error:
+        yield Finding(FILE_LIST, f"cannot be read ({error})")
+        return
+    for name in foreign:
+        yield Finding(
+            FILE_LIST, f"does not list {name}" if "(changed)" not in name else f"has another {name}"
+        )
+    for name in lost:
+        yield Finding(FILE_LIST, f"lists {name}, which is missing")
+
+
+def _check_tables(dataset: Path, folders: Sequence[Path]) -> Iterator[Finding]:
+    """Yield a finding for each row of runs.parquet, and for a table of the card, that the runs do not give."""
+    polars = import_polars()
+    found = {folder: read_results(folder) for folder in folders}
+    runs = [PublishedRun(folder, results) for folder, results in found.items() if results is not None]
+    places = {run.path: run.results for run in runs}
+    if places:
+        ours = {row["folder"]: row for row in read_runs(places).iter_rows(named=True)}
+        theirs = {
+            row["folder"]: row for row in polars.read_parquet(dataset / RUNS_FILE).iter_rows(named=True)
+        }
+        for name in sorted(ours.keys() | theirs.keys()):
+            if (column := _find_difference(ours.get(name), theirs.get(name))) is not None:
+                yield Finding(RUNS_FILE.as_posix(), f"{column} of {name} is not as in its results.json")
+    table = format_markdown(make_rows([run.results for run in runs]))
+    if sorted(table.splitlines()) != sorted(_list_table(dataset / CARD, table)):
+        yield Finding(CARD, "its table is not the table of the runs")
+
+
+def _find_difference(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> str | None:
+    """Return the first column in which two rows differ; None without one."""
+    if ours is None or theirs is None:
+        return "the row"
+    names = [*ours, *(name for name in theirs if name not in ours)]
+    return next((name for name in names if not is_close(ours.get(name), theirs.get(name))), None)
+
+
+def _list_table(card: Path, table: str) -> list[str]:
+    """Return the lines of a card's table of runs, which begins with the same heading as `table`."""
+    heading = table.splitlines()[0]
+    lines = card.read_text(encoding="utf-8").splitlines() if card.is_file() else []
+    start = lines.index(heading) if heading in lines else len(lines)
+    stop = next((i for i in range(start, len(lines)) if not lines[i].startswith("|")), len(lines))
+    return lines[start:stop]
+
+
+def read_rows(dataset: Path, run: str) -> dict[int, Mapping[str, Any]]:
+    """Return the rows of a run in samples.parquet by the index of the sample; none if there is no such file."""
+    path = dataset / SAMPLES_FILE
+    if not path.is_file():
+        return {}
+    polars = import_polars()
+    rows = polars.read_parquet(path).filter(polars.col("folder") == run)
+    return {int(row["index"]): row for row in rows.iter_rows(named=True)}

@@ -1,0 +1,69 @@
+"""Verdict on a recorded run: what differs from its record, and what could not be checked."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+Status = Literal["verified", "differs", "not verifiable here"]
+MAX_SHOWN = 4
+"""Most findings in a line."""
+
+
+class Finding(NamedTuple):
+    """One obstacle to a verified run.
+
+    Attributes:
+        what: part of the record, such as `sample 3` or `metric psnr`.
+        text: what was found.
+        missing: whether something is missing here; otherwise the record is contradicted.
+    """
+
+    what: str
+    text: str
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of the verification of one run.
+
+    Attributes:
+        run: model and name of the run's folder.
+        findings: empty for a verified run.
+        chosen: indices of the samples that the verifier's seed chose.
+        drawn: samples that were drawn again: all of the chosen samples' batches.
+        compared: rule by which they were compared with the stored ones; empty if none was drawn.
+        other_arithmetic: what differs between the recorded arithmetic and the arithmetic here.
+        metrics: number of metrics that were computed again.
+        unchecked: reason by evaluator that could not be repeated here.
+    """
+
+    run: str
+    findings: tuple[Finding, ...] = ()
+    chosen: tuple[int, ...] = ()
+    drawn: int = 0
+    compared: str = ""
+    other_arithmetic: tuple[str, ...] = ()
+    metrics: int = 0
+    unchecked: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def status(self) -> Status:
+        """`differs` if anything contradicts the record, otherwise `not verifiable here` if anything is missing."""
+        if any(not finding.missing for finding in self.findings):
+            return "differs"
+        return "not verifiable here" if self.findings else "verified"
+
+    def describe(self) -> str:
+        """Return the verdict as one line."""
+        if not self.findings and not self.chosen:
+            said = self.compared
+        elif not self.findings:
+            chosen = f"{len(self.chosen)} of {len(self.chosen)} samples"
+            said = f"{chosen} ({self.drawn} drawn, {self.compared}), {self.metrics} metrics"
+        else:
+            ordered = sorted(self.findings, key=lambda finding: finding.missing)
+            shown = [f"{finding.what}: {finding.text}" for finding in ordered[:MAX_SHOWN]]
+            more = len(ordered) - len(shown)
+            said = "; ".join(shown) + (f"; and {more} more" if more else "")
+        return f"{self.status}: {self.run}: {said}"

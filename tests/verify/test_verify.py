@@ -1,0 +1,263 @@
+"""Verification: an honest run is verified; each kind of tampering is found and named."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from kvbench.core.files import hash_path, hash_values
+from kvbench.eval.paired.psnr import Psnr
+from kvbench.methods.full import Full
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.report.dataset import prepare_dataset, read_published
+from kvbench.runs import execute
+from kvbench.runs.job import Job
+from kvbench.runs.record.results import Results
+from kvbench.verify.dataset import verify_dataset
+from kvbench.verify.document import write_badge
+from kvbench.verify.folders import find_recorded
+from kvbench.verify.redraw import Rule, _compare_images
+from kvbench.verify.run import Choice, verify_run
+from kvbench.verify.verdict import Verdict
+from tests.support.fake_run import Fake, job_in
+
+COUNT = 5
+ALL = Choice(COUNT, 7)
+Change = Callable[[Any], None]
+
+
+def remake(root: Path, salt: int = 0) -> Callable[[Results, Mapping[str, object]], Job]:
+    """Make jobs from stored configurations, with the weights that are here (`salt`)."""
+
+    def make(results: Results, config: Mapping[str, Any]) -> Job:
+        given = {key: value for key, value in config["method"].items() if key != "_target_"}
+        method: object = Full() if results.method == "full" else StreamingLLM(**given)
+        job = job_in(root, COUNT, method, model=Fake(salt=salt), evaluators={"psnr": Psnr()})
+        return Job(**{**vars(job), "config": config, "method_name": results.method})
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of five samples in batches of two, beside its reference."""
+    return execute.run(job_in(tmp_path_factory.mktemp("runs"), COUNT)).folder
+
+
+@pytest.fixture
+def run(honest: Path, tmp_path: Path) -> Path:
+    """A copy to tamper with."""
+    shutil.copytree(honest.parent, tmp_path / "runs" / "fake")
+    return tmp_path / "runs" / "fake" / honest.name
+
+
+def verify(folder: Path, choice: Choice = ALL, salt: int = 0) -> dict[str, Verdict]:
+    """Verdicts on the runs of a folder by name."""
+    scratch = folder.parent / "scratch"
+    found = find_recorded(folder, scratch / "staged")
+    return {one.name.split("/")[1]: verify_run(one, remake(scratch / "again", salt), choice) for one in found}
+
+
+def edit(path: Path, change: Change) -> None:
+    """Change the object in a JSON file."""
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def edit_record(run: Path, index: int, **fields: object) -> None:
+    """Change fields of a line of samples.jsonl."""
+    lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    lines[index] |= fields
+    (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def named(verdict: Verdict) -> set[str]:
+    return {finding.what for finding in verdict.findings}
+
+
+def test_an_honest_run_and_its_reference_are_verified(run: Path) -> None:
+    verdicts = verify(run, Choice(1, 7))
+    assert {one.status for one in verdicts.values()} == {"verified"}
+    ours = verdicts[run.name]
+    assert (len(verdicts), len(ours.chosen), ours.compared) == (2, 1, "same bytes")
+    assert ours.drawn == (1 if ours.chosen == (4,) else 2)
+    assert ours.metrics == 3
+    assert verify(run)[run.name].drawn == COUNT
+
+
+def test_the_seed_chooses_the_samples() -> None:
+    chosen = [Choice(3, seed).choose("fake/a", 100) for seed in range(20)]
+    assert chosen == [Choice(3, seed).choose("fake/a", 100) for seed in range(20)]
+    assert len(set(map(tuple, chosen))) == 20
+    assert Choice(9, 0).choose("a", 3) == [0, 1, 2]
+
+
+def test_a_replaced_sample_is_named_even_if_its_record_and_metrics_agree(run: Path) -> None:
+    path = run / "images" / "000003.png"
+    pixels = np.asarray(Image.open(path)).copy()
+    pixels[0, 0] ^= 1
+    Image.fromarray(pixels).save(path)
+    assert "sample 3" in named(verify(run)[run.name])
+    edit_record(run, 3, sha256=hash_path(path))
+    verdict = verify(run)[run.name]
+    [said] = [finding.text for finding in verdict.findings if finding.what == "sample 3"]
+    assert said.startswith("0.4% of its pixels differ, by 1 at most")  # 1 of 256
+    assert verdict.status == "differs"
+
+
+def test_a_metric_is_named(run: Path) -> None:
+    edit(run / "results.json", lambda all_: all_["metrics"]["psnr"].update(value=99.0))
+    verdict = verify(run, Choice(1, 0))[run.name]
+    assert (verdict.status, named(verdict)) == ("differs", {"metric psnr"})
+    assert "value is 99.0, computed again" in verdict.describe()
+
+
+def test_a_value_of_a_sample_is_named(run: Path) -> None:
+    path = run / "metrics" / "psnr-uint8.samples.jsonl"
+    first, *others = path.read_text().splitlines(keepends=True)
+    path.write_text(json.dumps({**json.loads(first), "psnr": 99.0}) + "\n" + "".join(others))
+    assert named(verify(run, Choice(1, 0))[run.name]) == {"metrics/psnr-uint8.samples.jsonl"}
+
+
+def test_a_figure_of_the_ledger_is_named(run: Path) -> None:
+    edit(run / "results.json", lambda all_: all_["memory"].update(peak_tokens=1))
+    assert named(verify(run, Choice(1, 0))[run.name]) == {"memory.peak_tokens"}
+    for index in range(COUNT):  # so that records and summary agree
+        edit_record(run, index, peak_tokens=1)
+    assert {"ledger of sample 0", "ledger of sample 4"} <= named(verify(run)[run.name])
+
+
+def test_other_weights_are_not_a_lie_but_another_hash_of_them_is(run: Path) -> None:
+    verdict = verify(run, salt=1)[run.name]
+    assert (verdict.status, verdict.drawn) == ("not verifiable here", 0)
+    assert named(verdict) == {"weights"}
+    edit(run / "provenance.json", lambda all_: all_.update(weights_sha256="0" * 64))
+    edit(run / "results.json", lambda all_: all_["provenance"].update(weights_sha256="0" * 64))
+    verdict = verify(run)[run.name]
+    assert (verdict.status, named(verdict)) == ("differs", {"weights"})
+    assert any("folder's name contains" in finding.text for finding in verdict.findings)
+
+
+def test_a_configuration_is_named(run: Path) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["method"]["sinks"] = 0
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    verdict = verify(run, Choice(1, 0))[run.name]
+    assert (verdict.status, named(verdict)) == ("differs", {"config.yaml"})
+    assert "method.sinks is 0, in results.json 1" in verdict.describe()
+    edit(run / "results.json", lambda all_: all_["config"]["method"].update(sinks=0))
+    assert "name" in named(verify(run, Choice(1, 0))[run.name])
+
+
+def test_code_of_a_method_is_named(run: Path) -> None:
+    def change(all_: Any, *, agreeing: bool) -> None:
+        method = all_["method"]
+        method["definitions"]["kvbench.methods.streaming_llm:StreamingLLM"] = "0" * 12
+        method["sha256"] = hash_values(method["definitions"]) if agreeing else method["sha256"]
+
+    for agreeing in (False, True):
+        edit(run / "code.json", lambda all_, same=agreeing: change(all_, agreeing=same))
+        verdict = verify(run, Choice(1, 0))[run.name]
+        assert (verdict.status, named(verdict)) == ("differs", {"code of method"})
+        assert ("do not have its SHA-256" in verdict.describe()) != agreeing
+    assert "kvbench.methods.streaming_llm:StreamingLLM" in verdict.describe()
+
+
+def test_a_name_that_is_not_the_hash_of_its_record_is_named(run: Path) -> None:
+    other = run.rename(run.with_name(f"{run.name[:-1]}{'0' if run.name[-1] != '0' else '1'}"))
+    edit(other / "results.json", lambda all_: all_.update(run=other.name))
+    verdict = verify(other, Choice(1, 0))[other.name]
+    assert (verdict.status, named(verdict)) == ("differs", {"name"})
+
+
+def test_a_missing_reference_and_an_unfinished_run_are_not_verifiable(run: Path) -> None:
+    shutil.rmtree(next(run.parent.glob("full-*")))
+    verdicts = verify(run.parent.parent)
+    assert {one.status for one in verdicts.values()} == {"not verifiable here"}
+    (run / "results.json").unlink()
+    assert "is not finished" in verify(run.parent)[run.name].describe()
+
+
+def test_another_reference_than_the_configuration_gives_is_named(run: Path) -> None:
+    for reference in (None, run.name):
+        edit(run / "results.json", lambda all_, name=reference: all_.update(reference=name))
+        edit(run / "results.json", lambda all_: all_["metrics"]["psnr"].update(value=99.0))
+        verdict = verify(run, Choice(1, 0))[run.name]
+        assert (verdict.status, "reference" in named(verdict)) == ("differs", True)
+
+
+def test_a_truncated_run_is_named(run: Path) -> None:
+    lines = (run / "samples.jsonl").read_text().splitlines(keepends=True)
+    (run / "samples.jsonl").write_text("".join(lines[:4]))
+    (run / "images" / "000004.png").unlink()
+    edit(run / "results.json", lambda all_: all_.update(n=4))
+    verdict = verify(run, Choice(1, 0))[run.name]
+    assert verdict.status == "differs"
+    assert "counts 4 samples, the configuration gives 5 prompts" in verdict.describe()
+
+
+def test_a_metric_that_fails_here_is_not_verified(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no weights")
+
+    monkeypatch.setattr(Psnr, "run", fail)
+    verdict = verify(run, Choice(1, 0))[run.name]
+    assert (verdict.status, named(verdict)) == ("not verifiable here", {"metric psnr"})
+    assert "not computed here: psnr" in write_badge(run, Choice(1, 0), [verdict])
+
+
+def test_a_malformed_run_does_not_stop_the_others(run: Path) -> None:
+    edit(run / "results.json", lambda all_: all_["config"].pop("method"))
+    verdicts = verify(run, Choice(1, 0))
+    assert verdicts[run.name].status != "verified"
+    assert any("KeyError" in finding.text for finding in verdicts[run.name].findings)
+    assert len(verdicts) == 2
+
+
+def test_blocks_are_drawn_again_whatever_the_recorded_times(run: Path) -> None:
+    edit_record(run, 1, seconds=9.0)  # an image that was drawn again
+    verdict = verify(run)[run.name]
+    assert not {what for what in named(verdict) if what.startswith(("sample", "ledger"))}
+    assert verdict.drawn == COUNT
+    edit_record(run, 1, batch=1)  # after out of memory
+    [said] = [one for one in verify(run, ALL)[run.name].findings if one.what == "sample 0"]
+    assert (said.missing, "smaller batch" in said.text) == (True, True)
+
+
+def test_a_dataset_is_verified_and_edits_of_its_tables_are_named(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "elsewhere" / "set"
+    out.parent.mkdir()
+    prepare_dataset(read_published([run]), out)
+    shutil.rmtree(run.parent)
+    found = find_recorded(out, tmp_path / "staged")
+    verdicts = [verify_run(one, remake(tmp_path / "again"), ALL) for one in found]
+    assert [one.status for one in verdicts] == ["verified", "verified"]
+    folders = [one.folder for one in found]
+    assert verify_dataset(out, folders).status == "verified"
+    card = out / "README.md"
+    card.write_text(card.read_text().replace("| fake | streaming_llm |", "| fake | streaming_llm_best |"))
+    assert named(verify_dataset(out, folders)) == {"SHA256SUMS", "README.md"}
+
+
+def test_pixels_of_another_arithmetic_have_a_tolerance() -> None:
+    def paint(change: int) -> bytes:
+        pixels = np.full((8, 8, 3), 100, np.uint8)
+        pixels[:4] += np.uint8(change)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        return buffer.getvalue()
+
+    # Half of the pixels differ by d: PSNR is 20 log10(255 / d) + 3.01 dB, so 41.6 dB at 3, 35.2 at 6, 23.2 at 25.
+    assert _compare_images(paint(0), paint(3), Rule(exact=False)) == (None, False)
+    assert _compare_images(paint(0), paint(3), Rule(exact=True))[0] is not None
+    assert _compare_images(paint(0), paint(6), Rule(exact=False))[1]
+    said = _compare_images(paint(0), paint(25), Rule(exact=False))
+    assert said == ("50.0% of its pixels differ, by 25 at most, PSNR 23.2 dB", False)
