@@ -69,18 +69,24 @@ class SampleSet:
 
     Args:
         folder: the run folder.
+        indices: samples to open, of a run that may be unfinished; None for all of a whole run.
 
     Raises:
-        SampleSetError: records or files are missing, surplus, altered or unreadable.
+        SampleSetError: records or files are missing, altered or unreadable; of a whole run also if files are surplus.
     """
 
     kind: ClassVar[str]
     suffix: ClassVar[str]
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, indices: Sequence[int] | None = None) -> None:
         self.folder = Path(folder)
         records = read_samples(self.folder / "samples.jsonl")
-        self._check_names(set(records))
+        if indices is None:
+            self._check_names(set(records))
+        else:
+            if missing := sorted(set(indices) - records.keys()):
+                raise SampleSetError(f"{self.folder}: samples.jsonl lacks {_some(list(map(str, missing)))}")
+            records = {index: records[index] for index in indices}
         checked = map_in_threads(self._checked, [records[index] for index in sorted(records)])
         self.samples = {sample.index: sample for sample in checked}
         self.indices = list(self.samples)

@@ -31,7 +31,7 @@ from kvbench.cli.workers.sigterm import TERMINATED, wait_to_be_killed
 from kvbench.cli.workers.status import show_status
 from kvbench.core.config import ConfigError
 
-COMPUTING = ("run", "evaluate", "bounds", "check", "calibrate", "profile", "train", "work")
+COMPUTING = ("run", "evaluate", "bounds", "choose", "check", "calibrate", "profile", "train", "work")
 """Tasks that compute on the device."""
 
 

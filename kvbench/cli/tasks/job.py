@@ -25,8 +25,13 @@ _LOADED: dict[str, Model] = {}
 """The model of this process's latest job of a sweep, by the hash of its configuration."""
 
 
-def make_job(cfg: DictConfig, settings: Settings) -> Job:
+def make_job(cfg: DictConfig, settings: Settings, *, keep_model: bool = False) -> Job:
     """Make the objects of one run from its configuration, and join the processes that share its model.
+
+    Args:
+        cfg: the composed configuration.
+        settings: its settings.
+        keep_model: use the model of the previous job again if its settings are the same, as jobs of a sweep do.
 
     Raises:
         ConfigError: the device is missing, or prompts cannot be read.
@@ -40,7 +45,8 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
     source = instantiate(cfg.prompts)
     recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
     read_at, prompts = time.time_ns(), source.load()
-    model: Any = instantiate(cfg.model) if recorder is None else reuse_model(cfg.model, settings.device)
+    keep_model = keep_model or recorder is not None
+    model: Any = reuse_model(cfg.model, settings.device) if keep_model else instantiate(cfg.model)
     if count > 1:
         model.processes = join(count, settings.device)
     others = choose_calibration(settings.calibrate, source, prompts)

@@ -11,6 +11,7 @@ TASKS = {
     "run": "kvbench.cli.tasks.run:run",
     "evaluate": "kvbench.cli.tasks.run:evaluate",
     "bounds": "kvbench.cli.tasks.run:run_bounds",
+    "choose": "kvbench.cli.tasks.choose:choose",
     "plan": "kvbench.cli.tasks.plan:plan",
     "check": "kvbench.cli.tasks.check:check",
     "doctor": "kvbench.cli.tasks.doctor:doctor",

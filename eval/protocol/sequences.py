@@ -1,0 +1,61 @@
+"""Confidence sequences: intervals of a mean that hold for all numbers of samples at once.
+
+A fixed-sample interval holds at one number of samples that is chosen in advance. A race looks after every block and
+stops when the differences decide, so its error adds up over looks; a confidence sequence bounds it for all looks.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+NARROWEST = 64
+"""Number of samples at which `normal_sequence` is narrowest by default."""
+MAX_BET = 0.75
+
+
+def normal_sequence(values: Floats, error: float, narrowest: int = NARROWEST) -> tuple[float, float]:
+    """Return the interval of a mean after all values, from an asymptotic confidence sequence.
+
+    The sequence is Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (arXiv:2103.06476), Theorem 2.2, for independent
+    samples with a finite variance. It covers the mean at all times from the first look on with a probability that
+    tends to `1 - error` as the first look is later.
+
+    Args:
+        values: two or more samples, in the order in which they were drawn.
+        error: probability that the mean is ever outside, 0 to 1.
+        narrowest: number of samples at which the interval is narrowest for its error.
+    """
+    count = len(values)
+    tuned = -2 * math.log(error)
+    rho2 = (tuned + math.log(tuned + 1)) / narrowest
+    scale = 2 * (count * rho2 + 1) / (count**2 * rho2) * math.log(math.sqrt(count * rho2 + 1) / error)
+    reach = float(values.std()) * math.sqrt(scale)
+    mean = float(values.mean())
+    return mean - reach, mean + reach
+
+
+def bounded_sequence(values: Floats, error: float, low: float, high: float) -> tuple[float, float]:
+    """Return the interval of a mean of bounded values after all of them, valid at every number of samples.
+
+    The sequence is the empirical Bernstein one of Waudby-Smith and Ramdas (arXiv:2010.09686), Theorem 2, with its
+    predictable plug-in bets. It assumes no distribution: the values are between `low` and `high`.
+
+    Args:
+        values: samples in the order in which they were drawn.
+        error: probability that the mean is ever outside, 0 to 1.
+        low: smallest possible value.
+        high: largest possible value.
+    """
+    unit = (values - low) / (high - low)
+    times = np.arange(1, len(unit) + 1)
+    means = (0.5 + np.cumsum(unit)) / (times + 1)
+    variances = (0.25 + np.cumsum((unit - means) ** 2)) / (times + 1)
+    before, spread = np.append(0.5, means[:-1]), np.append(0.25, variances[:-1])
+    bets = np.minimum(np.sqrt(2 * math.log(2 / error) / (spread * times * np.log1p(times))), MAX_BET)
+    cost = float((4 * (unit - before) ** 2 * (-np.log1p(-bets) - bets) / 4).sum())
+    total = float(bets.sum())
+    centre, reach = float((bets * unit).sum()) / total, (math.log(2 / error) + cost) / total
+    width = high - low
+    return low + width * max(centre - reach, 0.0), low + width * min(centre + reach, 1.0)

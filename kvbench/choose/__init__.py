@@ -1,0 +1,1 @@
+"""Choice of a method by a race on few samples."""

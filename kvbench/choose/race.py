@@ -1,0 +1,187 @@
+"""Races among methods: who is out, who is level, decided by anytime-valid paired intervals.
+
+All methods draw the same prompts with the same noise, so paired differences vary little. After each block of prompts a
+method leaves when the confidence sequence of its difference to another says that the other is better. The error of
+each pair is `error / (methods - 1)`: the best method is only dropped if one of its own pairs errs, so the error of the
+whole race is bounded by `error`, whenever it stops.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from kvbench.core.config import ConfigError
+from kvbench.core.settings import MIN_UNITS
+from kvbench.eval.protocol.ranges import Range
+from kvbench.eval.protocol.sequences import Floats, bounded_sequence, normal_sequence
+
+Interval = tuple[float, float]
+Values = Mapping[str, Floats]
+"""Values of each method by its name, one for each unit in the order of drawing; units are alike for all methods."""
+
+Found = dict[str, list[tuple[str, float]]]
+"""Prompt and value of each sample of each method, in the order of drawing."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules of a race.
+
+    Attributes:
+        higher: whether larger values are better.
+        error: probability that the best method is dropped.
+        margin: largest difference of two methods that count as level, in the metric's unit.
+        limits: smallest and largest value of a metric whose values are answers (0 or 1); None for other metrics.
+    """
+
+    higher: bool = True
+    error: float = 0.05
+    margin: float = 0.0
+    limits: Range | None = None
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A method that left the race.
+
+    Attributes:
+        method: its name.
+        after: number of units after which it left.
+        better: the method that is better by its interval.
+        ahead: interval of that method's lead, above zero.
+    """
+
+    method: str
+    after: int
+    better: str
+    ahead: Interval
+
+
+@dataclass(frozen=True)
+class Look:
+    """State after a block.
+
+    Attributes:
+        after: number of units.
+        means: mean of each method in the race.
+        leads: interval of the leader's lead over each other method in the race; None if it is not known.
+    """
+
+    after: int
+    means: Mapping[str, float]
+    leads: Mapping[str, Interval | None]
+
+    @property
+    def leader(self) -> str:
+        """The method whose lead the intervals are about."""
+        return next(iter(self.means))
+
+
+@dataclass(frozen=True)
+class Race:
+    """A race after some looks.
+
+    Attributes:
+        rules: its rules.
+        entrants: methods that started.
+        racing: methods that are left, the best mean first.
+        looks: state after each block.
+        exits: methods that left, in the order of leaving.
+        state: `racing`; `won`: one method is left; `level`: all methods left are within the margin.
+    """
+
+    rules: Rules
+    entrants: tuple[str, ...]
+    racing: tuple[str, ...]
+    looks: tuple[Look, ...] = ()
+    exits: tuple[Exit, ...] = ()
+    state: Literal["racing", "won", "level"] = field(default="racing")
+
+    @classmethod
+    def start(cls, methods: Sequence[str], rules: Rules) -> "Race":
+        """Return a race of two or more methods before its first look."""
+        return cls(rules, tuple(methods), tuple(methods))
+
+
+def advance(race: Race, values: Values) -> Race:
+    """Return the race after a look at all values so far.
+
+    Args:
+        race: the race before.
+        values: values of the methods in the race from the first unit on.
+    """
+    rules, sign = race.rules, 1.0 if race.rules.higher else -1.0
+    error = rules.error / max(len(race.entrants) - 1, 1)
+    after = len(next(iter(values.values())))
+    means = {method: float(values[method].mean()) for method in race.racing}
+    order = sorted(race.racing, key=lambda method: -sign * means[method])
+
+    def find_lead(better: str, other: str) -> Interval | None:
+        return find_interval(sign * (values[better] - values[other]), error, rules.limits)
+
+    exits = []
+    for method in reversed(order):
+        rivals = ((one, find_lead(one, method)) for one in order if one != method)
+        if (ahead := next(((one, lead) for one, lead in rivals if lead and lead[0] > 0), None)) is not None:
+            exits.append(Exit(method, after, *ahead))
+    out = {left.method for left in exits}
+    racing = tuple(method for method in order if method not in out)
+    leads = {method: find_lead(racing[0], method) for method in racing[1:]}
+    look = Look(after, {method: means[method] for method in racing}, leads)
+    level = all(lead is not None and lead[1] <= rules.margin for lead in leads.values())
+    state: Literal["racing", "won", "level"] = "won" if not leads else "level" if level else "racing"
+    return replace(race, racing=racing, looks=(*race.looks, look), exits=(*race.exits, *exits), state=state)
+
+
+def find_interval(differences: Floats, error: float, limits: Range | None) -> Interval | None:
+    """Return the interval of a mean difference: bounded for answers, else asymptotic.
+
+    None if all differences are equal: the asymptotic interval would have no width, although a rare other difference
+    may not have been drawn yet.
+    """
+    if limits is not None:
+        width = limits[1] - limits[0]
+        return bounded_sequence(differences, error, -width, width)
+    return normal_sequence(differences, error) if np.ptp(differences) > 0 else None
+
+
+def split_blocks(prompts: Sequence[str], block: int, batch: int) -> list[range]:
+    """Return the blocks of a race: `block` prompts or more each, whole prompts and whole batches.
+
+    Args:
+        prompts: prompt of each sample; neighbours may have one prompt.
+        block: prompts between two looks.
+        batch: samples that a run draws together.
+
+    Raises:
+        ConfigError: the first block has fewer than `MIN_UNITS` different prompts.
+    """
+    starts = [index for index, prompt in enumerate(prompts) if index == 0 or prompt != prompts[index - 1]]
+    blocks, first, count = [], 0, 0
+    for end in [*starts[1:], len(prompts)]:
+        count += 1
+        if end == len(prompts) or (count >= block and end % batch == 0):
+            blocks.append(range(first, end))
+            first, count = end, 0
+    if (different := len({prompts[index] for index in blocks[0]})) < MIN_UNITS:
+        raise ConfigError(
+            f"choose.block={block}: the first block has {different} different prompts, and a race needs {MIN_UNITS} "
+            "before its first look; raise choose.block or prompts.count"
+        )
+    return blocks
+
+
+def average(found: Found, methods: Sequence[str]) -> dict[str, Floats]:
+    """Return the mean of each prompt's samples by method, in the order in which prompts appear first.
+
+    Samples of one prompt are alike, and the sequences need independent units.
+    """
+    averages = {}
+    for method in methods:
+        members: dict[str, list[float]] = {}
+        for prompt, value in found[method]:
+            members.setdefault(prompt, []).append(value)
+        averages[method] = np.array([np.mean(values) for values in members.values()], np.float64)
+    return averages

@@ -1,0 +1,175 @@
+"""Entrants of a race: the methods that fit, the evaluator of its metric, and runs that are drawn block by block."""
+
+import logging
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from kvbench.choose.values import score_block
+from kvbench.cli.config.compose import compose_job, read_settings
+from kvbench.cli.config.instantiate import instantiate
+from kvbench.cli.config.search_path import list_choices
+from kvbench.cli.tasks.job import make_job
+from kvbench.core.config import ConfigError, UserError
+from kvbench.eval.protocol.base import Evaluator, find_missing
+from kvbench.eval.protocol.scores import MetricSpec
+from kvbench.eval.spaces.evaluator import SpaceEvaluator
+from kvbench.runs.check import check_job
+from kvbench.runs.execute import open_folder
+from kvbench.runs.execute import run as execute
+from kvbench.runs.job import Busy, Job
+from kvbench.runs.prepare import calibrate_job
+from kvbench.runs.record.folder import read_records
+
+log = logging.getLogger(__name__)
+
+WAIT = 1.0
+"""Seconds between two looks at blocks that other processes draw."""
+OWN_KEYS = ("task", "metric", "methods", "margin", "choose", "eval", "against", "verbose")
+"""Keys of the command that its runs do not get."""
+ODD = ("full", "kvpress")
+"""Methods that start only when they are named: the reference itself, and the presses of another program."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs of a race, drawn as far as the race needs them.
+
+    Attributes:
+        words: words of the command that every run gets.
+        evaluator: name in conf/eval of the evaluator of the metric.
+        metric: name of the metric.
+        spec: its specification.
+    """
+
+    words: tuple[str, ...]
+    evaluator: str
+    metric: str
+    spec: MetricSpec
+
+    def make(self, method: str) -> Job:
+        """Compose the run of a method and make its objects."""
+        cfg = compose_job([*self.words, f"method={method}", f"eval=[{self.evaluator}]"])[0]
+        return make_job(cfg, read_settings(cfg), keep_model=True)
+
+    def draw(self, method: str, block: range) -> tuple[list[tuple[str, float]], float]:
+        """Draw a block of a method's run and of its reference; return its values by prompt and seconds per sample.
+
+        The run is the one that `task=run` would finish. Samples that exist are not drawn again, and blocks that other
+        processes draw are waited for.
+        """
+        job = replace(self.make(method), around_block=partial(_refuse_after, block.stop))
+        while missing := self._find_missing(folders := self._extend(job), block):
+            log.debug("%s: waiting for another process to draw sample %d", method, missing[0])
+            time.sleep(WAIT)
+        evaluator = job.evaluators[self.evaluator]
+        found = score_block(evaluator, self.metric, folders, block, job.metadata, job.settings.device)
+        records = read_records(folders[0])
+        return found, fmean(float(str(records[index]["seconds"])) for index in block)
+
+    def _extend(self, job: Job) -> tuple[Path, Path]:
+        """Draw what is missing of the job's blocks; return the folders of the run and of its reference."""
+        outcome = execute(job)
+        reference = open_folder(job.reference, calibrate_job(job.reference)).path
+        return outcome.folder, reference
+
+    def _find_missing(self, folders: Sequence[Path], block: range) -> list[int]:
+        known = [read_records(folder) for folder in folders]
+        return [index for index in block if any(index not in one for one in known)]
+
+
+@contextmanager
+def _refuse_after(stop: int, _: Path, block: range) -> Iterator[None]:
+    """Refuse to generate a block behind the prompts that are compared."""
+    if block.start >= stop:
+        raise Busy
+    yield
+
+
+def keep_words(words: Sequence[str], evaluator: str) -> tuple[str, ...]:
+    """Return the words of the command that its runs get, settings of their evaluator included.
+
+    Raises:
+        ConfigError: a word sets a method or one of its keys.
+    """
+    keys = [word.lstrip("+~").split("=")[0] for word in words]
+    for key in keys:
+        if re.match(r"method\b", key):
+            raise ConfigError(f"{key}: task=choose runs several methods; name them in methods=[...]")
+    return tuple(
+        word
+        for word, key in zip(words, keys, strict=True)
+        if key.startswith(f"eval.{evaluator}.") or key.split(".")[0] not in OWN_KEYS
+    )
+
+
+def find_evaluator(cfg: DictConfig, metric: str) -> tuple[str, MetricSpec]:
+    """Return the name in conf/eval of the evaluator of a metric, and the metric's specification.
+
+    The evaluators of the command come first, then the file with the metric's name.
+
+    Raises:
+        ConfigError: no evaluator has the metric, it lacks weights or packages, or the metric is of a whole set.
+    """
+    nodes = dict(cfg.get("eval") or {})
+    if metric in list_choices("eval"):
+        nodes = dict(compose_job([f"eval=[{metric}]"])[0].eval or {}) | nodes
+    evaluators: dict[str, Evaluator] = {name: instantiate(node) for name, node in nodes.items()}
+    for name, evaluator in evaluators.items():
+        if metric not in evaluator.metrics:
+            continue
+        if isinstance(evaluator, SpaceEvaluator):
+            raise ConfigError(
+                f"metric={metric}: is of a whole set of images, which prompts cannot be compared by; use psnr or lpips"
+            )
+        if lacking := find_missing(evaluator):
+            raise ConfigError(f"metric={metric}: {'; '.join(lacking)}")
+        return name, evaluator.metrics[metric]
+    known = sorted({one for evaluator in evaluators.values() for one in evaluator.metrics})
+    raise ConfigError(
+        f"metric={metric}: no such metric; eval has {', '.join(known) or 'none'}; name others' evaluators in eval=[...]"
+    )
+
+
+def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job], dict[str, str]]:
+    """Return the jobs of methods that fit, and the other methods with the reason.
+
+    Raises:
+        ConfigError: fewer than two fit, or a named one does not.
+    """
+    names = named or [name for name in list_choices("method") if name not in ODD]
+    entrants: list[Job] = []
+    refused: dict[str, str] = {}
+    for name in tqdm(names, "checks", unit="method", leave=False):
+        try:
+            with _quiet():
+                job = runner.make(name)
+                check_job(job)
+        except (UserError, ValueError, HydraException) as error:
+            refused[name] = " ".join(str(error).split())
+            if named:
+                raise ConfigError(f"methods: {name} does not fit: {refused[name]}") from None
+        else:
+            entrants.append(job)
+    if len(entrants) < 2:
+        raise ConfigError(f"task=choose: {len(entrants)} methods fit this model and budget; a race needs two")
+    return entrants, refused
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep warnings of checks, which each run repeats, from the terminal."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,103 @@
+"""Races on drawn values: who leaves, who is level, and how often the best is dropped."""
+
+import numpy as np
+import pytest
+
+from kvbench.choose.race import Race, Rules, advance, average, split_blocks
+from kvbench.core.config import ConfigError
+
+
+def race_on(values, rules, block=16):
+    """Return a race after looks at blocks of all values, as long as it goes on."""
+    race, count = Race.start(list(values), rules), 0
+    total = len(next(iter(values.values())))
+    while race.state == "racing" and count < total:
+        count = min(count + block, total)
+        race = advance(race, {method: values[method][:count] for method in race.racing})
+    return race
+
+
+def draw(means, count=256, seed=0, shared=1.0):
+    """Return values that share most of their variance, as methods on the same prompts do."""
+    rng = np.random.default_rng(seed)
+    prompts = rng.normal(0, shared, count)
+    return {name: mean + prompts + rng.normal(0, 0.5, count) for name, mean in means.items()}
+
+
+def test_a_method_leaves_when_another_is_ahead_and_the_best_wins():
+    race = race_on(draw({"a": 0.0, "b": 3.0, "c": 2.6}), Rules())
+    assert race.racing == ("b",)
+    assert race.state == "won"
+    assert [one.method for one in race.exits] == ["a", "c"]
+    assert race.exits[0].after == 16
+    assert race.exits[-1].better == "b"
+    assert race.exits[-1].ahead[0] > 0
+
+
+def test_smaller_is_better_where_the_metric_says_so():
+    race = race_on(draw({"a": 0.0, "b": 3.0}), Rules(higher=False))
+    assert race.racing == ("a",)
+
+
+def test_equal_differences_decide_nothing():
+    values = draw({"a": 1.0, "worse": -2.0})
+    race = race_on({"a": values["a"], "twin": values["a"], "worse": values["worse"]}, Rules(margin=0.1))
+    assert (race.state, set(race.racing)) == ("racing", {"a", "twin"})
+    assert race.looks[-1].leads in ({"twin": None}, {"a": None})
+    assert [one.method for one in race.exits] == ["worse"]
+
+
+def test_a_margin_ends_a_race_of_methods_that_hardly_differ():
+    values = draw({"a": 1.0, "b": 1.02}, count=512)
+    assert race_on(values, Rules()).state == "racing"
+    race = race_on(values, Rules(margin=0.5))
+    assert race.state == "level"
+    assert race.looks[-1].after < 512
+    assert all(high <= 0.5 for _, high in race.looks[-1].leads.values())
+
+
+def test_answers_use_the_bounded_sequence():
+    rng = np.random.default_rng(0)
+    good, bad = (rng.random(2000) < 0.9).astype(float), (rng.random(2000) < 0.4).astype(float)
+    race = race_on({"good": good, "bad": bad}, Rules(limits=(0.0, 1.0)))
+    assert race.racing == ("good",)
+    # One differing answer in the first block decides nothing, although its standard deviation is small.
+    near = {"good": np.ones(16), "bad": np.r_[np.ones(15), 0.0]}
+    assert race_on(near, Rules(limits=(0.0, 1.0))).state == "racing"
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.1])
+def test_the_best_is_dropped_in_at_most_the_error_of_races(gap):
+    dropped, naive = 0, 0
+    for seed in range(200):
+        values = draw({"best": gap, **{f"m{number}": 0.0 for number in range(5)}}, count=256, seed=seed)
+        dropped += "best" not in race_on(values, Rules(error=0.05)).racing
+        naive += drops_by_repeated_tests(values)
+    assert dropped <= 10
+    assert naive > (20 if gap == 0.0 else 4)
+
+
+def drops_by_repeated_tests(values):
+    """Return whether paired t-tests at 5 % after each block would drop the best."""
+    for count in range(16, 257, 16):
+        for other in values:
+            if other == "best":
+                continue
+            lead = (values[other] - values["best"])[:count]
+            if lead.mean() > 1.96 * lead.std(ddof=1) / count**0.5:
+                return True
+    return False
+
+
+def test_samples_of_a_prompt_are_one_unit():
+    found = {"a": [("x", 1.0), ("y", 5.0), ("x", 3.0)]}
+    assert average(found, ["a"])["a"].tolist() == [2.0, 5.0]
+
+
+def test_blocks_end_with_prompts_and_batches():
+    prompts = [f"prompt {index // 4}" for index in range(96)]
+    assert split_blocks(prompts, 8, 8) == [range(32), range(32, 64), range(64, 96)]
+    assert split_blocks(prompts, 8, 64) == [range(64), range(64, 96)]
+    assert split_blocks([str(index) for index in range(20)], 16, 1) == [range(16), range(16, 20)]
+    with pytest.raises(ConfigError, match=r"choose.block=16: the first block has 4 different prompts"):
+        split_blocks(prompts[:16], 16, 8)

@@ -1,0 +1,136 @@
+"""`task=choose`: the race of the command line, its files, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvbench.cli.tasks import choose
+from kvbench.cli.tasks.entrants import Runner, keep_words
+from kvbench.report.collect import collect_runs
+from tests.support.command_line import Command
+
+RACE = ("task=choose", "budget=0.1", "metric=psnr", "prompts.count=64")
+MEANS = {"random": 30.0, "swa": 34.0, "streaming_llm": 33.9, "first_scales": 31.0}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, range]]:
+    """Blocks that a race draws; their values are random numbers around `MEANS`."""
+    blocks: list[tuple[str, range]] = []
+
+    def draw(_: Runner, method: str, block: range) -> tuple[list[tuple[str, float]], float]:
+        blocks.append((method, block))
+        prompts = np.random.default_rng(0).normal(0, 3, 64)[block.start : block.stop]
+        noise = np.random.default_rng([block.start, *method.encode()]).normal(0, 0.3, len(block))
+        values = MEANS[method] + prompts + noise
+        named = [(f"prompt {index}", value) for index, value in zip(block, values, strict=True)]
+        return named, 5.0 if method == "first_scales" else 1.0
+
+    monkeypatch.setattr(Runner, "draw", draw)
+    return blocks
+
+
+def read_race(folder: Path) -> dict[str, object]:
+    [path] = (folder / "runs" / "races").glob("*/race.json")
+    race: dict[str, object] = json.loads(path.read_text())
+    assert (path.parent / "race.svg").stat().st_size > 1000
+    return race
+
+
+def test_a_race_draws_blocks_of_methods_that_are_left(
+    command: Command, tmp_path: Path, drawn: list[tuple[str, range]]
+) -> None:
+    status, out, err = command(*RACE, f"methods=[{','.join(MEANS)}]")
+    assert status == 0, err
+    race = read_race(tmp_path)
+    assert drawn[:4] == [(method, range(16)) for method in MEANS]
+    assert {method for method, block in drawn if block.start == 16} == {"swa", "streaming_llm"}
+    assert race["drawn"] == sum(len(block) for _, block in drawn)
+    assert race["grid"] == 4 * 64
+    assert [one["method"] for one in race["ranking"]][:2] == ["swa", "streaming_llm"]  # type: ignore[attr-defined]
+    assert "random" in out
+    assert "the leader: python run.py budget=0.1 prompts.count=64 method=swa" in out
+
+
+def test_a_margin_and_a_limit_on_time_end_races_early(
+    command: Command, tmp_path: Path, drawn: list[tuple[str, range]]
+) -> None:
+    status, out, _ = command(
+        *RACE, f"methods=[{','.join(MEANS)}]", "margin=1", "choose.seconds=2", "choose.block=8"
+    )
+    assert status == 0
+    race = read_race(tmp_path)
+    assert race["state"] == "level"
+    assert race["slow"] == {"first_scales": 5.0}
+    assert "first_scales left: 5.00 s per sample" in out
+    assert "are within 1 of swa" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("metric=null",), "metric: task=choose compares methods by one metric"),
+        (("metric=[psnr]",), "metric=['psnr']: must be text or null"),
+        (("metric=mse",), "metric=mse: no such metric"),
+        (("metric=fid_scenes",), "metric=fid_scenes"),
+        (("methods=[]",), "methods=[]: name two or more methods"),
+        (("methods=[random]",), "methods=['random']: name two or more methods"),
+        (("methods=[random,random]",), "methods=['random', 'random']: name two or more methods"),
+        (("methods=random",), "methods="),
+        (("methods=[random,nosuch]",), "methods: nosuch does not fit"),
+        (("margin=-1",), "margin=-1"),
+        (("margin=x",), "margin="),
+        (("choose.block=1",), "choose.block=1"),
+        (("choose.error=1.5",), "choose.error=1.5"),
+        (("choose.seconds=0",), "choose.seconds=0"),
+        (("choose=null",), "choose=null"),
+        (("method=random",), "method: task=choose runs several methods"),
+        (("budget=0.0001", "methods=[random,swa]"), "does not fit"),
+    ],
+)
+def test_bad_values_get_one_line(
+    command: Command, drawn: list[tuple[str, range]], words: tuple[str, ...], message: str
+) -> None:
+    status, _, err = command(*RACE, *words)
+    assert status == 1
+    assert err.splitlines()[-1].startswith("error: ")
+    assert message in err
+    assert not drawn
+
+
+def test_runs_get_the_settings_of_their_evaluator_only() -> None:
+    words = ("task=choose", "eval=[lpips]", "eval.lpips.path=x", "eval.psnr.y=1", "+seed=2", "choose.block=8")
+    assert keep_words(words, "lpips") == ("eval.lpips.path=x", "+seed=2")
+
+
+@pytest.mark.slow
+def test_runs_of_a_race_are_resumed_and_extended(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("budget=0.1", "prompts.count=10", "batch_size=4")
+    race = (
+        "task=choose",
+        *words,
+        "metric=psnr",
+        "choose.block=8",
+        "methods=[random,streaming_llm]",
+        "choose.error=0.2",
+    )
+    rules = choose.Rules
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(choose, "Rules", stop)
+    assert command(*race)[0] != 0
+    monkeypatch.setattr(choose, "Rules", rules)
+    assert command(*race)[0] == 0
+    found = read_race(tmp_path)
+    assert not collect_runs(tmp_path / "runs") or found["looks"][-1]["after"] == 10  # type: ignore[index]
+    [folder] = (tmp_path / "runs" / "infinity_tiny").glob("random-*")
+    before = (folder / "images" / "000000.png").stat().st_mtime_ns
+    assert command("method=random", *words, "eval=[psnr]")[0] == 0
+    assert (folder / "results.json").is_file()
+    assert (folder / "images" / "000000.png").stat().st_mtime_ns == before
