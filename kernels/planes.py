@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kvbench.kernels.hadamard import rotate_channels
 from kvbench.kernels.layout import Layout
 from kvbench.kernels.quantise import (
     decode_affine,
@@ -31,19 +32,23 @@ class Codes(NamedTuple):
     """Encoded keys or values of a plane's slots.
 
     At most one of `affine` and `book` is set; without either, `numbers` has the values themselves, in 16 bits or fp8.
+    With `gain`, codes are of vectors rotated by `hadamard.rotate_channels`.
 
     Attributes:
         numbers: uint8 [batch, slots, D bits / 8] (`quantise.pack`), or [batch, slots, D] of a floating dtype.
         affine: float16 [batch, entries, channels, 2], scale and zero; channels is D, or 1 if channels share them.
             Slot x uses entry `entry[x]`, or entry x without `entry`. A batch of 1 serves all sequences.
-        book: float16 [entries, D, 2^bits], ascending levels; slot x uses entry `entry[x]`.
+        book: float16 [entries, D, 2^bits], ascending levels; slot x uses entry `entry[x]`. With `gain`, float32
+            [2^bits] for all slots and channels.
         entry: int32 [slots].
+        gain: float16 [batch, slots], factor on the levels of a slot.
     """
 
     numbers: Tensor
     affine: Tensor | None = None
     book: Tensor | None = None
     entry: Tensor | None = None
+    gain: Tensor | None = None
 
 
 class Plane(NamedTuple):
@@ -51,7 +56,8 @@ class Plane(NamedTuple):
 
     Attributes:
         layout: layout without free slots.
-        bits: bits of a number: 16, 8, 4, 3 or 2.
+        key_bits: bits of a key's number: 16, 8, 4, 3 or 2.
+        value_bits: bits of a value's number.
         keys: key of each slot; with a rotation, unrotated and even channels first.
         values: value of each slot.
         positions: int64 [slots], position of each slot's token.
@@ -60,7 +66,8 @@ class Plane(NamedTuple):
     """
 
     layout: Layout
-    bits: int
+    key_bits: int
+    value_bits: int
     keys: Codes
     values: Codes
     positions: Tensor
@@ -148,8 +155,11 @@ def halve(rotation: Tensor) -> Tensor:
 
 
 def decode(codes: Codes, bits: int, sequences: slice = slice(None), slots: slice = slice(None)) -> Tensor:
-    """Decode codes to numbers [sequences, slots, D]: float32, or the stored dtype."""
+    """Decode codes to numbers [sequences, slots, D]: float32, or the stored dtype; rotated vectors stay rotated."""
     numbers = codes.numbers[sequences, slots]
+    if codes.gain is not None:
+        assert codes.book is not None
+        return codes.book[unpack(numbers, bits).int()] * codes.gain[sequences, slots, None].float()
     if codes.affine is not None:
         affine = codes.affine if len(codes.affine) == 1 else codes.affine[sequences]
         if codes.entry is None:
@@ -167,14 +177,30 @@ def decode(codes: Codes, bits: int, sequences: slice = slice(None), slots: slice
 def read_plane(
     plane: Plane, sequences: slice = slice(None), slots: slice = slice(None)
 ) -> tuple[Tensor, Tensor]:
-    """Return rotated keys and values of a plane's slots, [sequences, slots, D]: float32, or the stored dtype.
+    """Return keys, with the model's rotation, and values of a plane's slots: float32, or the stored dtype.
 
     Args:
         plane: stored keys and values.
         sequences: sequences of the batch to read.
         slots: slots of the flat buffer to read.
+
+    Returns:
+        Both [sequences, slots, D]; rotated vectors are in their own basis again.
     """
-    keys, values = (decode(codes, plane.bits, sequences, slots) for codes in (plane.keys, plane.values))
+    keys, values = read_stored(plane, sequences, slots)
+    keys, values = (
+        x if codes.gain is None else rotate_channels(x)
+        for x, codes in ((keys, plane.keys), (values, plane.values))
+    )
+    return keys, values
+
+
+def read_stored(
+    plane: Plane, sequences: slice = slice(None), slots: slice = slice(None)
+) -> tuple[Tensor, Tensor]:
+    """Return what `read_plane` does, with vectors that have a gain still rotated by `hadamard.rotate_channels`."""
+    keys = decode(plane.keys, plane.key_bits, sequences, slots)
+    values = decode(plane.values, plane.value_bits, sequences, slots)
     if plane.rotation is not None:
         parts = torch.view_as_real(plane.rotation).index_select(0, plane.positions[slots])
         keys = rotate(keys.float(), torch.view_as_complex(parts.float()))

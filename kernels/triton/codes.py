@@ -53,11 +53,12 @@ def load_numbers(
     Args:
         numbers: pointer to the row's first slot, see `kernels.planes.Codes`.
         table: for `affine` int32 [entries, CHANNELS], scale and zero in one word; for `book` float16
-            [entries, D, 2^BITS]; otherwise not read.
-        entry: int32, entry of each slot if ENTRIES; `affine` without ENTRIES has one entry per slot.
+            [entries, D, 2^BITS]; for `levels` float16 [slots], the gains; otherwise not read.
+        entry: int32, entry of each slot if ENTRIES; `affine` without ENTRIES has one entry per slot. For `levels`
+            float32 [2^BITS], the levels.
         slot: int32 [slots], inside the row.
         channel: int32 [channels], in storage order.
-        SCHEME: `affine`, `book`, `float8` (bytes of e4m3) or `float`.
+        SCHEME: `affine`, `book`, `levels`, `float8` (bytes of e4m3) or `float`.
         ENTRIES: see `entry`.
         CHANNELS: D, or 1 if all channels of a slot share scale and zero.
         BITS: bits of a number.
@@ -72,6 +73,8 @@ def load_numbers(
             # Move exponent and mantissa to their places in float16; its exponent bias is larger by 8.
             half = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
             return half.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256
+        elif SCHEME == "levels":
+            return tl.load(entry + code) * tl.load(table + slot).to(tl.float32)[:, None]
         else:
             if ENTRIES:
                 slot = tl.load(entry + slot)

@@ -56,9 +56,10 @@ class CodeArguments(NamedTuple):
     """Kernel arguments for a plane's keys or values.
 
     Attributes:
-        tensors: numbers, table and entries; absent ones are replaced by the numbers and not read.
+        tensors: numbers, table and entries, or numbers, gains and levels; absent ones are replaced by the numbers and
+            not read.
         step: table elements per sequence, 0 if sequences share a table.
-        scheme: `affine`, `book`, `float8` or `float`.
+        scheme: `affine`, `book`, `levels`, `float8` or `float`.
         entries: whether there is a table entry index for each slot.
         channels: stored channels of an entry, D or 1.
     """
@@ -76,6 +77,9 @@ def list_arguments(codes: Codes) -> CodeArguments:
     if numbers.dtype == torch.float8_e4m3fn:
         numbers = numbers.view(torch.uint8)
     entry = numbers if codes.entry is None else codes.entry
+    if codes.gain is not None:
+        assert codes.book is not None
+        return CodeArguments((numbers, codes.gain, codes.book), codes.gain.shape[1], "levels", False, 1)
     if codes.affine is not None:
         words = codes.affine.view(torch.int32)
         step = words[0].numel() if len(words) > 1 else 0
@@ -90,7 +94,7 @@ def list_formats(plane: Plane) -> dict[str, int | bool | str]:
     """Return the compile-time constants for a plane."""
     keys, values = list_arguments(plane.keys), list_arguments(plane.values)
     return {
-        "BITS": plane.bits, "ROTATE": plane.rotation is not None,
+        "KEY_BITS": plane.key_bits, "VALUE_BITS": plane.value_bits, "ROTATE": plane.rotation is not None,
         "KEYS": keys.scheme, "KEY_ENTRIES": keys.entries, "KEY_CHANNELS": keys.channels,
         "VALUES": values.scheme, "VALUE_ENTRIES": values.entries, "VALUE_CHANNELS": values.channels,
     }  # fmt: skip
@@ -100,7 +104,7 @@ def list_formats(plane: Plane) -> dict[str, int | bool | str]:
 def attend_codes(
     acc, top, total, q_tile, q_odd, keys, key_table, key_entry, values, value_table, value_entry,
     rotation, positions, slot, seen, scale,
-    WHOLE: tl.constexpr, BITS: tl.constexpr,
+    WHOLE: tl.constexpr, KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr,
     KEYS: tl.constexpr, KEY_ENTRIES: tl.constexpr, KEY_CHANNELS: tl.constexpr,
     VALUES: tl.constexpr, VALUE_ENTRIES: tl.constexpr, VALUE_CHANNELS: tl.constexpr,
     ROTATE: tl.constexpr, HEAD_DIM: tl.constexpr, PRECISION: tl.constexpr,
@@ -108,12 +112,12 @@ def attend_codes(
     """Attend to one tile of a row's slots, `seen` ones unless `WHOLE`; `q_tile` and `q_odd` score rotated halves."""
     lane = tl.arange(0, q_tile.shape[1])
     first = load_numbers(
-        keys, key_table, key_entry, slot, lane, KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, HEAD_DIM
+        keys, key_table, key_entry, slot, lane, KEYS, KEY_ENTRIES, KEY_CHANNELS, KEY_BITS, HEAD_DIM
     )
     if ROTATE:
         HALF: tl.constexpr = HEAD_DIM // 2
         second = load_numbers(
-            keys, key_table, key_entry, slot, lane + HALF, KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, HEAD_DIM
+            keys, key_table, key_entry, slot, lane + HALF, KEYS, KEY_ENTRIES, KEY_CHANNELS, KEY_BITS, HEAD_DIM
         )
         place = tl.load(positions + slot)[:, None] * HALF + (lane % HALF)[None, :]
         cos, sin = split_word(tl.load(rotation + place))
@@ -126,7 +130,16 @@ def attend_codes(
         scores = tl.where(seen[None, :], scores, float("-inf"))
     channel = tl.arange(0, acc.shape[1])
     value_tile = load_numbers(
-        values, value_table, value_entry, slot, channel, VALUES, VALUE_ENTRIES, VALUE_CHANNELS, BITS, HEAD_DIM
+        values,
+        value_table,
+        value_entry,
+        slot,
+        channel,
+        VALUES,
+        VALUE_ENTRIES,
+        VALUE_CHANNELS,
+        VALUE_BITS,
+        HEAD_DIM,
     )
     return add_tile(acc, top, total, scores, value_tile.to(q_tile.dtype), scale, False, PRECISION)
 
@@ -142,7 +155,8 @@ def quantised_kernel(
     key_step: tl.int64, value_step: tl.int64,
     q_b: tl.int64, q_r: tl.int64, q_t: tl.int64, out_b: tl.int64, out_r: tl.int64, out_t: tl.int64,
     UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr,
     KEYS: tl.constexpr, KEY_ENTRIES: tl.constexpr, KEY_CHANNELS: tl.constexpr, VALUES: tl.constexpr,
     VALUE_ENTRIES: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROTATE: tl.constexpr, RESUME: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -177,16 +191,18 @@ def quantised_kernel(
 
     first = tl.load(offsets + row)
     source = batch % stored
-    keys += (source * slots + first) * (HEAD_DIM * BITS // 8 if KEYS != "float" else HEAD_DIM)
-    values += (source * slots + first) * (HEAD_DIM * BITS // 8 if VALUES != "float" else HEAD_DIM)
+    keys += (source * slots + first) * (HEAD_DIM * KEY_BITS // 8 if KEYS != "float" else HEAD_DIM)
+    values += (source * slots + first) * (HEAD_DIM * VALUE_BITS // 8 if VALUES != "float" else HEAD_DIM)
     key_table += source * key_step
     value_table += source * value_step
-    key_entry += first
-    value_entry += first
     positions += first
-    if not KEY_ENTRIES:
+    if KEY_ENTRIES:
+        key_entry += first
+    else:
         key_table += first * KEY_CHANNELS
-    if not VALUE_ENTRIES:
+    if VALUE_ENTRIES:
+        value_entry += first
+    else:
         value_table += first * VALUE_CHANNELS
 
     batches = tl.num_programs(1) // splits
@@ -211,15 +227,15 @@ def quantised_kernel(
     for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole), num_stages=STAGES):
         acc, top, total = attend_codes(
             acc, top, total, q_tile, q_odd, keys, key_table, key_entry, values, value_table, value_entry,
-            rotation, positions, index * BLOCK_N + lane, None, scale, True, BITS, KEYS, KEY_ENTRIES, KEY_CHANNELS,
-            VALUES, VALUE_ENTRIES, VALUE_CHANNELS, ROTATE, HEAD_DIM, PRECISION,
+            rotation, positions, index * BLOCK_N + lane, None, scale, True, KEY_BITS, VALUE_BITS, KEYS, KEY_ENTRIES,
+            KEY_CHANNELS, VALUES, VALUE_ENTRIES, VALUE_CHANNELS, ROTATE, HEAD_DIM, PRECISION,
         )  # fmt: skip
     if (whole * BLOCK_N < length) & (begin <= whole) & (whole < end):
         slot = whole * BLOCK_N + lane
         acc, top, total = attend_codes(
             acc, top, total, q_tile, q_odd, keys, key_table, key_entry, values, value_table, value_entry,
-            rotation, positions, tl.minimum(slot, length - 1), slot < length, scale, False, BITS, KEYS, KEY_ENTRIES,
-            KEY_CHANNELS, VALUES, VALUE_ENTRIES, VALUE_CHANNELS, ROTATE, HEAD_DIM, PRECISION,
+            rotation, positions, tl.minimum(slot, length - 1), slot < length, scale, False, KEY_BITS, VALUE_BITS,
+            KEYS, KEY_ENTRIES, KEY_CHANNELS, VALUES, VALUE_ENTRIES, VALUE_CHANNELS, ROTATE, HEAD_DIM, PRECISION,
         )  # fmt: skip
 
     state_place += part * (batches * rows * queries).to(tl.int64)
@@ -241,16 +257,22 @@ def quantised_kernel(
 
 
 def quantised_attention_triton(
-    q: Tensor, plane: Plane, scale: float, state: State | None = None, *, share: int | None = None
+    q: Tensor,
+    plane: Plane,
+    scale: float,
+    state: State | None = None,
+    *,
+    share: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> State:
     """Compute `kernels.quantised_attention.quantised_attention` on a GPU; the plane's tensors are contiguous.
 
-    `share` programs share a row's keys; None fills the device.
+    `share` programs share a row's keys; None fills the device. Without a state, the output has `dtype`, or q's.
     """
     batch, rows, queries, channels = q.shape
     layout = plane.layout
     q, q_strides = align_rows(q)
-    out = make_output(q) if state is None else state[0]
+    out = make_output(q, dtype) if state is None else state[0]
     sizes = choose_tile(channels, q.dtype, queries, batch * rows, q.device)
     blocks = cdiv(queries, sizes.queries)
     if share is None:

@@ -23,7 +23,7 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.shared.base import Method, Observer
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
-from tests.support import reference_janus, reference_lumina
+from tests.support import reference_emu3, reference_janus, reference_lumina
 from tests.support.engine import open_cache, run, small, tokens_of
 from tests.support.marks import slow_but_every
 from tests.support.methods import methods_for
@@ -39,6 +39,7 @@ TOKENS = {
     "llamagen": (LLAMAGEN, "3"),
     "janus": (reference_janus.SMALL, "a red circle"),
     "lumina": (reference_lumina.SMALL, "a red circle"),
+    "emu3": (reference_emu3.SMALL, "a red circle"),
     "qwen3": (WRITER, "a red circle"),
 }
 """Next-token models: overrides and a prompt."""
@@ -156,6 +157,8 @@ def test_methods_of_next_scale_models(name: str) -> None:
             Packing(4, StorageConfig("token")),
             Packing(2, StorageConfig(residual=4)),
             Packing(8, StorageConfig("token"), fp8=True),
+            Packing(3, StorageConfig("fp8", "rotated")),
+            Packing(4, StorageConfig("rotated", "rotated", before_rotation=False, value_bits=2)),
         ],
     ),
     ids=str,

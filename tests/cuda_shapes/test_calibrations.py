@@ -16,7 +16,7 @@ from tests.support.fake_models import FakeNoise, loaded
 from tests.support.methods import methods_for
 
 __all__ = ["unread"]  # a fixture
-COUNTING = ("cake", "ssd", "triattention")
+COUNTING = ("cake", "lukv", "ssd", "triattention")
 """Methods whose observers read a number of the device."""
 
 

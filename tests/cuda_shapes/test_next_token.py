@@ -24,6 +24,7 @@ SHORT = {
     "llamagen_xl": ("model.transformer.grid=[3,24]",),
     "janus_pro_7b": ("model.transformer.image=[4,24]", "model.prompt_tokens=20"),
     "lumina_mgpt_7b_512": ("model.transformer.image=[4,32]", "model.prompt_tokens=64"),
+    "emu3_gen": ("model.transformer.image=[4,90]", "model.prompt_tokens=40"),
     "qwen3_8b": ("model.prompt_tokens=20", "model.max_tokens=14", "model.chunk=6"),
 }
 """Few tokens of a model of real width."""

@@ -18,13 +18,14 @@ from tests.support.triton_device import DEVICE, needs_loops
 
 SCALE = 0.3
 BITS = (8, 4, 3, 2)
-SCHEMES = ("slot", "channel", "shared channel", "book", "float8", "half")
+SCHEMES = ("slot", "channel", "shared channel", "book", "levels", "float8", "half")
 
 
 class Shape(NamedTuple):
     """What a case is like; `copies` sequences read every stored one."""
 
     bits: int
+    value_bits: int
     keys: str
     values: str
     rotated: bool
@@ -48,7 +49,7 @@ def read_code(data: list[int], channel: int, bits: int, channels: int) -> int:
 
 
 def read_numbers(codes: Codes, bits: int, channels: int) -> Tensor:
-    """What is stored, float64 [stored, slots, D], a number at a time."""
+    """What is stored, float64 [stored, slots, D], a number at a time; vectors with a gain are rotated back."""
     if codes.affine is None and codes.book is None:
         return codes.numbers.double().cpu()
     stored, slots, _ = codes.numbers.shape
@@ -60,19 +61,34 @@ def read_numbers(codes: Codes, bits: int, channels: int) -> Tensor:
             line = found[sequence, slot].tolist()
             for channel in range(channels):
                 code = read_code(data[sequence][slot], channel, bits, channels)
-                if affine is not None:
+                if codes.gain is not None:
+                    line[channel] = book[code] * float(codes.gain[sequence, slot])
+                elif affine is not None:
                     pairs = affine[sequence % len(affine)][entry]
                     scale, zero = pairs[channel % len(pairs)]
                     line[channel] = scale * code + zero
                 else:
                     line[channel] = book[entry][channel][code]
             found[sequence, slot] = torch.tensor(line)
-    return found
+    return found if codes.gain is None else found @ hadamard(channels)
+
+
+def hadamard(channels: int) -> Tensor:
+    """The rotation, float64 [D, D], by its definition: signs of common bits, in blocks of interleaved channels."""
+    mixed = channels & -channels
+    matrix = torch.zeros(channels, channels, dtype=torch.float64)
+    groups = channels // mixed
+    for row in range(channels):
+        for column in range(row % groups, channels, groups):
+            common = (row // groups & column // groups).bit_count()
+            matrix[row, column] = (-1) ** common / mixed**0.5
+    return matrix
 
 
 def read_slowly(plane: Plane, channels: int) -> tuple[Tensor, Tensor]:
     """Keys and values float64 [stored, slots, D] as attention reads them."""
-    keys, values = (read_numbers(codes, plane.bits, channels) for codes in (plane.keys, plane.values))
+    keys = read_numbers(plane.keys, plane.key_bits, channels)
+    values = read_numbers(plane.values, plane.value_bits, channels)
     if plane.rotation is None:
         return keys, values
     rotated = torch.empty_like(keys)
@@ -93,26 +109,31 @@ def make(shape: Shape, generator: torch.Generator) -> Plane:
     def normal(*size: int) -> Tensor:
         return torch.randn(*size, generator=generator).to(DEVICE)
 
-    def codes(scheme: str) -> Codes:
+    def codes(scheme: str, bits: int) -> Codes:
         if scheme in ("float8", "half"):
             numbers = normal(shape.stored, slots, shape.channels)
             return Codes(numbers.to(torch.float8_e4m3fn if scheme == "float8" else torch.float16))
-        width = shape.channels * shape.bits // 8
+        width = shape.channels * bits // 8
         numbers = torch.randint(256, (shape.stored, slots, width), generator=generator).byte().to(DEVICE)
         entry = torch.randint(3, (slots,), generator=generator, dtype=torch.int32).to(DEVICE)
+        if scheme == "levels":
+            gain = normal(shape.stored, slots).abs().half()
+            return Codes(numbers, book=normal(1 << bits).sort().values, gain=gain)
         if scheme == "book":
-            return Codes(numbers, book=normal(3, shape.channels, 1 << shape.bits).half(), entry=entry)
+            return Codes(numbers, book=normal(3, shape.channels, 1 << bits).half(), entry=entry)
         sizes = {"slot": (shape.stored, slots, 1), "channel": (shape.stored, 3, shape.channels)}
         affine = normal(*sizes.get(scheme, (1, 3, shape.channels)), 2)
-        affine[..., 0] *= 4 / (1 << shape.bits)
+        affine[..., 0] *= 4 / (1 << bits)
         return Codes(numbers, affine=affine.half(), entry=None if scheme == "slot" else entry)
 
     rotation = None
-    if shape.rotated:
+    if shape.rotated and shape.keys != "levels":
         angles = normal(longest + 3, shape.channels // 2)
         rotation = torch.polar(torch.ones_like(angles), angles)
         rotation[0] = 0  # as of a condition whose keys vanish
-    return Plane(layout, shape.bits, codes(shape.keys), codes(shape.values), list_slots(layout)[1], rotation)
+    bits = shape.bits, shape.value_bits
+    pair = codes(shape.keys, bits[0]), codes(shape.values, bits[1])
+    return Plane(layout, *bits, *pair, list_slots(layout)[1], rotation)
 
 
 def rounding(q: Tensor, keys: Tensor, values: Tensor) -> tuple[float, float]:
@@ -155,7 +176,8 @@ def shapes(draw: st.DrawFn) -> Shape:
     """Cases of all forms; rows are as long as tiles, and one longer and shorter."""
     keys, values = draw(st.sampled_from(SCHEMES)), draw(st.sampled_from(SCHEMES))
     return Shape(
-        bits=8 if "float8" in (keys, values) else draw(st.sampled_from(BITS)),
+        bits=8 if keys == "float8" else draw(st.sampled_from(BITS)),
+        value_bits=8 if values == "float8" else draw(st.sampled_from(BITS)),
         keys=keys,
         values=values,
         rotated=draw(st.booleans()),
@@ -203,8 +225,7 @@ def test_the_kernel_attends_to_a_plane(shape: Shape, half: bool, share: int | No
     plane = make(shape, generator)
     found = quantised_attention_triton(q, plane, SCALE, share=share)
     agrees(found, q, plane)
-    if shape.rotated and half:
-        assert plane.rotation is not None
+    if plane.rotation is not None and half:
         small = plane._replace(rotation=halve(plane.rotation))
         assert small.rotation is not None
         assert small.rotation.dtype == torch.complex32
@@ -215,7 +236,7 @@ def test_a_state_is_that_of_all_keys_together() -> None:
     from kvbench.kernels.attention_states import merge_states
 
     generator = torch.Generator().manual_seed(0)
-    shape = Shape(4, "channel", "slot", True, 2, 2, [40, 0, 3], 3, 16)
+    shape = Shape(4, 3, "channel", "slot", True, 2, 2, [40, 0, 3], 3, 16)
     q, planes = queries_of(shape, generator), [make(shape, generator) for _ in range(2)]
     apart = [quantised_attention(q, plane, SCALE) for plane in planes]
     expected = merge_states(*(torch.stack(parts) for parts in zip(*apart, strict=True)))
@@ -225,6 +246,19 @@ def test_a_state_is_that_of_all_keys_together() -> None:
         torch.testing.assert_close(one, other)
 
 
+def test_rotated_values_are_not_rounded_before_they_join_a_state() -> None:
+    """Queries in 16 bits, which add nothing to a state in float32 but their own rounding."""
+    generator = torch.Generator().manual_seed(2)
+    shape = Shape(4, 4, "levels", "levels", False, 1, 1, [40, 9], 3, 16)
+    q, plane = queries_of(shape, generator, torch.bfloat16), make(shape, generator)
+    empty = torch.zeros(q.shape, device=DEVICE), torch.full(q.shape[:3], -torch.inf, device=DEVICE)
+    out, _ = quantised_attention(q, plane, SCALE, empty)
+    near = quantised_attention(q, plane, SCALE)[0]
+    assert (out.dtype, near.dtype) == (torch.float32, torch.bfloat16)
+    assert torch.equal(out.to(torch.bfloat16), near)
+    assert not torch.equal(out, near.float())
+
+
 @needs_loops
 @pytest.mark.filterwarnings("ignore:divide by zero")
 @pytest.mark.parametrize("share", [1, 3])
@@ -232,7 +266,7 @@ def test_the_kernel_starts_from_a_state(share: int) -> None:
     from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
 
     generator = torch.Generator().manual_seed(1)
-    shape = Shape(4, "channel", "slot", True, 2, 1, [70, 0, 3], 3, 16)
+    shape = Shape(4, 3, "channel", "slot", True, 2, 1, [70, 0, 3], 3, 16)
     q, planes = queries_of(shape, generator), [make(shape, generator) for _ in range(2)]
     state = quantised_attention_triton(q, planes[0], SCALE)
     for out in (state[0].clone(), state[0].contiguous()):  # heads inside tokens, or tokens inside heads

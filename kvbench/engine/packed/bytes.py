@@ -16,7 +16,7 @@ from kvbench.engine.coding.planes import (
     place_slots,
 )
 from kvbench.engine.packed.store import count_row_bytes
-from kvbench.engine.schedule import Ints, build_schedule, sum_tokens
+from kvbench.engine.schedule import Ints, build_schedule, predict_row_lengths, sum_tokens
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.shared.base import Artifact, Method
 
@@ -25,7 +25,7 @@ def bound_token_bytes(spec: ModelSpec, packing: Packing) -> tuple[int, int]:
     """Return bounds on the bytes of one token in one head, with its part of a block's scales.
 
     A token's part of the scales approaches 0 in large blocks. Blocks too small to save bytes stay in 16 bits, as do the
-    newest tokens.
+    newest tokens and exempt layers.
 
     Args:
         spec: the model's shapes.
@@ -34,16 +34,20 @@ def bound_token_bytes(spec: ModelSpec, packing: Packing) -> tuple[int, int]:
     plain, channels = PlaneFormat(), spec.head_dim
     formats = {choose_format(packing, None, segment) for segment in spec.segments if not segment.last}
     sizes = [fmt.count_token_bytes(channels) for fmt in formats]
-    if packing.storage.residual or any(fmt.find_min_tokens(channels) > 1 for fmt in formats):
+    if (
+        packing.storage.residual
+        or packing.storage.exempt
+        or any(fmt.find_min_tokens(channels) > 1 for fmt in formats)
+    ):
         sizes.append(plain.count_token_bytes(channels))
     return min(sizes), max(sizes)
 
 
-def bound_bytes(spec: ModelSpec, packing: Packing) -> list[tuple[int, int]]:
-    """Return pairs a, b such that a sequence of n tokens takes at most a n + b bytes.
+def bound_head_bytes(spec: ModelSpec, packing: Packing) -> list[tuple[int, int]]:
+    """Return two pairs a, b such that n tokens of a head take at most a n + b bytes, if its layer is not exempt.
 
-    The first pair assumes scales for every block of every head, and the largest number of tokens that wait to be
-    quantised; the second assumes scales for every token.
+    The first pair assumes scales for every block, and the largest number of tokens that wait to be quantised; the
+    second assumes scales for every token.
 
     Args:
         spec: the model's shapes.
@@ -61,7 +65,34 @@ def bound_bytes(spec: ModelSpec, packing: Packing) -> list[tuple[int, int]]:
         due = find_quant_range(spec, segment, storage.group, storage.residual)
         waiting = max(waiting, segment.end - due.stop)
     alone = [fmt.count_token_bytes(channels) + fmt.count_block_bytes(channels) for fmt in formats]
-    return [(token, spec.all_heads * (extra + waiting * (plain - token))), (max(plain, *alone), 0)]
+    return [(token, extra + waiting * (plain - token)), (max(plain, *alone), 0)]
+
+
+def bound_bytes(spec: ModelSpec, packing: Packing) -> list[tuple[int, int]]:
+    """Return pairs a, b such that a sequence of n tokens takes at most a n + b bytes, however heads share them.
+
+    They are `bound_head_bytes` of all heads, with exempt layers full.
+    """
+    plain = PlaneFormat().count_token_bytes(spec.head_dim)
+    exempt = 2 * packing.storage.exempt * spec.heads
+    return [
+        (a, (spec.all_heads - exempt) * b + exempt * spec.cached_length * max(0, plain - a))
+        for a, b in bound_head_bytes(spec, packing)
+    ]
+
+
+def bound_planned_bytes(spec: ModelSpec, packing: Packing, lengths: Ints) -> Ints:
+    """Return bounds on the bytes of one sequence in each layer after each cached segment, int64 [K - 1, L].
+
+    Args:
+        spec: the model's shapes.
+        packing: format of all tokens.
+        lengths: tokens of each row after each cached segment, int64 [K - 1, L, H].
+    """
+    plain = PlaneFormat().count_token_bytes(spec.head_dim)
+    bounds = [a * lengths + b * (lengths > 0) for a, b in bound_head_bytes(spec, packing)]
+    exempt = np.array([packing.exempts(layer, spec.layers) for layer in range(spec.layers)])
+    return np.where(exempt[:, None], plain * lengths, np.minimum(*bounds)).sum(2)
 
 
 def find_sure_capacity(budget: Budget, spec: ModelSpec, packing: Packing) -> Budget:
@@ -102,12 +133,18 @@ def predict_bytes(spec: ModelSpec, method: Method, packing: Packing) -> Ints:
     return sizes
 
 
+def searches_capacity(method: Method, packing: Packing) -> bool:
+    """Return whether more tokens than are sure to fit may fit a budget in bytes, so that `prepare_to_fit` searches."""
+    return (method.static or packing.storage.exempt > 0) and not method.uses.precisions
+
+
 def prepare_to_fit(
     method: Method, spec: ModelSpec, budget: Budget, artifact: Artifact | None, packing: Packing | None
 ) -> None:
-    """Prepare a method; a static one with a budget in bytes gets the tokens that fit in low-bit storage.
+    """Prepare a method; with a budget in bytes it gets the tokens that fit in low-bit storage.
 
-    Methods that read data or set precisions get the budget unchanged.
+    These follow from the planned bytes of a static method, or from bounds on them if layers are exempt and capacities
+    do not depend on data. Other methods, and those that set precisions, get the budget unchanged.
 
     Args:
         method: not yet prepared.
@@ -123,8 +160,19 @@ def prepare_to_fit(
     def plan(one: Budget) -> int:
         method.prepare(spec, one, artifact)
         assert packing is not None
-        return int(sum_tokens(predict_bytes(spec, method, packing)[..., None]).max(initial=0))
+        return _bound_peak(spec, method, packing, one)
 
-    if packing is not None and budget.bytes is not None and method.static and not method.uses.precisions:
+    if packing is not None and budget.bytes is not None and searches_capacity(method, packing):
         budget = find_capacity(budget, bound_token_bytes(spec, packing)[0], plan)
     method.prepare(spec, budget, artifact)
+
+
+def _bound_peak(spec: ModelSpec, method: Method, packing: Packing, budget: Budget) -> int:
+    """Return a bound on the peak bytes of one sequence under a prepared method, as close as is known ahead."""
+    if method.static:
+        sizes = predict_bytes(spec, method, packing)
+    elif (lengths := predict_row_lengths(spec, method)) is not None:
+        sizes = bound_planned_bytes(spec, packing, lengths)
+    else:
+        return min(a * budget.tokens + b for a, b in bound_bytes(spec, packing))
+    return int(sum_tokens(sizes[..., None]).max(initial=0))
