@@ -1,6 +1,5 @@
 """Policy files (`task=export export.policy=`): decisions of a static method for other programs (docs/deploy.md)."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -113,5 +112,5 @@ def describe_policy(job: Job, schedule: Schedule, used: str | None) -> dict[str,
             "peak_tokens": int(sum_tokens(lengths).max()),
         },
         "cache_dtype": settings.cache_dtype,
-        "storage": None if packing is None else asdict(packing.storage),
+        "storage": None if packing is None else packing.storage.describe(),
     }

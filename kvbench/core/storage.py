@@ -1,6 +1,6 @@
 """Low-bit storage of keys and values: settings of a run, and precisions that a method chooses."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
 from kvbench.core.config import ConfigError
@@ -8,7 +8,9 @@ from kvbench.core.config import ConfigError
 CODE_DTYPES = {"int8": 8, "int4": 4, "int3": 3, "int2": 2, "fp8": 8}
 """Bits of each low-bit `cache_dtype`."""
 LEVELS = (16, 8, 4, 3, 2)
-"""Bits of a `Precision`."""
+"""Bits of a `Precision`, and of `StorageConfig.key_bits` and `value_bits`."""
+ROTATED_BITS = (4, 3, 2)
+"""Bits of codes of rotated vectors."""
 
 
 class Precision(NamedTuple):
@@ -24,7 +26,7 @@ class Precision(NamedTuple):
 
 
 def find_stored_bits(bits: int, tokens: int) -> int:
-    """Return the bits of a segment of `tokens` tokens that is stored with codebooks of `bits` bits.
+    """Return the bits of a segment of `tokens` tokens that is stored with levels fixed in advance, in `bits` bits.
 
     A single token, such as the first scale, stays in 16 bits: it gives calibration one value per prompt and channel,
     and as a sink its error reaches every later token.
@@ -34,39 +36,115 @@ def find_stored_bits(bits: int, tokens: int) -> int:
 
 @dataclass(frozen=True)
 class StorageConfig:
-    """Settings of low-bit storage; fp8 uses `residual` and `before_rotation` only.
+    """Settings of low-bit storage; `cache_dtype=fp8` uses `residual`, `before_rotation` and `exempt` only.
 
     A block is the tokens that a head keeps of a segment, or of each `group` positions of it; its values share scales.
     A block whose codes and scales would take no fewer bytes stays in 16 bits, and so does a segment of one token with
-    codebooks.
+    codebooks or rotated vectors.
 
     Attributes:
-        keys: one scale per channel of a block (`channel`), per token (`token`), or levels of a static codebook per
-            channel (`codebook`), calibrated once per model.
-        values: `token` or `codebook`.
+        keys: one scale per channel of a block (`channel`), per token (`token`), levels of a static codebook per
+            channel (`codebook`), calibrated once per model, fixed levels of the Hadamard-rotated vector with one
+            factor per token (`rotated`, TurboQuant, arXiv:2504.19874), or float8 e4m3 (`fp8`).
+        values: `token`, `channel`, `codebook`, `rotated` or `fp8`.
         group: positions that share the scale of a channel; null for the whole segment.
         residual: a segment stays in 16 bits until this many newer tokens exist (KIVI, arXiv:2402.02750).
-        before_rotation: RoPE is undone before keys are quantised, and applied again when they are read.
+        before_rotation: RoPE is undone before keys are quantised, and applied again when they are read; false for
+            rotated keys, whose rotation does not commute with RoPE.
+        key_bits: bits of a key's number, 16 to leave keys as they are; null for the bits of `cache_dtype`.
+        value_bits: bits of a value's number, as `key_bits`.
+        exempt: first layers, and as many last ones, that stay in 16 bits.
+        centroids: `scale` quantises the difference between a scale and its prediction, which is the decoded scale
+            before in the same head, resized and multiplied by a calibrated factor. Next-scale models and static
+            methods only. null quantises the numbers themselves.
     """
 
-    keys: Literal["channel", "token", "codebook"] = "channel"
-    values: Literal["token", "codebook"] = "token"
+    keys: Literal["channel", "token", "codebook", "rotated", "fp8"] = "channel"
+    values: Literal["token", "channel", "codebook", "rotated", "fp8"] = "token"
     group: int | None = None
     residual: int = 0
     before_rotation: bool = True
+    key_bits: int | None = None
+    value_bits: int | None = None
+    exempt: int = 0
+    centroids: Literal["scale"] | None = None
 
     def __post_init__(self) -> None:
         if self.group is not None and self.group < 1:
             raise ConfigError(f"storage.group={self.group}: must be at least 1, or null for a whole segment")
-        if self.residual < 0:
-            raise ConfigError(f"storage.residual={self.residual}: must be at least 0")
+        for name in ("residual", "exempt"):
+            if (value := getattr(self, name)) < 0:
+                raise ConfigError(f"storage.{name}={value}: must be at least 0")
+        for name, coding in (("key", self.keys), ("value", self.values)):
+            bits, choices = getattr(self, f"{name}_bits"), _BITS.get(coding, LEVELS)
+            if bits is not None and bits not in choices:
+                raise ConfigError(
+                    f"storage.{name}_bits={bits}: with storage.{name}s={coding} must be one of "
+                    f"{', '.join(map(str, choices))}"
+                )
+        if self.key_bits == self.value_bits == 16:
+            raise ConfigError(
+                "storage.key_bits=16, storage.value_bits=16: nothing is quantised; set cache_dtype=auto, without them"
+            )
+        if self.centroids is not None:
+            self._check_differences()
+        if self.keys == "rotated" and self.before_rotation:
+            raise ConfigError(
+                "storage.keys=rotated: keys are rotated after RoPE; set storage.before_rotation=false"
+            )
+
+    def _check_differences(self) -> None:
+        """Check the other settings of storage that quantises differences between scales."""
+        key = f"with storage.centroids={self.centroids}"
+        for name in ("keys", "values"):
+            if (coding := getattr(self, name)) not in ("channel", "token", "codebook"):
+                raise ConfigError(f"storage.{name}={coding}: {key} must be channel, token or codebook")
+        if self.residual:
+            raise ConfigError(
+                f"storage.residual={self.residual}: {key} a scale is quantised when it is stored; set "
+                "storage.residual=0"
+            )
+        if not self.before_rotation:
+            raise ConfigError(
+                f"storage.before_rotation=false: {key} keys are predicted before rotation; set "
+                "storage.before_rotation=true"
+            )
+        for name in ("key_bits", "value_bits", "exempt"):
+            if value := getattr(self, name):
+                raise ConfigError(
+                    f"storage.{name}={value}: {key} all layers have the bits of cache_dtype; leave it out"
+                )
+
+    def check_dtype(self, cache_dtype: str) -> None:
+        """Check that bits of keys and values are set for a `cache_dtype` of codes only.
+
+        Raises:
+            ConfigError: they would be ignored.
+        """
+        for key in ("key_bits", "value_bits"):
+            if (bits := getattr(self, key)) is not None and not cache_dtype.startswith("int"):
+                raise ConfigError(
+                    f"storage.{key}={bits}: cache_dtype={cache_dtype} stores no codes; set cache_dtype=int4"
+                )
 
     @property
     def calibrated(self) -> bool:
         """Whether codebooks must be calibrated."""
         return "codebook" in (self.keys, self.values)
 
+    @property
+    def has_fixed_levels(self) -> bool:
+        """Whether keys or values have levels that are fixed in advance, so that single tokens stay in 16 bits."""
+        return bool({"codebook", "rotated"} & {self.keys, self.values})
 
+    def describe(self) -> dict[str, object]:
+        """Return the settings as records of runs have them: newer ones only if they are set."""
+        newer = {"key_bits": None, "value_bits": None, "exempt": 0, "centroids": None}
+        return {name: value for name, value in asdict(self).items() if newer.get(name, ...) != value}
+
+
+_BITS: dict[str, tuple[int, ...]] = {"rotated": (16, *ROTATED_BITS), "fp8": (8,)}
+"""Bits that a coding supports, where they are fewer than `LEVELS`."""
 CHANNEL = StorageConfig()
 """Default of a run."""
 CODEBOOKS = StorageConfig(keys="codebook", values="codebook")

@@ -168,6 +168,7 @@ def _describe(job: Job, calibration: str | None, budget: Budget) -> dict[str, ob
 
 
 def _hash_job(job: Job) -> str:
+    packing = job.cache_plan.packing
     values = [
         job.model_settings,
         job.section("method"),
@@ -178,7 +179,7 @@ def _hash_job(job: Job) -> str:
         *(["batch_invariant"] if job.settings.batch_invariant else []),
         *([job.settings.noise] if job.settings.noise != "stream" else []),
         describe_dtype(job),
-        *([] if job.cache_plan.packing is None else [asdict(job.cache_plan.packing)]),
+        *([] if packing is None else [asdict(packing) | {"storage": packing.storage.describe()}]),
         torch.get_num_threads(),
         job.prompts_sha256,
     ]

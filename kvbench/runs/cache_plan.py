@@ -5,14 +5,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvbench.core.budget import Budget
+from kvbench.core.config import ConfigError
 from kvbench.core.graphs import CudaGraphs, GraphRecorder
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
 from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing, wants_books
+from kvbench.engine.coding.scale_residuals import ScaleResiduals
 from kvbench.engine.memory import token_bytes
-from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity
+from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity, searches_capacity
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 
@@ -25,14 +27,14 @@ class CachePlan:
         spec: shapes of the heads that this process holds.
         dtype: dtype of stored keys and values; for low-bit storage, the dtype they are decoded to.
         packing: low-bit storage; None if values are stored in `dtype`.
-        codebooks: observer that calibrates static codebooks; None if none are needed.
+        codebooks: observer that calibrates static codebooks or predictions of scales; None if none are needed.
         graph_obstacle: why no CUDA graphs are recorded; None if they are.
     """
 
     spec: ModelSpec
     dtype: torch.dtype
     packing: Packing | None
-    codebooks: Codebooks | None
+    codebooks: Codebooks | ScaleResiduals | None
     graph_obstacle: str | None
 
     def make_recorder(self) -> GraphRecorder | None:
@@ -57,9 +59,14 @@ class Allowance:
 
 def plan_cache(settings: Settings, model: Model, method: Method) -> CachePlan:
     """Return the storage of a run; the method need not be prepared."""
-    packing, codebooks = find_packing(settings, method), None
+    packing = find_packing(settings, method)
+    codebooks: Codebooks | ScaleResiduals | None = None
     if packing is not None and wants_books(packing, method):
-        codebooks = Codebooks(before_rotation=packing.storage.before_rotation)
+        storage = packing.storage
+        if storage.centroids is not None:
+            codebooks = ScaleResiduals(codebooks=storage.calibrated)
+        else:
+            codebooks = Codebooks(before_rotation=storage.before_rotation)
     mixed = method.uses.precisions
     return CachePlan(
         spec=model.spec.take_share(model.processes.rank, model.processes.count),
@@ -102,9 +109,13 @@ def find_packing(settings: Settings, method: Method) -> Packing | None:
     name, storage = settings.cache_dtype, settings.storage
     if method.uses.precisions:
         return Packing(16, CODEBOOKS)
+    if name == "fp8" and storage.centroids is not None:
+        raise ConfigError(
+            f"cache_dtype=fp8: storage.centroids={storage.centroids} stores codes; set cache_dtype=int8 or fewer bits"
+        )
     if name == "fp8":  # has no scales to choose
-        plain = replace(CHANNEL, residual=storage.residual, before_rotation=storage.before_rotation)
-        return Packing(8, plain, fp8=True)
+        used = {key: getattr(storage, key) for key in ("residual", "before_rotation", "exempt")}
+        return Packing(8, replace(CHANNEL, **used), fp8=True)
     return Packing(CODE_DTYPES[name], storage) if name in CODE_DTYPES else None
 
 
@@ -118,8 +129,7 @@ def find_allowance(settings: Settings, model: Model, method: Method, plan: Cache
     if not method.budgeted:
         requested = Budget.parse(1, model.spec)
     upper = requested
-    predictable = method.static and not method.uses.precisions
-    if plan.packing is not None and requested.bytes is not None and predictable:
+    if plan.packing is not None and requested.bytes is not None and searches_capacity(method, plan.packing):
         min_bytes, _ = bound_token_bytes(model.spec, plan.packing)
         upper = Budget.parse_bytes(settings.budget, model.spec, min_bytes)
     return Allowance(requested, upper, requested.take_share(model.spec, plan.spec))

@@ -1,7 +1,6 @@
 """Identity of a job: everything that determines the bytes of its samples, and the label of its file names."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from kvbench.core.segments import ModelSpec
@@ -15,7 +14,7 @@ from kvbench.runs.prepare import Calibrations
 from kvbench.runs.record.folder import slug
 from kvbench.runs.run_hash import Identity
 
-NEW_IN_BASES = ("leading",)
+NEW_IN_BASES = ("leading", "project", "redraw", "window", "seed", "error")
 """Those of `Method.added` that are newer than runs of methods around a base, whose identities have the others."""
 
 
@@ -70,23 +69,37 @@ def _leave_out_of_bases(settings: dict[str, object], method: Method) -> dict[str
 
 
 def _name_low_bit_dtype(job: Job) -> str:
-    """Return the low-bit `cache_dtype`; empty for 16 bits and for a method's own precisions."""
+    """Return the low-bit `cache_dtype`, or the bits of keys and values; empty for 16 bits and a method's precisions.
+
+    Equal bits have one name, whether `cache_dtype` or `storage` sets them.
+    """
     name = job.settings.cache_dtype
-    return name if name in CODE_DTYPES and not job.method.uses.precisions else ""
+    if name not in CODE_DTYPES or job.method.uses.precisions:
+        return ""
+    packing = job.cache_plan.packing
+    assert packing is not None
+    if packing.key_bits != packing.value_bits:
+        return f"k{packing.key_bits}v{packing.value_bits}"
+    return name if packing.key_bits == packing.bits else f"int{packing.key_bits}"
 
 
 def describe_dtype(job: Job) -> str:
-    """Return the dtype of stored keys and values; for low-bit storage, the `cache_dtype`."""
+    """Return the dtype of stored keys and values; for low-bit storage, its name."""
     return _name_low_bit_dtype(job) or str(job.cache_plan.dtype)
 
 
 def _describe_storage(job: Job, calibrations: Calibrations) -> dict[str, object] | None:
-    """Return the settings of low-bit storage with the hash of its codebooks; None for other storage."""
+    """Return the settings of low-bit storage with the hash of its codebooks; None for other storage.
+
+    The dtype's name has the bits.
+    """
     packing, books = job.cache_plan.packing, calibrations.books_sha256
     if packing is None:
         return None
+    named = ("key_bits", "value_bits")
+    settings = {name: value for name, value in packing.storage.describe().items() if name not in named}
     used = {} if books is None else {"codebooks": books, "revision": CODEBOOK_REVISION}
-    return {**asdict(packing.storage), "codebooks": None, **used}
+    return {**settings, "codebooks": None, **used}
 
 
 def make_label(job: Job) -> str:

@@ -42,6 +42,9 @@ STORAGES = {
     "kivi": StorageConfig(group=3, residual=6, before_rotation=False),
     "waiting": StorageConfig(residual=5),
     "codebooks": StorageConfig("codebook", "codebook"),
+    "rotated": StorageConfig("rotated", "rotated", before_rotation=False, key_bits=4, value_bits=2),
+    "rotated values": StorageConfig("channel", "rotated", value_bits=3),
+    "rotated keys": StorageConfig("rotated", "token", residual=5, before_rotation=False, key_bits=3),
 }
 DTYPES = {"int8": (8, False), "int4": (4, False), "int3": (3, False), "int2": (2, False), "fp8": (8, True)}
 
@@ -187,6 +190,7 @@ def test_a_token_is_quantised_once(kind: type[Drawn]) -> None:
         StorageConfig("token"),
         StorageConfig(group=4, residual=10),
         StorageConfig("codebook", "codebook"),
+        StorageConfig("rotated", "rotated", before_rotation=False),
     ):
         cache = open_cache(
             kind(draw_seen(spec, 5, 0.9)),
@@ -214,6 +218,21 @@ def test_a_token_is_quantised_once(kind: type[Drawn]) -> None:
                     if coded:
                         assert torch.equal(known.setdefault((sequence, row, position), found), found)
         assert known
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_exempt_layers_store_sixteen_bits(fp8: bool) -> None:
+    spec = small(layers=4, heads=2, sides=(1, 2, 3))
+    inputs = tokens_of(spec, 2)
+    exempt = Packing(8 if fp8 else 2, StorageConfig(exempt=1), fp8)
+    found, held = [], []
+    for packing in (Packing(16, StorageConfig()), exempt, replace(exempt, storage=StorageConfig())):
+        cache = open_cache(Full(), spec, packing=packing)
+        found.append(run(cache, inputs))
+        held.append(cache.ledger.sequence_bytes)
+    for number, (half, mixed, coded) in enumerate(zip(*found, strict=True)):
+        assert torch.equal(mixed, half if number % 4 in (0, 3) else coded)
+    assert held[0] > held[1] == (held[0] + held[2]) / 2
 
 
 def test_sixteen_bits_lose_what_half_precision_loses() -> None:

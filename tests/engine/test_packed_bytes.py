@@ -8,9 +8,11 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.core.storage import StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
-from kvbench.engine.packed.bytes import bound_token_bytes, prepare_to_fit
+from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity, prepare_to_fit
+from kvbench.methods.adakv import AdaKV
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
+from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -23,6 +25,8 @@ PACKINGS = {
     "token": Packing(4, StorageConfig("token")),
     "kivi": Packing(2, StorageConfig(group=3, residual=6)),
     "fp8": Packing(8, StorageConfig(), fp8=True),
+    "rotated": Packing(4, StorageConfig("rotated", "rotated", before_rotation=False, value_bits=2)),
+    "exempt": Packing(4, StorageConfig("token", exempt=1)),
 }
 HALF = 2 * D * 2
 
@@ -32,10 +36,18 @@ def open_packed(spec: ModelSpec, method: Method, packing: Packing) -> KVCache:
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"), [("channel", (12, 32)), ("token", (16, 16)), ("kivi", (8, 32)), ("fp8", (16, 16))]
+    ("name", "sizes"),
+    [
+        ("channel", (12, 32)),
+        ("token", (16, 16)),
+        ("kivi", (8, 32)),
+        ("fp8", (16, 16)),
+        ("rotated", (10, 32)),
+        ("exempt", (16, 32)),
+    ],
 )
 def test_bounds_of_a_token(name: str, sizes: tuple[int, int]) -> None:
-    """Of 8 channels: 8 bytes in 4 bits, 4 for each scale and zero of a token; 32 bytes in 16 bits."""
+    """Of 8 channels: 8 bytes in 4 bits, 4 for each scale and zero of a token, 2 for a gain; 32 bytes in 16 bits."""
     assert bound_token_bytes(SCALES, PACKINGS[name]) == sizes
 
 
@@ -70,6 +82,25 @@ def test_methods_that_look_at_data_get_what_is_sure_to_fit() -> None:
         cache = open_packed(SCALES, method, packing)
         run(cache, tokens_of(SCALES, 2))
         assert cache.ledger.sequence_bytes <= (budget.bytes or 0)
+
+
+@pytest.mark.parametrize("method", [SnapKV(sinks=1), PyramidKV(sinks=1), AdaKV(sinks=1)], ids=repr)
+def test_exempt_layers_leave_the_others_more_tokens(method: Method) -> None:
+    """One of three layers has tokens of 16 bytes, two have 32: what all layers share has 80 / 3 each."""
+    spec, packing = SCALES, PACKINGS["exempt"]
+    budget = find_sure_capacity(Budget.parse_bytes("0.25", spec, 1), spec, packing)
+    assert budget.capacity == Budget.parse("0.25", spec).capacity  # all tokens could be in exempt layers
+    prepare_to_fit(method, spec, budget, None, packing)
+    if method.capacity(0, spec.segments[1]) is None:
+        assert method.budget.capacity == budget.capacity
+    else:
+        assert method.budget.capacity > budget.capacity
+    cache = open_packed(spec, method, packing)
+    run(cache, tokens_of(spec, 2))
+    assert cache.ledger.sequence_bytes <= (budget.bytes or 0)
+    if isinstance(method, SnapKV):
+        assert method.budget.tokens == (budget.bytes or 0) * 3 // 80
+        assert cache.ledger.sequence_bytes > 0.97 * (budget.bytes or 0)
 
 
 def test_sinks_that_do_not_fit_even_in_few_bits_are_refused() -> None:

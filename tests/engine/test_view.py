@@ -227,7 +227,8 @@ FIRST = torch.tensor([0])
 @pytest.mark.parametrize(
     ("question", "arguments"),
     [
-        *((name, ()) for name in ("mass", "keys", "values", "cached_keys", "value_norms", "previous_keys")),
+        *((name, ()) for name in ("mass", "keys", "values", "cached_keys", "previous_keys")),
+        *((name, ()) for name in ("value_norms", "value_ranges")),
         *((name, (FIRST,)) for name in ("scores", "queries", "logits")),
     ],
 )

@@ -1,22 +1,28 @@
 """Runs that store few bits: what names them, what they are compared with, what is refused."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvbench.core.config import ConfigError
+from kvbench.core.config import ConfigError, check_part
 from kvbench.core.storage import CHANNEL, CODEBOOKS, Precision, StorageConfig
 from kvbench.methods.full import Full
+from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.runs import execute, prepare
+from kvbench.runs.cache_plan import CachePlan
 from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
+from kvbench.runs.job_identity import identify
+from kvbench.runs.prepare import Calibrations
 from tests.support import fake_run
 from tests.support.fake_run import SPEC, Fake, images_of, job_in, open_folder
+
+ROTATED = StorageConfig("rotated", "rotated", before_rotation=False)
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +55,27 @@ def test_storage_names_a_run_where_it_decides(tmp_path: Path) -> None:
     assert found[6] == found[8]  # float8 has nothing to choose but the window and the rotation
     assert len({plain, *found}) == 9
     assert found[0].name.startswith("streaming_llm-0.5-int4-")
+
+
+def test_bits_of_keys_and_values_name_a_run_once(tmp_path: Path) -> None:
+    def name(dtype: str, **more: Any) -> str:
+        return folder_of(job_of(tmp_path, cache_dtype=dtype, storage=StorageConfig(**more))).name
+
+    assert name("int4") == name("int4", key_bits=4) == name("int2", key_bits=4, value_bits=4)
+    apart = name("int4", key_bits=3)
+    assert apart.startswith("streaming_llm-0.5-k3v4-")
+    assert apart == name("int3", value_bits=4) == name("int8", key_bits=3, value_bits=4)
+    assert apart != name("int3", key_bits=4)
+    assert len({name("int4", exempt=number) for number in (0, 1, 2)}) == 3
+
+
+def test_earlier_runs_keep_their_names(tmp_path: Path) -> None:
+    job = job_of(tmp_path, cache_dtype="int4", storage=StorageConfig(group=2))
+    job.model.load("cpu")
+    storage = identify(job, Calibrations(None, None, None, None)).storage
+    assert storage == {
+        "keys": "channel", "values": "token", "group": 2, "residual": 0, "before_rotation": True, "codebooks": None,
+    }  # fmt: skip
 
 
 def test_the_reference_stores_what_it_always_did(tmp_path: Path) -> None:
@@ -94,6 +121,79 @@ def test_a_budget_in_bytes_buys_more_tokens_in_fewer_bits(tmp_path: Path) -> Non
     assert held[0] < held[1] <= held[2]
 
 
+def test_exempt_layers_allow_what_fits_although_it_is_not_sure_to(tmp_path: Path) -> None:
+    """A quarter of the bytes holds 3 tokens a head if all are in the exempt layers, and 6 if heads share evenly."""
+    job = job_in(
+        tmp_path,
+        model=Fake(spec=replace(SPEC, layers=6, heads=1, head_dim=8)),
+        method=H2O(leading=4),
+        count=2,
+        cache_dtype="int2",
+        storage=StorageConfig("token", exempt=1),
+        budget=0.25,
+        budget_unit="bytes",
+    )
+    assert job.allowance.requested.tokens < 4 * 6
+    memory = execute.run(job).results.memory
+    assert memory.budget_tokens == 6 * 6
+    assert memory.sequence_bytes <= memory.budget_bytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "storage", "told"),
+    [
+        ("int4", {"key_bits": 16, "value_bits": 16}, "nothing is quantised; set cache_dtype=auto"),
+        (
+            "int4",
+            {"keys": "fp8", "centroids": "scale"},
+            "storage.keys=fp8: .*must be channel, token or codebook",
+        ),
+        (
+            "int4",
+            {"keys": "rotated", "centroids": "scale"},
+            "storage.keys=rotated: with storage.centroids=scale",
+        ),
+        (
+            "int4",
+            {"values": "rotated", "centroids": "scale"},
+            "storage.values=rotated: with .*centroids=scale",
+        ),
+        ("int4", {"keys": "rotated"}, "storage.keys=rotated: .*; set storage.before_rotation=false"),
+        ("int8", asdict(ROTATED), "storage.keys=rotated: codes have 4, 3, 2 bits, not the 8 of cache_dtype"),
+        (
+            "int4",
+            {**asdict(ROTATED), "value_bits": 8},
+            "storage.value_bits=8: .*rotated must be one of 16, 4, 3, 2",
+        ),
+        ("int4", {"key_bits": 5}, "storage.key_bits=5: with .*channel must be one of 16, 8, 4, 3, 2"),
+        (
+            "int4",
+            {"keys": "fp8", "key_bits": 4},
+            "storage.key_bits=4: with storage.keys=fp8 must be one of 8",
+        ),
+        ("int4", {"key_bits": True}, "storage.key_bits=true: must be a whole number or null"),
+        ("int4", {"exempt": -1}, "storage.exempt=-1: must be at least 0"),
+        ("int4", {"exempt": None}, "storage.exempt=null: must be a whole number"),
+        (
+            "auto",
+            {"key_bits": 4},
+            "storage.key_bits=4: cache_dtype=auto stores no codes; set cache_dtype=int4",
+        ),
+        ("fp8", {"value_bits": 4}, "storage.value_bits=4: cache_dtype=fp8 stores no codes"),
+    ],
+)
+def test_settings_that_do_not_fit_together(
+    tmp_path: Path, dtype: str, storage: dict[str, Any], told: str
+) -> None:
+    def plan() -> CachePlan:
+        checked = StorageConfig(**check_part(storage, StorageConfig, "storage"))
+        return job_of(tmp_path, cache_dtype=dtype, storage=checked).cache_plan
+
+    with pytest.raises(ConfigError, match=told) as error:
+        plan()
+    assert "\n" not in str(error.value)
+
+
 class Formed(StreamingLLM):
     """Stores everything in four bits of codebooks."""
 
@@ -112,17 +212,75 @@ def test_a_method_with_forms_gets_codebooks_whatever_the_dtype(tmp_path: Path) -
     assert prepare.find_used_files(job_of(tmp_path, method=Formed(sinks=1)))[1] is not None
 
 
+def test_differences_between_scales_are_calibrated_and_named(tmp_path: Path) -> None:
+    channels = StorageConfig(values="channel")
+    scales = replace(channels, centroids="scale")
+
+    def make_job(storage: StorageConfig) -> Job:
+        return job_of(tmp_path, method=Full(), method_name="full", cache_dtype="int2", storage=storage)
+
+    plain = execute.run(make_job(channels))
+    assert not list((tmp_path / "fake").glob("calibration-*"))
+    job = make_job(scales)
+    found = execute.run(job)
+    (calibration,) = (tmp_path / "fake").glob("calibration-*.safetensors")
+    assert prepare.find_used_files(job)[1] == calibration
+    assert found.folder != plain.folder
+    assert found.results.memory.sequence_bytes == plain.results.memory.sequence_bytes
+    assert "centroids" not in channels.describe()
+    assert scales.describe() == {**channels.describe(), "centroids": "scale"}
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            {"method": H2O(), "method_name": "h2o"},
+            "centroids=scale: method=h2o reads data .* set storage.centroids=null",
+        ),
+        (
+            {"cache_dtype": "fp8"},
+            "cache_dtype=fp8: storage.centroids=scale stores codes; set cache_dtype=int8",
+        ),
+    ],
+    ids=["reads data", "fp8"],
+)
+def test_what_differences_between_scales_cannot_do_is_refused(
+    tmp_path: Path, more: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told) as error:
+        check_job(
+            job_of(tmp_path, **{"cache_dtype": "int4", "storage": StorageConfig(centroids="scale")} | more)
+        )
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("key", "value"), [("residual", 4), ("before_rotation", False)])
+def test_differences_between_scales_need_other_settings(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"storage.{key}={str(value).lower()}: .* set storage.{key}="):
+        StorageConfig(centroids="scale", **{key: value})
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
         ({"method": HardKV(sinks=1, merge="fixed")}, "low-bit values would be requantised"),
         ({"model": Fake()}, "not a multiple of 8"),
+        (
+            {"storage": replace(ROTATED, values="token")},
+            "8 per head of fake are a multiple of 8; set storage.keys",
+        ),
+        (
+            {"storage": replace(ROTATED, keys="token")},
+            "8 per head of fake are a multiple of 8; set storage.values",
+        ),
+        ({"storage": StorageConfig(exempt=1)}, "all 2 layers of fake would stay in 16 bits; set at most 0"),
     ],
-    ids=["merging", "channels"],
+    ids=["merging", "channels", "rotated keys", "rotated values", "layers"],
 )
 def test_what_few_bits_cannot_do_is_refused(tmp_path: Path, more: dict[str, Any], told: str) -> None:
-    job = replace(job_of(tmp_path, cache_dtype="int4"), **more)
-    with pytest.raises(ConfigError, match=f"cache_dtype=int4: .*{told}") as error:
+    job = replace(job_of(tmp_path, cache_dtype="int4", storage=more.pop("storage", CHANNEL)), **more)
+    with pytest.raises(ConfigError, match=rf"(cache_dtype=int4|storage\.\w+=\w+): .*{told}") as error:
         check_job(job)
     assert "\n" not in str(error.value)
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import erf, exp, inf, pi, sqrt
 
 import numpy as np
 import torch
@@ -76,10 +78,22 @@ class SlowStorage:
         bits = self.bits
         if self.forms is not None:
             self.bits = self.forms[segment.index][place[1]].bits
-        if self.storage.keys == "codebook" and segment.length == 1 and not self.fp8:
+        fixed = "codebook" in self._codings or "rotated" in self._codings
+        if fixed and segment.length == 1 and not self.fp8:
             self.bits = 16
         self._quantise(place, segment, exact)
         self.bits = bits
+
+    @property
+    def _codings(self) -> tuple[str, str]:
+        return self.storage.keys, self.storage.values
+
+    @property
+    def _side_bits(self) -> tuple[int, int]:
+        """Bits of keys and of values."""
+        if self.fp8 or self.bits == 16 or self.forms is not None:
+            return self.bits, self.bits
+        return self.storage.key_bits or self.bits, self.storage.value_bits or self.bits
 
     def _quantise(self, place: Place, segment: Segment, exact: Mapping[int, tuple[Numbers, Numbers]]) -> None:
         group, held = self.storage.group or segment.length, self.tokens[place]
@@ -96,8 +110,8 @@ class SlowStorage:
             if rotated:
                 keys = self._turn(keys, block, -1)
             source = min(segment.index, 1) if segment.causal else segment.index
-            keys = self._read_back(keys, self.storage.keys, "keys", place[1], source)
-            values = self._read_back(values, self.storage.values, "values", place[1], source)
+            keys = self._read_back(keys, "keys", place[1], source)
+            values = self._read_back(values, "values", place[1], source)
             if rotated:
                 keys = self._turn(keys, block, 1)
             for position, key, value in zip(block, keys, values, strict=True):
@@ -106,12 +120,14 @@ class SlowStorage:
 
     @property
     def _token_bytes(self) -> int:
-        scales = 0 if self.fp8 else 4 * ((self.storage.keys == "token") + (self.storage.values == "token"))
-        return self.spec.head_dim * self.bits // 4 + scales
+        codes = self.spec.head_dim * sum(self._side_bits) // 8
+        scales = {"token": 4, "rotated": 2}
+        return codes + (0 if self.fp8 else sum(scales.get(how, 0) for how in self._codings))
 
     @property
     def _block_bytes(self) -> int:
-        return 4 * self.spec.head_dim if self.storage.keys == "channel" and not self.fp8 else 0
+        blocks = 0 if self.fp8 else (self.storage.keys, self.storage.values).count("channel")
+        return 4 * self.spec.head_dim * blocks
 
     def _worth(self, tokens: int) -> bool:
         return tokens * self._token_bytes + self._block_bytes < tokens * 4 * self.spec.head_dim
@@ -124,16 +140,20 @@ class SlowStorage:
         rotated[:, 0::2], rotated[:, 1::2] = pairs.real, pairs.imag
         return rotated
 
-    def _read_back(self, x: Numbers, how: str, name: str, head: int, source: int) -> Numbers:
+    def _read_back(self, x: Numbers, name: str, head: int, source: int) -> Numbers:
+        side = ("keys", "values").index(name)
+        how, bits = self._codings[side], self._side_bits[side]
         if self.fp8:
             return torch.tensor(x).clamp(-448, 448).to(torch.float8_e4m3fn).float().numpy()
         if how == "codebook":
             return self._read_book(x, name, head, source)
+        if how == "rotated":
+            return read_rotated(x, bits)
         axis = 0 if how == "channel" else 1
         zero = x.min(axis, keepdims=True).astype(np.float16).astype(np.float32)
-        scale = ((x.max(axis, keepdims=True) - zero) / np.float32(2**self.bits - 1)).clip(0)
+        scale = ((x.max(axis, keepdims=True) - zero) / np.float32(2**bits - 1)).clip(0)
         scale = scale.astype(np.float16).astype(np.float32)
-        codes = np.rint((x - zero) / np.where(scale > 0, scale, 1)).clip(0, 2**self.bits - 1)
+        codes = np.rint((x - zero) / np.where(scale > 0, scale, 1)).clip(0, 2**bits - 1)
         return (zero + scale * codes).astype(np.float32)
 
     def _read_book(self, x: Numbers, name: str, head: int, source: int) -> Numbers:
@@ -156,3 +176,37 @@ class SlowStorage:
                 blocks = {token.block for token in held.values() if token.block is not None}
                 total += sum(token.bytes for token in held.values()) + len(blocks) * self._block_bytes
         return total
+
+
+EDGES = {
+    2: (0.9815988216,),
+    3: (0.5005497301, 1.0499572799, 1.7479274915),
+    4: (0.2582216647, 0.5224036690, 0.7995497875, 1.0992858269, 1.4371387917, 1.8435318063, 2.4008033988),
+}
+"""Edges above 0 between the levels of a standard normal number, by bits; a level is the mean of what is between two."""
+
+
+def read_rotated(x: Numbers, bits: int) -> Numbers:
+    """Vectors [tokens, D] as rotated codes give them back; D is a power of two."""
+    channels = x.shape[1]
+    signs = [[(-1) ** (i & j).bit_count() for j in range(channels)] for i in range(channels)]
+    rotation = np.array(signs) / channels**0.5
+    levels = make_levels(EDGES[bits])
+    rows = []
+    for row in x.astype(np.float64):
+        norm = np.sqrt((row**2).sum())
+        turned = rotation @ row * channels**0.5 / max(norm, 1e-30)
+        nearest = levels[np.abs(turned[:, None] - levels).argmin(1)]
+        gain = np.float16(norm / np.sqrt((nearest**2).sum()))
+        rows.append(rotation @ nearest * np.float64(gain))
+    return np.array(rows, np.float32)
+
+
+def make_levels(edges: Sequence[float]) -> NDArray[np.float64]:
+    """Means of a standard normal number between edges, their mirror images and 0."""
+    ends = [0.0, *edges, inf]
+    half = [
+        (exp(-(low**2) / 2) - exp(-(high**2) / 2)) / sqrt(pi / 2) / (erf(high / sqrt(2)) - erf(low / sqrt(2)))
+        for low, high in pairwise(ends)
+    ]
+    return np.array([*(-level for level in reversed(half)), *half])

@@ -35,6 +35,23 @@ def augment_samples(samples: Tensor, count: int) -> Tensor:
     return mean + deviation * alike[place.long()]
 
 
+def fit_books(samples: Tensor, augmented: int) -> dict[int, Tensor]:
+    """Return the codebooks of each channel by bits: levels [heads, channels, 2^bits], of 8 bits scale and zero.
+
+    Args:
+        samples: float32 [heads, channels, n].
+        augmented: further numbers for every level (`augment_samples`).
+    """
+    books = {}
+    for bits in BITS:
+        likely = torch.cat((samples, augment_samples(samples, augmented << bits)), -1)
+        books[bits] = fit_book(likely, bits)
+    smallest, largest = likely.aminmax(dim=-1)
+    more = MARGIN * (largest - smallest)
+    books[8] = fit_affine(smallest - more, largest + more, 8)
+    return books
+
+
 @dataclass
 class Codebooks(Observer):
     """Fits a Lloyd-Max codebook to each channel of the keys before rotation, and of the values.
@@ -92,12 +109,8 @@ class Codebooks(Observer):
             tokens = [part[1:] for part in parts if part[0] not in without]
             for name, some in zip(("keys", "values"), zip(*tokens, strict=True), strict=False):
                 samples = torch.cat(some, 1).mT.float()
-                for bits in BITS:
-                    likely = torch.cat((samples, augment_samples(samples, self.augmented << bits)), -1)
-                    books[f"{name}_{bits}"][layer, :, source] = fit_book(likely, bits)
-                smallest, largest = likely.aminmax(dim=-1)
-                more = MARGIN * (largest - smallest)
-                books[f"{name}_8"][layer, :, source] = fit_affine(smallest - more, largest + more, 8)
+                for bits, book in fit_books(samples, self.augmented).items():
+                    books[f"{name}_{bits}"][layer, :, source] = book
         return books
 
     def make_stand_in(self, spec: ModelSpec) -> Artifact:

@@ -8,9 +8,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.core.storage import Precision, StorageConfig, find_stored_bits
+from kvbench.core.storage import ROTATED_BITS, Precision, StorageConfig, find_stored_bits
 from kvbench.engine.coding.planes import PlaneRules
+from kvbench.kernels.hadamard import MIN_MIXED, count_mixed, encode_rotated
 from kvbench.kernels.planes import (
     Codes,
     decode,
@@ -26,11 +28,13 @@ from kvbench.methods.shared.base import Method
 CODEBOOK_REVISION = 1
 """Increased when the same codebooks store other numbers, so that old runs and calibrations are not reused."""
 
-Coding = Literal["plain", "fp8", "channel", "token", "codebook"]
+Coding = Literal["plain", "fp8", "channel", "token", "codebook", "rotated"]
 CodebookTensors = Mapping[str, Tensor]
 """Codebooks by name (`keys_4`, `values_2`): levels [L, H, sources, D, 2^bits]; for 8 bits scale and zero [..., 2]."""
 SCALE_BYTES = 4
 """Bytes of a scale and its zero."""
+TOKEN_BYTES = {"token": SCALE_BYTES, "rotated": 2}
+"""Bytes that each token's key or value takes besides its codes: scale and zero, or gain."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Packing:
 
     Attributes:
         bits: of a number, unless the method sets precisions.
-        storage: coding of the numbers, unless the method sets precisions.
+        storage: coding of the numbers, unless the method sets precisions; its own bits have precedence.
         fp8: numbers of 8 bits are float8, not codes.
     """
 
@@ -47,30 +51,81 @@ class Packing:
     storage: StorageConfig
     fp8: bool = False
 
+    def __post_init__(self) -> None:
+        for name, coding, bits in (
+            ("key", self.storage.keys, self.key_bits),
+            ("value", self.storage.values, self.value_bits),
+        ):
+            if coding == "rotated" and bits not in (16, *ROTATED_BITS):
+                choices = ", ".join(map(str, ROTATED_BITS))
+                raise ConfigError(
+                    f"storage.{name}s=rotated: codes have {choices} bits, not the {bits} of cache_dtype; "
+                    f"set storage.{name}_bits=4"
+                )
+
+    @property
+    def key_bits(self) -> int:
+        """Bits of a key's number."""
+        return 8 if self.storage.keys == "fp8" else self.storage.key_bits or self.bits
+
+    @property
+    def value_bits(self) -> int:
+        """Bits of a value's number."""
+        return 8 if self.storage.values == "fp8" else self.storage.value_bits or self.bits
+
+    def check(self, spec: ModelSpec) -> None:
+        """Check the settings against the shapes of a model.
+
+        Raises:
+            ConfigError: rotated heads have too few channels, or all layers would be exempt.
+        """
+        storage, mixed = self.storage, count_mixed(spec.head_dim)
+        for key, coding in (("keys", storage.keys), ("values", storage.values)):
+            if coding == "rotated" and mixed < MIN_MIXED:
+                raise ConfigError(
+                    f"storage.{key}=rotated: rotates a power of two of channels together, at least {MIN_MIXED}, and "
+                    f"the {spec.head_dim} per head of {spec.name} are a multiple of {mixed}; set storage.{key}=token"
+                )
+        if storage.exempt and 2 * storage.exempt >= spec.layers:
+            raise ConfigError(
+                f"storage.exempt={storage.exempt}: all {spec.layers} layers of {spec.name} would stay in 16 bits; "
+                f"set at most {(spec.layers - 1) // 2}"
+            )
+
+    def exempts(self, layer: int, layers: int) -> bool:
+        """Return whether a layer of a model of `layers` layers stays in 16 bits."""
+        return not self.storage.exempt <= layer < layers - self.storage.exempt
+
 
 class PlaneFormat(NamedTuple):
     """Number format of a plane.
 
     Attributes:
-        bits: of a number.
+        key_bits: of a key's number.
+        value_bits: of a value's number.
         keys: coding of keys.
         values: coding of values.
         shared: only conditional sequences store the plane; the unconditional ones read it.
     """
 
-    bits: int = 16
+    key_bits: int = 16
+    value_bits: int = 16
     keys: Coding = "plain"
     values: Coding = "plain"
     shared: bool = False
 
+    @property
+    def sides(self) -> tuple[tuple[int, Coding], tuple[int, Coding]]:
+        """Bits and coding of keys, then of values."""
+        return (self.key_bits, self.keys), (self.value_bits, self.values)
+
     def count_token_bytes(self, channels: int) -> int:
         """Return the bytes of one token in one head, without the scales of its block."""
-        per_token = [self.keys, self.values].count("token")
-        return 2 * channels * self.bits // 8 + per_token * SCALE_BYTES
+        return sum(channels * bits // 8 + TOKEN_BYTES.get(how, 0) for bits, how in self.sides)
 
     def count_block_bytes(self, channels: int) -> int:
         """Return the bytes of the scales that the tokens of one block share."""
-        return channels * SCALE_BYTES if self.keys == "channel" else 0
+        return channels * SCALE_BYTES * [self.keys, self.values].count("channel")
 
     def find_min_tokens(self, channels: int) -> int:
         """Return the smallest block, in tokens, that takes fewer bytes than in 16 bits; 2^30 if none does."""
@@ -85,12 +140,15 @@ def choose_format(packing: Packing, precision: Precision | None, segment: Segmen
     if precision is not None:
         bits = find_stored_bits(precision.bits, segment.length)
         coding: Coding = "plain" if bits == 16 else "codebook"
-        return PlaneFormat(bits, coding, coding, precision.shared)
+        return PlaneFormat(bits, bits, coding, coding, precision.shared)
     if packing.fp8:
-        return PlaneFormat(8, "fp8", "fp8")
-    storage = packing.storage
-    bits = find_stored_bits(packing.bits, segment.length) if storage.calibrated else packing.bits
-    return PlaneFormat() if bits == 16 else PlaneFormat(bits, storage.keys, storage.values)
+        return PlaneFormat(8, 8, "fp8", "fp8")
+    storage, sides = packing.storage, list[tuple[int, Coding]]()
+    for bits, how in ((packing.key_bits, storage.keys), (packing.value_bits, storage.values)):
+        stored = find_stored_bits(bits, segment.length) if storage.has_fixed_levels else bits
+        sides.append((stored, "plain" if stored == 16 else how))
+    (key_bits, keys), (value_bits, values) = sides
+    return PlaneFormat(key_bits, value_bits, keys, values)
 
 
 def count_sources(spec: ModelSpec) -> int:
@@ -129,6 +187,8 @@ def list_layer_formats(
             own = method.precisions(layer, segment) if precise and not segment.last else None
             precisions: Sequence[Precision | None] = [None] * spec.heads if own is None else own
             rows.append(tuple(choose_format(packing, precision, segment) for precision in precisions))
+        if packing.exempts(layer, spec.layers):
+            rows = [(PlaneFormat(),) * spec.heads for _ in rows]
         wanted = tuple(rows)
         if wanted not in known:
             formats = (PlaneFormat(), *sorted({fmt for row in wanted for fmt in row} - {PlaneFormat()}))
@@ -166,14 +226,15 @@ class Tokens(NamedTuple):
 
 
 def encode(
-    fmt: PlaneFormat, tokens: Tokens, books: tuple[Tensor, Tensor] | None, half: torch.dtype
+    fmt: PlaneFormat, tokens: Tokens, tables: tuple[Tensor | None, Tensor | None], half: torch.dtype
 ) -> tuple[Codes, Codes]:
     """Encode new tokens for a plane, without the table entries of codes.
 
     Args:
         fmt: of the plane.
         tokens: of the sequences that store it.
-        books: tables of keys and values of the layer [H, sources, D, levels], for codebooks.
+        tables: of keys and of values: [H, sources, D, levels] of the layer for codebooks, levels [2^bits] of rotated
+            vectors; None for other codings.
         half: dtype of numbers in 16 bits.
 
     Returns:
@@ -181,18 +242,22 @@ def encode(
     """
     found = []
     keys = tokens.keys if tokens.unrotated is None or fmt.keys == "plain" else tokens.unrotated
-    for number, (how, x) in enumerate(((fmt.keys, keys), (fmt.values, tokens.values))):
+    for (bits, how), x, table in zip(fmt.sides, (keys, tokens.values), tables, strict=True):
         if how == "plain":
             codes = Codes(x.flatten(1, 2).to(half))
         elif how == "fp8":
             codes = Codes(round_fp8(x.flatten(1, 2)))
         elif how == "token":
-            codes = encode_tokens(x.flatten(1, 2), fmt.bits)
+            codes = encode_tokens(x.flatten(1, 2), bits)
         elif how == "channel":
-            codes = encode_channels(x, tokens.exists, tokens.edges, fmt.bits)
+            codes = encode_channels(x, tokens.exists, tokens.edges, bits)
+        elif how == "rotated":
+            assert table is not None
+            numbers, gain = encode_rotated(x.flatten(1, 2), table)
+            codes = Codes(numbers, gain=gain)
         else:
-            assert books is not None
-            codes = Codes(_encode_static(x, books[number], tokens.sources, fmt.bits))
+            assert table is not None
+            codes = Codes(_encode_static(x, table, tokens.sources, bits))
         found.append(codes)
     return found[0], found[1]
 
@@ -248,16 +313,19 @@ def make_empty(
 ) -> tuple[Codes, Codes]:
     """Return keys and values of a plane without slots, without table entries as from `encode`."""
     found = []
-    for how in (fmt.keys, fmt.values):
+    for bits, how in fmt.sides:
         dtype = {"plain": half, "fp8": torch.float8_e4m3fn}.get(how, torch.uint8)
-        width = channels if how in ("plain", "fp8") else channels * fmt.bits // 8
+        width = channels if how in ("plain", "fp8") else channels * bits // 8
         numbers = torch.empty(batch, 0, width, dtype=dtype, device=device)
         shared = {"token": 1, "channel": channels}.get(how)
         affine = None if shared is None else numbers.new_empty(batch, 0, shared, 2, dtype=torch.float16)
-        found.append(Codes(numbers, affine))
+        gain = numbers.new_empty(batch, 0, dtype=torch.float16) if how == "rotated" else None
+        found.append(Codes(numbers, affine, gain=gain))
     return found[0], found[1]
 
 
 def wants_books(packing: Packing, method: Method) -> bool:
-    """Return whether the storage or the method's precisions need static codebooks."""
-    return method.uses.precisions or (packing.bits < 16 and not packing.fp8 and packing.storage.calibrated)
+    """Return whether the storage or the method's precisions need static codebooks or factors of predictions."""
+    storage = packing.storage
+    calibrated = storage.calibrated or storage.centroids is not None
+    return method.uses.precisions or (packing.bits < 16 and not packing.fp8 and calibrated)

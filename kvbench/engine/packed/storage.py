@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
+from kvbench.core.storage import ROTATED_BITS
 from kvbench.engine.coding.formats import (
     CodebookTensors,
     Coding,
@@ -29,10 +30,12 @@ from kvbench.engine.coding.planes import (
     place_no_slots,
     place_slots,
 )
+from kvbench.engine.packed.prediction import Links, Predictor
 from kvbench.engine.packed.store import PackedStore
 from kvbench.engine.schedule import Change, Schedule
 from kvbench.engine.storage import CacheBackend
-from kvbench.kernels.layout import Past, empty_layout, fold_rows
+from kvbench.kernels.hadamard import list_levels
+from kvbench.kernels.layout import Layout, Past, empty_layout, fold_rows
 from kvbench.kernels.planes import Codes, Plane, halve, unrotate
 from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import PIECE_BYTES, ragged_attention
@@ -49,7 +52,10 @@ class PackedStorage(CacheBackend):
         dtype: of decoded keys and values.
         device: of the storage.
         rotation: complex64 [positions, D/2], factors on neighbouring channels of keys; None without a rotation.
-        books: static codebooks, if formats use them.
+        books: static codebooks, if formats use them, or factors of predictions.
+
+    Raises:
+        ValueError: scales are predicted under a method that reads data, or for a model without scales.
     """
 
     def __init__(
@@ -76,6 +82,14 @@ class PackedStorage(CacheBackend):
         if self._read_rotation is not None and device.type == "cuda" and dtype.itemsize == 2:
             self._read_rotation = halve(self._read_rotation)
         self._books = books or {}
+        self._levels = {bits: list_levels(bits).to(device) for bits in ROTATED_BITS}
+        self._predictor: Predictor | None = None
+        if storage.centroids is not None:
+            if not method.static:
+                raise ValueError(
+                    "storage.centroids=scale: a method that reads data may drop a scale that the next one needs"
+                )
+            self._predictor = Predictor(spec, self._books, self._rotation)
         self._forms = list_layer_formats(spec, method, packing, device)
         self._empty: dict[tuple[int, int], Placement] = {}  # by rows and planes
         self._known: dict[tuple[int, int, int], tuple[Change, Placement, PlaneUpdate]] = {}
@@ -88,6 +102,9 @@ class PackedStorage(CacheBackend):
         """
         self._batch, self._rows, self._conditional = batch, rows, sequences // self._spec.branches
         self._schedule, self.max_read_bytes = schedule, 0
+        if self._predictor is not None:
+            self._predictor.follow(schedule)
+            self._books = self._predictor.books
         if batch < sequences and any(fmt.shared for forms in self._forms for fmt in forms.formats):
             raise ValueError(
                 "sequences share tokens only under a static method, without padding: their rows need one layout"
@@ -108,7 +125,9 @@ class PackedStorage(CacheBackend):
             )
             for fmt, plane_rows in zip(formats, placement.planes, strict=True)
         ]
-        return PackedStore(placement.planes[0].layout, formats, tuple(planes), placement, self._dtype)
+        layout = placement.planes[0].layout
+        links = self._link(layer, layout, placement)
+        return PackedStore(layout, formats, tuple(planes), placement, self._dtype, links)
 
     def change(
         self, layer: int, store: PackedStore, present: tuple[Tensor, Tensor], segment: Segment, change: Change
@@ -129,6 +148,12 @@ class PackedStorage(CacheBackend):
         unrotated = None
         if self._rotation is not None and layer not in self._spec.unrotated:
             unrotated = unrotate(keys, self._rotation[due.start : due.stop])
+        if self._predictor is not None and self._predictor.predicts(layer, segment.index):
+            self._record_read(store, self._batch)
+            read = store.read_unrotated(range(self._batch))
+            guesses = self._predictor.predict(layer, segment.index, store.layout, *read)
+            unrotated = (keys if unrotated is None else unrotated).float() - guesses[0]
+            values = values.float() - guesses[1]
         planes, entering = [], self._forms[layer].list_planes(self._spec, due.start, due.stop)
         for number, (fmt, plane, plane_rows, move) in enumerate(
             zip(store.formats, store.planes, placed.after.planes, placed.moves, strict=True)
@@ -139,12 +164,14 @@ class PackedStorage(CacheBackend):
             elif number in entering:
                 tokens = Tokens(keys, values, unrotated, move.exists, due.edges, self._list_sources(due))
                 tokens = tokens.take(self._stored(fmt))
-                new = encode(fmt, tokens, self._read_books(layer, fmt), self._half)
+                new = encode(fmt, tokens, self._list_tables(layer, fmt), self._half)
             keys_codes, values_codes = (
-                _follow(how, old, one, move) for how, old, one in zip(fmt[1:3], plane[2:4], new, strict=True)
+                _follow(how, old, one, move)
+                for (_, how), old, one in zip(fmt.sides, (plane.keys, plane.values), new, strict=True)
             )
             planes.append(self._join(layer, fmt, plane_rows, keys_codes, values_codes))
-        settled = (change.layout, store.formats, tuple(planes), placed.after, self._dtype)
+        links = self._link(layer, change.layout, placed.after)
+        settled = (change.layout, store.formats, tuple(planes), placed.after, self._dtype, links)
         return PackedStore(*settled, state=change.state)
 
     def free_layer(self, store: PackedStore) -> None:
@@ -206,9 +233,9 @@ class PackedStorage(CacheBackend):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with the sequences that are decoded together, one such piece after the other.
 
-        On CUDA nothing is decoded: kernels attend to each plane in place.
+        On CUDA nothing is decoded: kernels attend to each plane in place. Predicted scales are decoded everywhere.
         """
-        if q.is_cuda:
+        if q.is_cuda and store.links is None:
             return self._attend_planes(store, q, k, v, causal=causal)
         results = []
         for some in self._cut(store):
@@ -264,24 +291,32 @@ class PackedStorage(CacheBackend):
     def _join(self, layer: int, fmt: PlaneFormat, plane_rows: PlaneRows, keys: Codes, values: Codes) -> Plane:
         """Return a plane, with the table entry of each code."""
         joined = []
-        for name, how, codes in (("keys", fmt.keys, keys), ("values", fmt.values, values)):
+        for name, (bits, how), codes in zip(("keys", "values"), fmt.sides, (keys, values), strict=True):
             if how == "codebook":
-                book = self._books[f"{name}_{fmt.bits}"][layer].flatten(0, 1)
+                book = self._books[f"{name}_{bits}"][layer].flatten(0, 1)
                 head, sources = plane_rows.rows % self._spec.heads, count_sources(self._spec)
                 entry = head * sources + self._source[plane_rows.positions]
-                codes = Codes(codes.numbers, **name_table(book, fmt.bits), entry=entry.int())
+                codes = Codes(codes.numbers, **name_table(book, bits), entry=entry.int())
             elif how == "channel":
                 codes = codes._replace(entry=plane_rows.entry)
+            elif how == "rotated":
+                codes = codes._replace(book=self._levels[bits])
             joined.append(codes)
         rotates = fmt.keys != "plain" and layer not in self._spec.unrotated
         rotation = self._read_rotation if rotates else None
-        return Plane(plane_rows.layout, fmt.bits, joined[0], joined[1], plane_rows.positions, rotation)
+        sides = fmt.key_bits, fmt.value_bits
+        return Plane(plane_rows.layout, *sides, joined[0], joined[1], plane_rows.positions, rotation)
 
-    def _read_books(self, layer: int, fmt: PlaneFormat) -> tuple[Tensor, Tensor] | None:
-        if "codebook" not in (fmt.keys, fmt.values):
-            return None
-        keys, values = (self._books[f"{name}_{fmt.bits}"][layer] for name in ("keys", "values"))
-        return keys, values
+    def _list_tables(self, layer: int, fmt: PlaneFormat) -> tuple[Tensor | None, Tensor | None]:
+        """Return the static tables of keys and values: a layer's codebooks, levels of rotated vectors, or None."""
+        found = []
+        for name, (bits, how) in zip(("keys", "values"), fmt.sides, strict=True):
+            book = self._books[f"{name}_{bits}"][layer] if how == "codebook" else None
+            found.append(self._levels[bits] if how == "rotated" else book)
+        return found[0], found[1]
+
+    def _link(self, layer: int, layout: Layout, placement: Placement) -> Links | None:
+        return None if self._predictor is None else self._predictor.link(layer, layout, placement)
 
     def _list_sources(self, due: QuantRange) -> list[tuple[int, int]]:
         """Return the source of each run of tokens that are due, and the token after its last."""
@@ -304,8 +339,12 @@ class PackedStorage(CacheBackend):
                 yield range(start, min(start + some, base + unit))
 
     def _count_read(self, store: PackedStore) -> int:
-        """Return the bytes of a sequence's decoded keys and values."""
-        return 2 * store.layout.total * self._spec.head_dim * self._dtype.itemsize
+        """Return the bytes of a sequence's decoded keys and values; predicted ones are float32, and once copied.
+
+        The copy is of keys, as they are rotated; or of both, in 16 bits.
+        """
+        each = 2 * self._dtype.itemsize if store.links is None else 3 * torch.float32.itemsize
+        return store.layout.total * self._spec.head_dim * each
 
     def _record_decoded(self, store: PackedStore) -> None:
         if store.decoded is not None:
@@ -318,6 +357,9 @@ class PackedStorage(CacheBackend):
 def _follow(how: Coding, old: Codes, new: Codes | None, move: PlaneMove) -> Codes:
     """Return the codes of a plane that stay followed by new ones; entry numbers are unchanged."""
     numbers = _gather(old.numbers, None if new is None else new.numbers, move.slots)
+    if how == "rotated":
+        assert old.gain is not None
+        return Codes(numbers, gain=_gather(old.gain, None if new is None else new.gain, move.slots))
     if how not in ("token", "channel"):
         return Codes(numbers)
     assert old.affine is not None
