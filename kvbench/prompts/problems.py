@@ -1,5 +1,6 @@
-"""Problems with answers: AIME, MATH-500, GSM8K, U-MATH. Their texts are not included."""
+"""Problems with answers: AIME, HMMT, MATH-500, GSM8K, U-MATH, GPQA. Their texts are not included."""
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from kvbench.prompts.sets import PromptEntry, PromptSet, read_file
 
 QUESTION_KEYS = ("problem", "question", "problem_statement", "Problem")
 ANSWER_KEYS = ("answer", "golden_answer", "Answer")
-OPTIONAL_KEYS = ("id", "unique_id", "uuid", "subject", "level", "year")
-"""Optional fields of a problem that become metadata."""
+CHOICE_KEYS = ("Question", "Correct Answer", *(f"Incorrect Answer {number}" for number in (1, 2, 3)))
+OPTIONAL_KEYS = {key: key for key in ("id", "unique_id", "uuid", "subject", "level", "year")}
+"""Optional fields of a problem that become metadata, and their names there."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,9 @@ class Problems(PromptSet):
 
     instruction: str | None = None
     frame: str | None = None
+
+    fields: ClassVar[str] = f"{QUESTION_KEYS[0]} and {ANSWER_KEYS[0]}"
+    optional: ClassVar[Mapping[str, str]] = OPTIONAL_KEYS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,23 +47,32 @@ class Problems(PromptSet):
     def _read_line(self, path: Path, number: int, text: str) -> PromptEntry | None:
         try:
             line = parse_json(text)
-            question, answer = (_find(line, names) for names in (QUESTION_KEYS, ANSWER_KEYS))
+            question, answer = self.read_problem(line)
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"prompts.path={path}: line {number} is not a problem ({error}); needed: JSON with {QUESTION_KEYS[0]} "
-                f"and {ANSWER_KEYS[0]}. {self.remedy()}"
+                f"prompts.path={path}: line {number} is not a problem ({error}); needed: JSON with {self.fields}. "
+                f"{self.remedy()}"
             ) from None
         if not self.takes(line):
             return None
-        meta = {name: line[name] for name in OPTIONAL_KEYS if name in line}
-        text = question.strip() if self.instruction is None else f"{question.strip()}\n{self.instruction}"
+        meta = {name: line[key] for key, name in self.optional.items() if key in line}
+        text = question if self.instruction is None else f"{question}\n{self.instruction}"
         if self.frame is not None:
-            text = self.frame.replace("{question}", question.strip())
-        return text, {**meta, "answer": self.read_answer(answer).strip()}
+            text = self.frame.replace("{question}", question)
+        return text, {**meta, "answer": answer}
 
     def takes(self, line: Mapping[str, object]) -> bool:
         """Return whether a line's problem belongs to the set."""
         return True
+
+    def read_problem(self, line: Mapping[str, object]) -> tuple[str, str]:
+        """Return a line's problem and its answer.
+
+        Raises:
+            ValueError: the line has no problem or no answer.
+        """
+        question, answer = (_find(line, names) for names in (QUESTION_KEYS, ANSWER_KEYS))
+        return question.strip(), self.read_answer(answer).strip()
 
     def read_answer(self, text: str) -> str:
         """Extract the answer from a line's answer field."""
@@ -102,6 +116,20 @@ class Aime25(Problems):
 
 
 @dataclass(frozen=True)
+class Aime26(Problems):
+    """The 30 problems of the American Invitational Mathematics Examination 2026, I and II; answers are 0 to 999."""
+
+    source: ClassVar[str] = _name_dataset("MathArena/aime_2026", "train", "aime26.jsonl")
+
+
+@dataclass(frozen=True)
+class Hmmt25(Problems):
+    """The 30 problems of the Harvard-MIT Mathematics Tournament of February 2025 in MathArena (arXiv:2505.23281)."""
+
+    source: ClassVar[str] = _name_dataset("MathArena/hmmt_feb_2025", "train", "hmmt25.jsonl")
+
+
+@dataclass(frozen=True)
 class Math500(Problems):
     """500 problems of MATH (Hendrycks et al., arXiv:2103.03874) that Lightman et al. chose (arXiv:2305.20050)."""
 
@@ -120,6 +148,15 @@ class Gsm8k(Problems):
         ),
     )
 
+    def read_problem(self, line: Mapping[str, object]) -> tuple[str, str]:
+        """Return a line's problem and its answer.
+
+        Raises:
+            ValueError: the line has no problem or no answer.
+        """
+        question, answer = (_find(line, names) for names in (QUESTION_KEYS, ANSWER_KEYS))
+        return question.strip(), self.read_answer(answer).strip()
+
     def read_answer(self, text: str) -> str:
         """Return the number after the solution, without commas."""
         return text.rpartition("####")[2].strip().replace(",", "")
@@ -137,3 +174,42 @@ class UMath(Problems):
     def takes(self, line: Mapping[str, object]) -> bool:
         """Return whether a problem has no image."""
         return not line.get("has_image")
+
+
+@dataclass(frozen=True)
+class GpqaDiamond(Problems):
+    """The 198 questions of GPQA's Diamond set (Rein et al., arXiv:2311.12022), each with four choices.
+
+    The choices follow the question as lines `A) ...` to `D) ...`, and the answer is the letter of the correct one.
+    Their order is drawn for each question by its text alone, so that it is the same in any subset.
+
+    Attributes:
+        choice_seed: seed of the order of the choices.
+    """
+
+    choice_seed: int = 0
+
+    source: ClassVar[str] = (
+        "gpqa_diamond.jsonl, which `datasets` writes after its terms are accepted: load_dataset('Idavidrein/gpqa', "
+        "'gpqa_diamond', split='train').to_json('gpqa_diamond.jsonl'), https://huggingface.co/datasets/Idavidrein/gpqa"
+    )
+    fields: ClassVar[str] = "Question, Correct Answer and Incorrect Answer 1 to 3"
+    optional: ClassVar[Mapping[str, str]] = {
+        "Record ID": "id",
+        "High-level domain": "subject",
+        "Subdomain": "subdomain",
+    }
+
+    def read_problem(self, line: Mapping[str, object]) -> tuple[str, str]:
+        """Return the question with its choices, and the letter of the correct one.
+
+        Raises:
+            ValueError: a field is missing, or two choices are equal.
+        """
+        question, *choices = (_find(line, (key,)).strip() for key in CHOICE_KEYS)
+        if len({*choices}) < len(choices):
+            raise ValueError("two choices are equal")
+        order = random.Random(f"{self.choice_seed}:{question}").sample(choices, len(choices))
+        lettered = list(zip("ABCD", order, strict=True))
+        answer = next(letter for letter, choice in lettered if choice == choices[0])
+        return "\n".join((question, "", *(f"{letter}) {choice}" for letter, choice in lettered))), answer

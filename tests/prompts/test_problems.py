@@ -7,7 +7,17 @@ import pytest
 from hydra.utils import instantiate
 
 from kvbench.core.config import ConfigError
-from kvbench.prompts.problems import Aime24, Aime25, Gsm8k, Math500, Problems, UMath
+from kvbench.prompts.problems import (
+    Aime24,
+    Aime25,
+    Aime26,
+    GpqaDiamond,
+    Gsm8k,
+    Hmmt25,
+    Math500,
+    Problems,
+    UMath,
+)
 from tests.support.small_models import composed
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -15,6 +25,10 @@ pytestmark = pytest.mark.usefixtures("offline")
 LINES: dict[type[Problems], list[dict[str, object]]] = {
     Aime24: [{"id": 60, "problem": "Find $x$.\n", "solution": "...", "answer": "204", "year": "2024"}],
     Aime25: [{"problem": "Find $b$.", "answer": 70, "id": "0"}],
+    Aime26: [{"problem_idx": 1, "answer": 277, "problem": "Find $m + n$."}],
+    Hmmt25: [
+        {"problem_idx": 2, "problem": "Compute.", "answer": "\\sqrt{5}", "problem_type": ["Number Theory"]}
+    ],
     Math500: [{"problem": "Convert.", "answer": "\\frac{3}{4}", "subject": "Algebra", "level": 2}],
     Gsm8k: [{"question": "How many?", "answer": "She has 2 + 1 = <<2+1=3>>3.\n#### 1,003"}],
     UMath: [
@@ -28,7 +42,15 @@ LINES: dict[type[Problems], list[dict[str, object]]] = {
         {"uuid": "b", "has_image": True, "image": "data", "problem_statement": "See.", "golden_answer": "1"},
     ],
 }
-ANSWERS = {Aime24: "204", Aime25: "70", Math500: "\\frac{3}{4}", Gsm8k: "1003", UMath: "$2$"}
+ANSWERS = {
+    Aime24: "204",
+    Aime25: "70",
+    Aime26: "277",
+    Hmmt25: "\\sqrt{5}",
+    Math500: "\\frac{3}{4}",
+    Gsm8k: "1003",
+    UMath: "$2$",
+}
 
 
 def write(path: Path, lines: list[dict[str, object]]) -> str:
@@ -51,6 +73,46 @@ def test_problems_come_with_their_answers(kind: type[Problems], tmp_path: Path) 
     assert framed.text == f"Problem: {question.strip()} In \\boxed{{}}:"
     with pytest.raises(ConfigError, match=r"prompts\.frame='Solve\.': must contain \{question\}"):
         kind(path=path, frame="Solve.")
+
+
+def gpqa(number: int, **more: object) -> dict[str, object]:
+    wrong = {f"Incorrect Answer {n}": f"wrong {n}" for n in (1, 2, 3)}
+    return {"Question": f"Which {number}?\n", "Correct Answer": " right\n", **wrong, "Record ID": "r", **more}
+
+
+def test_choices_are_lettered_in_an_order_of_the_question(tmp_path: Path) -> None:
+    lines = [gpqa(number) for number in range(40)]
+    prompts = GpqaDiamond(path=write(tmp_path / "all.jsonl", lines), instruction="Box the letter.").load()
+    for number, prompt in enumerate(prompts):
+        question, blank, *choices, asked = prompt.text.split("\n")
+        assert (question, blank, asked) == (f"Which {number}?", "", "Box the letter.")
+        assert [choice[:3] for choice in choices] == ["A) ", "B) ", "C) ", "D) "]
+        assert {choice[3:] for choice in choices} == {"right", "wrong 1", "wrong 2", "wrong 3"}
+        assert choices["ABCD".index(str(prompt.meta["answer"]))][3:] == "right"
+        assert prompt.meta["id"] == "r"
+    letters = [str(prompt.meta["answer"]) for prompt in prompts]
+    assert all(4 <= letters.count(letter) <= 16 for letter in "ABCD")
+    path = write(tmp_path / "few.jsonl", lines[30:])
+    few = GpqaDiamond(path=path, instruction="Box the letter.").load()
+    assert [prompt.text for prompt in few] == [prompt.text for prompt in prompts[30:]]
+    assert [prompt.meta["answer"] for prompt in GpqaDiamond(path=path, choice_seed=1).load()] != letters[30:]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ({"Question": "q", "Correct Answer": "a"}, "no Incorrect Answer 1"),
+        (gpqa(0) | {"Incorrect Answer 2": "right"}, "two choices are equal"),
+        ({"problem": "q", "answer": "A"}, "no Question"),
+    ],
+)
+def test_a_question_without_its_choices_is_named(line: dict[str, object], why: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", [gpqa(0), line])
+    with pytest.raises(ConfigError) as error:
+        GpqaDiamond(path=path).load()
+    assert str(error.value).startswith(
+        f"prompts.path={path}: line 2 is not a problem ({why}); needed: JSON with Question"
+    )
 
 
 def test_a_problem_is_asked_several_times(tmp_path: Path) -> None:
@@ -81,11 +143,14 @@ def test_a_line_that_is_no_problem_is_named(line: str, why: str, tmp_path: Path)
     assert why in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["aime24", "aime25", "math500", "umath", "gsm8k"])
+@pytest.mark.parametrize(
+    "name", ["aime24", "aime25", "aime26", "hmmt25", "gpqa_diamond", "math500", "umath", "gsm8k"]
+)
 def test_a_missing_file_says_its_source(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     source = instantiate(composed(f"prompts={name}").prompts)
-    assert source.instruction == "Please reason step by step, and put your final answer within \\boxed{}."
+    asked = "the letter of the correct choice" if name == "gpqa_diamond" else "your final answer"
+    assert source.instruction == f"Please reason step by step, and put {asked} within \\boxed{{}}."
     with pytest.raises(ConfigError) as error:
         source.load()
     message = str(error.value)

@@ -5,22 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvbench.core.segments import ModelSpec
-from kvbench.methods.pricekv.errors import find_metric, square_lengths
+from kvbench.methods.shared.output_norms import find_metric, square_lengths
 from kvbench.methods.shared.select import choose_best, choose_window
 from kvbench.methods.shared.view import View
 
-CAPACITY_COUNT = 18
-"""Number of capacities at which errors are measured, in addition to 0: a geometric sequence from 1/128 of all tokens to
-all tokens."""
 TINY = torch.finfo(torch.float32).tiny
-
-
-def list_capacities(spec: ModelSpec) -> list[int]:
-    """Return the capacities of a head at which errors are measured, in rising order."""
-    full = spec.cached_length
-    steps = (full * 128 ** (i / (CAPACITY_COUNT - 1) - 1) for i in range(CAPACITY_COUNT))
-    return sorted({0, *(max(1, round(step)) for step in steps)})
 
 
 def measure_errors(view: View, masks: Sequence[Tensor], queries: int, power: float) -> Tensor:
@@ -60,13 +49,6 @@ def attend_evenly(view: View, count: int) -> tuple[Tensor, Tensor, Tensor]:
     attention = view.scores(choose_window("uniform", view.segment, count)).softmax(-1)
     values = view.cached_values()[:, None].float()
     return attention, values, attention @ values
-
-
-def scatter_to_positions(values: Tensor, view: View) -> Tensor:
-    """Scatter values of slots [rows, slots] to positions [rows, c_k]; positions without a slot are 0."""
-    end = view.segment.end
-    rows = values.new_zeros(len(values), end + 1)
-    return rows.scatter_(1, torch.where(view.position < 0, end, view.position), values)[:, :end]
 
 
 def keep_best(scores: Tensor, mask: Tensor | None, capacity: int | Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.pricekv.problem import list_sources
 from kvbench.methods.shared.base import Observer
+from kvbench.methods.shared.output_norms import find_metric
 from kvbench.methods.shared.select import choose_window, softmax_seen
 from kvbench.methods.shared.view import View
 
@@ -110,22 +111,6 @@ class PartialAttention(NamedTuple):
     log_masses: Tensor
     outputs: Tensor
     metric: Tensor | None
-
-
-def find_metric(view: View) -> Tensor | None:
-    """Return W^T W of each query head's output projection, float32 [rows, query heads per KV head, D, D].
-
-    None if the model does not provide W; distances are then between attention's outputs themselves.
-    """
-    weight = view.output_projection()
-    if weight is None:
-        return None
-    return (weight.mT.float() @ weight.float()).repeat(view.sequences, 1, 1, 1)
-
-
-def square_lengths(x: Tensor, metric: Tensor | None) -> Tensor:
-    """Return squared lengths of vectors [rows, query heads or 1, n, D] under `find_metric`, [rows, query heads, n]."""
-    return (x * (x if metric is None else x @ metric)).sum(-1)
 
 
 def attend_by_part(scores: Tensor, values: Tensor, parts: Sequence[Slots]) -> tuple[Tensor, Tensor]:

@@ -12,12 +12,12 @@ from kvbench.methods.pricekv.curves import (
     TINY,
     attend_evenly,
     keep_best,
-    list_capacities,
     measure_errors,
-    scatter_to_positions,
 )
-from kvbench.methods.pricekv.errors import Importance, find_metric, square_lengths
+from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.shared.base import Observer
+from kvbench.methods.shared.full_scores import list_capacities, scatter_to_positions
+from kvbench.methods.shared.output_norms import find_metric, square_lengths
 from kvbench.methods.shared.view import View
 
 EPSILON = 1e-5

@@ -20,7 +20,7 @@ def allocate_calibrated(
     Args:
         error: float64 [L, H, K - 1, capacities], for each segment but the first; for texts [L, H, 1, capacities], one
             curve for all segments.
-        measured: the capacities at which it was measured (`curves.list_capacities`).
+        measured: the capacities at which it was measured (`full_scores.list_capacities`).
         spec: the model.
         budget: the capacity B.
         floor: minimum capacity of a head, limited to B / T.

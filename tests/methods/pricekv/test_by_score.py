@@ -14,19 +14,22 @@ from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.adakv import AdaKV
+from kvbench.methods.contents.norms import CUR
 from kvbench.methods.critical import Critical
 from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pricekv.by_score import PriceKVByScore, ScoreErrors
-from kvbench.methods.pricekv.curves import list_capacities
 from kvbench.methods.pyramidkv import PyramidKV
+from kvbench.methods.random_attention import RandomAttention
 from kvbench.methods.scalekv import ScaleKV
 from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.triattention import TriAttention
 from tests.support.engine import D, listening, run, tokens_of
-from tests.support.layer_outputs import FOLD, attention, observe, project
+from tests.support.layer_outputs import FOLD, attention, observe, project, projections
 
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
 TEXTS = replace(SCALES, name="texts", segments=next_token(3, [4, 4, 4, 4, 3]), branches=1)
@@ -70,6 +73,61 @@ def test_errors_are_those_of_masked_attention_under_h2o(spec: ModelSpec, sinks: 
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
     assert (found[..., -1] < 1e-9).all()
     assert (found[..., 0] > 0).all()
+
+
+@both
+def test_oracle_errors_are_the_utilities_of_what_is_not_held(spec: ModelSpec) -> None:
+    """Largest attention x share of the layer's ||W_o v|| of each past token, summed over what H2O dropped."""
+    prompts, last = 2, len(spec.segments) - 1
+    inputs = tokens_of(spec, prompts * spec.branches, groups=FOLD)
+    watched = ScoreErrors(H2O(), error="oracle")
+    held: dict[tuple[int, int], list[Tensor]] = {}
+    measure = watched.measure
+
+    def remember(view: View) -> None:
+        """What each capacity keeps, bool [rows, c_k]; its rules are those of the squared errors."""
+        measure(view)
+        held[view.segment.index, view.layer] = watched._masks[view.layer]
+
+    watched.measure = remember  # type: ignore[method-assign]
+    found = observe(watched, spec, [inputs])["error"]
+    expected = torch.zeros_like(found)
+    for k, layer in np.ndindex(last + 1, spec.layers):
+        if not k:
+            continue
+        start = spec.segments[k].start
+        rows = list(attention(spec, inputs, layer, k))
+        lengths = [project(v[None, :start], spec, layer, head).norm(dim=-1) for _, head, _, v in rows]
+        for row, (sequence, head, p, _) in enumerate(rows):
+            whole = sum(lengths[sequence * spec.heads + other].sum() for other in range(spec.heads))
+            utility = (p[..., :start].amax(1) * lengths[row] / whole).amax(0)
+            for number, masks in enumerate(held[k - 1, layer]):
+                curve = 0 if spec is TEXTS else k - 1
+                lost = utility[~masks[row]].sum()
+                expected[layer, head, curve, number] += lost / prompts / spec.branches
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-8)
+    assert (found[..., 0] > found[..., 5]).all()
+
+
+def test_oracle_errors_do_not_change_with_the_scale_of_a_layer() -> None:
+    inputs = tokens_of(TEXTS, 2, groups=FOLD)
+    weights = projections(TEXTS)
+    louder = weights * torch.tensor([1.0, 7.0])[:, None, None]
+    for error, factor in (("oracle", 1), ("output", 49)):
+        quiet, loud = (
+            observe(ScoreErrors(H2O(), error=error), TEXTS, [inputs], weights=one)
+            for one in (weights, louder)
+        )
+        torch.testing.assert_close(loud["error"][1], quiet["error"][1] * factor, rtol=1e-4, atol=1e-8)
+
+
+def test_settings_of_before_name_the_same_calibration() -> None:
+    assert repr(PriceKVByScore(base=H2O()).needs()) == f"ScoreErrors(base={H2O()!r}, queries=64)"
+    assert "error='oracle'" in repr(PriceKVByScore(base=H2O(), error="oracle").needs())
+    scored = "branch_mode='per_row', sinks=0, refresh=1, ema=0.0, "
+    assert repr(CUR(leading=4)) == f"CUR({scored}kind='kv_product', local=True, block=16)"
+    assert repr(CUR(seed=1, project=2)).endswith(", project=2, seed=1)")
+    assert repr(RandomAttention()) == f"RandomAttention({scored}window=None, shared=False, block=1, seed=0)"
 
 
 def test_a_calibrated_base_is_calibrated_first() -> None:

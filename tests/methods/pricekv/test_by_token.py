@@ -17,11 +17,11 @@ from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.pricekv.by_token import PriceKVByToken
-from kvbench.methods.pricekv.curves import list_capacities
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import EPSILON, TokenForecast
 from kvbench.methods.pricekv.greedy import allocate_by_gain, allocate_capacities
 from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate

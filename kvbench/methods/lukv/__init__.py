@@ -1,0 +1,1 @@
+"""LU-KV: shares of heads by the utility of the tokens that another method's scores discard."""

@@ -1,0 +1,275 @@
+"""LU-KV: its authors' calibration and kvpress's rounding, the order of discarding, and what a run holds."""
+
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.config import ConfigError
+from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.engine.schedule import sum_tokens
+from kvbench.methods.adakv import AdaKV
+from kvbench.methods.expected.capkv import CapKV
+from kvbench.methods.h2o import H2O
+from kvbench.methods.lukv.calibration import BudgetShares, list_contexts
+from kvbench.methods.lukv.method import LUKV
+from kvbench.methods.lukv.shares import (
+    average_curves,
+    discard,
+    find_marginal_losses,
+    interpolate_shares,
+    round_shares,
+    sum_percents,
+)
+from kvbench.methods.pricekv.greedy import find_hull
+from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.capacities import Floats
+from kvbench.methods.shared.full_scores import list_capacities
+from kvbench.methods.shared.select import choose_best
+from kvbench.methods.shared.utility import combine_utility
+from tests.support.engine import D, listening, open_cache, run, tokens_of
+from tests.support.goldens import load_golden
+from tests.support.layer_outputs import FOLD, Inputs, attention, observe, project, projections
+
+CASES = {"case0": (2, 4, 1), "case1": (3, 4, 8), "case2": (1, 0, 1)}  # pairs, sink, window
+PRESSES = {"case3": (0, 0.5), "case4": (1, 0.8), "case5": (0, 0.93)}  # layer, ratio; sink 4, window 1
+SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
+TEXTS = replace(SCALES, name="texts", segments=next_token(3, [4, 4, 4, 4, 3]), branches=1)
+both = pytest.mark.parametrize("spec", [SCALES, TEXTS], ids=["scales", "texts"])
+RANDOM = np.random.default_rng(3)
+
+
+def align(utility: Tensor, score: Tensor, sink: int, window: int) -> Floats:
+    """Utilities of the tokens between sink and window, the least scored first."""
+    inner = slice(sink, utility.shape[-1] - window)
+    order = score[..., inner].argsort(dim=-1, stable=True)
+    return utility[..., inner].gather(-1, order).double().numpy()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tables_are_those_of_the_authors_program(case: str) -> None:
+    golden = {k.removeprefix(f"{case}."): x for k, x in load_golden("nm_lukv").items()}
+    pairs, sink, window = CASES[case]
+    values, weights = (
+        golden["values"],
+        golden["output_projection"],
+    )  # [L, H, N, D], [L, width, query heads x D]
+    layers, heads, tokens, channels = values.shape
+    of_heads = weights.unflatten(2, (heads, -1, channels))
+    norms = torch.einsum("lwhgd,lhnd->lhgnw", of_heads, values).norm(dim=-1)
+    received = golden["attention"].unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)  # [L, H, group, steps, N]
+    for layer in range(layers):
+        found = combine_utility(received[layer], norms[layer], heads)
+        torch.testing.assert_close(found, golden["utility.0"][layer], rtol=1e-4, atol=0)
+    tables: dict[str, list[Floats]] = {"global": [], "layer": []}
+    for pair in range(pairs):
+        aligned = align(golden[f"utility.{pair}"], golden[f"score.{pair}"], sink, window)
+        losses = find_marginal_losses(aligned)
+        if not pair:
+            np.testing.assert_allclose(aligned[..., ::-1], golden["aligned.0"], rtol=1e-4)
+            np.testing.assert_allclose(losses[..., ::-1], golden["hull.0"], rtol=1e-4)
+        most = tokens - max(round(0.01 * tokens), sink + window)
+        for scope in ("global", "layer"):
+            tables[scope].append(discard(losses[..., :most], tokens, scope))
+    np.testing.assert_allclose(np.mean(tables["global"], 0), golden["pruned.global"], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(np.mean(tables["layer"], 0), golden["pruned.per_layer"], rtol=0, atol=1e-9)
+
+
+def test_what_bounds_take_and_leave_goes_to_those_that_lack_most() -> None:
+    reach = np.array([3, 9, 9, 9])
+    assert round_shares(np.array([8.0, 4.5, 1.5, 0.0]), 14, 0, reach).tolist() == [3, 6, 3, 2]
+    assert round_shares(np.array([3.0, 6.0, 0.0, 0.0]), 9, 2, reach).tolist() == [2, 3, 2, 2]
+
+
+@pytest.mark.parametrize("case", PRESSES)
+def test_a_row_of_the_table_keeps_what_kvpress_keeps(case: str) -> None:
+    golden = load_golden("nm_lukv")
+    scores, layer, ratio = golden[f"{case}.scores"].clone(), *PRESSES[case]
+    sequences, heads, tokens = scores.shape
+    kept = (1 - interpolate_shares(golden[f"{case}.pruned"].numpy(), ratio)[layer]) * tokens
+    reach, total = np.full(heads, tokens), round(kept.sum())
+    capacity = torch.from_numpy(round_shares(kept, total, 1, reach))
+    scores[..., :4] = scores[..., -1:] = torch.inf
+    found = choose_best(scores.flatten(0, 1), capacity.repeat(sequences)).view_as(scores)
+    assert torch.equal(found, golden[f"{case}.keep"].bool())
+
+
+def discard_one_by_one(losses: dict[tuple[int, int], list[float]], tokens: int, most: int) -> Floats:
+    """The table of curves of utilities [layer, head], the least needed first, by a heap of the hulls' slopes."""
+    slopes = {}
+    for head, ones in losses.items():
+        hull = find_hull(np.arange(len(ones) + 1), np.cumsum([0.0, *ones]))
+        slopes[head] = [(y - x) / (b - a) for (a, x), (b, y) in pairwise(hull) for _ in range(b - a)]
+    gone = dict.fromkeys(slopes, 0)
+    heap = [(ones[0], head) for head, ones in slopes.items() if most]
+    heapify(heap)
+    rows = []
+    for percent in range(1, 100):
+        while heap and sum(gone.values()) < round(percent / 100 * len(gone) * tokens):
+            _, head = heappop(heap)
+            gone[head] += 1
+            if gone[head] < most:
+                heappush(heap, (slopes[head][gone[head]], head))
+        rows.append([count / tokens for count in gone.values()])
+    return np.array(rows)
+
+
+def shares_by_loops(spec: ModelSpec, inputs: Inputs, contexts: dict[int, int]) -> list[Floats]:
+    """The table of each context and sequence under H2O, from attention written out."""
+    received: dict[tuple[int, int, int], Tensor] = {}
+    order: dict[tuple[int, int, int, int], list[int]] = {}
+    utility: dict[tuple[int, int, int, int], Tensor] = {}
+    for k, layer in np.ndindex(len(inputs), spec.layers):
+        at, rows = spec.segments[k], list(attention(spec, inputs, layer, k))
+        for sequence, head, p, v in rows:
+            for start in (start for start, end in contexts.items() if start < k <= end):
+                end = spec.ends[start]
+                whole = sum(
+                    project(other[None, :end], spec, layer, number).norm(dim=-1).sum()
+                    for one, number, _, other in rows
+                    if one == sequence
+                )
+                lengths = project(v[None, :end], spec, layer, head).norm(dim=-1)
+                found = (p[..., :end].amax(1) * lengths / whole).amax(0)
+                key = (start, sequence, layer, head)
+                utility[key] = torch.maximum(utility.get(key, found), found)
+            row = (sequence, layer, head)
+            before = received.get(row, torch.zeros(0).double())
+            received[row] = torch.cat((before, torch.zeros(at.length))) + p.mean(0).sum(0)
+            if k in contexts:
+                places = []
+                for capacity in list_capacities(spec):
+                    worth = received[row].clone()
+                    worth[at.end - max(capacity, 1) // 2 :] = torch.inf
+                    ranked = sorted(range(at.end), key=lambda j, worth=worth: (-worth[j].item(), j))
+                    places.append([(capacity, ranked.index(j)) for j in range(at.end)])
+                need = [min(c for c in choices if c[1] < c[0]) for choices in zip(*places, strict=True)]
+                order[k, *row] = sorted(range(at.end), key=lambda j, need=need: need[j], reverse=True)
+    tables = []
+    for start, sequence in product(contexts, range(len(inputs[0][0][0]))):
+        tokens = spec.ends[start]
+        ones = {
+            (layer, head): utility[start, sequence, layer, head][
+                order[start, sequence, layer, head]
+            ].tolist()[:-1]
+            for layer, head in np.ndindex(spec.layers, spec.heads)
+        }
+        if tokens > 1:  # one token a head always stays
+            tables.append(discard_one_by_one(ones, tokens, tokens - 1))
+    return tables
+
+
+@both
+def test_shares_are_those_of_utilities_written_out(spec: ModelSpec) -> None:
+    contexts = {1: 3} if spec is SCALES else {0: 1, 1: 3, 3: 5}
+    assert list_contexts(spec) == contexts
+    batches = [tokens_of(spec, 2 * spec.branches, seed, FOLD) for seed in (0, 1)]
+    found = observe(BudgetShares(H2O()), spec, batches)["pruned"]
+    expected = np.mean([table for inputs in batches for table in shares_by_loops(spec, inputs, contexts)], 0)
+    np.testing.assert_allclose(found.flatten(1), expected, rtol=0, atol=1e-9)
+
+
+def test_a_text_that_ends_early_counts_with_the_future_that_it_has() -> None:
+    inputs = tokens_of(TEXTS, 1, groups=FOLD)
+    observer = BudgetShares(H2O())
+    cache = open_cache(observer, TEXTS, projection=projections(TEXTS).__getitem__)
+    for _ in range(2):
+        cache.reset(1)
+        for segment, layers in zip(TEXTS.segments[:3], inputs, strict=False):
+            cache.begin(segment)
+            for layer, qkv in enumerate(layers):
+                cache.attend(layer, *qkv)
+    tables = shares_by_loops(TEXTS, inputs[:3], {0: 1, 1: 2})
+    found = observer.average()["pruned"].flatten(1)
+    np.testing.assert_allclose(found, np.mean(tables, 0), rtol=0, atol=1e-9)
+
+
+def test_no_other_choice_loses_less_and_shares_rise_together() -> None:
+    """With the utility as the score, over every allocation of two heads of six tokens."""
+    utility = np.sort(RANDOM.random((1, 2, 6)), -1)
+    table = (discard(find_marginal_losses(utility), 6, "global") * 6).round().astype(int)
+    sums = np.concatenate((np.zeros((2, 1)), utility[0].cumsum(-1)), -1)
+    for (first, second), percent in zip(table[:, 0], range(1, 100), strict=True):
+        gone = round(percent / 100 * 12)
+        others = [sums[0, a] + sums[1, gone - a] for a in range(7) if 0 <= gone - a <= 6]
+        assert first + second == gone
+        assert sums[0, first] + sums[1, second] == pytest.approx(min(others))
+    many = discard(find_marginal_losses(RANDOM.random((3, 2, 40))), 50, "global")
+    assert (np.diff(many, axis=0) >= 0).all()
+    reached = np.minimum(np.arange(1, 100) / 100, 40 / 50)
+    np.testing.assert_allclose(many.mean((1, 2)), reached, atol=0.5 / 300 + 1e-9)
+
+
+def test_heads_without_utility_discard_first_and_layers_only_compete_if_global() -> None:
+    utility = RANDOM.random((2, 2, 10)) + np.array([0, 10])[:, None, None]
+    utility[1, 0] = 0
+    losses = find_marginal_losses(utility)
+    assert discard(losses, 10, "global")[24].tolist() == [[0, 0], [1, 0]]
+    assert discard(losses, 10, "layer")[49].sum(1).tolist() == [1, 1]
+    assert discard(losses, 10, "global")[98].mean() == 1
+    assert find_marginal_losses(np.array([4.0, 2.0, 3.0, 5.0])).tolist() == [3, 3, 3, 5]
+
+
+def test_shares_are_linear_between_rows_and_curves_give_the_same_table_for_one_prompt() -> None:
+    table = discard(find_marginal_losses(RANDOM.random((1, 2, 100))), 100, "global")
+    for ratio, row in ((0, 0 * table[0]), (0.005, table[0] / 2), (0.29, table[28]), (1, 0 * table[0] + 1)):
+        np.testing.assert_allclose(interpolate_shares(table, ratio), row, atol=1e-12)
+    middle = interpolate_shares(table, 0.4025)
+    np.testing.assert_allclose(middle, 0.75 * table[39] + 0.25 * table[40])
+    utility = RANDOM.random((1, 2, 100))
+    np.testing.assert_allclose(sum_percents(utility), utility)
+    np.testing.assert_allclose(sum_percents(utility[..., :50]), utility[..., :50].repeat(2, -1) / 2)
+    expected = discard(find_marginal_losses(utility)[..., :90], 100, "global")
+    np.testing.assert_array_equal(average_curves(utility, 0.1, "global"), expected)
+
+
+@both
+@pytest.mark.parametrize("settings", [{}, {"scope": "layer"}, {"lookup": "curve"}, {"base": H2O(sinks=1)}])
+def test_a_run_holds_the_shares_of_its_length(spec: ModelSpec, settings: dict[str, object]) -> None:
+    method = LUKV(**{"base": H2O(), **settings})
+    observed = observe(method.needs(), spec, [tokens_of(spec, 2 * spec.branches, groups=FOLD)])
+    cache = open_cache(method, spec, "0.5", Artifact("budget_shares", observed))
+    asked = listening(method)
+    run(cache, tokens_of(spec, 2 * spec.branches))
+    assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
+    assert cache.ledger.peak_tokens == method.budget.tokens
+    for one in asked:
+        held = method.capacities[min(one.scale, len(spec.segments) - 2), one.layer].tolist()
+        assert [len(ids) for ids in one.ids()][: spec.heads] == held or one.scale == len(spec.segments) - 1
+    final, length = method.capacities[-1], spec.cached_length
+    if settings == {}:
+        ratio = 1 - method.budget.tokens / spec.full_tokens
+        wanted = (1 - interpolate_shares(observed["pruned"].numpy(), ratio)) * length
+        assert abs(final - wanted).max() < 1 or spec is TEXTS
+
+
+def test_scaling_a_layers_outputs_changes_no_share() -> None:
+    inputs, weights = tokens_of(TEXTS, 2, groups=FOLD), projections(TEXTS)
+    louder = weights * torch.tensor([1.0, 7.0])[:, None, None]
+    quiet, loud = (observe(BudgetShares(H2O()), TEXTS, [inputs], weights=one) for one in (weights, louder))
+    torch.testing.assert_close(quiet, loud, rtol=0, atol=1e-6)
+
+
+def test_first_tokens_name_a_calibration_of_their_own() -> None:
+    plain, four = (repr(LUKV(base=H2O(leading=leading)).needs()) for leading in (0, 4))
+    assert plain == f"BudgetShares(base={H2O()!r}, queries=64, scope='global', floor=0.01)"
+    assert four == plain.removesuffix(")") + ", leading=4)"
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="AdaKV shares capacity among heads or layers itself"):
+        LUKV(base=AdaKV())
+    with pytest.raises(ConfigError, match=r"needs scores of every segment; .*method\.base\.asked=every"):
+        LUKV(base=CapKV(asked="prompt"))
+    for settings, message in (
+        ({"floor": 1.5}, r"method\.floor=1\.5: must lie in 0\.\.1"),
+        ({"queries": 0}, r"method\.queries=0: must be at least 1"),
+        ({}, "LUKV needs a calibration: calibrate first"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LUKV(base=H2O(), **settings).prepare(TEXTS, Budget.parse("0.5", TEXTS))
