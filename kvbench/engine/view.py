@@ -118,6 +118,10 @@ class CacheView(View):
     def value_norms(self) -> Tensor:
         return torch.linalg.vector_norm(self.cached_values(), dim=-1, dtype=torch.float32)
 
+    def value_ranges(self) -> Tensor:
+        low, high = self.cached_values().float().aminmax(dim=-1)
+        return high - low
+
     def output_projection(self) -> Tensor | None:
         project, group = self._inputs.projection, self._inputs.q.shape[2] // self.segment.length
         weight = None if project is None else project(self.layer)

@@ -5,20 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.draws import DRAWN_ON_HOST, draw_by_row, draw_for_prompts
-from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import find_begin, find_sinks
+from kvbench.methods.shared.newest import NewestKept
+from kvbench.methods.shared.select import find_begin
 from kvbench.methods.shared.view import View
-
-TEXT_WINDOW = 64
-"""Newest tokens of the paper's tables."""
 
 
 @dataclass
-class RandomAttention(Scored):
+class RandomAttention(NewestKept):
     """Keep the sinks, the newest tokens and a random choice of the others, an even share of B in every head.
 
     Every eviction draws new numbers for all candidates, and the highest stay (arXiv:2609.03430, equation 3). With
@@ -37,7 +32,6 @@ class RandomAttention(Scored):
         seed: seed of the numbers, which also depend on the prompt, the layer and the segment.
     """
 
-    window: int | None = None
     shared: bool = False
     block: int = 1
     seed: int = 0
@@ -52,23 +46,10 @@ class RandomAttention(Scored):
         """Draws differ between prompts."""
         return DRAWN_ON_HOST
 
-    def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse `refresh` and `ema`, because every eviction draws anew, and what `Scored` refuses."""
-        super().check(spec, budget)
-        for name, value, usual in (("refresh", self.refresh, 1), ("ema", self.ema, 0)):
-            if value != usual:
-                raise ValueError(
-                    f"method.{name}={value}: every eviction draws new numbers; set method.{name}={usual}"
-                )
-
-    def count_reserved(self, spec: ModelSpec) -> int:
-        """Return the tokens of the window, and one that is drawn."""
-        return (self.window or 0) + 1
-
     def score(self, view: View) -> Tensor:
         """Return the number of each token, infinity in the window: float32 [rows, slots]."""
         block = (view.position - find_begin(view)).clamp(min=0) // self.block
-        newest = view.position >= view.segment.end - self._count_window(view)
+        newest = view.position >= view.segment.end - self.count_window(view)
         return self._draw(view).gather(1, block).masked_fill(newest, torch.inf)
 
     def _draw(self, view: View) -> Tensor:
@@ -77,11 +58,3 @@ class RandomAttention(Scored):
         if self.shared:
             return draw_for_prompts(self.seed, view, blocks)
         return draw_by_row(self.seed, view, self.spec, blocks)
-
-    def _count_window(self, view: View) -> int | Tensor:
-        """Return the tokens of the window, or of each row's window, int64 [rows, 1]."""
-        if self.window is not None:
-            return self.window
-        usual = TEXT_WINDOW if self.spec.writes_text else self.spec.line
-        free = self.row_capacities(view) - find_sinks(view, self.sinks, self.leading).sum(1)
-        return (free // 2).clamp(min=0, max=usual)[:, None]

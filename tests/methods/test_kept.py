@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import torch
 
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.adakv import AdaKV
@@ -16,10 +17,12 @@ from kvbench.methods.contents.compactor import Compactor, Leverage, NonCausal
 from kvbench.methods.contents.lagkv import LagKV
 from kvbench.methods.contents.norms import CUR, KeyNorm
 from kvbench.methods.critical import Critical
+from kvbench.methods.expected.capkv import CapKV
 from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.h2o import H2O
 from kvbench.methods.keydiff import KeyDiff
+from kvbench.methods.lukv.method import LUKV
 from kvbench.methods.merging.method import D2O, CaM, LookM, MergingPress
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.random import Random
@@ -63,6 +66,15 @@ def expect_calibrated() -> Case:
     return Case(method, keep_best(futures.calibrated_attention(artifact.tensors, 0.02)), artifact=artifact)
 
 
+def share() -> Case:
+    """Shares that are the same part of any budget."""
+    room = ((8, 5), (7, 5))
+    part = torch.tensor(room) / 25 * 4
+    left = 1 - torch.arange(1, 100)[:, None, None] / 100
+    artifact = Artifact("budget_shares", {"pruned": (1 - part * left).double()})
+    return Case(LUKV(base=H2O()), keep_best(rules.h2o(0.5)), room, artifact)
+
+
 def centre() -> Case:
     method = TriAttention(horizon=4, recent=2)
     artifact = calibrated(method, TEXT)
@@ -94,12 +106,14 @@ CASES: Mapping[str, Callable[[], Case]] = {
         ExpectedAttention(future=3, norm="output", heads="even", queries=4),
         keep_best(futures.expected_attention(0, 3, 0.02, "output", 4)),
     ),
+    "capkv": lambda: Case(CapKV(future=3, leading=2), keep_best(futures.capkv(2, 3, 5.0))),
     "criticalkv": lambda: Case(Critical(base=snapkv(), first=0.6), rules.critical(SNAPKV, 0.6, 1e-4), WIDE),
     "critical_adakv": lambda: Case(
         Critical(base=AdaKV(window=1, queries="last", kernel=1, safeguard=0.75), first=0.1),
         rules.critical(rules.snapkv(1, 1), 0.1, 1e-4, 0.75),
     ),
     "chunkkv": lambda: Case(ChunkKV(base=snapkv(), chunk=3), rules.chunkkv(SNAPKV, 3), ((9, 9), (9, 9))),
+    "lukv": share,
     "cam": lambda: Case(CaM(base=TOVA(), merge_budget=3), merges.cam(rules.tova, 3, "bernoulli"), EVEN),
     "cam expected": lambda: Case(
         CaM(base=TOVA(), merge_budget=3, sample="expected"), merges.cam(rules.tova, 3, "expected")
@@ -163,6 +177,7 @@ ELSEWHERE = {
     "ssd": "test_ssd.py",
     "sta": "test_static_methods.py",
     "swa": "test_static_methods.py",
+    "vase": "test_vase.py",
 }
 """Tests of `tests/methods` that compare a method in a cache."""
 
@@ -179,7 +194,7 @@ def test_maps_keep_what_the_rule_says(name: str) -> None:
 
 
 def test_keys_that_do_not_rotate_are_compared_as_they_are() -> None:
-    for name in ("leverage", "expected_attention"):
+    for name in ("leverage", "expected_attention", "capkv"):
         check(CASES[name](), TEXT, PADDING, rotated=False)
 
 

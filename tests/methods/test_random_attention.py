@@ -145,8 +145,8 @@ def test_bad_settings_are_refused() -> None:
     texts = text(PROMPT, [CAPACITY, CHUNK])
     for settings, message in (
         ({"window": CAPACITY - PROMPT, "sinks": 1}, "the smallest feasible budget is"),
-        ({"refresh": 2}, r"method\.refresh=2: every eviction draws new numbers; set method\.refresh=1"),
-        ({"ema": 0.5}, r"method\.ema=0\.5: every eviction draws new numbers; set method\.ema=0"),
+        ({"refresh": 2}, r"method\.refresh=2: every eviction chooses anew; set method\.refresh=1"),
+        ({"ema": 0.5}, r"method\.ema=0\.5: every eviction chooses anew; set method\.ema=0"),
         ({"window": -1}, r"method\.window=-1: must be at least 0, or null"),
         ({"block": 0}, r"method\.block=0: must be at least 1"),
     ):

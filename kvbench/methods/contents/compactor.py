@@ -12,10 +12,10 @@ from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.base import ADDED, Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_leading, smooth, softmax_seen
+from kvbench.methods.shared.uses import SOLVED_BY_LIBRARY
 from kvbench.methods.shared.view import View
 
 REGULARISER = 0.01
-SOLVED_BY_LIBRARY = "the library that solves the systems of leverage may wait for the device"
 
 
 def measure_leverage(keys: Tensor, exists: Tensor, sketch: Tensor) -> Tensor:

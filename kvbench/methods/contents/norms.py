@@ -7,13 +7,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from kvbench.methods.shared.base import ADDED, Limit, set_limits
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.shared.base import ADDED, Limit, name_settings, set_limits
+from kvbench.methods.shared.draws import DRAWN_ON_HOST, draw_normal
 from kvbench.methods.shared.grouped import sum_runs
+from kvbench.methods.shared.newest import fit_newest
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_leading
 from kvbench.methods.shared.view import View
 
 Kind = Literal["kv_product", "kv_avg", "key", "value"]
+NEWER: Mapping[str, object] = {"project": None, "redraw": False, "window": 0, "seed": 0}
+"""Settings of `CUR` that are newer than some runs and calibrations, with the value that these had."""
 
 
 @dataclass
@@ -36,29 +42,78 @@ class CUR(Scored):
 
     Squared norms approximate the leverage scores of the matrices of keys and values.
 
-    Differs from the program in: eviction happens once per segment, and neighbours are cached tokens. The random
-    projections of keys and values are left out.
+    Differs from the program in: eviction happens once per segment, and neighbours are cached tokens.
+
+    With `project`, keys and values are projected by Gaussian numbers first, one matrix for both and for all heads of a
+    layer and prompt. With `local=false`, `redraw` and the newest 64 tokens kept these are the CUR variants that VaSE
+    (arXiv:2606.03928) compares with: CUR Fixed and CUR Resample.
 
     Attributes:
         kind: product or mean of both squared norms, or one of them.
         local: divide each by its sum over a block of neighbours.
         block: neighbours of a block.
+        project: channels of the projection; None for none.
+        redraw: draw the projection anew at every segment; otherwise once for a prompt.
+        window: newest tokens that stay, at most half of what the sinks leave.
+        seed: seed of the projection.
     """
 
     kind: Kind = "kv_product"
     local: bool = True
     block: int = 16
+    project: int | None = None
+    redraw: bool = False
+    window: int = 0
+    seed: int = 0
 
     recordable: ClassVar[bool] = True
-    added: ClassVar[Mapping[str, object]] = ADDED  # `leading` is as old as the method
-    limits = set_limits(block=Limit(1))
+    added: ClassVar[Mapping[str, object]] = {**ADDED, **NEWER}  # `leading` is as old as the method
+    limits = set_limits(
+        block=Limit(1), project=Limit(1, wants="must be at least 1, or null for none"), window=Limit(0)
+    )
+
+    def __repr__(self) -> str:
+        """Return the settings, which name calibrations with the method's scores."""
+        return name_settings(self, NEWER)
+
+    @property
+    def graph_obstacle(self) -> str | None:
+        """Projections differ between prompts."""
+        return super().graph_obstacle if self.project is None else DRAWN_ON_HOST
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Refuse settings of a projection without one, and what `Scored` refuses."""
+        super().check(spec, budget)
+        for name, value in (("redraw", self.redraw), ("seed", self.seed)):
+            if value and self.project is None:
+                raise ValueError(
+                    f"method.{name}={value}: nothing is drawn without a projection; set method.project=20 or leave "
+                    f"method.{name} out"
+                )
 
     def score(self, view: View) -> Tensor:
-        """Return squared norms, infinity for the first tokens: float32 [rows, slots]."""
+        """Return squared norms, infinity for the first and newest tokens: float32 [rows, slots]."""
         block = self.block if self.local else 0
         keys, values = view.cached_keys(), view.cached_values()
+        if self.project is not None:
+            projection = self._draw_projection(view, self.project)
+            keys, values = keys.float() @ projection, values.float() @ projection
         norms = weigh_norms(keys, values, view.position >= 0, self.kind, block)
-        return norms.masked_fill(find_leading(view, self.leading), torch.inf)
+        stays = find_leading(view, self.leading)
+        if self.window:
+            stays = stays | (view.position >= view.segment.end - fit_newest(self, view, self.window))
+        return norms.masked_fill(stays, torch.inf)
+
+    def _draw_projection(self, view: View, channels: int) -> Tensor:
+        """Draw the Gaussian projection of each prompt, float32 [rows, D, channels]."""
+        segment = f":{view.segment.index}" if self.redraw else ""
+        shape = (self.spec.head_dim, channels)
+        drawn = {
+            prompt: draw_normal(f"{self.seed}:{prompt}:{view.layer}{segment}", shape)
+            for prompt in dict.fromkeys(view.prompts)
+        }
+        rows = torch.stack([drawn[prompt] for prompt in view.prompts]).repeat_interleave(view.heads, 0)
+        return rows.to(view.position.device, non_blocking=True) / channels**0.5
 
 
 def weigh_norms(keys: Tensor, values: Tensor, exists: Tensor, kind: Kind, block: int) -> Tensor:

@@ -10,10 +10,11 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.expected.gaussian import expect_logits, fit_gaussian, rotate_gaussian
+from kvbench.methods.expected.queries import average_rotation, read_queries
 from kvbench.methods.shared.base import ADDED, Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.shared.output_norms import measure_output
 from kvbench.methods.shared.scored import AdaptiveHeads
-from kvbench.methods.shared.select import find_leading, find_valid_queries, pair_halves, softmax_seen
+from kvbench.methods.shared.select import find_leading, pair_halves, softmax_seen
 from kvbench.methods.shared.view import View
 
 
@@ -152,13 +153,10 @@ class ExpectedAttention(AdaptiveHeads):
             logits = [expect_logits(keys, mean, covariance) for mean in means]
             return [(s.length / tokens, scale) for s, scale in zip(later, logits, strict=True)]
         mean, covariance = self._fit(view)
-        end = min(later[-1].end, view.segment.end + self.future)
-        if self.spec.family == "next-scale":
-            end = later[0].end
-        rotation = view.rotation(torch.arange(min(view.segment.end, end - 1), end))
+        rotation = average_rotation(view, self.spec, self.future)
         if rotation is not None:
             keys = pair_halves(keys)
-            mean, covariance = rotate_gaussian(mean, covariance, rotation.mean(0))
+            mean, covariance = rotate_gaussian(mean, covariance, rotation)
         return [(1.0, expect_logits(keys, mean, self._limit(covariance)))]
 
     def _fit(self, view: View) -> tuple[Tensor, Tensor]:
@@ -166,12 +164,7 @@ class ExpectedAttention(AdaptiveHeads):
         if self.statistics == "calibrated":
             moments = self._mean[view.layer, :, 0], self._covariance[view.layer]
             return self._repeat(moments[0], view), self._repeat(moments[1], view)
-        length, is_prompt = view.segment.length, view.segment.index == 0 and self.spec.family == "next-token"
-        dropped = self.leading if is_prompt else 0
-        first = min(max(length - (self.queries or length), dropped), length - 1)
-        chosen = torch.arange(first, length)
-        valid = find_valid_queries(view, chosen if view.padding is None else chosen - dropped)
-        return fit_gaussian(view.queries(chosen, rotated=False), None if valid is None else valid[:, None])
+        return fit_gaussian(*read_queries(view, self.spec, self.leading, self.queries))
 
     def _limit(self, covariance: Tensor) -> Tensor | None:
         if self.covariance == "diagonal":

@@ -108,6 +108,16 @@ def require_artifact(artifact: Artifact | None, lead: str) -> dict[str, Tensor]:
     return artifact.tensors
 
 
+def name_settings(one: Any, newer: Mapping[str, object], **more: object) -> str:
+    """Return the repr of a dataclass with `more` behind its fields, without `newer` ones at their neutral values.
+
+    Calibrations are named by it.
+    """
+    settings = {field.name: getattr(one, field.name) for field in fields(one) if field.repr} | more
+    shown = [f"{name}={value!r}" for name, value in settings.items() if newer.get(name, ...) != value]
+    return f"{type(one).__name__}({', '.join(shown)})"
+
+
 ADDED: Mapping[str, object] = {"refresh": 1, "ema": 0, "fill": False}
 """Settings of methods that are newer than some runs, with the value that these runs had."""
 

@@ -15,6 +15,11 @@ def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(derive_seed(name)))
 
 
+def draw_normal(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Draw standard normal float32 numbers that depend only on a name, as `draw_uniform`."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(derive_seed(name)))
+
+
 def draw_by_row(seed: int, view: View, spec: ModelSpec, count: int) -> Tensor:
     """Draw float32 numbers [rows, count] in 0..1 by seed, prompt, layer, segment and head, in any batch the same.
 

@@ -1,4 +1,4 @@
-"""Norms of each slot's contribution to the residual stream."""
+"""Norms of contributions to the residual stream."""
 
 import torch
 from torch import Tensor
@@ -32,3 +32,19 @@ def _project(values: Tensor, weight: Tensor, order: int) -> Tensor:
     few = max(1, MAX_NUMBERS // (values.shape[1] * weight.shape[1]))
     parts = (torch.stack([part @ one.float().mT for one in weight]) for part in values.split(few))
     return torch.cat([torch.linalg.vector_norm(part, order, dim=-1).mean(0) for part in parts])
+
+
+def find_metric(view: View) -> Tensor | None:
+    """Return W^T W of each query head's output projection, float32 [rows, query heads per KV head, D, D].
+
+    None if the model does not provide W; distances are then between attention's outputs themselves.
+    """
+    weight = view.output_projection()
+    if weight is None:
+        return None
+    return (weight.mT.float() @ weight.float()).repeat(view.sequences, 1, 1, 1)
+
+
+def square_lengths(x: Tensor, metric: Tensor | None) -> Tensor:
+    """Return squared lengths of vectors [rows, query heads or 1, n, D] under `find_metric`, [rows, query heads, n]."""
+    return (x * (x if metric is None else x @ metric)).sum(-1)

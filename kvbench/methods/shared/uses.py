@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+SOLVED_BY_LIBRARY = "the library that solves the systems of leverage may wait for the device"
+"""Obstacle of methods whose scores solve linear systems, `Method.graph_obstacle`."""
+
 
 @dataclass(frozen=True)
 class Uses:

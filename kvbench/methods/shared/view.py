@@ -120,6 +120,12 @@ class View(Protocol):
     def value_norms(self) -> Tensor:
         """Return the Euclidean norm of each slot's value, float32 [rows, slots]; 0 where a row has no such slot."""
 
+    def value_ranges(self) -> Tensor:
+        """Return the largest less the smallest channel of each slot's value, float32 [rows, slots].
+
+        It is 0 where a row has no such slot.
+        """
+
     def output_projection(self) -> Tensor | None:
         """Return W_o of each query head, [heads, query heads per KV head, width, D], in the model's compute dtype.
 

@@ -1,0 +1,319 @@
+"""VaSE: the program's choices for recorded draws, frequencies of the draw, and what values change."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, next_token
+from kvbench.methods.contents.norms import CUR
+from kvbench.methods.shared.view import View
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.vase import VaSE
+from tests.support.engine import Asked, listening, open_cache, run, small, tokens_of, watch
+from tests.support.goldens import load_golden
+
+CASES: dict[str, dict[str, Any]] = {
+    "case0": {"leading": 4},
+    "case1": {"leading": 4},
+    "case2": {"leading": 4, "kernel": 1},
+    "case3": {"large": 0},
+    "case4": {"draw": False},
+    "case5": {"leading": 4, "magnitude": "variance"},
+    "case6": {"leading": 4, "magnitude": "norm"},
+    "case9": {"draw": False, "large": 0},
+}
+"""Settings of the program's modes; all hold 48 of 56 slots with a window of 8, `case1` 64 of 96 with 16."""
+CAPACITY, WINDOW, PROMPT, CHUNK = 24, 4, 6, 8
+D = 8
+Inputs = list[list[tuple[Tensor, ...]]]
+
+
+def text(prompt: int, chunks: list[int], heads: int = 2, channels: int = D) -> ModelSpec:
+    """Shapes of a text model; the last token only lets what is before it be evicted."""
+    segments = next_token(prompt, [*chunks, 1])
+    return ModelSpec("text", 1, heads, channels, segments, 1, channels**-0.5, padding_counts=False)
+
+
+def replay(monkeypatch: pytest.MonkeyPatch, rounds: list[Tensor | None]) -> list[Tensor]:
+    """Draw the recorded numbers [rows, candidates], round by round; returns a list that fills with attentions."""
+    attentions: list[Tensor] = []
+    attend, numbers = VaSE._attend, iter(rounds)
+
+    def draw(_: VaSE, view: View) -> Tensor:
+        recorded = next(numbers)
+        assert recorded is not None
+        return torch.nn.functional.pad(recorded, (0, view.position.shape[1] - recorded.shape[1]), value=1.0)
+
+    def attend_and_note(*arguments: Any) -> Tensor:
+        attentions.append(attend(*arguments))
+        return attentions[-1]
+
+    monkeypatch.setattr(VaSE, "_draw_exponential", draw)
+    monkeypatch.setattr(VaSE, "_attend", attend_and_note)
+    return attentions
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_draws_keep_what_the_program_keeps(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden = {
+        key.removeprefix(f"{case}."): x for key, x in load_golden("nm_vase").items() if f"{case}." in key
+    }
+    keys, values, queries = (golden[name] for name in ("keys", "values", "queries"))
+    slots, window = keys.shape[2], queries.shape[2]
+    spec = text(slots, [], keys.shape[1], keys.shape[3])
+    earlier = queries.new_zeros(*queries.shape[:2], slots - window, queries.shape[3])
+    prompt = (torch.cat((earlier, queries), 2), keys, values)
+    drawn = golden["exponential"].flatten(0, 1) if "exponential" in golden else None
+    attentions = replay(monkeypatch, [drawn])
+    method = VaSE(window=window, **CASES[case])
+    capacity = golden["kept"].shape[2] + window
+    asked = watch(method, spec, [[prompt], [tuple(x[:, :, :1] for x in prompt)]], f"{capacity}").asked
+    newest = list(range(slots - window, slots))
+    assert asked[0].ids() == [[*row, *newest] for row in golden["kept"].flatten(0, 1).tolist()]
+    candidates = attentions[0][:, :-window]
+    torch.testing.assert_close(candidates, golden["attention"].flatten(0, 1), rtol=1e-5, atol=0)
+
+
+def test_several_rounds_keep_what_the_program_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program stores slots in the order of selection; here they are in the order of positions."""
+    golden = {key[7:]: x for key, x in load_golden("nm_vase").items() if key.startswith("case10.")}
+    keys, values, rounds, capacity, window = golden["keys"], golden["values"], 4, 32, 8
+    spec = text(20, [20, *[window] * (rounds - 1)])
+    queries = torch.zeros(1, 4, 64, D)
+    drawn: list[Tensor | None] = []
+    for number in range(rounds):
+        seen, before = int(golden[f"seen.{number}"]), golden[f"before.{number}"].flatten(0, 1)
+        queries[:, :, seen - window : seen] = golden[f"queries.{number}"]
+        order = before[:, :-window].argsort(1)
+        drawn.append(golden[f"exponential.{number}"].flatten(0, 1).gather(1, order))
+    replay(monkeypatch, drawn)
+    inputs = [[tuple(x[:, :, s.start : s.end] for x in (queries, keys, values))] for s in spec.segments[:-1]]
+    inputs.append([tuple(x[:, :, :1] for x in (queries, keys, values))])
+    method = VaSE(window=window, leading=4, kernel=1)
+    asked = watch(method, spec, inputs, f"{capacity}").asked[1:]
+    for number, one in enumerate(asked[:rounds]):
+        assert one.ids() == golden[f"after.{number}"].flatten(0, 1).sort(1).values.tolist()
+
+
+@pytest.mark.parametrize("case", ["case7", "case8"])
+def test_projected_norms_keep_what_the_program_keeps(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    golden = load_golden("nm_vase")
+    keys, values, projection, kept = (
+        golden[f"{case}.{name}"] for name in ("keys", "values", "projection", "kept")
+    )
+    heads, slots, window = keys.shape[1], keys.shape[2], 8
+    spec = text(slots, [], heads, keys.shape[3])
+    monkeypatch.setattr(CUR, "_draw_projection", lambda *_: projection.repeat_interleave(heads, 0))
+    method = CUR(local=False, project=20, window=window, leading=4)
+    inputs = [[(keys, keys, values)], [tuple(x[:, :, :1] for x in (keys, keys, values))]]
+    asked = watch(method, spec, inputs, f"{kept.shape[2] + window}").asked
+    newest = list(range(slots - window, slots))
+    assert asked[0].ids() == [[*row, *newest] for row in kept.flatten(0, 1).tolist()]
+
+
+def test_projections_are_drawn_for_a_prompt_or_for_a_segment() -> None:
+    spec = text(PROMPT, [CHUNK, CHUNK])
+    drawn: dict[bool, list[Tensor]] = {}
+    for redraw in (False, True):
+        cache = open_cache(CUR(project=400, redraw=redraw), spec, "8")
+        cache.prompts = [3, 5]
+        found = drawn[redraw] = []
+        method = cache.method
+
+        def note(view: View, method: Any = method, found: list[Tensor] = found) -> Tensor:
+            found.append(method._draw_projection(view, 400))
+            return view.position.float()
+
+        method.score = note
+        run(cache, tokens_of(spec, 2))
+    for redraw, [first, second] in drawn.items():
+        assert torch.equal(first, second) != redraw
+        assert torch.equal(first[0], first[1])
+        assert not torch.equal(first[0], first[2])
+        assert float(first.square().sum(-1).mean()) == pytest.approx(1, abs=0.05)  # 1/sqrt(channels)
+
+
+@pytest.mark.parametrize("settings", [{"redraw": True}, {"seed": 1}])
+def test_draws_without_a_projection_are_refused(settings: dict[str, Any]) -> None:
+    spec = text(PROMPT, [CHUNK])
+    (name,) = settings
+    with pytest.raises(ValueError, match=rf"method\.{name}=\w+: nothing is drawn without a projection"):
+        CUR(**settings).check(spec, Budget.parse("0.5", spec))
+    CUR(project=2, **settings).check(spec, Budget.parse("0.5", spec))
+
+
+def generate(method: VaSE | SnapKV, inputs: Inputs, prompts: int = 1) -> list[Asked]:
+    """What is kept of a text after each chunk; all prompts have the same queries, keys and values."""
+    spec = text(PROMPT, [CAPACITY - PROMPT, *[CHUNK] * (len(inputs) - 3)])
+    cache = open_cache(method, spec, f"{CAPACITY}")
+    cache.prompts = list(range(prompts))
+    seen = listening(cache.method)
+    run(cache, [[tuple(x.expand(prompts, -1, -1, -1) for x in qkv) for qkv in layers] for layers in inputs])
+    return [one for one in seen if one.scale >= 2]
+
+
+def draw_inputs(rounds: int = 2) -> Inputs:
+    """Queries, keys and values of one prompt, whose values differ in size."""
+    spec = text(PROMPT, [CAPACITY - PROMPT, *[CHUNK] * rounds])
+    sizes = torch.Generator().manual_seed(2)
+    return [
+        [(q, k, v * torch.randn(v.shape[:3], generator=sizes)[..., None].exp()) for q, k, v in layers]
+        for layers in tokens_of(spec, 1, groups=2)
+    ]
+
+
+def with_values(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
+    return [[(q, k, change(v)) for q, k, v in layers] for layers in inputs]
+
+
+def ids_of(asked: list[Asked]) -> list[list[list[int]]]:
+    return [one.ids() for one in asked]
+
+
+def test_large_values_and_the_window_stay_in_every_draw() -> None:
+    inputs, prompts, large = draw_inputs(1), 50, int(0.3 * CAPACITY)
+    [one] = generate(VaSE(window=WINDOW, large=0.3), inputs, prompts)
+    values = torch.cat([layers[0][2] for layers in inputs[:-1]], 2)[0].double()
+    end = CAPACITY + CHUNK
+    for head, rows in enumerate((one.ids()[::2], one.ids()[1::2])):
+        ranges = [float(value.max() - value.min()) for value in values[head, : end - WINDOW]]
+        largest = sorted(range(len(ranges)), key=lambda token: -ranges[token])[:large]
+        always = set(range(end)).intersection(*rows)
+        assert always == {*largest, *range(end - WINDOW, end)}
+        assert all(len(row) == CAPACITY for row in rows)
+
+
+def test_without_draw_and_values_it_is_snapkv() -> None:
+    inputs = draw_inputs()
+    snapkv = SnapKV(window=WINDOW, queries="last", softmax="prefix", group="mean", pool="avg", kernel=5)
+    assert ids_of(generate(VaSE(window=WINDOW, draw=False, large=0), inputs)) == ids_of(
+        generate(snapkv, inputs)
+    )
+    assert ids_of(generate(VaSE(window=WINDOW, draw=False), inputs)) != ids_of(generate(snapkv, inputs))
+
+
+def attend_by(weights: list[float], capacity: int, prompts: int) -> list[list[int]]:
+    """What stays of a prompt whose tokens get attention in proportion to `weights` from its last two."""
+    spec = text(len(weights) + 2, [])
+    keys, queries = (torch.zeros(prompts, 2, len(weights) + 2, D) for _ in range(2))
+    keys[:, :, :-2, 0] = torch.tensor(weights).log().clamp(min=-1e4) * D**0.5
+    queries[..., -2:, 0] = 1
+    cache = open_cache(VaSE(window=2, large=0, kernel=1), spec, f"{capacity}")
+    cache.prompts = list(range(prompts))
+    seen = listening(cache.method)
+    run(cache, [[(queries, keys, keys)], [(keys[:, :, :1],) * 3]])
+    return [ids[:-2] for ids in seen[0].ids()]
+
+
+def test_slots_are_drawn_in_proportion_to_attention() -> None:
+    kept = attend_by([1.0, 2.0], 3, 2000)
+    share = sum(ids == [1] for ids in kept) / len(kept)
+    assert abs(share - 2 / 3) < 5 * (2 / 9 / len(kept)) ** 0.5
+
+
+def test_slots_without_attention_are_drawn_last_and_the_oldest_of_them_first() -> None:
+    assert all(ids == [1, 3] for ids in attend_by([0, 1, 0, 0.01, 0], 4, 50))
+    assert all(ids == [0, 1, 3] for ids in attend_by([0, 1, 0, 0.01, 0], 5, 50))
+
+
+def test_magnitudes_do_not_depend_on_scale_and_order_of_channels_and_the_norm_not_on_the_basis() -> None:
+    spec = text(PROMPT, [CAPACITY - PROMPT, CHUNK, CHUNK])
+    inputs = tokens_of(spec, 1, seed=6, groups=2)
+    basis = torch.linalg.qr(torch.randn(D, D, generator=torch.Generator().manual_seed(1))).Q
+    orders: set[str] = set()
+    for magnitude in ("range", "variance", "norm"):
+        method = VaSE(window=WINDOW, magnitude=magnitude)
+        kept = ids_of(generate(method, inputs))
+        assert ids_of(generate(method, with_values(inputs, lambda v: 4 * v.flip(-1)))) == kept
+        rotated = ids_of(generate(method, with_values(inputs, lambda v: v @ basis)))
+        assert (rotated == kept) == (magnitude == "norm")
+        orders.add(str(kept))
+    assert len(orders) == 3
+
+
+def test_padding_and_batch_change_nothing() -> None:
+    def kept(prompts: list[int], padding: list[int]) -> list[list[list[int]]]:
+        """Tokens of the last sequence, counted from its first one."""
+        spec = text(PROMPT + padding[-1], [CAPACITY - PROMPT, CHUNK])
+        tokens = tokens_of(text(CAPACITY + CHUNK, []), 1, seed=3, groups=2)[0][0]
+        inputs = tokens_of(spec, len(prompts), seed=4, groups=2)
+        for segment, [mixed] in zip(spec.segments[:-1], inputs, strict=False):
+            begin = max(segment.start, padding[-1])
+            for part, own in zip(mixed, tokens, strict=True):
+                part[-1, :, begin - segment.start :] = own[
+                    0, :, begin - padding[-1] : segment.end - padding[-1]
+                ]
+        cache = open_cache(VaSE(leading=2), spec, f"{CAPACITY - 4}")
+        cache.prompts = prompts
+        seen = listening(cache.method)
+        run(cache, inputs, padding)
+        return [[[i - padding[-1] for i in ids] for ids in one.ids(slice(-2, None))] for one in seen]
+
+    alone = kept([7], [0])
+    assert kept([5, 7], [0, 3]) == alone
+    assert kept([8], [0]) != alone
+
+
+def test_a_protected_prompt_is_apart_from_the_large_values() -> None:
+    """The prompt leaves 18 of 24 slots: 4 of large values, 4 of the window, 10 that are drawn."""
+    inputs, prompts = draw_inputs(1), 60
+    [one] = generate(VaSE(window=WINDOW, sinks=1, leading=3), inputs, prompts)
+    for rows in (one.ids()[::2], one.ids()[1::2]):
+        always = set(range(CAPACITY + CHUNK)).intersection(*rows)
+        assert len(always) == PROMPT + 4 + WINDOW
+        assert set(range(PROMPT)) < always
+
+
+def test_the_default_window_is_the_familys_or_half_of_what_the_sinks_leave() -> None:
+    texts, image = (
+        text(PROMPT, [150, CHUNK]),
+        ModelSpec("image", 1, 2, D, next_token(4, [8, 8, 8, 8]), line=8),
+    )
+    scales = small(layers=1, sides=(1, 2, 3, 4, 5))
+    for spec, capacity, sinks, window in (
+        (texts, 140, 0, CHUNK),
+        (text(PROMPT, [150, 80]), 140, 0, 64),
+        (text(PROMPT, [150, 80]), 108, 1, (108 - PROMPT) // 2),
+        (image, 20, 0, 8),
+        (image, 16, 1, 6),
+        (scales, 12, 1, 4),
+    ):
+        cache = open_cache(VaSE(sinks=sinks, large=0), spec, f"{capacity}")
+        cache.prompts = list(range(30))
+        seen = listening(cache.method)
+        inputs = tokens_of(spec, 1)
+        run(
+            cache,
+            [
+                [tuple(x.expand(30 * spec.branches, -1, -1, -1) for x in qkv) for qkv in layers]
+                for layers in inputs
+            ],
+        )
+        last = seen[-1]
+        end = spec.segments[last.scale].end
+        always = set(range(end)).intersection(*last.ids())
+        assert set(range(end - window, end)) <= always
+        assert end - window - 1 not in always
+
+
+def test_bad_settings_are_refused() -> None:
+    texts = text(PROMPT, [CAPACITY, CHUNK])
+    for settings, message in (
+        ({"window": 18}, "the smallest feasible budget is"),  # and 6 of large values
+        ({"window": CAPACITY - PROMPT, "sinks": 1, "large": 0}, "the smallest feasible budget is"),
+        ({"refresh": 2}, r"method\.refresh=2: every eviction chooses anew; set method\.refresh=1"),
+        ({"ema": 0.5}, r"method\.ema=0\.5: every eviction chooses anew; set method\.ema=0"),
+        ({"window": 0}, r"method\.window=0: must be at least 1, or null"),
+        (
+            {"large": 1},
+            r"method\.large=1: must lie in 0\.\.0\.99, because the window and the draw need the rest",
+        ),
+        ({"kernel": 4}, r"method\.kernel=4: must be odd and positive"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            VaSE(**{"window": WINDOW, **settings}).check(texts, Budget.parse(f"{CAPACITY}", texts))
+    VaSE(window=17).check(texts, Budget.parse(f"{CAPACITY}", texts))
