@@ -100,7 +100,9 @@ def count_bytes(plane: Plane) -> Bytes:
     tables = size(*(codes.entry for codes in pair))
     if plane.rotation is not None:
         tables += plane.positions.element_size() + 2 * 2 * plane.rotation.shape[1]
-    return Bytes(size(*(x.numbers for x in pair)), size(*(x.affine for x in pair)), tables)
+    return Bytes(
+        size(*(x.numbers for x in pair)), size(*(y for x in pair for y in (x.affine, x.gain))), tables
+    )
 
 
 def print_bytes(channels: int, block: int) -> None:

@@ -28,8 +28,7 @@ from kvbench.methods.shared.base import Method
 from kvbench.models.image_model import ImageModel
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.llamagen.model import LlamaGenModel
-from kvbench.models.lumina.model import LuminaModel
-from kvbench.models.next_token import NextTokenModel
+from kvbench.models.next_token import LinedImageModel, NextTokenModel
 from kvbench.models.noise import CounterNoise, Kind, Noise
 from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.qwen3.model import Qwen3Model
@@ -118,7 +117,7 @@ def load(model: Model) -> None:
             transformer, tokenizer = model.networks
             model._transformer, model._tokenizer = transformer(model.transformer), tokenizer(model.tokenizer)
         model._text, _ = model._read_text(CUDA)
-        if isinstance(model, LuminaModel):
+        if isinstance(model, LinedImageModel):
             model._codes = torch.empty(model.transformer.vocabulary, dtype=torch.int64)
     exact = ("scale_mul_1H11", "ada_gss") if isinstance(model, VARModel) else ()
     next_token = isinstance(model, NextTokenModel)

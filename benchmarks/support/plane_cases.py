@@ -5,12 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kvbench.kernels.hadamard import list_levels
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.kernels.planes import Codes, Plane, list_slots
 
 
 class Stored(NamedTuple):
-    """Bits of a number; `channel` or `token` (share a scale), `codebook`, `fp8` or `plain` for keys and values."""
+    """Bits of a number; `channel` or `token` (share a scale), `codebook`, `rotated`, `fp8` or `plain` for each side."""
 
     bits: int
     keys: str
@@ -30,6 +31,7 @@ FORMS = (
     *(Stored(bits, "token", "token") for bits in (8, 4)),
     *(Stored(bits, "codebook", "codebook") for bits in (4, 3, 2)),
     Stored(8, "fp8", "fp8"),
+    Stored(4, "rotated", "rotated"),
 )
 """Formats of `conf/storage` and of `cache_dtype`."""
 
@@ -44,8 +46,8 @@ def make_plane(
 ) -> Plane:
     """Return a plane of random codes, with rows of equal length.
 
-    Each `block` tokens of a row share a channel's scale or a codebook. If `rotated`, keys other than `plain` ones are
-    stored unrotated.
+    Each `block` tokens of a row share a channel's scale or a codebook. If `rotated`, the model rotates keys, and all
+    but `plain` and `rotated` ones are stored without that rotation.
     """
     rows, length = len(layout.counts), layout.longest
     blocks = -(-length // block)
@@ -58,6 +60,8 @@ def make_plane(
         if scheme == "fp8":
             return Codes(torch.randn(batch, layout.total, channels).to(torch.float8_e4m3fn))
         numbers = torch.randint(256, (batch, layout.total, channels * form.bits // 8)).byte()
+        if scheme == "rotated":
+            return Codes(numbers, book=list_levels(form.bits), gain=torch.rand(batch, layout.total).half())
         if scheme == "codebook":
             book = torch.randn(rows * blocks, channels, 1 << form.bits).sort(-1).values
             return Codes(numbers, book=book.half(), entry=entry)
@@ -65,9 +69,11 @@ def make_plane(
         affine = torch.randn(batch, *sizes, 2).mul_(2 / (1 << form.bits)).half()
         return Codes(numbers, affine=affine, entry=None if scheme == "token" else entry)
 
-    rotation = make_rotation(length, channels) if rotated and form.keys != "plain" else None
+    unrotated = rotated and form.keys not in ("plain", "rotated")
+    rotation = make_rotation(length, channels) if unrotated else None
     codes = make_codes(form.keys), make_codes(form.values)
-    return Plane(layout, min(form.bits, 16), *codes, list_slots(layout)[1], rotation)
+    bits = min(form.bits, 16)
+    return Plane(layout, bits, bits, *codes, list_slots(layout)[1], rotation)
 
 
 def make_rotation(positions: int, channels: int) -> Tensor:

@@ -81,6 +81,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "report": ("core", "data", "engine", "eval", "plan", "runs.generate", "runs.record"),
     "report.figures": ("core", "engine", "eval", "report", "runs.generate", "runs.record"),
     "report.papers": ("core", "engine", "methods", "report", "report.figures", "runs.record"),
+    "verify": ("core", "data", *ENGINE, "eval", *RUNS, "report"),
+    "choose": ("core", "eval", "report"),
     "dashboard": (
         "conf",
         "core",
@@ -101,7 +103,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "cli": EVERYTHING,
 }
 """Rooms that each room may import beside itself, lowest first; a dotted name may also be a module or package in one."""
-FAMILIES = ("infinity", "var", "llamagen", "janus", "lumina", "llama", "qwen3")
+FAMILIES = ("infinity", "var", "llamagen", "janus", "lumina", "emu3", "llama", "qwen3")
 """Packages of `kvbench.models` that are one room, `models.families`; `RELATED` says which may import another."""
 RELATED = {("models.janus", "models.llamagen")}
 """Family that uses another one's image tokenizer."""

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -121,7 +121,12 @@ def find_stored_kind(folder: Path) -> SampleKind | None:
     return next((kind for kind in list_kinds().values() if (folder / kind.kind).is_dir()), None)
 
 
-def open_samples(folder: Path) -> SampleSet:
-    """Open a run folder of any kind, images if it has no samples; a SampleSetError if it cannot be scored."""
+def open_samples(folder: Path, indices: Sequence[int] | None = None) -> SampleSet:
+    """Open a run folder of any kind, images if it has no samples; a SampleSetError if it cannot be scored.
+
+    Args:
+        folder: the run.
+        indices: samples to open, of a run that may be unfinished; None for all of a whole run.
+    """
     kind = find_stored_kind(folder) or IMAGES
-    return kind.samples(folder)
+    return kind.samples(folder) if indices is None else kind.samples(folder, indices)

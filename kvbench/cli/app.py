@@ -30,6 +30,7 @@ from kvbench.cli.sweeps.progress import watch
 from kvbench.cli.sweeps.slurm_checks import LAUNCHER
 from kvbench.cli.tasks.new import new
 from kvbench.cli.tasks.publish import publish
+from kvbench.cli.tasks.verify import verify
 from kvbench.cli.version import describe_version
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.sigterm import (
@@ -46,7 +47,7 @@ if TYPE_CHECKING:  # of an extra
 
 
 def main() -> None:
-    """Run the command line: one job, a sweep (`-m`), `publish`, `new`, or an option of Hydra (`--help`)."""
+    """Run the command line: one job, a sweep (`-m`), `publish`, `verify`, `new`, or an option of Hydra (`--help`)."""
     prepare()
     try:
         with allow_targets():
@@ -63,6 +64,10 @@ def run_command(command: Command) -> None:
     elif command.words[:1] == ("publish",):
         with exiting_on_error():
             publish(command.words[1:])
+    elif command.words[:1] == ("verify",):
+        with exiting_on_error():
+            is_verified = verify(command.words[1:])
+        sys.exit(0 if is_verified else 1)
     elif command.words[:1] == ("new",):
         with exiting_on_error():
             new(command.words[1:])

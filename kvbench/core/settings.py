@@ -22,13 +22,15 @@ from kvbench.core.config import (
 from kvbench.core.storage import CHANNEL, CODE_DTYPES, StorageConfig
 
 TASKS = (
-    "run", "evaluate", "bounds", "plan", "check", "doctor", "weights", "calibrate", "profile", "train", "report",
-    "export", "merge", "dashboard", "work", "status",
+    "run", "evaluate", "bounds", "choose", "plan", "check", "doctor", "weights", "calibrate", "profile", "train",
+    "report", "export", "merge", "dashboard", "work", "status",
 )  # fmt: skip
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", *CODE_DTYPES)
 MAX_CALIBRATED = 10**4
 MAX_WORKERS = 10**4
 MAX_REPEATS = 10**9
+MIN_UNITS = 8
+"""Prompts before the first look of a race: intervals from fewer are wrong."""
 GROUPS = ("model", "method", "protect", "windows", "prompts", "eval", "logger", "train", "sampling", "sweeps")
 """Keys of a configuration that hold objects (`_target_`), names or nothing."""
 READING_TASKS = ("report", "dashboard", "export")
@@ -180,6 +182,28 @@ class DashboardSettings:
 
 
 @dataclass(frozen=True)
+class ChooseSettings:
+    """Settings of `task=choose`.
+
+    Attributes:
+        block: prompts between two looks, and before the first.
+        error: probability that the best method is dropped.
+        seconds: methods that take longer per sample at the first look leave the race; None for no limit.
+    """
+
+    block: int = 16
+    error: float = 0.05
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        check_range("choose.block", self.block, MIN_UNITS, MAX_PROMPTS)
+        if not 0 < self.error < 1:
+            raise ConfigError(f"choose.error={self.error}: must be a probability between 0 and 1")
+        if self.seconds is not None and not 0 < self.seconds <= MAX_REPEATS:
+            raise ConfigError(f"choose.seconds={self.seconds}: must be a positive number of seconds, or null")
+
+
+@dataclass(frozen=True)
 class SweepSettings:
     """Settings of a sweep as a whole: the name by which tasks find it again."""
 
@@ -252,6 +276,9 @@ class Settings:
         require: evaluators (names in `eval`) that must not be skipped.
         published: table of a paper to print with a sweep's results.
         against: method with which `task=report` compares all others, sample by sample.
+        metric: metric that `task=choose` compares.
+        methods: methods that `task=choose` compares; None for all that fit.
+        margin: difference of the metric within which `task=choose` takes methods as level.
         smoke: the run has two prompts and one cheap metric.
         verbose: print every metric of a run.
         output: folder for the files of `task=report`, `dashboard` and `export`; None for `runs_dir`.
@@ -276,6 +303,9 @@ class Settings:
     require: tuple[str, ...] = ()
     published: str | None = None
     against: str | None = None
+    metric: str | None = None
+    methods: tuple[str, ...] | None = None
+    margin: float = 0.0
     output: str | None = None
     smoke: bool = False
     verbose: bool = False
@@ -288,17 +318,20 @@ class Settings:
     export: ExportSettings = ExportSettings()
     dashboard: DashboardSettings = DashboardSettings()
     report: ReportSettings = ReportSettings()
+    choose: ChooseSettings = ChooseSettings()
 
     def __post_init__(self) -> None:
         for key, choices in (("task", TASKS), ("budget_unit", UNITS), ("cache_dtype", CACHE_DTYPES)):
             if getattr(self, key) not in choices:
                 raise ConfigError(f"{key}={getattr(self, key)}: must be one of {', '.join(choices)}")
         read_number(self.budget, self.budget_unit)
+        self.storage.check_dtype(self.cache_dtype)
         if self.output == "":
             raise ConfigError("output is empty; use output=. for the current folder")
         check_range("batch_size", self.batch_size, 1, MAX_PROMPTS)
         check_range("seed", self.seed, 0, MAX_SEED)
         check_range("sinks", self.sinks, 0, MAX_PROMPTS)
+        self._check_choice()
         if not re.fullmatch(r"cpu(:0)?|cuda(:\d{1,3})?", self.device):
             raise ConfigError(f"device={self.device}: only auto, cpu, cuda and cuda:N are supported")
         if self.cuda_graph is True and not self.device.startswith("cuda"):
@@ -310,6 +343,17 @@ class Settings:
         if self.task == "profile" and self.profile.largest and not self.device.startswith("cuda"):
             raise ConfigError(
                 f"profile.largest=true: searches GPU memory, and device={self.device}; use device=cuda"
+            )
+
+    def _check_choice(self) -> None:
+        """Check the keys of `task=choose`."""
+        if not 0 <= self.margin < float("inf"):
+            raise ConfigError(f"margin={self.margin}: must be a difference of the metric, 0 or more")
+        if self.methods is not None and len(set(self.methods)) != max(len(self.methods), 2):
+            raise ConfigError(f"methods={list(self.methods)}: name two or more methods, each once")
+        if self.task == "choose" and not self.metric:
+            raise ConfigError(
+                "metric: task=choose compares methods by one metric; set it, such as metric=psnr"
             )
 
     @property
@@ -346,6 +390,8 @@ class Settings:
             own[key] = part(**{k: tuple(v) if isinstance(v, list) else v for k, v in section.items()})
         for key in ("require", "runs_dirs", "sources"):
             own[key] = tuple(own.get(key, ()))  # type: ignore[arg-type]
+        if own.get("methods") is not None:
+            own["methods"] = tuple(own["methods"])  # type: ignore[arg-type]
         if not own["runs_dir"]:
             raise ConfigError("runs_dir is empty; use runs_dir=. for the current folder")
         return cls(**{**own, "runs_dir": Path(str(own["runs_dir"])).expanduser()})  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.base import Cache, Model, require_positive
@@ -19,6 +20,7 @@ from kvbench.models.parts.codebook import VQGAN, VQGANConfig
 from kvbench.models.parts.config_file import check_config, expect_decoder
 from kvbench.models.parts.decoder import Decoder, DecoderConfig, ImageDecoderConfig, PromptedImageConfig
 from kvbench.models.parts.decoding import Rounding
+from kvbench.models.parts.image_lines import LinedImageConfig, forbid
 from kvbench.models.parts.sampling import TokenSampling, guide
 from kvbench.models.parts.tensor_parallel import split_config
 from kvbench.models.parts.tokens import encode_prompts, lay_out
@@ -238,3 +240,28 @@ class PromptedImageModel(NextTokenImageModel[N, T]):
     def _embed(self, prompts: Sequence[str]) -> tuple[Tensor, Sequence[int]]:
         rows, padding = lay_out(prompts, self._text, self.prompt_tokens, guided=self.sampling.branches > 1)
         return self._transformer.tok_embeddings(rows.to(self._device)), padding
+
+
+@dataclass
+class LinedImageModel(PromptedImageModel[N, T]):
+    """Settings of a model of one vocabulary for words and image codes, whose images are lines that end in a token.
+
+    Only codes, and a newline at the end of a line, can be drawn. The tokens that begin an image are part of
+    `prompt_tokens`. The unconditional prompt has another length than the conditional one.
+    """
+
+    transformer: LinedImageConfig
+
+    equal_branches: ClassVar[bool] = False
+
+    def load(self, device: torch.device | str) -> None:
+        """Build and fill the networks as `ImageModel.load`, and set the code of each token."""
+        super().load(device)
+        missing = self.transformer.vocabulary - len(self._text.codes)
+        self._codes = F.pad(self._text.codes, (0, missing), value=-1).to(device)
+
+    def _forbid(self) -> Callable[[int], Tensor]:
+        return forbid(self._codes, self._text.newline, self.transformer.line)
+
+    def _find_codes(self, tokens: Tensor) -> Tensor:
+        return self._codes[tokens.unflatten(1, (-1, self.transformer.line))[..., :-1]]

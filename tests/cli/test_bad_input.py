@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     slow_but_every(
         8,
         [
-            ("model=null", "model=null: not a choice; choose from decoder, infinity_2b, "),
+            ("model=null", "model=null: not a choice; choose from decoder, emu3_gen, "),
             ("method=null", "method=null: not a choice; choose from adakv, "),
             ("prompts=null", "prompts=null: not a choice; choose from aime24, "),
             ("eval=null", "eval=null: not a choice; "),

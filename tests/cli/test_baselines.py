@@ -23,6 +23,7 @@ PRESETS = sorted(path.stem for path in (CONF / "sampling").glob("*.yaml"))
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 SWEEPS = sorted(path.stem for path in (CONF / "sweeps" / "baselines").glob("*.yaml"))
 FITS = {
+    "emu3_readme": ["emu3_gen"],
     "headkv_dpg": ["lumina_mgpt_7b_768"],
     "heatkv_paper": ["infinity_2b", "infinity_8b", "infinity_tiny"],
     "infinity_demo": ["infinity_2b", "infinity_tiny"],
@@ -102,6 +103,7 @@ def test_a_preset_sets_what_its_file_says(preset: str) -> None:
 @pytest.mark.parametrize(
     ("preset", "model"),
     [
+        ("emu3_readme", "emu3_gen"),
         ("heatkv_paper", "infinity_8b"),
         ("llamagen_readme_3b", "llamagen_3b"),
         ("lumina_readme", "lumina_mgpt_7b_768"),
@@ -133,7 +135,10 @@ def test_every_preset_names_its_source() -> None:
             ["model=qwen3_8b", "sampling=var_paper"],
             "sampling=var_paper: is for model=var_*, not qwen3_8b; choose another, or set model.sampling.* by hand",
         ),
-        (["sampling=nothing"], "sampling=nothing: no such choice; choose from headkv_dpg, heatkv_paper"),
+        (
+            ["sampling=nothing"],
+            "sampling=nothing: no such choice; choose from emu3_readme, headkv_dpg, heatkv_paper",
+        ),
         (["+sampling.x=1"], "sampling={'x': 1}: not a choice of conf/sampling"),
     ],
 )

@@ -37,7 +37,15 @@ TOGETHER = [
 ]
 """Every file once; those of different groups are composed together."""
 SWEEPS = sorted((CONF / "sweeps").glob("*.yaml"))
-OWN = ("budget", "calibrations", "equal_bytes", "full_bits", "pricekv_ablation", "pricekv_prompts")
+OWN = (
+    "budget",
+    "calibrations",
+    "emu3_gen",
+    "equal_bytes",
+    "full_bits",
+    "pricekv_ablation",
+    "pricekv_prompts",
+)
 """Sweeps of no paper's table."""
 
 
@@ -67,8 +75,9 @@ def values(cfg: DictConfig) -> dict[str, object]:
 
 
 PROMPTS = {"imagenet": 50_000, "imagenet50k": 50_000, "file": 2, "geneval": 4, "hpsv2": 4, "dpg": 4}
-PROMPTS |= dict.fromkeys(PROBLEMS := ("aime24", "aime25", "math500", "gsm8k", "umath"), 2)
+PROMPTS |= dict.fromkeys(PROBLEMS := ("aime24", "aime25", "aime26", "hmmt25", "math500", "gsm8k", "umath"), 2)
 PROMPTS |= {
+    "gpqa_diamond": 1,
     "unigenbench": 4,
     "oneig": 4,
     "geneval2": 1,
@@ -102,6 +111,8 @@ def stand_in(choice: str, folder: Path) -> list[str]:
     contents["coco30k"] = contents["coco5k"]
     problems = "".join(json.dumps({"problem": f"what is {n}?", "answer": n}) + "\n" for n in range(2))
     contents |= dict.fromkeys(PROBLEMS, problems)
+    wrong = {f"Incorrect Answer {number}": number for number in (1, 2, 3)}
+    contents["gpqa_diamond"] = json.dumps({"Question": "what?", "Correct Answer": 0, **wrong})
     for style in ("anime", "concept-art", "paintings", "photo"):
         (folder / f"{style}.json").write_text('["a dog"]')
     (folder / "item.txt").write_text("a dog")
@@ -249,8 +260,8 @@ def test_a_sweep_that_compares_quality_has_what_looks_at_nothing(path: Path) -> 
             ("sweeps=nothing", "sweeps=nothing"),
             (
                 "task=rnu",
-                "task=rnu: must be one of run, evaluate, bounds, plan, check, doctor, weights, calibrate, profile, "
-                "train, report",
+                "task=rnu: must be one of run, evaluate, bounds, choose, plan, check, doctor, weights, calibrate, "
+                "profile, train, report",
             ),
             ("cache_dtype=int5", "cache_dtype=int5"),
             ("cuda_graph=true", "cuda_graph=true: device=cpu has no CUDA graphs; use device=cuda"),

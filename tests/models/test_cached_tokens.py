@@ -18,7 +18,7 @@ from tests.models.test_small_models import CASES
 from tests.support.reference_llamagen import PlainCache
 from tests.support.small_models import SMALL_QWEN3, load
 
-IMAGES = ("janus", "lumina", "llamagen", "llamagen with captions")
+IMAGES = ("janus", "lumina", "emu3", "llamagen", "llamagen with captions")
 TEXTS = (*SMALL_QWEN3, "model.max_tokens=20", "model.sampling.temperature=0", "model.stop=false")
 
 

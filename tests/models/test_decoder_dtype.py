@@ -17,7 +17,7 @@ from kvbench.models.parts.autoencoder import ConvDecoder, NetworkConfig, Norm
 from kvbench.models.parts.decoding import Decoding, round_pixels
 from kvbench.models.var.tokenizer import VQVAE, VQConfig
 from kvbench.runs.job import Job
-from tests.support import reference_janus, reference_lumina
+from tests.support import reference_emu3, reference_janus, reference_lumina
 from tests.support.fake_run import job_in
 from tests.support.marks import slow_but_every
 from tests.support.small_models import SMALL_TOKENIZER, configured, full, load, shrink
@@ -27,6 +27,7 @@ MODELS = {
     "llamagen": (LLAMAGEN, "3"),
     "janus": (reference_janus.SMALL, "a red circle"),
     "lumina": (reference_lumina.SMALL, "a red circle"),
+    "emu3": (reference_emu3.SMALL, "a red circle"),
     "infinity": (("model=infinity_tiny",), "a red circle"),
     "var": (("model=var_tiny",), "3"),
 }
@@ -119,6 +120,7 @@ def test_what_auto_is() -> None:
         "llamagen": "tf32",
         "janus": "cast bfloat16",
         "lumina": "tf32",
+        "emu3": "tf32",
         "infinity": "autocast bfloat16",
         "var": "autocast float16",
     }
@@ -129,11 +131,19 @@ def test_what_auto_is() -> None:
     bytes_of = {name: one.decoding_bytes(3) for name, one in found.items()}
     for name, (overrides, _) in MODELS.items():
         wide = configured(*overrides, "model.decoder_dtype=float32").decoding_bytes(3)
-        assert wide == bytes_of[name] * (1 if name in ("llamagen", "lumina") else 2)
+        assert wide == bytes_of[name] * (1 if name in ("llamagen", "lumina", "emu3") else 2)
 
 
 def test_rounding_of_official_and_embedded_models() -> None:
-    official = ("infinity_2b", "infinity_8b", "var_d16", "var_d36", "janus_pro_1b", "lumina_mgpt_7b_768")
+    official = (
+        "infinity_2b",
+        "infinity_8b",
+        "var_d16",
+        "var_d36",
+        "janus_pro_1b",
+        "lumina_mgpt_7b_768",
+        "emu3_gen",
+    )
     for names, rounding in (
         (official, "truncate"),
         (("infinity_tiny", "var_tiny", "llamagen_tiny"), "nearest"),

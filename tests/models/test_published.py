@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from typing import Any, NamedTuple
 
 import pytest
@@ -75,6 +76,16 @@ def lumina(pixels: int) -> Published:
     return Published(keys, parameters, (32, 32, 128, 2), lengths, files)
 
 
+def emu3() -> Published:
+    """Parameters of an image: of a kernel's three planes in time the last, of a batch norm a product and a sum."""
+    keys, count = read_published("emu3")["gen"]["keys"], 0
+    for name, (shape, _) in keys.items():
+        drawing = not re.search(r"vqmodel\.(encoder|quant_conv)\.|running_|num_batches", name)
+        count += drawing * torch.Size(shape).numel() // (shape[2] if len(shape) == 5 else 1)
+    files = {"BAAI/Emu3-Gen-hf None", "BAAI/Emu3-Gen-hf tokenizer.json"}
+    return Published(("emu3", "gen"), count / 1e6, (32, 8, 128, 2), (128, 91, 90, 8317), files)
+
+
 def qwen3(size: str, layers: int, parameters: float) -> Published:
     files = {f"Qwen/Qwen3-{size.upper()} None"}
     return Published(("qwen3",), parameters, (layers, 8, 128, 1), (512, 128, 127, 33279), files)
@@ -104,6 +115,7 @@ PUBLISHED = {
     "lumina_mgpt_7b_512": lumina(512),
     "lumina_mgpt_7b_768": lumina(768),
     "lumina_mgpt_7b_1024": lumina(1024),
+    "emu3_gen": emu3(),
     "qwen3_4b": qwen3("4b", 36, 4022.468096),
     "qwen3_8b": qwen3("8b", 36, 8190.735360),
     "qwen3_32b": qwen3("32b", 64, 32762.123264),
@@ -138,7 +150,7 @@ def test_published_shapes(name: str) -> None:
     lengths = spec.lengths
     assert (lengths[0], lengths[1], lengths[-1], spec.ends[-1]) == known.lengths
     assert spec.logit_scale == (spec.head_dim**-0.5 if spec.family == "next-token" else 1)
-    assert spec.equal_branches != name.startswith("lumina")
+    assert spec.equal_branches != name.startswith(("lumina", "emu3"))
     assert {f"{source.repo} {source.file}" for source in one.sources.values()} == known.sources
     assert (one.compute_dtype("cpu"), one.compute_dtype("cuda:1")) == (torch.float32, known.half)
     if name.startswith("qwen3"):
@@ -156,6 +168,7 @@ def test_published_shapes(name: str) -> None:
         ("llamagen_xl", ["c2i_L", "t2i_XL", "vq_16"]),
         ("janus_pro_7b", ["pro_1b"]),
         ("lumina_mgpt_7b_512", ["tokenizer"]),
+        ("emu3_gen", ["tiny"]),
     ],
 )
 def test_the_state_of_another_model_does_not_fit(name: str, others: list[str]) -> None:
@@ -190,6 +203,7 @@ def test_a_tokenizer_of_half_the_patch_fits() -> None:
         (("model=llamagen_b", "model.chunk=50"), [1, *[50] * 11, 25]),
         (("model=janus_pro_1b", "model.chunk=50", "model.prompt_tokens=20"), [20, *[50] * 11, 25]),
         (("model=lumina_mgpt_7b_768", "model.chunk=500", "model.prompt_tokens=20"), [20, *[500] * 4, 351]),
+        (("model=emu3_gen", "model.chunk=2000", "model.prompt_tokens=20"), [20, *[2000] * 4, 189]),
     ],
 )
 def test_capacity_segments_and_guidance_are_settings(overrides: tuple[str, ...], lengths: list[int]) -> None:
@@ -206,6 +220,7 @@ def test_capacity_segments_and_guidance_are_settings(overrides: tuple[str, ...],
         ("janus_pro_1b", "weights", r"pytorch_model\.bin"),
         ("janus_pro_7b", "weights", "Janus-Pro-7B"),
         ("lumina_mgpt_7b_1024", "weights", "the files of Alpha-VLLM"),
+        ("emu3_gen", "weights", "the files of BAAI/Emu3-Gen-hf"),
         ("qwen3_4b", "weights", "the files of Qwen/Qwen3-4B"),
     ],
 )
@@ -213,6 +228,6 @@ def test_missing_weights_say_how_to_get_them(name: str, part: str, wanted: str) 
     one = configured(f"model={name}")
     with pytest.raises(WeightsError, match=rf"model\.sources\.{part}: weights missing.*{wanted}"):
         one.load("cpu")
-    if name.startswith(("janus", "lumina")):
+    if name.startswith(("janus", "lumina", "emu3")):
         with pytest.raises(WeightsError, match=r"model\.sources\.text: weights missing.*tokenizer\.json"):
             one.check_prompts(["a red circle"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbench.models.noise import PromptNoise
-from tests.support import reference_janus, reference_lumina
+from tests.support import reference_emu3, reference_janus, reference_lumina
 from tests.support.marks import slow_but_every
 from tests.support.methods import methods_for
 from tests.support.small_models import (
@@ -41,6 +41,7 @@ _LLAMAGEN = {"heads": 2, "vocabulary": 128, "grid": [5, 6]}
 CASES = {
     "janus": Case(reference_janus.SMALL, (20, 24), CAPTIONS, 9),
     "lumina": Case(reference_lumina.SMALL, (24, 24), CAPTIONS, 12),
+    "emu3": Case(reference_emu3.SMALL, (20, 24), CAPTIONS, 12),
     "llamagen": Case(
         shrink("llamagen_b", *SMALL_TOKENIZER, **_LLAMAGEN, classes=10), (20, 24), CLASSES, alike=("3 x", "7")
     ),
@@ -75,12 +76,14 @@ ONE_OF_EACH_KIND = (
     "pricekv",
     "quest",
 )
-DRAWN = [
+WHOLE = [
     *((PADDED, name) for name in METHODS),
-    *((case, name) for case in ("janus", "lumina", "llamagen") for name in ONE_OF_EACH_KIND),
+    *((case, name) for case in ("janus", "lumina", "emu3", "llamagen") for name in ONE_OF_EACH_KIND),
 ]
 """Next-token models and methods: every method once, with padded prompts, and some with each model."""
-TOKENS = list(CASES)[:2]
+DRAWN = [*WHOLE, *(("emu3", name) for name in METHODS if name not in ONE_OF_EACH_KIND)]
+"""The same, and every method where branches have prompts of unequal length and rows end in a token."""
+TOKENS = list(CASES)[:3]
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +166,6 @@ def test_every_method_draws_images(case: str, tiny: Any, name: str) -> None:
     check_images_of_a_method(name, tiny, given.overrides, given.prompts[:2], given.size)
 
 
-@pytest.mark.parametrize(("case", "name"), slow_but_every(4, DRAWN))
+@pytest.mark.parametrize(("case", "name"), slow_but_every(4, WHOLE))
 def test_with_room_for_everything_every_method_draws_the_reference(case: str, tiny: Any, name: str) -> None:
     check_reference_of_a_method(name, tiny, CASES[case].overrides, CASES[case].prompts[:2])

@@ -62,6 +62,21 @@ from tests.support.results import configured_run as run
             "accuracy",
             "0.492",
         ),
+        (
+            "random_attention_table2",
+            "qwen3_4b (math500)",
+            {"method": "random_attention", "method.sinks": "1"},
+            "accuracy",
+            "0.874",
+        ),
+        (
+            "random_attention_table2",
+            "phi_4_reasoning (gpqa_diamond)",
+            {"method": "vase", "method.sinks": "0"},
+            "accuracy",
+            "0.562",
+        ),
+        ("random_attention_table3", "unnamed", {"method": "rkv/half"}, "retrieved", "0.836"),
         ("ssd_table1", "janus_pro_1b (every 24 tokens)", {"method": "ssd"}, "dpg[official]", "82.53"),
         ("hack_table1", "var_d30", {"method": "hack"}, "is", "299.98"),
         ("hack_table2", "infinity_8b", {"method": "hack"}, "geneval", ".82"),
@@ -88,6 +103,7 @@ def test_tables_have_every_row() -> None:
     assert [sum(counts[f"ams_kv_table{i}"]) for i in range(1, 10)] == [4, 2, 8, 2, 4, 10, 4, 2, 3]
     assert [sum(counts[f"headkv_table{i}"]) for i in (2, 3, 4)] == [7, 11, 13]
     assert [counts[f"hackpp_table{i}"] for i in range(1, 6)] == [[14, 12, 6], [14, 12], [4], [6], [6]]
+    assert (counts["random_attention_table2"], counts["random_attention_table3"]) == ([13, 11, 11, 11], [8])
     assert [counts["hackpp_fig14"], *(counts[f"hack_table{i}"] for i in (1, 2, 3))] == [
         [7], [5], [4, 3, 4], [2, 2],
     ]  # fmt: skip
@@ -104,11 +120,18 @@ def test_accuracies_of_triattention_are_whole_texts() -> None:
             assert f"{round(float(cell) * texts_) / texts_:.3f}" == cell, (name, cell)
 
 
-def test_a_prompt_that_stays_is_another_row() -> None:
-    table = published.find("triattention_aime")
+@pytest.mark.parametrize(
+    ("table", "method", "budget", "model"),
+    [
+        ("triattention_aime", "rkv/text", 0.06178, "qwen3_8b"),
+        ("random_attention_table2", "vase/attn", 1088 / 33216, "qwen3_4b"),
+        ("random_attention_table2", "random", 200 / 938, "reasoner_tiny"),
+    ],
+)
+def test_a_prompt_that_stays_is_another_row(table: str, method: str, budget: float, model: str) -> None:
     for sinks in (0, 1):
-        one = run("rkv/text", 0.06178, "qwen3_8b", method__sinks=sinks)
-        [where] = rows_of(table, one)
+        one = run(method, budget, model, method__sinks=sinks)
+        [where] = rows_of(published.find(table), one)
         assert where["method.sinks"] == (str(sinks),)
 
 

@@ -304,8 +304,8 @@ def test_the_command_makes_every_artifact(
     monkeypatch.setattr("sys.argv", ["run.py", *words])
     cli.main()
     lines = [line.split(": ") for line in capsys.readouterr().out.splitlines() if "calibration-" in line]
-    of_layers = {"attention_spread", "layer_entropies"}
-    assert {kind for kind, _ in lines} == {observer.kind for observer in every()} | of_layers
+    others = {"attention_spread", "budget_shares", "layer_entropies"}
+    assert {kind for kind, _ in lines} == {observer.kind for observer in every()} | others
     assert all((tmp_path / path).is_file() for _, path in lines)
 
 

@@ -9,8 +9,10 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.methods.chunkkv import ChunkKV
 from kvbench.methods.contents.lagkv import LagKV
+from kvbench.methods.contents.norms import CUR
 from kvbench.methods.critical import Critical
 from kvbench.methods.h2o import H2O
+from kvbench.methods.pricekv.by_score import PriceKVByScore
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.runs.job_identity import identify_method, make_label, revise_method
@@ -73,6 +75,20 @@ def test_settings_of_bases_that_came_later_are_left_out_too(leading: int) -> Non
         twice = {"base": {"base": inner, "chunk": 5}}
         nested = ChunkKV(base=Critical(base=base))
         assert identify_method(twice, object(), nested) == {"base": {"base": expected, "chunk": 5}}
+
+
+def test_later_settings_of_cur_and_pricekv_by_score_are_left_out_of_their_wrappers() -> None:
+    """They do so by name, so that `window` of SnapKV stays."""
+    inner: dict[str, object] = {"leading": 0, "block": 16}
+    later = {"project": None, "redraw": False, "window": 0, "seed": 0}
+    for settings in (inner, inner | {"window": 4}):
+        found = identify_method({"base": later | settings}, object(), ChunkKV(base=CUR()))
+        assert found == {"base": settings}
+    priced = {"base": {"base": later | inner, "error": "output"}}
+    method = ChunkKV(base=PriceKVByScore(base=CUR()))
+    assert identify_method(priced, object(), method) == {"base": {"base": inner}}
+    window = {"base": {"window": 0}}
+    assert identify_method(window, object(), ChunkKV(base=SnapKV())) == window
 
 
 def test_a_change_of_texts_leaves_the_names_of_images() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from kvbench.kernels.attention_paths import TABLE
 from kvbench.kernels.batch_invariance import MATMUL
-from kvbench.runs.record.provenance import _checkout, describe_arithmetic, describe_rebuild, provenance
+from kvbench.runs.record.provenance import describe_arithmetic, describe_rebuild, find_commit, provenance
 
 
 def test_a_checkout_names_its_commit(root: Path) -> None:
@@ -35,7 +35,9 @@ def test_a_line_rebuilds_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert code is None or isinstance(code, dict)
     assert isinstance(installed, dict)
     assert found["rebuild"] == describe_rebuild(code, installed)
-    monkeypatch.setattr("kvbench.runs.record.provenance._checkout", _checkout.__wrapped__)  # asks each time
+    monkeypatch.setattr(
+        "kvbench.runs.record.provenance.find_commit", find_commit.__wrapped__
+    )  # asks each time
     # An image has no repository, but knows its commit.
     monkeypatch.setattr("kvbench.core.checkout.ROOT", tmp_path)
     assert provenance("cpu", None)["code"] is None

@@ -257,7 +257,7 @@ def test_a_resumed_run_names_every_origin_and_tells_its_times_apart(
     """Of ten samples, four are made by another commit on another machine, where a batch takes no time."""
     assert execute.run(job_in(tmp_path, shard=Shard(0, 2))).results is None
     ours = {"commit": "b" * 40, "diff_sha256": ""}
-    monkeypatch.setattr("kvbench.runs.record.provenance._checkout", lambda: ours)
+    monkeypatch.setattr("kvbench.runs.record.provenance.find_commit", lambda: ours)
     for module in ("record.provenance", "generate.batch"):
         monkeypatch.setattr(f"kvbench.runs.{module}.describe_machine", lambda _: "other, 1 threads")
     execute.run(job_in(tmp_path, shard=Shard(1, 2)))

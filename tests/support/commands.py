@@ -15,7 +15,7 @@ import pytest
 
 from kvbench.cli.config.command import SHORT_FORMS, name_base
 from kvbench.cli.config.messages import check_arguments
-from kvbench.cli.tasks import new, publish
+from kvbench.cli.tasks import new, publish, verify
 from kvbench.core.config import ConfigError
 from tests.support.places import ROOT
 
@@ -83,6 +83,8 @@ def compose(arguments: list[str]) -> str | None:
         return None
     if arguments[:1] == ["publish"]:
         return read_request(publish.parse_words, arguments[1:])
+    if arguments[:1] == ["verify"]:
+        return read_request(verify.parse_words, arguments[1:])
     if arguments[:1] == ["new"]:
         return read_request(new.parse_words, arguments[1:])
     return _compose(tuple(word for word in arguments if word != NOT_INSTALLED))

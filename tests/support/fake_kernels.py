@@ -157,9 +157,16 @@ def decode(q: Tensor, k: Tensor, v: Tensor, rows: PlacedRows, scale: float) -> T
 
 
 def quantised(
-    q: Tensor, plane: Plane, scale: float, state: tuple[Tensor, Tensor] | None
+    q: Tensor,
+    plane: Plane,
+    scale: float,
+    state: tuple[Tensor, Tensor] | None,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    assert state is not None
+    if state is None:
+        assert dtype == torch.float32
+        state = q.new_empty(q.shape, dtype=dtype), q.new_empty(q.shape[:3], dtype=torch.float32)
     given = [x for part in (plane.keys, plane.values) for x in part if isinstance(x, Tensor)]
     given += [plane.positions, *(() if plane.rotation is None else (plane.rotation,))]
     on_cuda(q, *given, *state, plane.layout.offsets, plane.layout.lengths, plane.layout.order)

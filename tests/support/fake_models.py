@@ -10,6 +10,7 @@ from kvbench.core.budget import Budget
 from kvbench.methods.shared.base import Method, Observer
 from kvbench.models.base import TextFeatures
 from kvbench.models.image_model import ImageModel
+from kvbench.models.next_token import LinedImageModel
 from kvbench.models.parts.decoder import Decoder
 from kvbench.models.parts.text_decoder import TextDecoder
 from tests.support.fake_device import CUDA
@@ -60,7 +61,7 @@ def loaded(name: str, *overrides: str) -> Any:
             model._text = FakeText(model.transformer.text_width)
         elif not name.startswith("var"):
             model._text = model._read_text(CUDA)[0]
-        if name.startswith("lumina"):
+        if isinstance(model, LinedImageModel):
             model._codes = torch.empty(model.transformer.vocabulary, dtype=torch.int64)
     in_half(model)
     model._device = CUDA

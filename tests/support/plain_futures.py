@@ -55,6 +55,39 @@ def expected_attention(
     return score
 
 
+def capkv(leading: int, future: int, tau: float) -> Scorer:
+    """Leverage of values under weights by the cosine of keys and the mean query at the next positions."""
+
+    def score(at: Moment) -> Scores:
+        asked = at.asking[leading if at.segment.index == 0 and at.segment.causal else 0 :]
+        end = min(at.spec.segments[-1].end, at.segment.end + future)
+        if not at.segment.causal:
+            end = at.spec.segments[at.segment.index + 1].end
+        turn = rotate_mean(at, at.segment.end, end)
+        found = []
+        for number, head in enumerate(at.heads):
+            keys = head.keys
+            if at.rotation is not None:
+                keys = torch.cat((keys[:, ::2], keys[:, 1::2]), 1)
+            firsts = is_first(at, head, leading)
+            own = [i for i, first in enumerate(firsts) if not first]
+            sums = torch.zeros(len(keys)).double()
+            for one in at.queries[number] if own else ():
+                anchor = turn @ at.unrotate(one[-len(asked) :], asked).mean(0)
+                cosines = torch.stack([keys[i] @ anchor / keys[i].norm() / anchor.norm() for i in own])
+                weights = (tau * (cosines - cosines.max())).exp()
+                matrix = torch.eye(D).double()
+                for i, weight in zip(own, weights, strict=True):
+                    matrix += (weight + 1e-6) * torch.outer(head.values[i], head.values[i])
+                inverse = torch.linalg.inv(matrix)
+                for i, weight in zip(own, weights, strict=True):
+                    sums[i] += weight * (head.values[i] @ inverse @ head.values[i]) / GROUP
+            found.append(raise_to_top(sums.tolist(), firsts))
+        return found
+
+    return score
+
+
 def calibrated_attention(tensors: Mapping[str, Tensor], epsilon: float) -> Scorer:
     """Attention of the next scale's calibrated queries, whose covariance is about each scale's own mean."""
 

@@ -20,6 +20,11 @@ from kvbench.models.qwen3.transformer import Qwen3Config
 from tests.support.engine import prepared
 
 
+def split_numbers(prompt: str) -> list[int]:
+    """The tokens of a prompt that lists their numbers."""
+    return [int(word) for word in prompt.split()]
+
+
 def small_writer(max_tokens: int) -> Qwen3Model:
     """A language model with random weights whose texts end at random."""
     shape = Qwen3Config(depth=1, width=16, heads=2, kv_heads=1, head_dim=8, hidden=16, vocabulary=12)

@@ -63,6 +63,7 @@ def plan_cache(settings: Settings, model: Model, method: Method, longest: int | 
         for one in (dtype, model.compute_dtype(settings.device))
     )
     if packing is not None:
+        packing.check(model.spec)
         _, stored = bound_token_bytes(model.spec, packing)
     return make_plan(
         model, budget, method, settings.batch_size, settings.plan.gpu_gib, stored, flying, packing, longest

@@ -9,6 +9,17 @@ from torch import Tensor
 from kvbench.models.files.checkpoints import State
 
 
+def take_part(raw: Mapping[str, object], prefix: str) -> State:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in _find_tensors(raw).items() if k.startswith(prefix)}
+
+
+def name_parts(transformer: State, tokenizer: State) -> State:
+    """Return the state of a model whose file has both networks."""
+    parts = {"transformer": transformer, "tokenizer": tokenizer}
+    return {f"{part}.{name}": tensor for part, state in parts.items() for name, tensor in state.items()}
+
+
 def _find_tensors(raw: Mapping[str, object], *wrappers: str) -> State:
     """Return the tensors by name, inside the first wrapper that exists."""
     inner = next((raw[key] for key in wrappers if key in raw), raw)
