@@ -88,6 +88,7 @@ def test_a_margin_and_a_limit_on_time_end_races_early(
         (("choose=null",), "choose=null"),
         (("method=random",), "method: task=choose runs several methods"),
         (("budget=0.0001", "methods=[random,swa]"), "does not fit"),
+        (("methods=[random,scale_groups]",), "methods: scale_groups does not fit: has no budget"),
     ],
 )
 def test_bad_values_get_one_line(

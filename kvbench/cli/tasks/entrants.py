@@ -154,6 +154,7 @@ def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job
             with _quiet():
                 job = runner.make(name)
                 check_job(job)
+                _check_budgeted(job)
         except (UserError, ValueError, HydraException) as error:
             refused[name] = " ".join(str(error).split())
             if named:
@@ -163,6 +164,16 @@ def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job
     if len(entrants) < 2:
         raise ConfigError(f"task=choose: {len(entrants)} methods fit this model and budget; a race needs two")
     return entrants, refused
+
+
+def _check_budgeted(job: Job) -> None:
+    """Refuse a method that holds what it holds, whatever the budget is.
+
+    Raises:
+        ConfigError: the method has no budget, and the race has one.
+    """
+    if not job.method.budgeted and job.settings.budget != 1:
+        raise ConfigError("has no budget, so that it would be compared at another memory")
 
 
 @contextmanager
