@@ -104,7 +104,7 @@ def describe_end(race: Race, setting: Setting) -> list[str]:
     lines = [
         ends[race.state],
         f"Drawn: {setting.drawn} samples of {setting.grid} of the full grid ({setting.drawn / setting.grid:.0%}), and "
-        f"{calibrations} of calibrations, besides those of the full cache.",
+        f"{calibrations} of calibrations. The full cache's samples are not counted.",
     ]
     lines += [f"{method} left: {seconds:.2f} s per sample." for method, seconds in setting.slow.items()]
     return lines

@@ -19,7 +19,7 @@ def compare_readings(stored: Path, drawn: bytes, *, exact: bool) -> str | None:
     Args:
         stored: file of the run.
         drawn: content of the file that was read again.
-        exact: whether all columns must be equal; otherwise those of probabilities may differ by rounding.
+        exact: whether all columns must be equal; otherwise columns of probabilities may differ by rounding.
     """
     with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
         file.write(drawn)

@@ -129,7 +129,7 @@ def _verify(
 def _add_scores(
     verdict: Verdict, job: Job, one: Recorded, results: Results, findings: list[Finding], *, exact: bool
 ) -> Verdict:
-    """Return the verdict with the findings, those of metrics included."""
+    """Return the verdict with the findings, including findings of metrics."""
     try:
         rows = {} if one.dataset is None else read_rows(one.dataset, one.name)
         scores = check_scores(job, one.folder, results, rows, exact=exact)

@@ -75,7 +75,7 @@ def needs(spec: ModelSpec, seen: Tensor, layer: int, head: int, index: int) -> b
 
 
 class SlowScales(SlowStorage):
-    """Slow storage of differences; `factors` are those of the layer that are used, by name [H, K - 1]."""
+    """Slow storage of differences; `factors` has the layer's used factors by name, [H, K - 1]."""
 
     factors: Mapping[str, Tensor]
     _guesses: Mapping[str, Numbers]

@@ -11,13 +11,21 @@ from tests.support.plain_cache import BASE, GROUP, Moment
 from tests.support.plain_rules import Scorer, Scores, is_first, project, raise_to_top
 
 
-def rotate_mean(at: Moment, start: int, stop: int) -> Tensor:
-    """Matrix [D, D] that rotates a query (even channels, then odd ones) to the mean over some positions."""
+def rotate_mean(at: Moment, future: int) -> Tensor:
+    """Matrix [D, D] that rotates a query (even channels, then odd ones) to the mean over the positions to come."""
     if at.rotation is None:
         return torch.eye(D).double()
-    factor = at.rotation[start:stop].mean(0).to(torch.complex128)
+    end = min(at.spec.segments[-1].end, at.segment.end + future)
+    if not at.segment.causal:
+        end = at.spec.segments[at.segment.index + 1].end
+    factor = at.rotation[at.segment.end : end].mean(0).to(torch.complex128)
     real, imaginary = torch.diag(factor.real), torch.diag(factor.imag)
     return torch.cat((torch.cat((real, -imaginary), 1), torch.cat((imaginary, real), 1)))
+
+
+def order_channels(at: Moment, keys: Tensor) -> Tensor:
+    """Keys [slots, D] with even channels first, then odd ones, where they are rotated."""
+    return keys if at.rotation is None else torch.cat((keys[:, ::2], keys[:, 1::2]), 1)
 
 
 def expected_attention(
@@ -29,15 +37,10 @@ def expected_attention(
         skipped = leading if at.segment.index == 0 and at.segment.causal else 0
         asked = at.asking[skipped:]
         asked = asked[-(queries or len(asked)) :]
-        end = min(at.spec.segments[-1].end, at.segment.end + future)
-        if not at.segment.causal:
-            end = at.spec.segments[at.segment.index + 1].end
-        turn = rotate_mean(at, at.segment.end, end)
+        turn = rotate_mean(at, future)
         found = []
         for number, head in enumerate(at.heads):
-            keys = head.keys
-            if at.rotation is not None:
-                keys = torch.cat((keys[:, ::2], keys[:, 1::2]), 1)
+            keys = order_channels(at, head.keys)
             sums = torch.zeros(len(keys)).double()
             firsts = torch.tensor(is_first(at, head, leading))
             for one in at.queries[number]:
@@ -60,15 +63,10 @@ def capkv(leading: int, future: int, tau: float) -> Scorer:
 
     def score(at: Moment) -> Scores:
         asked = at.asking[leading if at.segment.index == 0 and at.segment.causal else 0 :]
-        end = min(at.spec.segments[-1].end, at.segment.end + future)
-        if not at.segment.causal:
-            end = at.spec.segments[at.segment.index + 1].end
-        turn = rotate_mean(at, at.segment.end, end)
+        turn = rotate_mean(at, future)
         found = []
         for number, head in enumerate(at.heads):
-            keys = head.keys
-            if at.rotation is not None:
-                keys = torch.cat((keys[:, ::2], keys[:, 1::2]), 1)
+            keys = order_channels(at, head.keys)
             firsts = is_first(at, head, leading)
             own = [i for i, first in enumerate(firsts) if not first]
             sums = torch.zeros(len(keys)).double()

@@ -1,4 +1,4 @@
-"""Jobs of recorded runs: objects of a stored configuration, whose classes are those of kvbench or named by the user."""
+"""Jobs of recorded runs: objects of a stored configuration, with classes of kvbench or ones that the user names."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence

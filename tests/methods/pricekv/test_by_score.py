@@ -85,7 +85,7 @@ def test_oracle_errors_are_the_utilities_of_what_is_not_held(spec: ModelSpec) ->
     measure = watched.measure
 
     def remember(view: View) -> None:
-        """What each capacity keeps, bool [rows, c_k]; its rules are those of the squared errors."""
+        """What each capacity keeps, bool [rows, c_k]; by the same rules as the squared errors."""
         measure(view)
         held[view.segment.index, view.layer] = watched._masks[view.layer]
 
