@@ -133,8 +133,8 @@ def parse(name: str, source: Path, arguments: list[str], monkeypatch: pytest.Mon
 
 
 def check_installation(what: str) -> str | None:
-    """Return what is wrong with what pip is told to install: kvbench, its wheel, a folder, an extra of it."""
-    if what == "dist/kvbench-*.whl":  # what `make wheel` leaves
+    """Return what is wrong with what pip is told to install: kvbench, a wheel, a folder, an extra, weights of conf."""
+    if what == "dist/kvbench-*.whl" or what in list_packages_of_weights():  # what `make wheel` leaves
         return None
     name, _, extras = what.rstrip("]").partition("[")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -142,3 +142,9 @@ def check_installation(what: str) -> str | None:
         return f"there is no package {name}"
     unknown = set(filter(None, extras.split(","))) - set(project["optional-dependencies"])
     return f"no such extras: {unknown}" if unknown else None
+
+
+def list_packages_of_weights() -> set[str]:
+    """Return the packages of weights that configurations tell to install, with their versions."""
+    texts = (path.read_text() for path in (ROOT / "conf").rglob("*.yaml"))
+    return {name for text in texts for name in re.findall(r"pip install --no-deps (\S+==[\d.]+)", text)}
