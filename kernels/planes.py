@@ -138,13 +138,13 @@ def encode_levels(x: Tensor, table: Tensor, bits: int) -> Tensor:
 
     Args:
         x: numbers.
-        table: levels [rows, D, 2^bits] of codebooks, or scale and zero [rows, D, 2].
+        table: levels [rows, D, 2^bits] of codebooks, or scale and zero [rows, D, 2] of 8 bits.
         bits: bits of a code.
 
     Returns:
         Packed codes uint8 [batch, rows x tokens, D bits / 8].
     """
-    affine = table.shape[-1] == 2
+    affine = bits == 8
     codes = encode_affine(x, table[:, None], bits) if affine else encode_book(x, table)
     return pack(codes.flatten(1, 2), bits)
 

@@ -181,7 +181,7 @@ def test_precisions_are_those_of_the_method() -> None:
             found = zip(
                 *(tensors[name][segment.index, layer].tolist() for name in ("bits", "shared")), strict=True
             )
-            assert list(found) == [tuple(form) for form in expected]
+            assert list(found) == [(form.bits, form.shared) for form in expected]
     assert len(tensors["bits"].unique()) > 1
 
 

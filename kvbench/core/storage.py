@@ -17,12 +17,21 @@ class Precision(NamedTuple):
     """Storage of one segment's tokens in one head.
 
     Attributes:
-        bits: 16, 8, 4, 3 or 2; below 16, codes of static codebooks. A segment of one token always has 16.
-        shared: unconditional sequences read the tokens of their conditional twins and store none.
+        bits: 16, 8, 4, 3 or 2, with predictions also 1; below 16, codes of static codebooks. A segment of one token
+            always has 16.
+        shared: unconditional sequences read the codes of their conditional twins and store none.
+        predicted: codes are of the difference to the prediction from the scale before, which the head holds for as
+            long; each sequence adds its own prediction, also to shared codes. Without effect in 16 bits.
     """
 
     bits: int
     shared: bool = False
+    predicted: bool = False
+
+    def __repr__(self) -> str:
+        """Return the fields; calibrations that are older than `predicted` are named without it."""
+        more = ", predicted=True" if self.predicted else ""
+        return f"Precision(bits={self.bits}, shared={self.shared}{more})"
 
 
 def find_stored_bits(bits: int, tokens: int) -> int:
@@ -149,3 +158,5 @@ CHANNEL = StorageConfig()
 """Default of a run."""
 CODEBOOKS = StorageConfig(keys="codebook", values="codebook")
 """Storage settings of every `Precision` below 16 bits."""
+PREDICTED_CODEBOOKS = StorageConfig(keys="codebook", values="codebook", centroids="scale")
+"""Storage settings of precisions of which some are predicted."""

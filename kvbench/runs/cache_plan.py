@@ -9,10 +9,10 @@ from kvbench.core.config import ConfigError
 from kvbench.core.graphs import CudaGraphs, GraphRecorder
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
-from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS
-from kvbench.engine.coding.codebooks import Codebooks
+from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS, PREDICTED_CODEBOOKS
+from kvbench.engine.coding.codebooks import BITS, Codebooks
 from kvbench.engine.coding.formats import Packing, wants_books
-from kvbench.engine.coding.scale_residuals import ScaleResiduals
+from kvbench.engine.coding.scale_residuals import MENU_BITS, ScaleResiduals
 from kvbench.engine.memory import token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity, searches_capacity
 from kvbench.methods.shared.base import Method
@@ -64,7 +64,8 @@ def plan_cache(settings: Settings, model: Model, method: Method) -> CachePlan:
     if packing is not None and wants_books(packing, method):
         storage = packing.storage
         if storage.centroids is not None:
-            codebooks = ScaleResiduals(codebooks=storage.calibrated)
+            bits = MENU_BITS if method.uses.predictions else BITS
+            codebooks = ScaleResiduals(codebooks=storage.calibrated, bits=bits)
         else:
             codebooks = Codebooks(before_rotation=storage.before_rotation)
     mixed = method.uses.precisions
@@ -108,7 +109,7 @@ def find_packing(settings: Settings, method: Method) -> Packing | None:
     """Return the low-bit storage of keys and values; None if they are stored in the dtype of `find_dtype`."""
     name, storage = settings.cache_dtype, settings.storage
     if method.uses.precisions:
-        return Packing(16, CODEBOOKS)
+        return Packing(16, PREDICTED_CODEBOOKS if method.uses.predictions else CODEBOOKS)
     if name == "fp8" and storage.centroids is not None:
         raise ConfigError(
             f"cache_dtype=fp8: storage.centroids={storage.centroids} stores codes; set cache_dtype=int8 or fewer bits"

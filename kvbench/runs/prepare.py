@@ -11,14 +11,19 @@ from tqdm import tqdm
 
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_path
-from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import CODEBOOK_REVISION, CodebookTensors
 from kvbench.engine.packed.bytes import prepare_to_fit
 from kvbench.eval.files.kinds import TEXTS
 from kvbench.methods.shared.base import Artifact, Observer
 from kvbench.models.reading.reader import TextReader
 from kvbench.prompts.base import hash_prompts
-from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
+from kvbench.runs.calibrate import (
+    artifact_name,
+    calibrate,
+    choose_codebooks,
+    load_artifact,
+    save_artifact,
+)
 from kvbench.runs.code import find_inner_classes, identify_code
 from kvbench.runs.job import Job
 from kvbench.runs.record.merge import import_calibration
@@ -127,7 +132,7 @@ def locate_calibration(job: Job, observer: Observer) -> tuple[Path, dict[str, ob
         "device": torch.device(job.settings.device).type,
     }
     if observer.uses.codebooks:
-        metadata["codebooks"] = f"{Codebooks()!r}, revision {CODEBOOK_REVISION}"
+        metadata["codebooks"] = f"{choose_codebooks([observer])!r}, revision {CODEBOOK_REVISION}"
     if job.settings.batch_invariant:
         metadata["batch_invariant"] = True
     if job.settings.noise != "stream":  # earlier calibrations are of streams

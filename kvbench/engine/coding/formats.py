@@ -15,12 +15,9 @@ from kvbench.engine.coding.planes import PlaneRules
 from kvbench.kernels.hadamard import MIN_MIXED, count_mixed, encode_rotated
 from kvbench.kernels.planes import (
     Codes,
-    decode,
     encode_channels,
     encode_levels,
     encode_tokens,
-    rotate,
-    unrotate,
 )
 from kvbench.kernels.quantise import round_fp8
 from kvbench.methods.shared.base import Method
@@ -257,12 +254,12 @@ def encode(
             codes = Codes(numbers, gain=gain)
         else:
             assert table is not None
-            codes = Codes(_encode_static(x, table, tokens.sources, bits))
+            codes = Codes(encode_static(x, table, tokens.sources, bits))
         found.append(codes)
     return found[0], found[1]
 
 
-def _encode_static(x: Tensor, book: Tensor, sources: Sequence[tuple[int, int]], bits: int) -> Tensor:
+def encode_static(x: Tensor, book: Tensor, sources: Sequence[tuple[int, int]], bits: int) -> Tensor:
     """Encode [batch, rows, tokens, D] by the tables [H, sources, D, levels] of each row's head and token's source."""
     rows, parts, start = x.shape[1], [], 0
     for source, stop in sources:
@@ -273,39 +270,20 @@ def _encode_static(x: Tensor, book: Tensor, sources: Sequence[tuple[int, int]], 
     return torch.cat(parts, 2).flatten(1, 2)
 
 
-def read_back(
-    keys: Tensor, values: Tensor, bits: int, segment: int, books: CodebookTensors, rotation: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return keys and values of a segment as static codebooks would store them, in their dtype.
-
-    Args:
-        keys: [batch, rows, tokens, D].
-        values: shaped like keys.
-        bits: of a number, 16 or fewer.
-        segment: index of the segment.
-        books: of the layer, [H, sources, D, levels] by name.
-        rotation: complex64 [tokens, D/2], factors on neighbouring channels of keys; None without a rotation.
-    """
-    half = keys.dtype if keys.dtype.itemsize == 2 else torch.float16
-    if find_stored_bits(bits, keys.shape[2]) == 16:
-        return keys.to(half).to(keys.dtype), values.to(half).to(values.dtype)
-    shape, dtype = keys.shape[1:3], keys.dtype
-    found = []
-    for name, x in (("keys", keys if rotation is None else unrotate(keys, rotation)), ("values", values)):
-        book = books[f"{name}_{bits}"]
-        source = min(segment, book.shape[1] - 1)
-        numbers = _encode_static(x, book, [(source, shape[1])], bits)
-        entry = torch.arange(shape[0], device=x.device).repeat_interleave(shape[1]) % len(book)
-        codes = Codes(numbers, **name_table(book[:, source], bits), entry=entry)
-        found.append(decode(codes, bits).unflatten(1, shape))
-    if rotation is not None:
-        found[0] = rotate(found[0], rotation)
-    return found[0].to(dtype), found[1].to(dtype)
-
-
 def name_table(table: Tensor, bits: int) -> dict[str, Tensor]:
     """Return a static table [entries, D, levels] as the keyword of `Codes`."""
     return {"affine": table[None]} if bits == 8 else {"book": table}
+
+
+def list_predicted(spec: ModelSpec, method: Method) -> Tensor:
+    """Return the scales that a method with precisions predicts, bool [L, H, K - 1]; none that is stored in 16 bits."""
+    chosen = torch.zeros(spec.layers, spec.heads, len(spec.segments) - 1, dtype=torch.bool)
+    for layer in range(spec.layers):
+        for segment in spec.segments[:-1]:
+            for head, one in enumerate(method.precisions(layer, segment) or ()):
+                coded = find_stored_bits(one.bits, segment.length) < 16
+                chosen[layer, head, segment.index] = one.predicted and coded
+    return chosen
 
 
 def make_empty(

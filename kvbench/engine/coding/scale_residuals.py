@@ -1,6 +1,6 @@
 """Calibration of the prediction of a scale from the scale before: factors, energies and codebooks of differences."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.engine.coding.codebooks import BITS, Codebooks, fit_books
-from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.engine.coding.codebooks import BITS, fit_books, list_shapes
+from kvbench.methods.shared.base import Artifact, Observer, name_settings
 from kvbench.methods.shared.view import View
 
 SIDES = ("keys", "values")
+MENU_BITS = (1, *BITS)
+"""Widths of codes with codebooks that a method's precisions may have where scales are predicted."""
 MOMENTS = ("energy", "plain", "cross", "square")
 ENERGIES = ("energy", "plain", "predicted")
 """Sums of squares of a scale: of its numbers, around the mean of each channel, and of the difference to the prediction
@@ -73,7 +75,7 @@ def share_energies(tensors: Mapping[str, Tensor], side: str) -> tuple[list[float
     return (plain / energy).tolist(), (predicted / energy).tolist()
 
 
-@dataclass
+@dataclass(repr=False)
 class ScaleResiduals(Observer):
     """Measures how well a scale is predicted by the scale before, and fits codebooks to the differences.
 
@@ -87,17 +89,23 @@ class ScaleResiduals(Observer):
         augmented: further numbers of each channel for every level of its codebook (`augment_samples`).
         threshold: largest share of the plain energy at which a scale is predicted.
         codebooks: fit codebooks; otherwise only factors and energies are calibrated.
+        bits: widths of codes with levels.
     """
 
     tokens: int = 32
     augmented: int = 64
     threshold: float = 0.7
     codebooks: bool = True
-    _seen: dict[tuple[str, int, int], list[tuple[Tensor, Tensor]]] = field(
+    bits: tuple[int, ...] = BITS
+    _seen: dict[tuple[str, int, int], list[tuple[int, Tensor, Tensor]]] = field(
         default_factory=dict, init=False, repr=False
     )
 
     kind: ClassVar[str] = "scale_residuals"
+
+    def __repr__(self) -> str:
+        """Return the settings; calibrations that are older than `bits` are named without it."""
+        return name_settings(self, {"bits": BITS})
 
     def prepare(self, spec: ModelSpec) -> None:
         """Drop all sampled tokens and sums."""
@@ -115,7 +123,7 @@ class ScaleResiduals(Observer):
 
         Codebooks have the names of `Codebooks`; codebooks of differences have the suffix `_residual`.
         """
-        books = Codebooks().tensor_shapes(spec) if self.codebooks else {}
+        books = list_shapes(spec, self.bits) if self.codebooks else {}
         shape = (spec.layers, spec.heads, len(spec.segments) - 1)
         return (
             books
@@ -145,7 +153,7 @@ class ScaleResiduals(Observer):
             some = chosen.to(x.device, non_blocking=True)
             pair = (part.index_select(1, some) for part in (x, guess))
             heads = [part.unflatten(0, (-1, view.heads)).transpose(0, 1).flatten(1, 2) for part in pair]
-            found = (heads[0].half().cpu(), heads[1].half().cpu())
+            found = (self._prompts, heads[0].half().cpu(), heads[1].half().cpu())
             self._seen.setdefault((side, view.layer, segment.index), []).append(found)
 
     def _add(self, side: str, view: View, x: Tensor, guess: Tensor) -> None:
@@ -162,6 +170,10 @@ class ScaleResiduals(Observer):
 
     def average(self) -> dict[str, Tensor]:
         """Return factors, energies per prompt, and codebooks; zeros without tokens."""
+        return self.fit()
+
+    def fit(self, without: Container[int] = ()) -> dict[str, Tensor]:
+        """Return `average` with codebooks that are not fitted to some batches, counted from 1."""
         shapes = self.tensor_shapes(self.spec)
         found = {name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}
         for side in SIDES:
@@ -173,17 +185,20 @@ class ScaleResiduals(Observer):
             for name, sums in zip(ENERGIES, (energy, plain, predicted), strict=True):
                 found[f"{side}_{name}"] = sums / max(self._prompts, 1)
         for (side, layer, source), parts in self._seen.items():
-            x, guess = (torch.cat(some, 1).mT.float() for some in zip(*parts, strict=True))
+            tokens = [part[1:] for part in parts if part[0] not in without]
+            x, guess = (torch.cat(some, 1).mT.float() for some in zip(*tokens, strict=True))
             factor = found[f"{side}_factor"][layer, :, source, None, None]
             for ending, samples in (("", x), ("_residual", x - factor * guess)):
-                for bits, book in fit_books(samples, self.augmented).items():
+                for bits, book in fit_books(samples, self.augmented, self.bits).items():
                     found[f"{side}_{bits}{ending}"][layer, :, source] = book
         return found
 
     def make_stand_in(self, spec: ModelSpec) -> Artifact:
         """Make factors, and codebooks of ascending random numbers, for timing only."""
         made = super().make_stand_in(spec)
-        books = {f"{side}_{bits}{end}" for side in SIDES for bits in (*BITS, 8) for end in ("", "_residual")}
+        books = {
+            f"{side}_{bits}{end}" for side in SIDES for bits in (*self.bits, 8) for end in ("", "_residual")
+        }
         tensors = {
             name: x.sort(-1).values.half() if name in books else x.float() for name, x in made.tensors.items()
         }

@@ -1,6 +1,6 @@
 """Prediction of a scale's keys and values from the decoded scale before, in the same head."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.coding.formats import CodebookTensors
+from kvbench.engine.coding.formats import CodebookTensors, PlaneFormat
 from kvbench.engine.coding.planes import Placement
 from kvbench.engine.coding.scale_residuals import SIDES, interpolate, list_parents
 from kvbench.engine.schedule import Schedule
@@ -34,7 +34,7 @@ class Links(NamedTuple):
     """Order in which a layer's slots are decoded.
 
     Attributes:
-        plain: int64 [n], slots in 16 bits, in the order of their plane.
+        plain: int64 [n], slots whose keys are stored in 16 bits.
         turns: complex64 [slots, D/2], rotation of each slot's key; None without one.
         scales: predicted slots, from one scale to the next.
     """
@@ -75,17 +75,20 @@ class Predictor:
         spec: the model's shapes.
         books: calibration of `ScaleResiduals`.
         rotation: complex64 [positions, D/2]; None without a rotation.
+        wanted: bool [L, H, K - 1], scales that the method predicts; None for all that can be predicted.
 
     Raises:
         ValueError: the model has no scales.
     """
 
-    def __init__(self, spec: ModelSpec, books: CodebookTensors, rotation: Tensor | None) -> None:
+    def __init__(
+        self, spec: ModelSpec, books: CodebookTensors, rotation: Tensor | None, wanted: Tensor | None = None
+    ) -> None:
         if spec.family != "next-scale":
             raise ValueError(
                 f"storage.centroids=scale: {spec.name} has no scales; set storage.centroids=null"
             )
-        self._spec, self._rotation, self._calibrated = spec, rotation, books
+        self._spec, self._rotation, self._calibrated, self._wanted = spec, rotation, books, wanted
         self.books: Mapping[str, Tensor] = {}
         self._schedule: Schedule | None = None
         device = books["keys_factor"].device
@@ -96,13 +99,26 @@ class Predictor:
         self._known: dict[tuple[int, int], tuple[Placement, Links]] = {}
 
     def follow(self, schedule: Schedule) -> None:
-        """Choose the predicted scales of a method's schedule, and their codebooks."""
+        """Choose the predicted scales of a method's schedule, and their codebooks.
+
+        Raises:
+            ValueError: a head wants to predict a scale from a scale before that it does not hold as long.
+        """
         if schedule is self._schedule:
             return
         self._schedule = schedule
         self._known.clear()
         given = self._calibrated
-        chosen = find_predictable(self._spec, schedule).to(given["keys_factor"].device)
+        chosen = find_predictable(self._spec, schedule)
+        if self._wanted is not None:
+            if len(missing := (self._wanted & ~chosen).nonzero()):
+                layer, head, index = missing[0].tolist()
+                raise ValueError(
+                    f"predicted precision: head {head} of layer {layer} drops tokens of scale {index - 1}, which scale "
+                    f"{index} needs"
+                )
+            chosen = self._wanted
+        chosen = chosen.to(given["keys_factor"].device)
         self._factors = [given[f"{side}_factor"] * chosen for side in SIDES]
         self._chosen = (self._factors[0] != 0) | (self._factors[1] != 0)
         self._any = self._chosen.any(1).tolist()
@@ -117,14 +133,16 @@ class Predictor:
         """Return whether any head of a layer predicts a scale."""
         return bool(self._any[layer][index])
 
-    def link(self, layer: int, layout: Layout, placement: Placement) -> Links:
+    def link(self, layer: int, layout: Layout, placement: Placement, formats: Sequence[PlaneFormat]) -> Links:
         """Return the order in which a layer's slots are decoded; layouts of a schedule are read once."""
         key = layer, id(placement)
         if key not in self._known:
-            self._known[key] = placement, self._link(layer, layout, placement)
+            self._known[key] = placement, self._link(layer, layout, placement, formats)
         return self._known[key][1]
 
-    def _link(self, layer: int, layout: Layout, placement: Placement) -> Links:
+    def _link(
+        self, layer: int, layout: Layout, placement: Placement, formats: Sequence[PlaneFormat]
+    ) -> Links:
         rows, positions = list_slots(layout)
         table, coded = self._find_slots(layout), placement.plane[:-1] != 0
         rotates = self._rotation is not None and layer not in self._spec.unrotated
@@ -145,7 +163,10 @@ class Predictor:
                 factors = [part[layer, heads[slots], segment.index, None] for part in self._factors]
                 weights = (pair[1][token] * factors[0], pair[1][token] * factors[1])
                 scales.append(Link(slots, parents, weights))
-        return Links(placement.planes[0].slots, turns, tuple(scales))
+        plain = [
+            plane.slots for fmt, plane in zip(formats, placement.planes, strict=True) if fmt.keys == "plain"
+        ]
+        return Links(torch.cat(plain), turns, tuple(scales))
 
     def predict(self, layer: int, index: int, layout: Layout, keys: Tensor, values: Tensor) -> list[Tensor]:
         """Return the predictions of a scale, keys before rotation and values: float32 [batch, rows, tokens, D].

@@ -16,6 +16,7 @@ from kvbench.engine.coding.formats import (
     count_sources,
     encode,
     list_layer_formats,
+    list_predicted,
     make_empty,
     name_table,
 )
@@ -89,7 +90,8 @@ class PackedStorage(CacheBackend):
                 raise ValueError(
                     "storage.centroids=scale: a method that reads data may drop a scale that the next one needs"
                 )
-            self._predictor = Predictor(spec, self._books, self._rotation)
+            wanted = list_predicted(spec, method) if method.uses.precisions else None
+            self._predictor = Predictor(spec, self._books, self._rotation, wanted)
         self._forms = list_layer_formats(spec, method, packing, device)
         self._empty: dict[tuple[int, int], Placement] = {}  # by rows and planes
         self._known: dict[tuple[int, int, int], tuple[Change, Placement, PlaneUpdate]] = {}
@@ -150,8 +152,10 @@ class PackedStorage(CacheBackend):
             unrotated = unrotate(keys, self._rotation[due.start : due.stop])
         if self._predictor is not None and self._predictor.predicts(layer, segment.index):
             self._record_read(store, self._batch)
-            read = store.read_unrotated(range(self._batch))
-            guesses = self._predictor.predict(layer, segment.index, store.layout, *read)
+            parts = zip(*(store.read_unrotated(some) for some in self._split(store)), strict=True)
+            guesses = self._predictor.predict(
+                layer, segment.index, store.layout, *(torch.cat(part) for part in parts)
+            )
             unrotated = (keys if unrotated is None else unrotated).float() - guesses[0]
             values = values.float() - guesses[1]
         planes, entering = [], self._forms[layer].list_planes(self._spec, due.start, due.stop)
@@ -316,7 +320,9 @@ class PackedStorage(CacheBackend):
         return found[0], found[1]
 
     def _link(self, layer: int, layout: Layout, placement: Placement) -> Links | None:
-        return None if self._predictor is None else self._predictor.link(layer, layout, placement)
+        if self._predictor is None:
+            return None
+        return self._predictor.link(layer, layout, placement, self._forms[layer].formats)
 
     def _list_sources(self, due: QuantRange) -> list[tuple[int, int]]:
         """Return the source of each run of tokens that are due, and the token after its last."""
@@ -332,11 +338,15 @@ class PackedStorage(CacheBackend):
 
     def _cut(self, store: PackedStore) -> Iterator[range]:
         """Yield sequences that are decoded together."""
+        for part in self._split(store):
+            some = max(1, min(len(part), PIECE_BYTES // max(1, self._count_read(store))))
+            for start in range(part.start, part.stop, some):
+                yield range(start, min(start + some, part.stop))
+
+    def _split(self, store: PackedStore) -> list[range]:
+        """Return all sequences, or those that store shared tokens and those that read them."""
         unit = min(len(plane.keys.numbers) for plane in store.planes)
-        some = max(1, min(unit, PIECE_BYTES // max(1, self._count_read(store))))
-        for base in range(0, self._batch, unit):
-            for start in range(base, base + unit, some):
-                yield range(start, min(start + some, base + unit))
+        return [range(base, base + unit) for base in range(0, self._batch, unit)]
 
     def _count_read(self, store: PackedStore) -> int:
         """Return the bytes of a sequence's decoded keys and values; predicted ones are float32, and once copied.

@@ -89,16 +89,25 @@ class PackedStore(LayerState):
         """
         if self.links is None:
             return Past(*self._read_planes(sequences, self.planes, self.dtype), self.layout)
-        keys, values = self.read_unrotated(sequences)
-        keys, first = self.links.rotate(keys), self.planes[0].keys.numbers
-        keys[:, self.links.plain] = first[sequences.start : sequences.stop].float()  # as they are stored
+        stored, values = self._read_codes(sequences)
+        plain = stored[:, self.links.plain]
+        keys, values = self.links.rebuild(stored, values)
+        keys = self.links.rotate(keys)
+        keys[:, self.links.plain] = plain  # as they are stored
         return Past(keys.to(self.dtype), values.to(self.dtype), self.layout)
 
     def read_unrotated(self, sequences: range) -> tuple[Tensor, Tensor]:
-        """Decode keys before rotation and values, with predictions, float32 [sequences, slots, D]."""
+        """Decode keys before rotation and values, with predictions, float32 [sequences, slots, D].
+
+        A call takes either sequences that store shared tokens or those that read them.
+        """
         assert self.links is not None
+        return self.links.rebuild(*self._read_codes(sequences))
+
+    def _read_codes(self, sequences: range) -> tuple[Tensor, Tensor]:
+        """Decode numbers and differences as they are stored, float32 [sequences, slots, D]."""
         planes = [plane._replace(rotation=None) for plane in self.planes]
-        return self.links.rebuild(*self._read_planes(sequences, planes, torch.float32))
+        return self._read_planes(sequences, planes, torch.float32)
 
     def _read_planes(
         self, sequences: range, planes: Sequence[Plane], dtype: torch.dtype

@@ -14,8 +14,16 @@ from kvbench.core.segments import ModelSpec
 from kvbench.core.storage import Precision, find_stored_bits
 from kvbench.methods.pricekv.local_search import exchange, find_changes, lengthen, shorten
 from kvbench.methods.pricekv.noise import count_bits
+from kvbench.methods.pricekv.predictions import Predictions
 from kvbench.methods.pricekv.prices import find_prices, minimize_lagrangian
-from kvbench.methods.pricekv.problem import Allocation, Problem, Sources, make_zero_noise, measure_usage
+from kvbench.methods.pricekv.problem import (
+    Allocation,
+    Floats,
+    Problem,
+    Sources,
+    make_zero_noise,
+    measure_usage,
+)
 
 Weights = Literal["inverse_tokens", "uniform", "tokens"]
 
@@ -57,7 +65,6 @@ def add_precisions(
     `noise` is float64 [L, H, K - 1, F, K] from `noise.PrecisionError`.
     """
     assert budget.bytes is not None, "a menu needs a budget in bytes"
-    weighted = noise.flatten(0, 1).numpy() * [weigh_error(length, weights) for length in spec.lengths]
     bits = [
         [count_bits(p._replace(bits=find_stored_bits(p.bits, length)), spec.branches) for p in precisions]
         for length in spec.lengths[:-1]
@@ -65,9 +72,35 @@ def add_precisions(
     return replace(
         problem,
         sizes=problem.sizes * (2 * spec.head_dim * np.array(bits) // 8),
-        noise=np.ascontiguousarray(weighted.transpose(1, 2, 3, 0).cumsum(2)),
+        noise=sum_noise(noise, spec, weights),
         capacity=np.full_like(problem.capacity, floor(spec.branches * budget.bytes)),
     )
+
+
+def sum_noise(noise: Tensor, spec: ModelSpec, weights: Weights) -> Floats:
+    """Return weighted noise [L, H, K - 1, F, K], summed over the targets up to each one: float64 [K - 1, F, K, T]."""
+    weighted = noise.flatten(0, 1).numpy() * [weigh_error(length, weights) for length in spec.lengths]
+    return np.ascontiguousarray(weighted.transpose(1, 2, 3, 0).cumsum(2))
+
+
+def find_predictions(
+    noise: Tensor, measured: Sequence[Precision], spec: ModelSpec, weights: Weights
+) -> Predictions:
+    """Return the errors of predicted blocks.
+
+    Args:
+        noise: float64 [L, H, K - 1, F, K] of all measured precisions.
+        measured: the precisions of a problem, then those that are predicted.
+        spec: the model's shapes.
+        weights: of errors.
+    """
+    summed, offered = sum_noise(noise, spec, weights), [one for one in measured if not one.predicted]
+    found = np.full_like(summed[:, : len(offered)], np.inf)
+    for index, precision in enumerate(measured):
+        if precision.predicted:
+            found[:, offered.index(precision._replace(predicted=False))] = summed[:, index]
+    shared, bits = zip(*((precision.shared, precision.bits) for precision in offered), strict=True)
+    return Predictions(found, np.array(shared), np.array(bits))
 
 
 def weigh_error(length: int, weights: Weights) -> float:
