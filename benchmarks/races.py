@@ -1,15 +1,20 @@
 """Error and cost of `task=choose` over simulated races: how often the best method is dropped, and samples drawn.
 
-Values are normal, or rows of a metric of finished runs that are drawn with replacement. Beside the race, paired t-tests
-at 5 % after every block without a correction. `best dropped` counts races whose best method by the true mean left;
-`drawn` is the share of the full grid's samples.
+Values are normal, or rows of a metric of finished runs, which are drawn with replacement: one case for each budget of
+the runs, and one without the best run. `best dropped` is the share of races whose best method by the true mean left,
+with its 95 % interval; of several best ones, the first counts, even if another one won. `drawn` is the share of the
+full grid's samples, `decided` the share of races with one method left. The last columns are the same for paired t-tests
+at 5 % after every block, without a correction.
 
 python -m benchmarks races [--races 1000] [--prompts 512] [--block 16]
-python -m benchmarks races --runs runs/infinity_tiny --metric psnr
+python -m benchmarks races --runs runs/infinity_tiny runs/reasoner_tiny --metric psnr exact_answer [--csv FILE]
 """
 
 import argparse
-from collections.abc import Callable, Mapping
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +23,22 @@ from numpy.typing import NDArray
 from benchmarks.support.arguments import Option
 from benchmarks.support.table import Table
 from kvbench.choose.race import Race, Rules, advance
+from kvbench.choose.values import IDENTICAL, find_limits
 from kvbench.eval.protocol.compare import read_evaluator_results
 from kvbench.eval.protocol.intervals import NORMAL_QUANTILE
+from kvbench.eval.protocol.ranges import Range
+from kvbench.eval.protocol.shares import wilson_interval
 
 Floats = NDArray[np.float64]
-Draw = Callable[[np.random.Generator, int], dict[str, Floats]]
-"""Returns values [prompts] by method."""
+Values = Mapping[str, Floats]
+Draw = Callable[[np.random.Generator, int], Values]
+"""Returns values [prompts] by method, the best method first."""
+Hold = Callable[[Values, int, Range | None], tuple[bool, float, bool]]
+"""Returns whether the first method left, the share that was drawn, and whether one method was left."""
 GAPS = {
-    "all equal": (0.0,) * 20,
-    "best ahead by 0.2": (0.2, *(0.0,) * 19),
-    "spread": tuple(-0.15 * n for n in range(20)),
+    "normal, all equal": (0.0,) * 20,
+    "normal, best ahead by 0.2": (0.2, *(0.0,) * 19),
+    "normal, 0.15 apart": tuple(-0.15 * n for n in range(20)),
 }
 """Means of the methods of each normal case, in standard deviations of a method's own noise."""
 OPTIONS = {
@@ -35,67 +46,106 @@ OPTIONS = {
     "prompts": 512,
     "block": Option(16, "prompts between two looks"),
     "runs": Option(
-        "", "folder of a model's finished runs of the same prompts and budget, whose values are drawn"
+        [], "folders of a model's finished runs of the same prompts, whose values are drawn", type=str
     ),
-    "metric": Option("psnr", "metric of these runs"),
+    "metric": Option(["psnr"], "metrics of these runs, one for all folders or one each"),
+    "csv": Option("", "file for the table"),
 }
+COLUMNS = (
+    "values",
+    "methods",
+    "best dropped",
+    "drawn",
+    "decided",
+    "dropped by t-tests",
+    "drawn by t-tests",
+    "decided by t-tests",
+)
 
 
 def main(options: argparse.Namespace) -> None:
-    """Print a row per case and rule."""
-    cases = {name: _draw_normal(gaps) for name, gaps in GAPS.items()}
-    if options.runs:
-        cases = {options.runs: _draw_rows(read_values(Path(options.runs), options.metric))}
-    table = Table({"best dropped": ".3f", "drawn": ".3f", "decided": ".3f"}, "values, rule", 48)
-    for name, draw in cases.items():
-        for rule, hold in {"sequence": hold_race, "repeated t-tests": hold_tests}.items():
+    """Print a row per case."""
+    cases: dict[str, tuple[int, Draw, Range | None]] = {
+        name: (len(gaps), draw_normal(gaps), None) for name, gaps in GAPS.items()
+    }
+    metrics = options.metric if len(options.metric) > 1 else options.metric * len(options.runs)
+    for folder, metric in zip(options.runs, metrics, strict=True):
+        for budget, values in read_values(Path(folder), metric).items():
+            limits = find_limits(metric, np.concatenate(list(values.values())))
+            order = sorted(values, key=lambda run, values=values: -float(values[run].mean()))
+            name = f"{metric} of {Path(folder).name} at {budget}"
+            cases[name] = len(order), draw_rows(values, order), limits
+            if len(order) > 2:
+                cases[f"{name}, without the best"] = len(order) - 1, draw_rows(values, order[1:]), limits
+    table, rows = Table({f"{name:>20}": "" for name in COLUMNS[1:]}, COLUMNS[0], 56), [COLUMNS]
+    for name, (methods, draw, limits) in cases.items():
+        cells = [str(methods)]
+        for hold in (hold_race, hold_tests):
             rng = np.random.default_rng(0)
-            ends = np.array([hold(draw(rng, options.prompts), options.block) for _ in range(options.races)])
-            table.add(f"{name}, {rule}", *ends.mean(0))
+            ends = [hold(draw(rng, options.prompts), options.block, limits) for _ in range(options.races)]
+            dropped, drawn, decided = (float(mean) for mean in np.mean(ends, 0))
+            found = wilson_interval(dropped, len(ends))
+            cells += [f"{dropped:.3f} [{found.low:.3f}, {found.high:.3f}]", f"{drawn:.3f}", f"{decided:.3f}"]
+        table.add(name, *cells)
+        rows.append((name, *cells))
+    if options.csv:
+        with Path(options.csv).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
 
 
-def _draw_normal(gaps: tuple[float, ...]) -> Draw:
-    def draw(rng: np.random.Generator, count: int) -> dict[str, Floats]:
+def draw_normal(gaps: tuple[float, ...]) -> Draw:
+    """Return a drawing of normal values with these means, which share most of their variance."""
+
+    def draw(rng: np.random.Generator, count: int) -> Values:
         shared = rng.normal(0, 2, count)
         return {f"m{n}": gap + shared + rng.normal(0, 1, count) for n, gap in enumerate(gaps)}
 
     return draw
 
 
-def _draw_rows(values: Mapping[str, Floats]) -> Draw:
-    """Return a drawing of rows; the first method is the one with the best mean."""
-    order = sorted(values, key=lambda method: -float(values[method].mean()))
+def draw_rows(values: Values, order: Sequence[str]) -> Draw:
+    """Return a drawing of rows of these methods."""
     total = len(values[order[0]])
 
-    def draw(rng: np.random.Generator, count: int) -> dict[str, Floats]:
+    def draw(rng: np.random.Generator, count: int) -> Values:
         rows = rng.integers(0, total, count)
         return {method: values[method][rows] for method in order}
 
     return draw
 
 
-def read_values(folder: Path, metric: str) -> dict[str, Floats]:
-    """Return a metric's values by method of the finished runs of a folder, with their sign turned if less is better.
+def read_values(folder: Path, metric: str) -> dict[str, dict[str, Floats]]:
+    """Return a metric's values by budget and by run of the finished runs of a folder, larger being better.
+
+    The full cache's run is left out. A PSNR without a value is of equal images.
 
     Raises:
-        ValueError: fewer than two runs have the metric for the same prompts.
+        ValueError: no budget has two runs, or runs of one budget have other prompts.
     """
-    values: dict[str, Floats] = {}
+    found: dict[str, dict[str, Floats]] = defaultdict(dict)
     for path in sorted(folder.glob("*/metrics/*.json")):
+        if not (finished := path.parents[1] / "results.json").is_file():
+            continue
+        run = json.loads(finished.read_text(encoding="utf-8"))
         results = read_evaluator_results(path)
-        found = [row.get(metric) for _, row in sorted(results.rows.items())]
-        if metric in results.scores and found and all(value is not None for value in found):
+        rows = [row.get(metric) for _, row in sorted(results.rows.items())]
+        if metric == "psnr":
+            rows = [IDENTICAL if value is None else min(value, IDENTICAL) for value in rows]
+        if metric in results.scores and run["reference"] is not None and rows and None not in rows:
             sign = 1 if results.scores[metric][1].better == "higher" else -1
-            values[path.parents[1].name] = sign * np.array(found, np.float64)
-    if len(values) < 2 or len({len(one) for one in values.values()}) > 1:
-        raise ValueError(f"--runs {folder}: needs two or more runs with {metric} on the same prompts")
-    return values
+            found[str(run["config"]["budget"])][run["run"]] = sign * np.array(rows, np.float64)
+    found = {budget: values for budget, values in found.items() if len(values) > 1}
+    if not found or any(len({len(one) for one in values.values()}) > 1 for values in found.values()):
+        raise ValueError(
+            f"--runs {folder}: needs two or more runs of a budget with {metric} on equal prompts"
+        )
+    return found
 
 
-def hold_race(values: dict[str, Floats], block: int) -> tuple[bool, float, bool]:
-    """Return whether the first method left a race, the share that it drew, and whether one method was left."""
+def hold_race(values: Values, block: int, limits: Range | None = None) -> tuple[bool, float, bool]:
+    """Hold a race of `task=choose`."""
     total = len(next(iter(values.values())))
-    race, count = Race.start(list(values), Rules()), 0
+    race, count = Race.start(list(values), Rules(limits=limits)), 0
     while race.state == "racing" and count < total:
         count = min(count + block, total)
         race = advance(race, {method: values[method][:count] for method in race.racing})
@@ -103,19 +153,16 @@ def hold_race(values: dict[str, Floats], block: int) -> tuple[bool, float, bool]
     return next(iter(values)) not in race.racing, drawn / (total * len(values)), race.state == "won"
 
 
-def hold_tests(values: dict[str, Floats], block: int) -> tuple[bool, float, bool]:
-    """Return the same for paired t-tests at 5 % after every block."""
-    left, drawn, total = list(values), 0, len(next(iter(values.values())))
-    for count in range(block, total + block, block):
-        drawn += len(left) * (min(count, total) - (count - block))
-        means = {method: values[method][:count].mean() for method in left}
-        best = max(left, key=means.__getitem__)
-
-        def is_behind(method: str, best: str = best, count: int = count) -> bool:
-            lead = (values[best] - values[method])[:count]
-            return bool(lead.mean() > NORMAL_QUANTILE * lead.std(ddof=1) / len(lead) ** 0.5)
-
-        left = [method for method in left if method == best or not is_behind(method)]
+def hold_tests(values: Values, block: int, _: Range | None = None) -> tuple[bool, float, bool]:
+    """Drop methods by paired t-tests at 5 % against the leader after every block."""
+    table = np.stack(list(values.values()))
+    left, drawn, total = np.arange(len(table)), 0, table.shape[1]
+    for start in range(0, total, block):
+        seen = table[left, : start + block]
+        drawn += len(left) * (seen.shape[1] - start)
+        leads = seen[seen.mean(1).argmax()] - seen
+        reach = NORMAL_QUANTILE * leads.std(1, ddof=1) / seen.shape[1] ** 0.5
+        left = left[leads.mean(1) <= reach]
         if len(left) == 1:
             break
-    return next(iter(values)) not in left, drawn / (total * len(values)), len(left) == 1
+    return 0 not in left, drawn / table.size, len(left) == 1

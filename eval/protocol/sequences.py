@@ -15,7 +15,7 @@ NARROWEST = 64
 MAX_BET = 0.75
 
 
-def normal_sequence(values: Floats, error: float, narrowest: int = NARROWEST) -> tuple[float, float]:
+def normal_sequence(values: Floats, error: float, narrowest: int = NARROWEST) -> tuple[Floats, Floats]:
     """Return the interval of a mean after all values, from an asymptotic confidence sequence.
 
     The sequence is Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (arXiv:2103.06476), Theorem 2.2, for independent
@@ -23,39 +23,45 @@ def normal_sequence(values: Floats, error: float, narrowest: int = NARROWEST) ->
     tends to `1 - error` as the first look is later.
 
     Args:
-        values: two or more samples, in the order in which they were drawn.
+        values: `[..., samples]`, two or more samples of each mean, in the order in which they were drawn.
         error: probability that the mean is ever outside, 0 to 1.
         narrowest: number of samples at which the interval is narrowest for its error.
     """
-    count = len(values)
+    count = values.shape[-1]
     tuned = -2 * math.log(error)
     rho2 = (tuned + math.log(tuned + 1)) / narrowest
     scale = 2 * (count * rho2 + 1) / (count**2 * rho2) * math.log(math.sqrt(count * rho2 + 1) / error)
-    reach = float(values.std()) * math.sqrt(scale)
-    mean = float(values.mean())
+    reach = values.std(-1) * math.sqrt(scale)
+    mean = values.mean(-1)
     return mean - reach, mean + reach
 
 
-def bounded_sequence(values: Floats, error: float, low: float, high: float) -> tuple[float, float]:
+def bounded_sequence(values: Floats, error: float, low: float, high: float) -> tuple[Floats, Floats]:
     """Return the interval of a mean of bounded values after all of them, valid at every number of samples.
 
     The sequence is the empirical Bernstein one of Waudby-Smith and Ramdas (arXiv:2010.09686), Theorem 2, with its
     predictable plug-in bets. It assumes no distribution: the values are between `low` and `high`.
 
     Args:
-        values: samples in the order in which they were drawn.
+        values: `[..., samples]`, samples of each mean in the order in which they were drawn.
         error: probability that the mean is ever outside, 0 to 1.
         low: smallest possible value.
         high: largest possible value.
     """
     unit = (values - low) / (high - low)
-    times = np.arange(1, len(unit) + 1)
-    means = (0.5 + np.cumsum(unit)) / (times + 1)
-    variances = (0.25 + np.cumsum((unit - means) ** 2)) / (times + 1)
-    before, spread = np.append(0.5, means[:-1]), np.append(0.25, variances[:-1])
+    times = np.arange(1, unit.shape[-1] + 1)
+    means = (0.5 + unit.cumsum(-1)) / (times + 1)
+    variances = (0.25 + ((unit - means) ** 2).cumsum(-1)) / (times + 1)
+    before, spread = _shift(means, 0.5), _shift(variances, 0.25)
     bets = np.minimum(np.sqrt(2 * math.log(2 / error) / (spread * times * np.log1p(times))), MAX_BET)
-    cost = float((4 * (unit - before) ** 2 * (-np.log1p(-bets) - bets) / 4).sum())
-    total = float(bets.sum())
-    centre, reach = float((bets * unit).sum()) / total, (math.log(2 / error) + cost) / total
+    cost = (4 * (unit - before) ** 2 * (-np.log1p(-bets) - bets) / 4).sum(-1)
+    total = bets.sum(-1)
+    centre, reach = (bets * unit).sum(-1) / total, (math.log(2 / error) + cost) / total
     width = high - low
-    return low + width * max(centre - reach, 0.0), low + width * min(centre + reach, 1.0)
+    return low + width * np.maximum(centre - reach, 0.0), low + width * np.minimum(centre + reach, 1.0)
+
+
+def _shift(values: Floats, first: float) -> Floats:
+    """Return what was known before each sample."""
+    start = np.full_like(values[..., :1], first)
+    return np.concatenate((start, values[..., :-1]), -1)

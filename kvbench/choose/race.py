@@ -114,37 +114,42 @@ def advance(race: Race, values: Values) -> Race:
     """
     rules, sign = race.rules, 1.0 if race.rules.higher else -1.0
     error = rules.error / max(len(race.entrants) - 1, 1)
-    after = len(next(iter(values.values())))
     means = {method: float(values[method].mean()) for method in race.racing}
     order = sorted(race.racing, key=lambda method: -sign * means[method])
+    ordered = sign * np.stack([values[method] for method in order])
+    after = ordered.shape[1]
+    first, second = np.triu_indices(len(order), 1)
+    ahead = find_intervals(ordered[first] - ordered[second], error, rules.limits)
+    exits: dict[str, Exit] = {}
+    for better, other, lead in zip(first, second, ahead, strict=True):
+        if lead is not None and lead[0] > 0:
+            exits.setdefault(order[other], Exit(order[other], after, order[better], lead))
+    racing = tuple(method for method in order if method not in exits)
+    of_leader = {other: lead for other, lead in zip(order[1:], ahead, strict=False) if other not in exits}
+    look = Look(after, {method: means[method] for method in racing}, of_leader)
+    level = all(lead is not None and lead[1] <= rules.margin for lead in of_leader.values())
+    state: Literal["racing", "won", "level"] = "won" if not of_leader else "level" if level else "racing"
+    left = tuple(exits[method] for method in reversed(order) if method in exits)
+    return replace(race, racing=racing, looks=(*race.looks, look), exits=(*race.exits, *left), state=state)
 
-    def find_lead(better: str, other: str) -> Interval | None:
-        return find_interval(sign * (values[better] - values[other]), error, rules.limits)
 
-    exits = []
-    for method in reversed(order):
-        rivals = ((one, find_lead(one, method)) for one in order if one != method)
-        if (ahead := next(((one, lead) for one, lead in rivals if lead and lead[0] > 0), None)) is not None:
-            exits.append(Exit(method, after, *ahead))
-    out = {left.method for left in exits}
-    racing = tuple(method for method in order if method not in out)
-    leads = {method: find_lead(racing[0], method) for method in racing[1:]}
-    look = Look(after, {method: means[method] for method in racing}, leads)
-    level = all(lead is not None and lead[1] <= rules.margin for lead in leads.values())
-    state: Literal["racing", "won", "level"] = "won" if not leads else "level" if level else "racing"
-    return replace(race, racing=racing, looks=(*race.looks, look), exits=(*race.exits, *exits), state=state)
-
-
-def find_interval(differences: Floats, error: float, limits: Range | None) -> Interval | None:
-    """Return the interval of a mean difference: bounded for answers, else asymptotic.
+def find_intervals(differences: Floats, error: float, limits: Range | None) -> list[Interval | None]:
+    """Return the interval of each mean of differences `[means, units]`: bounded for answers, else asymptotic.
 
     None if all differences are equal: the asymptotic interval would have no width, although a rare other difference
     may not have been drawn yet.
     """
     if limits is not None:
         width = limits[1] - limits[0]
-        return bounded_sequence(differences, error, -width, width)
-    return normal_sequence(differences, error) if np.ptp(differences) > 0 else None
+        ends = zip(*bounded_sequence(differences, error, -width, width), strict=True)
+        return [(float(low), float(high)) for low, high in ends]
+    known, ends = np.ptp(differences, -1) > 0, zip(*normal_sequence(differences, error), strict=True)
+    return [(float(low), float(high)) if one else None for one, (low, high) in zip(known, ends, strict=True)]
+
+
+def find_interval(differences: Floats, error: float, limits: Range | None) -> Interval | None:
+    """Return the interval of a mean of differences `[units]`, as `find_intervals` does."""
+    return find_intervals(differences[None], error, limits)[0]
 
 
 def split_blocks(prompts: Sequence[str], block: int, batch: int) -> list[range]:
@@ -185,3 +190,19 @@ def average(found: Found, methods: Sequence[str]) -> dict[str, Floats]:
             members.setdefault(prompt, []).append(value)
         averages[method] = np.array([np.mean(values) for values in members.values()], np.float64)
     return averages
+
+
+def measure_lead(found: Found, leader: str, method: str, count: int | None = None) -> Floats:
+    """Return the leader's values less another method's by prompt, over samples that both drew.
+
+    Later samples of a prompt that only the leader drew do not count.
+
+    Args:
+        found: values of all samples.
+        leader: the method that drew most.
+        method: the other one.
+        count: number of samples, from the first on; None for all that `method` drew.
+    """
+    stop = len(found[method]) if count is None else count
+    values = average({name: found[name][:stop] for name in (leader, method)}, (leader, method))
+    return values[leader] - values[method]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kvbench.choose.race import Race, Values, find_interval
+from kvbench.choose.race import Found, Race, average, find_interval, measure_lead
 from kvbench.core.files import write_whole
 from kvbench.eval.protocol.intervals import bootstrap
 from kvbench.report.tables import Row, format_markdown
@@ -41,10 +41,10 @@ class Setting:
     winner: str
 
 
-def rank(race: Race, values: Values) -> list[dict[str, object]]:
+def rank(race: Race, found: Found) -> list[dict[str, object]]:
     """Return a row per method, the best first: mean, units, and the leader's lead over it with both intervals.
 
-    The lead is over the units that the method drew. Its sequence interval is valid however the race stopped; the
+    The lead is over the samples that the method drew. Its sequence interval is valid however the race stopped; the
     fixed-sample interval is the bootstrap of a run whose size was chosen in advance and is not valid after a race.
     """
     leader, error = race.racing[0], race.rules.error / max(len(race.entrants) - 1, 1)
@@ -52,10 +52,10 @@ def rank(race: Race, values: Values) -> list[dict[str, object]]:
     reasons = {one.method: one for one in race.exits}
     rows = []
     for method in (*race.racing, *(one.method for one in reversed(race.exits))):
-        ours = values[method]
+        ours = average(found, [method])[method]
         row: dict[str, object] = {"method": method, "mean": float(ours.mean()), "prompts": len(ours)}
         if method != leader:
-            lead = sign * (values[leader][: len(ours)] - ours)
+            lead = sign * measure_lead(found, leader, method)
             fixed = bootstrap(lead.tolist())
             row |= {
                 "lead": float(lead.mean()),

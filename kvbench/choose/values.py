@@ -1,12 +1,13 @@
 """Values of a metric on a block of samples of a run that may be unfinished."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.protocol.base import Evaluator, evaluate
+from kvbench.eval.protocol.ranges import Range, find_range
 from kvbench.eval.protocol.scores import MetricSpec
 
 IDENTICAL = 100.0
@@ -25,6 +26,11 @@ def name_values(metric: str, spec: MetricSpec) -> str:
 def has_higher_values(metric: str, spec: MetricSpec) -> bool:
     """Return whether larger values of `score_block` are better."""
     return metric not in MEAN_ERRORS and spec.better == "higher"
+
+
+def find_limits(metric: str, values: Iterable[float]) -> Range | None:
+    """Return the bounds of a metric whose values are answers, which are right or wrong; None for other values."""
+    return find_range(metric) if all(value in (0.0, 1.0) for value in values) else None
 
 
 def score_block(

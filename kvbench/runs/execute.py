@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.kinds import find_kind
 from kvbench.runs.check import check_job
@@ -73,20 +74,23 @@ def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
     folder.note("running")
     if whole and (outcome := _reuse(job, folder, known)) is not None:
         return outcome
-    with _noting_failures(folder):
+    with noting_failures(folder):
         reference = None if job.is_reference else _complete(job.reference, opened).folder
         if not whole and job.is_leader:
             check_weights(job.evaluators)  # hashes that scoring needs too, before hours of work
         whole = whole or take_samples(job, folder, identify(job, calibrations))
         if job.reads and reference is not None:
             job = replace(job, full_pass=reference)
-        if not whole:
-            plan = job.cache_plan
-            add_origins(folder, [provenance(job.settings.device, plan.graph_obstacle)])
-        whole = whole or generate(job, folder, open_cache(job, calibrations.books), budget)
+        whole = whole or draw_missing(job, folder, calibrations, budget)
         if whole and (reference is None or (reference / FILE).is_file()):
             return Outcome(folder.path, finish(job, folder, reference, budget))
     return Outcome(folder.path, None)
+
+
+def draw_missing(job: Job, folder: RunFolder, calibrations: Calibrations, budget: Budget) -> bool:
+    """Draw the samples that a run lacks, with a method that is prepared; return whether all samples exist."""
+    add_origins(folder, [provenance(job.settings.device, job.cache_plan.graph_obstacle)])
+    return generate(job, folder, open_cache(job, calibrations.books), budget)
 
 
 def rescore(job: Job) -> Outcome:
@@ -182,7 +186,7 @@ def _reuse(job: Job, folder: RunFolder, known: Results | None) -> Outcome | None
 
 
 @contextmanager
-def _noting_failures(folder: RunFolder) -> Iterator[None]:
+def noting_failures(folder: RunFolder) -> Iterator[None]:
     """Write an error into the run's status; leave the run to other processes if they are busy with it."""
     try:
         yield

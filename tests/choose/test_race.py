@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from kvbench.choose.race import Race, Rules, advance, average, split_blocks
+from kvbench.choose.race import Exit, Race, Rules, advance, average, measure_lead, split_blocks
+from kvbench.choose.result import rank
 from kvbench.core.config import ConfigError
+from kvbench.eval.protocol.sequences import bounded_sequence, normal_sequence
 
 
 def race_on(values, rules, block=16):
@@ -89,9 +91,53 @@ def drops_by_repeated_tests(values):
     return False
 
 
+@pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
+def test_a_look_compares_every_pair(limits):
+    """Each look equals a loop over pairs of methods, one interval at a time."""
+    means = {f"m{number}": 0.25 * number for number in range(7)}
+    values = {name: np.round(one) for name, one in draw(means, count=200, seed=3).items()}
+    if limits is not None:
+        values = {name: (one > 0.8).astype(float) for name, one in values.items()}
+    race, left = Race.start(list(values), Rules(limits=limits)), list(values)
+    for count in range(20, 201, 20):
+        seen = {method: values[method][:count] for method in left}
+        race = advance(race, seen)
+        order = sorted(left, key=lambda method: -seen[method].mean())
+        out = {}
+        for place, other in enumerate(order):
+            for better in order[:place]:
+                low, high = interval_of(seen[better] - seen[other], 0.05 / 6, limits)
+                if low > 0 and other not in out:
+                    out[other] = (better, (low, high))
+        found = {one.method: one for one in race.exits if one.after == count}
+        assert {method: one.better for method, one in found.items()} == {m: b for m, (b, _) in out.items()}
+        assert all(found[method].ahead == pytest.approx(ends) for method, (_, ends) in out.items())
+        left = [method for method in order if method not in out]
+        assert race.racing == tuple(left)
+        if len(left) == 1:
+            break
+    assert len(left) < 7
+
+
+def interval_of(differences, error, limits):
+    if limits is None:
+        return normal_sequence(differences, error)
+    return bounded_sequence(differences, error, -1.0, 1.0)
+
+
 def test_samples_of_a_prompt_are_one_unit():
     found = {"a": [("x", 1.0), ("y", 5.0), ("x", 3.0)]}
     assert average(found, ["a"])["a"].tolist() == [2.0, 5.0]
+
+
+def test_a_lead_is_over_samples_that_both_drew():
+    later = [("x", 90.0), ("z", 7.0)]
+    found = {"leader": [("x", 2.0), ("y", 6.0), *later], "other": [("x", 1.0), ("y", 3.0)]}
+    assert measure_lead(found, "leader", "other").tolist() == [1.0, 3.0]
+    assert measure_lead(found, "leader", "other", 1).tolist() == [1.0]
+    race = Race(Rules(), ("leader", "other"), ("leader",), exits=(Exit("other", 2, "leader", (0.1, 4.0)),))
+    [first, second] = rank(race, found)
+    assert (first["prompts"], second["prompts"], second["lead"]) == (3, 2, 2.0)
 
 
 def test_blocks_end_with_prompts_and_batches():

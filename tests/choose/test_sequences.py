@@ -36,6 +36,13 @@ def test_bounded_sequence_is_a_loop_over_bets():
     assert bounded_sequence(values, error, -1.0, 1.0) == pytest.approx(expected)
 
 
+def test_rows_are_means_of_their_own():
+    rows = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], (3, 40))
+    for find in (lambda one: normal_sequence(one, 0.05), lambda one: bounded_sequence(one, 0.05, -1.0, 1.0)):
+        alone = np.array([find(row) for row in rows]).T
+        assert np.array(find(rows)) == pytest.approx(alone)
+
+
 @pytest.mark.parametrize("kind", ["normal", "bounded"])
 def test_the_mean_is_outside_at_any_look_with_at_most_the_error(kind):
     rng, wrong = np.random.default_rng(0), 0

@@ -9,6 +9,7 @@ import pytest
 
 from kvbench.cli.tasks import choose
 from kvbench.cli.tasks.entrants import Runner, keep_words
+from kvbench.runs.job import Job
 from tests.support.command_line import Command
 
 RACE = ("task=choose", "budget=0.1", "metric=psnr", "prompts.count=64")
@@ -20,7 +21,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, range]]:
     """Blocks that a race draws; their values are random numbers around `MEANS`."""
     blocks: list[tuple[str, range]] = []
 
-    def draw(_: Runner, method: str, block: range) -> tuple[list[tuple[str, float]], float]:
+    def draw(_: Runner, job: Job, block: range) -> tuple[list[tuple[str, float]], float]:
+        method = job.method_name
         blocks.append((method, block))
         prompts = np.random.default_rng(0).normal(0, 3, 64)[block.start : block.stop]
         noise = np.random.default_rng([block.start, *method.encode()]).normal(0, 0.3, len(block))
@@ -136,3 +138,16 @@ def test_runs_of_a_race_are_resumed_and_extended(
     assert command("method=random", *words, "eval=[psnr]")[0] == 0
     assert (folder / "results.json").is_file()
     assert (folder / "images" / "000000.png").stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_a_race_to_the_last_prompt_finishes_its_runs(command: Command, tmp_path: Path) -> None:
+    """A calibrated method that is prepared for blocks has one folder, which is finished."""
+    words = ("budget=0.1", "prompts.count=8", "batch_size=8", "calibrate.count=2", "choose.block=8")
+    assert (
+        command("task=choose", *words, "metric=psnr", "methods=[random,lukv]", "choose.error=0.001")[0] == 0
+    )
+    assert len(read_race(tmp_path)["looks"]) == 1
+    runs = sorted((tmp_path / "runs" / "infinity_tiny").glob("*/results.json"))
+    assert [path.parent.name.split("-")[0] for path in runs] == ["full", "lukv", "random"]
+    assert len(list((tmp_path / "runs" / "infinity_tiny").glob("lukv-*"))) == 1

@@ -1,7 +1,7 @@
 """`task=choose`: a race among methods on one model and budget."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -10,15 +10,15 @@ from omegaconf import DictConfig
 from kvbench.choose.figure import draw_race
 from kvbench.choose.race import Found, Race, Rules, advance, average, split_blocks
 from kvbench.choose.result import Setting, describe_end, make_rows, rank, write_race
-from kvbench.choose.values import has_higher_values, name_values
+from kvbench.choose.values import find_limits, has_higher_values, name_values
 from kvbench.cli.console import CONSOLE, say
 from kvbench.cli.tasks.entrants import Runner, find_entrants, find_evaluator, keep_words
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_values
 from kvbench.core.settings import Settings
-from kvbench.eval.protocol.ranges import find_range
 from kvbench.methods.shared.base import Observer
 from kvbench.report.tables import print_rows
+from kvbench.runs.job import Job
 
 
 def choose(cfg: DictConfig, settings: Settings) -> Path:
@@ -39,8 +39,8 @@ def choose(cfg: DictConfig, settings: Settings) -> Path:
     say(f"{len(entrants)} methods start" + (f", {len(refused)} do not fit" if refused else ""))
     prompts = [prompt.text for prompt in entrants[0].prompts]
     blocks = split_blocks(prompts, settings.choose.block, settings.batch_size)
-    race, found, slow = _hold(runner, settings, [job.method_name for job in entrants], blocks)
-    values = average(found, race.entrants)
+    race, found, slow = _hold(runner, settings, {job.method_name: job for job in entrants}, blocks)
+    stops = [block.stop for block in blocks[: len(race.looks)]]
     setting = Setting(
         title=f"{cfg.model.name}, budget {settings.budget}, {settings.metric}",
         command=shlex.join(("python", "run.py", *given)),
@@ -59,9 +59,10 @@ def choose(cfg: DictConfig, settings: Settings) -> Path:
     rules = [settings.metric, settings.margin, vars(settings.choose), list(found)]
     place = settings.runs_dir / "races" / hash_values([runner.words, *rules])[:10]
     place.mkdir(parents=True, exist_ok=True)
-    ranking = rank(race, values)
+    ranking = rank(race, found)
     write_race(place, race, setting, ranking, spec.digits)
-    draw_race(race, values, setting.title, name_values(settings.metric, spec)).savefig(place / "race.svg")
+    figure = draw_race(race, found, stops, setting.title, name_values(settings.metric, spec))
+    figure.savefig(place / "race.svg")
     print_rows(CONSOLE, setting.title, make_rows(ranking, spec.digits), 1)
     for line in (*describe_end(race, setting), f"the leader: {setting.winner}", f"race: {place}"):
         say(line)
@@ -69,12 +70,12 @@ def choose(cfg: DictConfig, settings: Settings) -> Path:
 
 
 def _hold(
-    runner: Runner, settings: Settings, entrants: Sequence[str], blocks: Sequence[range]
+    runner: Runner, settings: Settings, entrants: Mapping[str, Job], blocks: Sequence[range]
 ) -> tuple[Race, Found, dict[str, float]]:
     """Hold the race; return it with the values of each method, and methods that were too slow with their seconds."""
     limit = settings.choose.seconds
     found: Found = {method: [] for method in entrants}
-    took = _draw_block(runner, entrants, blocks[0], found)
+    took = _draw_block(runner, entrants.values(), blocks[0], found)
     slow = {method: seconds for method, seconds in took.items() if limit is not None and seconds > limit}
     if len(fast := [method for method in entrants if method not in slow]) < 2:
         raise ConfigError(f"choose.seconds={limit}: {len(fast)} of {len(entrants)} methods are that fast")
@@ -83,28 +84,26 @@ def _hold(
     for block in blocks[1:]:
         if race.state != "racing":
             break
-        _draw_block(runner, race.racing, block, found)
+        _draw_block(runner, [entrants[method] for method in race.racing], block, found)
         race = advance(race, average(found, race.racing))
         _say_look(race)
     return race, found, slow
 
 
-def _draw_block(runner: Runner, methods: Sequence[str], block: range, found: Found) -> dict[str, float]:
+def _draw_block(runner: Runner, jobs: Iterable[Job], block: range, found: Found) -> dict[str, float]:
     """Draw a block of each method, note its values, and return the seconds per sample."""
     seconds = {}
-    for method in methods:
-        values, seconds[method] = runner.draw(method, block)
-        found[method] += values
+    for job in jobs:
+        values, seconds[job.method_name] = runner.draw(job, block)
+        found[job.method_name] += values
     return seconds
 
 
 def _read_rules(settings: Settings, runner: Runner, found: Found) -> Rules:
-    """Return the rules of the race; a metric with bounds whose values are answers has limits."""
-    answers = all(value in (0.0, 1.0) for values in found.values() for _, value in values)
-    limits = find_range(runner.metric) if answers else None
-    return Rules(
-        has_higher_values(runner.metric, runner.spec), settings.choose.error, float(settings.margin), limits
-    )
+    """Return the rules of the race; answers have limits."""
+    limits = find_limits(runner.metric, (value for values in found.values() for _, value in values))
+    higher = has_higher_values(runner.metric, runner.spec)
+    return Rules(higher, settings.choose.error, float(settings.margin), limits)
 
 
 def _say_look(race: Race) -> None:

@@ -2,12 +2,9 @@
 
 import logging
 import re
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from hydra.errors import HydraException
@@ -24,16 +21,10 @@ from kvbench.eval.protocol.base import Evaluator, find_missing
 from kvbench.eval.protocol.scores import MetricSpec
 from kvbench.eval.spaces.evaluator import SpaceEvaluator
 from kvbench.runs.check import check_job
-from kvbench.runs.execute import open_folder
 from kvbench.runs.execute import run as execute
-from kvbench.runs.job import Busy, Job
-from kvbench.runs.prepare import calibrate_job
-from kvbench.runs.record.folder import read_records
+from kvbench.runs.job import Job
+from kvbench.runs.partial import PartialRun, begin, extend
 
-log = logging.getLogger(__name__)
-
-WAIT = 1.0
-"""Seconds between two looks at blocks that other processes draw."""
 OWN_KEYS = ("task", "metric", "methods", "margin", "choose", "eval", "against", "verbose")
 """Keys of the command that its runs do not get."""
 ODD = ("full", "kvpress")
@@ -49,50 +40,40 @@ class Runner:
         evaluator: name in conf/eval of the evaluator of the metric.
         metric: name of the metric.
         spec: its specification.
+        begun: runs that are begun and their references, by method; a method is prepared once for all blocks.
     """
 
     words: tuple[str, ...]
     evaluator: str
     metric: str
     spec: MetricSpec
+    begun: dict[str, tuple[PartialRun, PartialRun]] = field(default_factory=dict)
 
     def make(self, method: str) -> Job:
         """Compose the run of a method and make its objects."""
         cfg = compose_job([*self.words, f"method={method}", f"eval=[{self.evaluator}]"])[0]
         return make_job(cfg, read_settings(cfg), keep_model=True)
 
-    def draw(self, method: str, block: range) -> tuple[list[tuple[str, float]], float]:
+    def draw(self, job: Job, block: range) -> tuple[list[tuple[str, float]], float]:
         """Draw a block of a method's run and of its reference; return its values by prompt and seconds per sample.
 
         The run is the one that `task=run` would finish. Samples that exist are not drawn again, and blocks that other
-        processes draw are waited for.
+        processes draw are waited for. With the last block the run is finished.
         """
-        job = replace(self.make(method), around_block=partial(_refuse_after, block.stop))
-        while missing := self._find_missing(folders := self._extend(job), block):
-            log.debug("%s: waiting for another process to draw sample %d", method, missing[0])
-            time.sleep(WAIT)
+        name = job.method_name
+        if name not in self.begun:
+            check_job(job)
+            self.begun[name] = begin(job), begin(job.reference)
+        run, reference = self.begun[name]
+        extend(reference, block)
+        extend(run, block, reference.folder.path)
+        if block.stop == len(job.prompts):
+            execute(self.make(name))  # with a method that is not prepared yet, which decides what it needs
+        folders = run.folder.path, reference.folder.path
         evaluator = job.evaluators[self.evaluator]
         found = score_block(evaluator, self.metric, folders, block, job.metadata, job.settings.device)
-        records = read_records(folders[0])
+        records = run.folder.recorded()
         return found, fmean(float(str(records[index]["seconds"])) for index in block)
-
-    def _extend(self, job: Job) -> tuple[Path, Path]:
-        """Draw what is missing of the job's blocks; return the folders of the run and of its reference."""
-        outcome = execute(job)
-        reference = open_folder(job.reference, calibrate_job(job.reference)).path
-        return outcome.folder, reference
-
-    def _find_missing(self, folders: Sequence[Path], block: range) -> list[int]:
-        known = [read_records(folder) for folder in folders]
-        return [index for index in block if any(index not in one for one in known)]
-
-
-@contextmanager
-def _refuse_after(stop: int, _: Path, block: range) -> Iterator[None]:
-    """Refuse to generate a block behind the prompts that are compared."""
-    if block.start >= stop:
-        raise Busy
-    yield
 
 
 def keep_words(words: Sequence[str], evaluator: str) -> tuple[str, ...]:

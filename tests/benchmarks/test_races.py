@@ -1,0 +1,73 @@
+"""Simulated races and tables of races, on values and files of which the answer is known."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.race_table import describe
+from benchmarks.races import draw_normal, hold_race, hold_tests, read_values
+
+
+def write_run(
+    folder: Path, name: str, budget: float, values: list[float | None], reference: bool = True
+) -> None:
+    run = folder / name
+    (run / "metrics").mkdir(parents=True)
+    config = {"budget": budget}
+    record = {"run": name, "reference": "full-0" if reference else None, "config": config}
+    (run / "results.json").write_text(json.dumps(record))
+    score = {
+        "value": 1.0, "n": len(values), "sd": None, "se": None, "ci95": None, "ci": None, "bias": None,
+        "replicates": None, "better": "higher", "unit": "dB", "digits": 2, "detail": False, "strata": None,
+    }  # fmt: skip
+    head = {"evaluator": "psnr", "protocol": "uint8", "scores": {"psnr": score}}
+    (run / "metrics/psnr-uint8.json").write_text(json.dumps(head))
+    lines = [json.dumps({"index": index, "psnr": value}) for index, value in enumerate(values)]
+    (run / "metrics/psnr-uint8.samples.jsonl").write_text("\n".join(lines))
+
+
+def test_values_are_read_by_budget(tmp_path: Path) -> None:
+    write_run(tmp_path, "full-0", 0.1, [None, None], reference=False)
+    write_run(tmp_path, "a-1", 0.1, [30.0, None])
+    write_run(tmp_path, "b-1", 0.1, [31.0, 32.0])
+    write_run(tmp_path, "a-2", 0.2, [33.0, 34.0])
+    found = read_values(tmp_path, "psnr")
+    assert {budget: set(values) for budget, values in found.items()} == {"0.1": {"a-1", "b-1"}}
+    assert found["0.1"]["a-1"].tolist() == [30.0, 100.0]
+    with pytest.raises(ValueError, match="needs two or more runs of a budget with lpips"):
+        read_values(tmp_path, "lpips")
+    write_run(tmp_path, "c-1", 0.1, [31.0])
+    with pytest.raises(ValueError, match="on equal prompts"):
+        read_values(tmp_path, "psnr")
+
+
+def test_both_rules_keep_a_far_better_method_and_count_what_is_drawn() -> None:
+    values = draw_normal((5.0, 0.0, 0.0, 0.0))(np.random.default_rng(0), 64)
+    assert hold_race(values, 16) == (False, 0.25, True)
+    assert hold_tests(values, 16) == (False, 0.25, True)
+
+
+def test_a_better_method_that_comes_later_drops_the_first() -> None:
+    values = draw_normal((0.0, 5.0))(np.random.default_rng(0), 32)
+    assert hold_race(values, 16)[0]
+    assert hold_tests(values, 16)[0]
+
+
+def test_a_race_is_described_beside_a_full_table() -> None:
+    looks = [{"after": 16, "means": {"a": 2, "b": 1}}, {"after": 32, "means": {"b": 3}}]
+    race = {
+        "title": "tiny, budget 0.1, psnr", "rules": {"margin": 0.5, "higher": True}, "entrants": ["a", "b", "c"],
+        "looks": looks, "drawn": 80, "grid": 300, "calibrated": {"b": 10}, "state": "won",
+    }  # fmt: skip
+    table = [
+        {"method": "a", "budget": "0.1", "psnr ↑": "**30.1 [29, 31]**"},
+        {"method": "b", "budget": "0.2", "psnr ↑": "39 [29, 31]"},
+        {"method": "other", "budget": "0.1", "psnr ↑": "50 [29, 31]"},
+    ]
+    assert describe(race, [table]) == (
+        "tiny, budget 0.1, psnr", "0.5", "3", "2 after 16, 1 after 32", "`b`", "32", "90", "0.290", "`a` 30.1",
+    )  # fmt: skip
+    by_budget = [{"method": "b", "0.1": "7 [6, 8]"}, {"method": "c", "0.1": "3 [2, 4]"}]
+    assert describe({**race, "rules": {"margin": 0, "higher": False}}, [by_budget])[-1] == "`c` 3"
