@@ -128,7 +128,7 @@ def _compare_results(
     for name, (score, spec) in ours.scores.items():
         if name not in theirs.scores:
             continue
-        difference = _compare_samples(name, spec, ours.rows, theirs.rows, prompts)
+        difference = compare_samples(name, spec, ours.rows, theirs.rows, prompts)
         if difference is None:
             difference = compare_values(score, theirs.scores[name][0])
         if difference is not None:
@@ -138,10 +138,18 @@ def _compare_results(
     return differences
 
 
-def _compare_samples(
+def compare_samples(
     column: str, spec: MetricSpec, ours: Rows, theirs: Rows, prompts: Mapping[int, str]
 ) -> Score | None:
-    """Return the mean difference between two columns, or None if no sample has a number in both."""
+    """Return the mean difference of a metric over samples, or None if no sample has a number on both sides.
+
+    Args:
+        column: column of the metric.
+        spec: the metric; its `strata` is a column too.
+        ours: rows of one run.
+        theirs: rows of the other run, of the same samples.
+        prompts: prompt of each sample, by which samples are resampled.
+    """
     pairs = {i: (ours[i].get(column), theirs[i].get(column)) for i in prompts if i in ours and i in theirs}
     known = {i: (float(a), float(b)) for i, (a, b) in pairs.items() if a is not None and b is not None}
     if not known:

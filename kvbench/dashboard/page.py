@@ -18,13 +18,14 @@ from kvbench.dashboard.vendor import VENDORED, Vendored
 FILE, BUNDLE = "dashboard.html", "dashboard-bundle.html"
 TEMPLATE = "dashboard.html.j2"
 STYLES = ("theme", "frame", "tables", "views", "controls", "drawer", "readings")
-"""Files of styles/, in order."""
+RANKINGS = "rankings"
+"""Files of styles/, in order; `RANKINGS` only for a page with a leaderboard."""
 MAX_INTEGER = 2**53
 """Largest whole number up to which JavaScript's numbers are exact."""
 SCRIPTS = (
     "elements", "document", "address", "costs", "theme", "provenance", "tables", "pareto", "filters", "groups",
     "intervals", "crossed", "differences", "columns", "leaderboard", "changes", "grid", "comparison", "retention",
-    "published", "progress", "drift", "reading", "keys", "main",
+    "published", "rankings", "progress", "drift", "reading", "keys", "main",
 )  # fmt: skip
 """Files of scripts/, in order; they are joined to one script."""
 SPACES = re.compile(r"(?<=[=<>!?:,;{}()&|*]) | (?=[=<>!?:,;{}()&|*])")
@@ -36,6 +37,7 @@ def write_dashboard(
     output: Path | None = None,
     reload: float | None = None,
     chosen: Sequence[Path] | None = None,
+    leaderboard: Mapping[str, object] | None = None,
 ) -> Path:
     """Write dashboard.html and return its path.
 
@@ -44,38 +46,50 @@ def write_dashboard(
         output: folder of the page; None for `runs_dir`.
         reload: seconds after which a browser reloads the page; None for never.
         chosen: run folders to show; None for all.
+        leaderboard: texts of `make_leaderboard`; None for no such view.
 
     Raises:
         ConfigError: there is nothing to show, Jinja2 is not installed, or a vendored file was changed.
     """
     output = output or runs_dir
     document = make_document(runs_dir, chosen) | {"root": Path(os.path.relpath(runs_dir, output)).as_posix()}
-    _check_contents(document, runs_dir)
+    if leaderboard is None:
+        _check_contents(document, runs_dir)
     path = output / FILE
-    write_whole(path, render_page(document, reload))
+    write_whole(path, render_page(document, reload, leaderboard))
     return path
 
 
-def write_bundle(runs_dir: Path, output: Path | None = None, chosen: Sequence[Path] | None = None) -> Path:
+def write_bundle(
+    runs_dir: Path,
+    output: Path | None = None,
+    chosen: Sequence[Path] | None = None,
+    leaderboard: Mapping[str, object] | None = None,
+) -> Path:
     """Write the page with its pictures as one file, dashboard-bundle.html, and return its path.
 
     Raises:
         ConfigError: as `write_dashboard`.
     """
     path = (output or runs_dir) / BUNDLE
-    write_whole(path, render_bundle(runs_dir, chosen))
+    write_whole(path, render_bundle(runs_dir, chosen, leaderboard))
     return path
 
 
-def render_bundle(runs_dir: Path, chosen: Sequence[Path] | None = None) -> str:
+def render_bundle(
+    runs_dir: Path,
+    chosen: Sequence[Path] | None = None,
+    leaderboard: Mapping[str, object] | None = None,
+) -> str:
     """Return the page with its pictures: of every run below `runs_dir`, or of the chosen run folders.
 
     Raises:
         ConfigError: as `write_dashboard`.
     """
     document = make_document(runs_dir, chosen)
-    _check_contents(document, runs_dir)
-    return render_page(add_pictures(document, runs_dir))
+    if leaderboard is None:
+        _check_contents(document, runs_dir)
+    return render_page(add_pictures(document, runs_dir), leaderboard=leaderboard)
 
 
 def _check_contents(document: Mapping[str, object], runs_dir: Path) -> None:
@@ -83,8 +97,12 @@ def _check_contents(document: Mapping[str, object], runs_dir: Path) -> None:
         raise ConfigError(f"runs_dir={runs_dir}: holds no runs")
 
 
-def render_page(document: Mapping[str, object], reload: float | None = None) -> str:
-    """Return the page of a document of `make_document`; see `write_dashboard` for `reload`.
+def render_page(
+    document: Mapping[str, object],
+    reload: float | None = None,
+    leaderboard: Mapping[str, object] | None = None,
+) -> str:
+    """Return the page of a document of `make_document`; see `write_dashboard` for the other arguments.
 
     Its content security policy allows only the page's own scripts and images.
 
@@ -104,12 +122,14 @@ def render_page(document: Mapping[str, object], reload: float | None = None) -> 
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    styles = STYLES if leaderboard is None else (*STYLES, RANKINGS)
     programs = [*map(_inline, VENDORED), _join_scripts()]
     return environment.get_template(TEMPLATE).render(
-        styles="\n".join(_shorten("styles", f"{name}.css", ("/*",)) for name in STYLES),
+        styles="\n".join(_shorten("styles", f"{name}.css", ("/*",)) for name in styles),
         programs=programs,
         hashes=[_hash_program(program) for program in programs],
         document=_escape(document),
+        leaderboard=leaderboard,
         reload=None if reload is None else max(1, round(reload)),
     )
 

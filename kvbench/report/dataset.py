@@ -35,7 +35,9 @@ from kvbench.runs.record.results import FILE, Results, read_results
 if TYPE_CHECKING:  # of the extra `data`
     import polars
 
+CARD = "README.md"
 RUNS_FILE = Path("data", "runs.parquet")
+SAMPLES_FILE = RUNS_FILE.with_name("samples.parquet")
 RUN_FILES = (FILE, "provenance.json", "config.yaml", "retention.json", "code.json")
 """Files of a run that are published unchanged."""
 PAGE = "dashboard.html"
@@ -105,11 +107,13 @@ def prepare_dataset(
     licence: str | None = None,
     repo: str | None = None,
     make_page: Callable[[], str] | None = None,
+    *,
+    author: str | None = None,
 ) -> None:
     """Write the folder of a dataset, whole or not at all; an earlier dataset is replaced, other files never.
 
-    The card names the licence and the dataset's repository on the Hub, if they are known. `make_page` returns
-    the content of dashboard.html.
+    The card names the licence, the author and the dataset's repository on the Hub, if they are known. `make_page`
+    returns the content of dashboard.html.
 
     Raises:
         ConfigError: the folder cannot be written, holds other files, or packages are missing.
@@ -120,8 +124,8 @@ def prepare_dataset(
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
     try:
         _fill(temporary, runs)
-        card = write_card(runs, licence or UNKNOWN_LICENCE, repo)
-        (temporary / "README.md").write_text(card, encoding="utf-8")
+        card = write_card(runs, licence or UNKNOWN_LICENCE, repo, author)
+        (temporary / CARD).write_text(card, encoding="utf-8")
         if make_page is not None:
             (temporary / PAGE).write_text(make_page(), encoding="utf-8")
         write_file_list(temporary)
@@ -142,7 +146,7 @@ def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
     frame = read_runs({run.path: run.results for run in runs})
     frame.write_parquet(out / RUNS_FILE)
     samples = _read_samples(opened, frame)
-    samples.write_parquet(out / RUNS_FILE.with_name("samples.parquet"))
+    samples.write_parquet(out / SAMPLES_FILE)
     for run, stored in opened:
         _copy(out / "runs" / run.path, (run.folder / name for name in RUN_FILES))
         target = out / stored.kind / run.path
@@ -207,7 +211,9 @@ def _list_images(samples: "polars.DataFrame") -> "polars.DataFrame":
     return inside.select(*paths, polars.exclude("file", "reference_file"))
 
 
-def write_card(runs: Sequence[PublishedRun], licence: str, repo: str | None) -> str:
+def write_card(
+    runs: Sequence[PublishedRun], licence: str, repo: str | None, author: str | None = None
+) -> str:
     """Return the dataset card: metadata for the Hub, contents, provenance and how to load it."""
     import jinja2
 
@@ -221,6 +227,7 @@ def write_card(runs: Sequence[PublishedRun], licence: str, repo: str | None) -> 
     return environment.from_string(card.read_text(encoding="utf-8")).render(
         licence=licence,
         repo=repo,
+        author=author,
         kinds=sorted(kinds),
         runs=results,
         models=sorted({run.model for run in results}),

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
@@ -36,11 +36,16 @@ def check_replaceable(out: Path) -> None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"out={out}: {FILE_LIST} cannot be read ({error}); name a new folder") from None
     if foreign:
-        more = f" and {len(foreign) - MAX_SHOWN} more" if len(foreign) > MAX_SHOWN else ""
-        shown = ", ".join(foreign[:MAX_SHOWN]) + more
+        shown = join_names(foreign)
         raise ConfigError(
             f"out={out}: holds other files than a publication wrote there: {shown}; move them, or name a new folder"
         )
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Return the first names, and the number of the others, as text."""
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    return ", ".join(names[:MAX_SHOWN]) + more
 
 
 def replace_folder(new: Path, out: Path) -> None:
@@ -78,7 +83,31 @@ def list_lost(folder: Path) -> list[str]:
     Raises:
         OSError, ValueError: the list cannot be read.
     """
-    return [name for name in _read_file_list(folder) if not (folder / name).is_file()]
+    own = set(_list_files(folder))
+    return [name for name in _read_file_list(folder) if name not in own]
+
+
+def list_changed(folder: Path, parts: Collection[str]) -> list[str]:
+    """Return the files in some parts of a publication that its list does not have, or that are not as listed.
+
+    A listed name that is not of a file in the folder, such as `runs/../..`, counts as changed and is not opened.
+
+    Args:
+        folder: folder of the publication.
+        parts: files and folders directly in it.
+
+    Raises:
+        OSError, ValueError: the list, or a file, cannot be read.
+    """
+    known, own = _read_file_list(folder), set(_list_files(folder))
+    names = {name for name in (*known, *own) if name.partition("/")[0] in parts}
+    return [
+        name for name in sorted(names) if name not in own or not _is_as_listed(folder / name, known.get(name))
+    ]
+
+
+def _is_as_listed(path: Path, digest: str | None) -> bool:
+    return not path.is_symlink() and path.is_file() and hash_path(path) == digest
 
 
 def _list_files(folder: Path) -> Iterator[str]:

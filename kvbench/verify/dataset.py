@@ -6,16 +6,15 @@ from typing import Any
 
 from kvbench.core.config import ConfigError
 from kvbench.data.row_cache import import_polars
-from kvbench.report.dataset import RUNS_FILE, PublishedRun, read_runs
+from kvbench.eval.files.samples import read_samples
+from kvbench.report.dataset import CARD, RUNS_FILE, SAMPLES_FILE, PublishedRun, read_runs
 from kvbench.report.publication import FILE_LIST, list_foreign, list_lost
 from kvbench.report.runs_table import make_rows
 from kvbench.report.tables import format_markdown
+from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import read_results
 from kvbench.verify.records import is_close
-from kvbench.verify.verdict import Finding, Verdict
-
-CARD = "README.md"
-SAMPLES_FILE = RUNS_FILE.with_name("samples.parquet")
+from kvbench.verify.verdict import WHOLE, Finding, Verdict
 
 
 def verify_dataset(dataset: Path, folders: Sequence[Path]) -> Verdict:
@@ -25,15 +24,8 @@ def verify_dataset(dataset: Path, folders: Sequence[Path]) -> Verdict:
         dataset: folder of the dataset.
         folders: its runs, with the layout of runs.
     """
-    findings = [*_check_files(dataset)]
-    try:
-        findings += _check_tables(dataset, folders)
-    except (ConfigError, OSError) as error:
-        findings.append(Finding("tables", str(error), True))
-    except Exception as error:  # a damaged table may raise anything; the runs are verified
-        said = " ".join(str(error).split())
-        findings.append(Finding("tables", f"{type(error).__name__}: {said:.200}", True))
-    return Verdict("dataset", tuple(findings), compared=f"{FILE_LIST}, {RUNS_FILE.as_posix()} and {CARD}")
+    findings = dict.fromkeys((*_check_files(dataset), *_check_tables(dataset, folders)))
+    return Verdict(WHOLE, tuple(findings), compared=f"{FILE_LIST}, {RUNS_FILE.as_posix()} and {CARD}")
 
 
 def _check_files(dataset: Path) -> Iterator[Finding]:
@@ -52,10 +44,26 @@ def _check_files(dataset: Path) -> Iterator[Finding]:
 
 
 def _check_tables(dataset: Path, folders: Sequence[Path]) -> Iterator[Finding]:
-    """Yield a finding for each row of runs.parquet, and for a table of the card, that the runs do not give."""
-    polars = import_polars()
-    found = {folder: read_results(folder) for folder in folders}
+    """Yield what each check of tables and card finds, or why it could not be made."""
+    try:
+        found = {folder: read_results(folder) for folder in folders}
+    except ConfigError as error:
+        yield Finding("tables", str(error), True)
+        return
     runs = [PublishedRun(folder, results) for folder, results in found.items() if results is not None]
+    for check in (_check_runs_table, _check_samples_table, _check_card):
+        try:
+            yield from check(dataset, runs)
+        except (ConfigError, OSError) as error:
+            yield Finding("tables", str(error), True)
+        except Exception as error:  # a damaged table may raise anything; the runs are verified
+            said = " ".join(str(error).split())
+            yield Finding("tables", f"{type(error).__name__}: {said:.200}", True)
+
+
+def _check_runs_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
+    """Yield a finding for each row of runs.parquet that the runs do not give."""
+    polars = import_polars()
     places = {run.path: run.results for run in runs}
     if places:
         ours = {row["folder"]: row for row in read_runs(places).iter_rows(named=True)}
@@ -65,9 +73,25 @@ def _check_tables(dataset: Path, folders: Sequence[Path]) -> Iterator[Finding]:
         for name in sorted(ours.keys() | theirs.keys()):
             if (column := _find_difference(ours.get(name), theirs.get(name))) is not None:
                 yield Finding(RUNS_FILE.as_posix(), f"{column} of {name} is not as in its results.json")
+
+
+def _check_card(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
+    """Yield a finding for a table of the card that the runs do not give."""
     table = format_markdown(make_rows([run.results for run in runs]))
     if sorted(table.splitlines()) != sorted(_list_table(dataset / CARD, table)):
         yield Finding(CARD, "its table is not the table of the runs")
+
+
+def _check_samples_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
+    """Yield a finding for each run whose prompts or seeds in samples.parquet are not those of its samples.jsonl."""
+    polars = import_polars()
+    table = polars.read_parquet(dataset / SAMPLES_FILE)
+    for run in runs:
+        rows = table.filter(polars.col("folder") == run.path).select("index", "prompt", "seed").rows()
+        known = [(one.index, one.prompt, one.seed) for one in read_samples(run.folder / RECORDS).values()]
+        if sorted(rows) != sorted(known):
+            text = f"prompts or seeds of {run.path} are not as in its {RECORDS}"
+            yield Finding(SAMPLES_FILE.as_posix(), text)
 
 
 def _find_difference(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> str | None:

@@ -6,8 +6,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+from kvbench.core.files import hash_path
+from kvbench.report.publication import FILE_LIST
 from kvbench.verify.run import Choice
-from kvbench.verify.verdict import Verdict
+from kvbench.verify.verdict import WHOLE, Verdict
 
 SCHEMA_VERSION = 1
 PREFIX = "verification-"
@@ -20,18 +22,26 @@ def name_document(folder: Path) -> Path:
     return path.with_name(f"{PREFIX}{path.name}.json")
 
 
-def write_document(folder: Path, choice: Choice, verdicts: Sequence[Verdict], versions: object) -> str:
+def write_document(
+    folder: Path, choice: Choice, verdicts: Sequence[Verdict], versions: object, by: str | None = None
+) -> str:
     """Return the outcome as JSON: the choice of samples, versions, and each run's verdict.
+
+    `files_sha256` is the hash of a dataset's SHA256SUMS, which tells copies of the dataset from others.
 
     Args:
         folder: what was verified; only its name is written.
         choice: of samples.
         verdicts: of its runs.
         versions: provenance of the verification, JSON values.
+        by: name of the verifier; None if it is not given.
     """
+    listed = folder / FILE_LIST
     values = {
         "schema_version": SCHEMA_VERSION,
         "folder": folder.absolute().name,
+        "files_sha256": hash_path(listed) if listed.is_file() else None,
+        "by": by,
         **choice._asdict(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "verifier": versions,
@@ -48,7 +58,7 @@ def _describe(one: Verdict) -> dict[str, object]:
 
 def write_badge(folder: Path, choice: Choice, verdicts: Sequence[Verdict]) -> str:
     """Return a line of Markdown for the card of a dataset."""
-    runs = [one for one in verdicts if one.run != "dataset"]
+    runs = [one for one in verdicts if one.run != WHOLE]
     good = [one for one in runs if one.status == "verified"]
     word = "Verified" if all(one.status == "verified" for one in verdicts) else "Not verified"
     drawn, metrics = sum(one.drawn for one in good), sum(one.metrics for one in good)

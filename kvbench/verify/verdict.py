@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Status = Literal["verified", "differs", "not verifiable here"]
+WHOLE = "dataset"
+"""Name of the verdict on a dataset's files and tables."""
 MAX_SHOWN = 4
 """Most findings in a line."""
 

@@ -9,6 +9,7 @@ from kvbench.cli.sweeps.jobs import Entry, drop_of, name_sweep, open_folder, wri
 from kvbench.dashboard.page import FILE
 from kvbench.dashboard.sweeps import find_sweeps
 from tests.support.command_line import Command
+from tests.support.datasets import publish_runs
 from tests.support.run_folders import write_image_runs
 
 RELOAD = '<meta http-equiv="refresh" content="7">'
@@ -74,6 +75,40 @@ def test_a_sweep_has_a_page_of_its_runs_and_their_references(command: Command, t
     status, _, error = command("task=dashboard", f"runs_dir={runs_dir}", "sweep.name=other")
     assert status != 0
     assert "sweep.name=other: no sweep" in error
+
+
+def test_a_page_ranks_the_datasets_of_runs_dirs(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    publish_runs(tmp_path / "made" / "ada", {"heatkv": (26.0, 25.0, 24.0, 27.0)}, "Ada")
+    status, out, _ = command("task=dashboard", "runs_dirs=[made/*]", "output=page")
+    assert (status, out.splitlines()[-1]) == (0, "written: page/dashboard.html")
+    assert [line for line in out.splitlines() if line.startswith("left out: ")] == [
+        "left out: made/ada-runs: is no published dataset, which has SHA256SUMS and runs/; "
+        "make one with kvbench publish"
+    ]
+    assert "Leaderboard of 1 published dataset<" in (tmp_path / "page" / FILE).read_text()
+    assert command("task=dashboard", "runs_dirs=[made/ada]", "output=page", "dashboard.bundle=true")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("runs_dirs=[published/*]", "runs_dirs=published/*: names no folder"),
+        ("runs_dirs=[.]", "runs_dir=runs: holds no runs"),
+        ("runs_dirs=published", "runs_dirs"),
+        ("runs_dirs=[3]", "runs_dirs"),
+    ],
+)
+def test_runs_dirs_without_datasets_end_in_one_line(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, error = command("task=dashboard", word)
+    assert status == 1
+    assert said in error
+    assert error.count("\n") == 1
 
 
 def test_dropped_runs_are_no_part_of_a_sweeps_progress(sweep: Path, tmp_path: Path) -> None:

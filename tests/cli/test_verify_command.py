@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli.tasks.recorded import check_targets
+from kvbench.cli.tasks.recorded import RecordedJobs, check_targets
 from kvbench.cli.tasks.verify import VerifyRequest, parse_words
 from kvbench.core.config import ConfigError
+from kvbench.core.files import resolve_path
 from tests.support.command_line import Command
 
 OWN = """
@@ -95,9 +96,27 @@ def test_classes_of_kvbench_and_its_functions_that_are_not_called_pass() -> None
         check_targets({"path": "${oc.env:HOME}"}, "model", [])
 
 
+def test_only_files_of_names_of_kvbench_or_the_user_are_read(tmp_path: Path) -> None:
+    names = "pkg://kvbench/assets/infinity_emoji/names.csv"
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "names.csv").write_bytes(resolve_path(names).read_bytes())
+    secret = tmp_path / "secret"
+    secret.write_text("a secret")
+    (tmp_path / "weights" / "damaged").write_text("a secret")
+    mine = RecordedJobs(tmp_path, weights=tmp_path / "weights")
+    assert [mine._find_captions(one) for one in ("scenes", names)] == ["scenes", names]
+    assert mine._find_captions("/elsewhere/names.csv") == str(tmp_path / "weights" / "names.csv")
+    outside = f"pkg://kvbench/../{secret}"
+    for captions in (str(secret), outside, "pkg://kvbench/../kvbench/assets", "..", "", None, "damaged"):
+        for jobs in (mine, RecordedJobs(tmp_path)):
+            with pytest.raises(ConfigError, match=r"model.captions=.*: is no") as error:
+                jobs._find_captions(captions)
+            assert "a secret" not in str(error.value)
+
+
 def test_words_are_parsed(tmp_path: Path) -> None:
-    words = [str(tmp_path), "samples=2", "seed=9", "code=a,b", "out=x.json"]
-    assert parse_words(words) == VerifyRequest(tmp_path, 2, 9, Path("x.json"), None, ("a", "b"))
+    words = [str(tmp_path), "samples=2", "seed=9", "code=a,b", "out=x.json", "by= Eve "]
+    assert parse_words(words) == VerifyRequest(tmp_path, 2, 9, Path("x.json"), None, ("a", "b"), "Eve")
 
 
 @pytest.mark.parametrize(
@@ -111,6 +130,7 @@ def test_words_are_parsed(tmp_path: Path) -> None:
         (["a", "samples=two"], "samples=two: must be a whole number"),
         (["a", "seed=-1"], "seed=-1: must be a whole number from 0"),
         (["a", "seed=1.5"], "seed=1.5: must be a whole number"),
+        (["a", "by= "], "by=' ': must be a name of 1 to 80"),
         (["a", "weights=nowhere"], "weights=nowhere: no such folder"),
         (["a", "out=x.txt"], "must be a file name that ends with .json"),
     ],

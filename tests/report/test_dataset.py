@@ -359,7 +359,8 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
     monkeypatch.setattr(hub, "get_token", lambda: "secret")
     call(monkeypatch, made, "out=set", "repo=user/name", "license=mit")
     assert capsys.readouterr().out == "prepared: set (2 runs)\nuploaded: https://hub/commit\n"
-    assert hub.DatasetCard.load(tmp_path / "set" / "README.md").data.license == "mit"
+    about = hub.DatasetCard.load(tmp_path / "set" / "README.md").data.to_dict()
+    assert (about["license"], about["author"]) == ("mit", "user")
     page = (tmp_path / "set" / "dashboard.html").read_text()
     document = json.loads(page.split('id="document">')[1].split("</script>")[0])
     assert {run["folder"] for run in document["runs"]} == {run.path for run in read_published([made])}
@@ -375,6 +376,9 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
         (["out=set"], "publish: no run given"),
         (["runs/a", "outt=set"], "outt=set: no such key"),
         (["runs/a", "out="], "out=: no such key or no value"),
+        (["runs/a", "author= "], "author=' ': must be a name of 1 to 80 printable letters"),
+        (["runs/a", "author=a\nb"], "author='a.nb': must be a name"),
+        (["runs/a", f"author={'b' * 81}"], "must be a name of 1 to 80"),
         (["runs/a", "repo=name"], "repo=name: must be USER/NAME"),
         (["runs/a", "repo=user/"], "repo=user/: must be USER/NAME"),
         (["runs/a", "repo=a/b/c"], "repo=a/b/c: must be USER/NAME"),
@@ -388,6 +392,18 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
 def test_words_that_cannot_be_read_are_named(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_words(words)
+
+
+def test_an_author_is_named_in_metadata_and_text(made: Path, tmp_path: Path) -> None:
+    assert parse_words(["runs/a", "author=Ada L.", "repo=user/name"]).author == "Ada L."
+    assert parse_words(["runs/a"]).author is None
+    prepare_dataset(read_published([made]), tmp_path / "set", author='Ada: "<b>", #1 |')
+    card = hub.DatasetCard.load(tmp_path / "set" / "README.md")
+    assert card.data.to_dict()["author"] == 'Ada: "<b>", #1 |'
+    assert "Published by Ada: " in card.text
+    assert "<b>" not in card.text
+    prepare_dataset(read_published([made]), tmp_path / "set")
+    assert "author" not in hub.DatasetCard.load(tmp_path / "set" / "README.md").data.to_dict()
 
 
 def test_readings_are_published_without_hidden_states(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import yaml
 from PIL import Image
@@ -242,9 +243,19 @@ def test_a_dataset_is_verified_and_edits_of_its_tables_are_named(run: Path, tmp_
     assert [one.status for one in verdicts] == ["verified", "verified"]
     folders = [one.folder for one in found]
     assert verify_dataset(out, folders).status == "verified"
+    table = out / "data" / "samples.parquet"
+    rows = pl.read_parquet(table)
+    rows.with_columns(seed=pl.col("seed") + (pl.col("index") == 1)).write_parquet(table)
+    assert named(verify_dataset(out, folders)) == {"SHA256SUMS", "data/samples.parquet"}
+    rows.filter(pl.col("index") > 0).write_parquet(table)
+    assert named(verify_dataset(out, folders)) == {"SHA256SUMS", "data/samples.parquet"}
+    rows.write_parquet(table)
+    assert verify_dataset(out, folders).status == "verified"
     card = out / "README.md"
     card.write_text(card.read_text().replace("| fake | streaming_llm |", "| fake | streaming_llm_best |"))
     assert named(verify_dataset(out, folders)) == {"SHA256SUMS", "README.md"}
+    table.unlink()
+    assert named(verify_dataset(out, folders)) == {"SHA256SUMS", "README.md", "tables"}
 
 
 def test_pixels_of_another_arithmetic_have_a_tolerance() -> None:

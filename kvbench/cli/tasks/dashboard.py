@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -13,6 +14,8 @@ from kvbench.core.settings import Settings
 from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.page import write_bundle, write_dashboard
 from kvbench.engine.memory import MIB
+from kvbench.leaderboard.datasets import find_datasets
+from kvbench.leaderboard.document import make_leaderboard
 
 SETTLED = ("finished", "failed", "dropped")
 """Final outcomes of jobs."""
@@ -21,26 +24,47 @@ SETTLED = ("finished", "failed", "dropped")
 def write_page(_: DictConfig, settings: Settings) -> None:
     """Do `task=dashboard`: write the page of every run under `runs_dir`, finished or not, or of the sweep `sweep.name`.
 
-    With `dashboard.bundle` it is one file with the pictures. With `dashboard.watch` the page is rewritten until all
-    sweeps are done or the user interrupts; only the last version does not reload itself.
+    If `runs_dirs` names published datasets, the page has their leaderboard. With `dashboard.bundle` it is one file with
+    the pictures. With `dashboard.watch` the page is rewritten until all sweeps are done or the user interrupts; only
+    the last version does not reload itself.
 
     Raises:
-        ConfigError: no sweep has that name, or there is nothing to show.
+        ConfigError: no sweep has that name, `runs_dirs` names no folder, or there is nothing to show.
     """
+    leaderboard = read_leaderboard(settings)
     if settings.dashboard.bundle:
-        page = write_bundle(settings.runs_dir, settings.writes, choose_runs(settings))
+        page = write_bundle(
+            settings.runs_dir, settings.writes, choose_runs(settings), leaderboard=leaderboard
+        )
         say(f"written: {page} ({page.stat().st_size / MIB:.1f} MiB)")
         return
+    write = partial(write_dashboard, settings.runs_dir, settings.writes, leaderboard=leaderboard)
     every = settings.dashboard.every
     if settings.dashboard.watch:
-        write_dashboard(settings.runs_dir, settings.writes, every, choose_runs(settings))
+        write(every, choose_runs(settings))
         say(f"watching {settings.runs_dir}; Ctrl-C ends it")
         with suppress(KeyboardInterrupt):
             while not is_done(settings):
                 time.sleep(every)
-                write_dashboard(settings.runs_dir, settings.writes, every, choose_runs(settings))
-    page = write_dashboard(settings.runs_dir, settings.writes, chosen=choose_runs(settings))
+                write(every, choose_runs(settings))
+    page = write(chosen=choose_runs(settings))
     say(f"written: {page}")
+
+
+def read_leaderboard(settings: Settings) -> dict[str, object] | None:
+    """Return the leaderboard of the datasets in `runs_dirs`, and print which folders are left out; None without any.
+
+    Raises:
+        ConfigError: an entry of `runs_dirs` names no folder, or packages are missing.
+    """
+    if not settings.runs_dirs:
+        return None
+    found = find_datasets(settings.runs_dirs)
+    for line in found.left_out:
+        say(f"left out: {line}")
+    if not found.datasets:
+        return None
+    return make_leaderboard(found, None if settings.dashboard.bundle else settings.writes)
 
 
 def choose_runs(settings: Settings) -> list[Path] | None:

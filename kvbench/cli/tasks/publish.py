@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvbench.cli.console import say
+from kvbench.cli.tasks.names import read_name
 from kvbench.core.config import ConfigError
 from kvbench.report.upload import check_repo, upload
 
-USAGE = "kvbench publish RUN... [out=FOLDER] [repo=USER/NAME] [license=NAME]"
-KEYS = ("out", "repo", "license")
+USAGE = "kvbench publish RUN... [out=FOLDER] [repo=USER/NAME] [license=NAME] [author=NAME]"
+KEYS = ("out", "repo", "license", "author")
 
 
 class PublishRequest(NamedTuple):
@@ -22,12 +23,14 @@ class PublishRequest(NamedTuple):
         out: folder of the dataset; None for one in published/.
         repo: dataset on the Hub, user/name; None to upload nothing.
         licence: identifier on the Hub; None if not given.
+        author: who publishes, as given or the user of `repo`; None if neither is given.
     """
 
     runs: tuple[Path, ...]
     out: Path | None
     repo: str | None
     licence: str | None
+    author: str | None
 
 
 def publish(words: Sequence[str]) -> None:
@@ -51,7 +54,8 @@ def publish(words: Sequence[str]) -> None:
     out = request.out or Path("published", choose_name(runs))
     folders = [run.folder.resolve() for run in runs]
     root = Path(os.path.commonpath([folder.parents[1] for folder in folders]))
-    prepare_dataset(runs, out, request.licence, request.repo, partial(render_bundle, root, folders))
+    make_page = partial(render_bundle, root, folders)
+    prepare_dataset(runs, out, request.licence, request.repo, make_page, author=request.author)
     say(f"prepared: {out} ({len(runs)} runs)")
     place = None if request.repo is None else upload(out, request.repo)
     repo = request.repo or "USER/NAME"
@@ -63,7 +67,7 @@ def parse_words(words: Sequence[str]) -> PublishRequest:
     """Parse the words of the command.
 
     Raises:
-        ConfigError: a word is unknown, no run is named, or the Hub refuses the repository's name.
+        ConfigError: a word is unknown or has a wrong value, no run is named, or the Hub refuses the repository's name.
     """
     runs, values = [], {}
     for word in words:
@@ -80,4 +84,7 @@ def parse_words(words: Sequence[str]) -> PublishRequest:
     if repo is not None:
         check_repo(repo)
     out = Path(values["out"]).expanduser() if "out" in values else None
-    return PublishRequest(tuple(runs), out, repo, values.get("license"))
+    author = read_name("author", values["author"]) if "author" in values else None
+    if author is None and repo is not None:
+        author = repo.partition("/")[0]
+    return PublishRequest(tuple(runs), out, repo, values.get("license"), author)

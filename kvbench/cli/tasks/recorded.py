@@ -22,9 +22,12 @@ from kvbench.models.base import Model
 from kvbench.runs.calibrate import choose_calibration
 from kvbench.runs.job import Job, read_or_write
 from kvbench.runs.record.results import Results
+from kvbench.scenes.names import find_vocabulary
 
 PACKAGES = tuple(f"kvbench.{name}." for name in ("eval", "methods", "models", "prompts", "scenes"))
 """Packages whose classes and functions a stored configuration may name."""
+ASSETS = "pkg://kvbench/"
+"""Place of files of names that a stored configuration may name."""
 GETTER = "hydra.utils.get_method"
 """Function of Hydra that a configuration may name; it imports a function and does not call it."""
 GROUPS = ("model", "method", "prompts", "eval")
@@ -45,7 +48,7 @@ class RecordedJobs:
     Attributes:
         runs_dir: folder for calibrations.
         code: top-level packages and modules, beside kvbench, whose code may be run.
-        weights: folder of weight files, for sources whose recorded path does not exist here.
+        weights: folder of weight files and files of names, for sources whose recorded path does not exist here.
     """
 
     runs_dir: Path
@@ -67,6 +70,9 @@ class RecordedJobs:
         for group in GROUPS:
             check_targets(values.get(group), group, self.code)
         self._find_weights(values["model"])
+        for node in _list_nodes(values["model"]):
+            if "captions" in node:
+                node["captions"] = self._find_captions(node["captions"])  # type: ignore[index]
         settings = Settings.of(values)
         use_device(settings.device)
         set_batch_invariant(settings.batch_invariant)
@@ -105,6 +111,28 @@ class RecordedJobs:
             path = source.get("path") if isinstance(source, dict) else None
             if isinstance(path, str) and not resolve_path(path).exists():
                 source["path"] = str(self.weights / Path(path).name)
+
+    def _find_captions(self, captions: object) -> str:
+        """Return a file of names that may be read: of kvbench, or of the user's folder.
+
+        Raises:
+            ConfigError: it is another file, or no file of names. Its contents are not quoted.
+        """
+        found, text = "scenes", str(captions)
+        if text.startswith(ASSETS) and ".." not in Path(text).parts:
+            found = text
+        elif captions != found:
+            place = None if self.weights is None else self.weights / Path(text).name
+            if place is None or not place.is_file():
+                raise ConfigError(
+                    f"model.captions={text:.80}: is not read; put the file into a folder and add weights=FOLDER"
+                )
+            found = str(place)
+        try:
+            find_vocabulary(found)
+        except (OSError, ValueError):
+            raise ConfigError(f"model.captions={text:.80}: is no file of names") from None
+        return found
 
 
 def check_targets(node: object, key: str, code: Sequence[str]) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvbench.cli.console import say
+from kvbench.cli.tasks.names import read_name
 from kvbench.core.config import MAX_SEED, ConfigError
 from kvbench.core.files import find_obstacle, write_whole
 
-USAGE = "kvbench verify FOLDER [samples=3] [seed=0] [out=FILE.json] [weights=FOLDER] [code=PACKAGE,FOLDER...]"
-KEYS = ("samples", "seed", "out", "weights", "code")
+USAGE = "kvbench verify FOLDER [samples=3] [seed=0] [out=FILE.json] [by=NAME] [weights=FOLDER] [code=PACKAGE,FOLDER...]"
+KEYS = ("samples", "seed", "out", "by", "weights", "code")
 
 
 class VerifyRequest(NamedTuple):
@@ -25,6 +26,7 @@ class VerifyRequest(NamedTuple):
         out: file of the outcome; None for one beside the folder.
         weights: folder of weight files, for sources whose recorded path does not exist here.
         code: packages, and folders of modules, beside kvbench whose code may be run.
+        by: name of the verifier, for the outcome; None if it is not given.
     """
 
     folder: Path
@@ -33,6 +35,7 @@ class VerifyRequest(NamedTuple):
     out: Path | None = None
     weights: Path | None = None
     code: tuple[str, ...] = ()
+    by: str | None = None
 
 
 def verify(words: Sequence[str]) -> bool:
@@ -75,7 +78,7 @@ def verify(words: Sequence[str]) -> bool:
         for name, value in provenance("cpu", None).items()
         if name in ("code", "versions", "machine")
     }
-    write_whole(out, write_document(request.folder, choice, verdicts, here))
+    write_whole(out, write_document(request.folder, choice, verdicts, here, request.by))
     say(f"outcome: {out}")
     say(f"for the card: {write_badge(request.folder, choice, verdicts)}")
     return all(one.status == "verified" for one in verdicts)
@@ -134,7 +137,8 @@ def parse_words(words: Sequence[str]) -> VerifyRequest:
     if "out" in paths and paths["out"].suffix != ".json":
         raise ConfigError(f"out={values['out']}: must be a file name that ends with .json")
     code = tuple(values["code"].split(",")) if "code" in values else ()
-    return VerifyRequest(folders[0], code=code, **counts, **paths)  # type: ignore[arg-type]
+    by = read_name("by", values["by"]) if "by" in values else None
+    return VerifyRequest(folders[0], code=code, by=by, **counts, **paths)  # type: ignore[arg-type]
 
 
 def _read_count(key: str, text: str, least: int, most: int) -> int:

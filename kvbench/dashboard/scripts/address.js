@@ -2,6 +2,7 @@
 
 const KEPT = ["model", "sweep", "prompts", "budget", "samples", "search", "quality", "against", "group", "seeds", "differ"];
 KEPT.push("details", "ours", "theirs", "worst", "judged", "phrase", "paper", "kept", "panels");
+if (byId("ranked")) KEPT.push("ranked");
 const OF_RUNS = new Set(["ours", "theirs", "kept"]); // selects of runs; a link contains their folders
 const requested = new URLSearchParams(location.hash.split("?")[1] ?? "");
 let written = null;

@@ -5,6 +5,7 @@ const DRAWS = {
   comparison: drawComparison,
   retention: drawRetention,
   published: drawPublished,
+  rankings: drawRankings,
 };
 
 /** Show a view, draw it and update the address. */
@@ -51,9 +52,10 @@ function start() {
   startComparison();
   startRetention();
   startPublished();
+  startRankings();
   drawProgress();
   applyTheme();
-  showView(readView() ?? VIEWS[0]);
+  showView(readView() ?? (RUNS.length ? VIEWS[0] : VIEWS.find((view) => view === "rankings")) ?? VIEWS[0]);
 }
 
 start();

@@ -1,0 +1,1 @@
+"""Rankings of the runs in several people's published datasets."""
