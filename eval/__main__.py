@@ -1,4 +1,4 @@
-"""Command that scores folders of images from any program: python -m kvbench.eval psnr,ssim FOLDER REFERENCE."""
+"""Command that scores folders of images from any program: python -m kvbench.eval psnr,ssim,lpips FOLDER REFERENCE."""
 
 import argparse
 import sys
@@ -10,10 +10,11 @@ from kvbench.eval.registry import Settings, build_metrics, change_settings, desc
 
 if TYPE_CHECKING:
     from kvbench.eval.protocol.base import Result
+    from kvbench.eval.protocol.scores import Metric
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print all scores with intervals, or why they are missing; return 1 if a metric failed or the input is bad."""
+    """Print a table of all scores with intervals, and why some are missing; return 1 if one failed or input is bad."""
     options = _parser().parse_args(arguments)
     metrics: dict[str, Settings] = {}
     try:
@@ -24,9 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.out is not None and (obstacle := find_obstacle(options.out)):
             raise ValueError(f"--out {options.out} is not a folder that can be written to: {obstacle}")
         results = _score(metrics, options)
-        for result in results:
-            _show(result)
-            if options.out is not None:
+        _show(results)
+        if options.out is not None:
+            for result in results:
                 print(f"written: {result.save(options.out)}")
     except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -67,24 +68,39 @@ def _score(metrics: dict[str, Settings], options: argparse.Namespace) -> "list[R
     from kvbench.eval.files.image_folder import open_pair
     from kvbench.eval.protocol.base import evaluate
 
-    evaluators, device = build_metrics(metrics), str(torch.device(options.device))
+    evaluators, device = build_metrics(metrics), options.device
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"--device {device}: torch has no such device; give cpu or cuda") from None
     images, reference = open_pair(options.folder, options.reference, options.prompts)
     return evaluate(evaluators, images, reference, device)
 
 
-def _show(result: "Result") -> None:
-    for name, metric in result.entries().items():
-        if metric.value is None:
-            continue
-        interval = ""
-        if metric.interval is not None:
-            low, high = metric.interval
-            interval = f"   95 % interval {low:.{metric.digits}f} .. {high:.{metric.digits}f}"
-        print(
-            f"{name} {metric.value:.{metric.digits}f} {metric.unit}".rstrip() + f"   n {metric.n}{interval}"
-        )
-    if result.reason:
-        print(f"{result.evaluator} {result.status}: {result.reason}")
+def _show(results: "list[Result]") -> None:
+    rows = [
+        _describe(name, metric)
+        for result in results
+        for name, metric in result.entries().items()
+        if metric.value is not None
+    ]
+    table = [("metric", "value", "95 % interval", "n"), *rows] if rows else []
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for result in results:
+        if result.reason:
+            print(f"{result.evaluator} {result.status}: {result.reason}")
+
+
+def _describe(name: str, metric: "Metric") -> tuple[str, str, str, str]:
+    """Return the row of a metric: its name, value with unit, interval and number of samples."""
+    digits, interval = metric.digits, ""
+    if metric.interval is not None:
+        low, high = metric.interval
+        interval = f"{low:.{digits}f} .. {high:.{digits}f}"
+    arrow = "" if metric.detail else " ↑" if metric.better == "higher" else " ↓"
+    return name + arrow, f"{metric.value:.{digits}f} {metric.unit}".rstrip(), interval, str(metric.n)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Registry of metrics: files of conf/eval and of plugins, read without Hydra."""
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,9 @@ def read_metrics(name: str) -> dict[str, Settings]:
         members, own = content.pop("defaults", []), content
         wrong = [key for key, settings in own.items() if "_target_" not in settings]
     except OSError:
-        raise ValueError(f"{name}: no such metric; choose from {', '.join(sorted(known))}") from None
+        near = "".join(f"did you mean {one}? " for one in get_close_matches(name, known, 1))
+        choices = ", ".join(sorted(known))
+        raise ValueError(f"{name or 'empty name'}: no such metric; {near}choose from {choices}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     except (AttributeError, TypeError):

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from kvbench.eval.files.samples import SampleSetError
 
@@ -36,6 +36,8 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[Image.Image]
         size = f"has {width} x {height} pixels"
     except Image.DecompressionBombError:
         size = "has too many pixels"
+    except UnidentifiedImageError as error:  # its text has the address of an object
+        raise SampleSetError(f"{path} is not an image: its content has no known format") from error
     except DAMAGE_ERRORS as error:
         raise SampleSetError(f"{path} is not an image: {_first_line(error)}") from error
     raise SampleSetError(f"{path} {size}: an image may have {MAX_PIXELS} (8192 x 8192); reduce or remove it")

@@ -113,7 +113,7 @@ def test_metrics_of_an_installed_plugin_are_found(tmp_path: Path, monkeypatch: p
         ("psnr:\n", "bad.yaml: holds no metrics by name"),
         ("psnr: {batch: 4}\n", "bad.yaml: psnr names no class in _target_"),
         ("psnr: {\n", "bad.yaml: not YAML"),
-        ("defaults: [gone]\n", "^gone: no such metric; choose from alignment"),
+        ("defaults: [gone]\n", "^gone: no such metric; did you mean none\\? choose from alignment"),
         (
             "a: {_target_: kvbench.no.Such}\n",
             "^a._target_=kvbench.no.Such: cannot be imported .*No module named",

@@ -15,6 +15,7 @@ from PIL import Image
 
 from kvbench.eval.distribution.cmmd import CmmdReal
 from kvbench.eval.distribution.fid import FidReal
+from kvbench.eval.distribution.mind import MindReal
 from kvbench.eval.distribution.precision_recall import PrecisionRecallReal
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import Instance
@@ -182,6 +183,7 @@ def draw_real(folder: Path, seed: int, count: int = 8) -> None:
 REAL: Mapping[str, Callable[[str], Evaluator]] = {
     "fid_real_scenes": lambda folder: FidReal(SPACE, statistics=folder),
     "cmmd": lambda folder: CmmdReal(SPACE, statistics=folder),
+    "mind_real_scenes": lambda folder: MindReal(SPACE, statistics=folder),
     "precision_real_scenes": lambda folder: PrecisionRecallReal(SPACE, statistics=folder),
 }
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from kvbench.eval.distribution.frechet import frechet_distance, frechet_to, moments
 from kvbench.eval.distribution.inception_score import average_chunks, inception_score
 from kvbench.eval.distribution.kid import draw_subsets, kid, paired_kid
+from kvbench.eval.distribution.mind import sliced_distance
 from kvbench.eval.distribution.precision_recall import leave_groups_out, precision_recall
 from kvbench.eval.protocol.intervals import assign_groups
 from tests.support.image_sets import EXPECTED, GOLDEN
@@ -191,7 +192,7 @@ def test_inception_score_spans_one_to_the_number_of_classes() -> None:
 
 @pytest.mark.parametrize(
     ("function", "minimum"),
-    [(frechet_distance, 2), (kid, 2), (precision_recall, 4)],
+    [(frechet_distance, 2), (kid, 2), (sliced_distance, 2), (precision_recall, 4)],
     ids=lambda f: str(f)[:20],
 )
 def test_bad_features_are_refused(function: Callable[..., object], minimum: int) -> None:

@@ -1,6 +1,7 @@
 """Folders that other programs made: scored by `python -m kvbench.eval`, refused in one line when they cannot be."""
 
 import json
+import re
 import struct
 import zlib
 from collections import Counter
@@ -41,9 +42,13 @@ def test_two_folders_are_paired_by_name(pair: tuple[Path, Path], capsys: pytest.
     errors = [np.square(a.astype(float) // 2 * 2 - a).mean() for a in PIXELS.astype(int)]
     expected = decibels(np.array(errors)).mean()
     assert main(["psnr,ssim", str(ours), str(theirs)]) == 0
-    out = capsys.readouterr().out
-    assert f"psnr {expected:.2f} dB   n 4" in out
-    assert "ssim " in out
+    header, *rows = (re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines())
+    assert header == ["metric", "value", "95 % interval", "n"]
+    [psnr] = (row for row in rows if row[0] == "psnr ↑")
+    low, high = map(float, psnr[2].split(" .. "))
+    assert [psnr[1], psnr[3]] == [f"{expected:.2f} dB", "4"]
+    assert low < expected < high
+    assert "ssim ↑" in [row[0] for row in rows]
 
 
 def test_results_are_written_and_other_containers_read(tmp_path: Path) -> None:
@@ -140,7 +145,10 @@ FIRST = Image.fromarray(PIXELS[0])
     [
         (lambda images: FIRST.convert("L").save(images / "image 0.png"), "has mode L: 8-bit RGB is needed"),
         (lambda images: FIRST.convert("RGBA").save(images / "image 0.png"), "has mode RGBA"),
-        (lambda images: cut(images / "image 1.png", 20), "image 1.png is not an image"),
+        (
+            lambda images: cut(images / "image 1.png", 4),
+            "image 1.png is not an image: its content has no known format\n",
+        ),
         (
             lambda images: cut(images / "image 1.png", -40),
             "image 1.png is not an image: image file is truncated",
@@ -177,12 +185,13 @@ def test_bad_folders_are_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fdi"], "fdi: no such metric; choose from alignment, clip_score"),
+        (["fdi"], "fdi: no such metric; did you mean fid? choose from alignment, clip_score"),
+        (["psnr,"], "empty name: no such metric; choose from alignment"),
         (["ssim", "--set", "batch"], "--set batch: NAME=VALUE is needed"),
         (["ssim", "--set", "ssim.batch=0"], "ssim: batch=0: must be at least 1"),
         (["ssim", "--out", __file__], "is not a folder that can be written to: "),
         (["ssim", "--out", f"{__file__}/results"], "is not a folder that can be written to: "),
-        (["psnr", "--device", "tpu9"], "tpu9"),
+        (["psnr", "--device", "tpu9"], "--device tpu9: torch has no such device; give cpu or cuda"),
     ],
 )
 def test_bad_arguments_are_one_line(
@@ -199,6 +208,7 @@ def test_bad_arguments_are_one_line(
     err = capsys.readouterr().err
     assert message in err
     assert err.startswith("error: ")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

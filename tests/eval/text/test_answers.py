@@ -192,10 +192,10 @@ def test_without_math_verify_the_reason_is_told(tmp_path: Path, monkeypatch: pyt
 def test_a_run_of_texts_is_scored_on_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ours, theirs = make(tmp_path / "ours", OURS), make(tmp_path / "theirs", THEIRS)
     assert main(["exact_answer", str(ours.folder), str(theirs.folder)]) == 0
-    out = capsys.readouterr().out
-    assert "exact_answer 0.500" in out
-    assert "exact_answer_change -0.167" in out
-    assert "generated_tokens 26.0 tokens" in out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "exact_answer ↑ 0.500" in out
+    assert "exact_answer_change ↑ -0.167" in out
+    assert "generated_tokens ↓ 26.0 tokens" in out
     assert main(["psnr", str(ours.folder), str(theirs.folder)]) == 0
     assert "it scores images, and these are texts" in capsys.readouterr().out
 
