@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from kvbench.core.config import ConfigError
+from kvbench.core.files import resolve_path
 from kvbench.eval.files.fetch import download_file
 from kvbench.eval.files.prompt_lines import check_letters, read_text
 from kvbench.eval.files.weights import Weight, WeightError
@@ -25,7 +26,7 @@ class PromptSet:
     """Base of published prompt sets.
 
     Attributes:
-        path: the set's file or folder; null looks in `CACHE`.
+        path: the set's file or folder, `pkg://` inside a package; null looks in `CACHE`.
         download: download missing files to `CACHE`, if the set has an address.
         count: number of prompts, spread evenly over the set; null takes all.
         per_prompt: consecutive images of every prompt, numbered by `image_index` in their metadata.
@@ -88,7 +89,7 @@ class PromptSet:
     def _find_files(self) -> Path:
         """Return the file or folder of the set; missing files may be downloaded."""
         if self.path is not None:
-            path = Path(self.path).expanduser()
+            path = resolve_path(self.path)
             if not path.exists():
                 raise ConfigError(f"prompts.path={self.path}: does not exist. {self.remedy()}")
             return path

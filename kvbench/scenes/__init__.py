@@ -1,1 +1,1 @@
-"""The embedded world: coloured shapes on a plain background, their captions, and a detector that reads them back."""
+"""Worlds of embedded image models: coloured shapes with captions and a detector; names of pictures."""

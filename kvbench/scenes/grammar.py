@@ -4,13 +4,14 @@
 Metadata have the fields of GenEval's lines: tag, include, exclude, prompt.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvbench.scenes.vocabulary import Vocabulary
 from kvbench.scenes.world import BACKGROUNDS, COLORS, SHAPES, SIDE, Object, Scene, render
 
 TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
@@ -26,49 +27,12 @@ def pluralise(shape: str) -> str:
 
 
 _WORDS = ("a", "and", "of", "on", "background", "left", "right", "above", "below", *NUMBERS.values())
-VOCABULARY = (
-    "",
-    "<end>",
-    *_WORDS,
-    *BACKGROUNDS,
-    *COLORS,
-    *SHAPES,
-    *map(pluralise, SHAPES),
-)
-MAX_TOKENS = 14
+VOCABULARY = Vocabulary("scenes", (*_WORDS, *BACKGROUNDS, *COLORS, *SHAPES, *map(pluralise, SHAPES)), 14)
 
 Pair = tuple[str, str]
 Meta = dict[str, object]
 PAIRS: tuple[Pair, ...] = tuple((color, shape) for color in COLORS for shape in SHAPES)
 """All colours and shapes; their positions are the classes of a class-conditional model."""
-
-
-def tokenize(text: str) -> list[int]:
-    """Return the word ids of a caption, followed by <end>.
-
-    Raises:
-        ValueError: a word is not in the vocabulary, or the caption is too long.
-    """
-    words = text.lower().split()
-    if unknown := [word for word in words if word not in VOCABULARY]:
-        raise ValueError(
-            f"prompt {text!r}: the scenes vocabulary has no word {unknown[0][:40]!r}; it has {' '.join(VOCABULARY[2:])}"
-        )
-    if len(words) >= MAX_TOKENS:
-        raise ValueError(f"prompt {text!r}: {len(words)} words, at most {MAX_TOKENS - 1} are allowed")
-    return [*(VOCABULARY.index(word) for word in words), 1]
-
-
-def check_captions(texts: Iterable[str]) -> None:
-    """Check that all captions can be tokenized; raises the errors of `tokenize`."""
-    for text in texts:
-        tokenize(text)
-
-
-def tokenize_filled(text: str) -> list[int]:
-    """Return the word ids of a caption, padded with <end> to `MAX_TOKENS`; raises the errors of `tokenize`."""
-    ids = tokenize(text)
-    return [*ids, *ids[-1:] * (MAX_TOKENS - len(ids))]
 
 
 def sample(

@@ -106,11 +106,11 @@ def test_lines_judge_other_pictures_wrong(task: str) -> None:
 @settings(max_examples=100, deadline=None)
 def test_captions_are_words_of_the_vocabulary_and_objects_do_not_touch(seed: int, task: str) -> None:
     scene, caption, line = grammar.sample(np.random.default_rng(seed), task)
-    numbers = grammar.tokenize(caption)
+    numbers = grammar.VOCABULARY.tokenize(caption)
     assert numbers[-1] == 1
     assert 0 not in numbers
-    assert len(numbers) <= grammar.MAX_TOKENS
-    assert " ".join(grammar.VOCABULARY[number] for number in numbers[:-1]) == caption
+    assert len(numbers) <= grammar.VOCABULARY.longest
+    assert " ".join(grammar.VOCABULARY.words[number - 2] for number in numbers[:-1]) == caption
     assert (line["tag"], line["prompt"]) == (task, caption)
     for i, one in enumerate(scene.objects):
         assert one.r < one.x < SIDE - one.r
@@ -120,7 +120,7 @@ def test_captions_are_words_of_the_vocabulary_and_objects_do_not_touch(seed: int
 
 
 def test_captions_may_use_capitals() -> None:
-    assert grammar.tokenize("A Red circle") == grammar.tokenize("a red circle")
+    assert grammar.VOCABULARY.tokenize("A Red circle") == grammar.VOCABULARY.tokenize("a red circle")
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,12 @@ def test_captions_may_use_capitals() -> None:
 )
 def test_captions_that_cannot_be_read_are_refused(caption: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        grammar.tokenize(caption)
+        grammar.VOCABULARY.tokenize(caption)
 
 
 def test_words_are_unique() -> None:
-    assert len(set(grammar.VOCABULARY)) == len(grammar.VOCABULARY)
-    assert grammar.VOCABULARY[:2] == ("", "<end>")
+    words = grammar.VOCABULARY.words
+    assert len(set(words)) == len(words) == len(grammar.VOCABULARY) - 2
 
 
 def test_the_pool_does_not_depend_on_the_number_of_processes() -> None:

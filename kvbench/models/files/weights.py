@@ -25,7 +25,7 @@ class Source:
         repo: Hub id; None if only a local copy exists.
         file: file or folder inside the repository, None for the files at its top.
         revision: branch, tag or commit of the repository; None for `main`.
-        install: commands that install the package of a `pkg://` path, for messages.
+        install: commands that install or make the file of a `pkg://` path, for messages.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Source:
             path = resolve_path(self.path)
             if not path.exists():
                 packaged = self.install is not None and self.path.startswith("pkg://")
-                remedy = f"; install its package: {self.install}" if packaged else ""
+                remedy = f"; to get it: {self.install}" if packaged else ""
                 raise WeightsError(f"{self.key}.path={self.path}: does not exist{remedy}")
             return path
         if self.repo is None:

@@ -1,13 +1,15 @@
 """Infinity: settings and shapes without weights, then prompts to images."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from kvbench.core.config import ConfigError
+from kvbench.core.files import hash_values
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.models.base import Cache
 from kvbench.models.files.checkpoints import Clean
@@ -25,7 +27,8 @@ from kvbench.models.parts.decoding import Decoding
 from kvbench.models.parts.layers import count_layer_bytes
 from kvbench.models.parts.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
 from kvbench.models.reading.scales import ForcedScales, ReadableScales
-from kvbench.scenes import grammar
+from kvbench.scenes.names import find_vocabulary
+from kvbench.scenes.vocabulary import Vocabulary
 
 Size = tuple[int, int]
 
@@ -38,7 +41,8 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
         sizes: scale schedule; empty for the schedule of `aspect` and `pixels`.
         aspect: height / width, one of the published ratios; its grid is the default of `transformer.rope_grid`.
         pixels: 0.06M, 0.25M, 0.60M or 1M.
-        text: `t5` (Flan-T5 of transformers) or `vocabulary` (the closed vocabulary of the scenes grammar).
+        text: `t5` (Flan-T5 of transformers) or `vocabulary` (the closed vocabulary of `captions`).
+        captions: `scenes`, or a file of names (`kvbench.scenes.names`); `pkg://` as in a source.
         text_layers: layers of the vocabulary encoder.
         text_heads: heads of the vocabulary encoder.
         positive_prompt: whether prompts that mention people get the official suffix; the negative prompt never does.
@@ -55,6 +59,7 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
     aspect: float = 1.0
     pixels: str = "1M"
     text: Literal["t5", "vocabulary"] = "t5"
+    captions: str = "scenes"
     text_layers: int = 2
     text_heads: int = 5
     positive_prompt: bool = False
@@ -65,6 +70,7 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
 
     networks = (Infinity, BSQ)
     decoding = Decoding("bfloat16", half="autocast", half_pixels=True)
+    added: ClassVar[Mapping[str, object]] = {**ImageModel.added, "captions": "scenes"}
 
     def __post_init__(self) -> None:
         self._check_sources("text")
@@ -93,15 +99,36 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
         )
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """The closed vocabulary of the captions.
+
+        It is not stored in the model: classes of what a model stores count in the identity of runs.
+
+        Raises:
+            ConfigError: the file of names is missing or wrong.
+        """
+        try:
+            return find_vocabulary(self.captions)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.captions={self.captions}: cannot be read ({error})") from None
+
+    @property
     def text_config(self) -> VocabularyConfig:
         """Shape of the closed-vocabulary encoder."""
         return VocabularyConfig(
-            len(grammar.VOCABULARY),
-            grammar.MAX_TOKENS,
+            len(self.vocabulary),
+            self.vocabulary.longest,
             self.transformer.text_width,
             self.text_layers,
             self.text_heads,
         )
+
+    def resolve_settings(self, device: torch.device | str) -> Mapping[str, object]:
+        """Return those of images, and the hash of the words in place of the path of a file of names."""
+        resolved = super().resolve_settings(device)
+        if self.captions == "scenes":
+            return resolved
+        return {**resolved, "captions": hash_values(self.vocabulary.words)}
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
         """Check that every prompt has only words of the vocabulary, if the model has one.
@@ -110,7 +137,7 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
             ValueError: naming the first wrong prompt.
         """
         if self.text == "vocabulary":
-            grammar.check_captions(prompts)
+            self.vocabulary.check(prompts)
 
     def activation_bytes(self, prompts: int) -> int:
         """Return the peak bytes of a generation on a GPU without weights and cache, in a layer of the last scale."""
@@ -168,7 +195,7 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
 
     def _read_text(self, device: torch.device | str) -> tuple[TextEncoder, str]:
         if self.text == "vocabulary":
-            return load_vocabulary(self._source("text"), self.text_config, grammar.tokenize, device)
+            return load_vocabulary(self._source("text"), self.text_config, self.vocabulary.tokenize, device)
         if self.weights == "random":
             return HashedText(self.transformer.text_width, device), ""
         return load_t5(self.sources["text"], device)

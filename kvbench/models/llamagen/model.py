@@ -78,7 +78,7 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
         if self.text is None:
             read_labels(prompts, self.transformer.classes, self.name)
         elif self.text == "vocabulary":
-            grammar.check_captions(prompts)
+            grammar.VOCABULARY.check(prompts)
 
     def _embed(self, prompts: Sequence[str]) -> tuple[Tensor, list[int] | None]:
         """Embed classes or captions; the unconditional branch has the same padding as the conditional one."""
@@ -107,7 +107,9 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
         if config.text_width is None:
             return None, ""
         if self.text == "vocabulary":
-            return load_vocabulary(self._source("text"), self.text_config, grammar.tokenize_filled, device)
+            return load_vocabulary(
+                self._source("text"), self.text_config, grammar.VOCABULARY.tokenize_filled, device
+            )
         if self.weights == "random":
             return HashedText(config.text_width, device, config.text_tokens), ""
         require_cleaning()

@@ -1,1 +1,1 @@
-"""Training of the embedded next-scale model `infinity_tiny`: tokenizer, and transformer with its text encoder."""
+"""Training of the embedded next-scale models of captions: tokenizer, and transformer with its text encoder."""

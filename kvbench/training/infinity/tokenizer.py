@@ -1,4 +1,4 @@
-"""Training of the tiny bitwise tokenizer on rendered scenes."""
+"""Training of the tiny bitwise tokenizer on images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

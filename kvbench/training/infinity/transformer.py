@@ -34,7 +34,7 @@ class TransformerRecipe(StagedRecipe):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Encoded scenes on the CPU: latents float16 [N, d, H, W], tokens int64 [N, words] (0 for padding), amplitudes."""
+    """Encoded images on the CPU: latents float16 [N, d, H, W], tokens int64 [N, words] (0 for padding), amplitudes."""
 
     latents: Tensor
     tokens: Tensor

@@ -33,7 +33,7 @@ class LlamaGenTraining(ImageTraining):
         images, captions = draw_scenes(self.pool, self.seed, self.threads)
         vq = start(lambda: VQ(model.tokenizer), self.tokenizer.seed).to(self.device)
         self._fit_tokenizer(vq, make_loss(vq, images, self.tokenizer, compiled=self.compiled), out)
-        words = torch.tensor([grammar.tokenize_filled(caption) for caption in captions])
+        words = torch.tensor([grammar.VOCABULARY.tokenize_filled(caption) for caption in captions])
         corpus = TokenCorpus(encode(vq, images), words)
         del images
         network = CaptionToTokens(VocabularyEncoder(model.text_config), LlamaGen(model.transformer))

@@ -1,0 +1,90 @@
+"""Names of pictures, the captions of a model that is trained on pictures: a CSV file with a line per picture."""
+
+import csv
+import io
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from kvbench.core.files import resolve_path, write_whole
+from kvbench.eval.files.prompt_lines import read_text
+from kvbench.scenes import grammar
+from kvbench.scenes.vocabulary import Vocabulary
+
+LONGEST = 14
+"""Most tokens of a name, its end included."""
+SPLITS = ("train", "held_out")
+
+
+class Name(NamedTuple):
+    """Name of a picture.
+
+    Attributes:
+        caption: words in lower case, separated by single spaces.
+        category: category of the picture.
+        picture: file of the picture.
+        split: `train`, or `held_out` of the training.
+    """
+
+    caption: str
+    category: str
+    picture: str
+    split: str
+
+
+def read_names(path: Path) -> tuple[Name, ...]:
+    """Read a CSV file with the columns of `Name`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: naming the first line that is wrong.
+    """
+    rows = csv.reader(io.StringIO(read_text(path), newline=""))
+    header = ",".join(next(rows, []))
+    if header != ",".join(Name._fields):
+        raise ValueError(f"line 1 is {header[:80]!r}, needed: {','.join(Name._fields)}")
+    names: dict[str, Name] = {}
+    for row in rows:
+        if problem := _find_problem(row, names):
+            raise ValueError(f"line {rows.line_num}: {problem}")
+        names[row[0]] = Name(*row)
+    if not names:
+        raise ValueError("contains no names")
+    return tuple(names.values())
+
+
+def write_names(path: Path, names: Iterable[Name]) -> None:
+    """Write the file that `read_names` reads."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([Name._fields, *names])
+    write_whole(path, text.getvalue())
+
+
+@cache
+def find_vocabulary(captions: str) -> Vocabulary:
+    """Return the vocabulary of `scenes`, or of a file of names, whose words are in alphabetical order.
+
+    Raises:
+        OSError, ValueError: see `read_names`.
+    """
+    if captions == "scenes":
+        return grammar.VOCABULARY
+    path = resolve_path(captions)
+    words = {word for name in read_names(path) for word in name.caption.split()}
+    return Vocabulary(path.stem, tuple(sorted(words)), LONGEST)
+
+
+def _find_problem(row: list[str], earlier: dict[str, Name]) -> str:
+    """Return why a row is no name; empty if it is one."""
+    if len(row) != len(Name._fields):
+        return f"{len(row)} columns, needed: {len(Name._fields)}"
+    caption, _, _, split = row
+    words = caption.split()
+    if not words or caption != " ".join(words).lower():
+        return f"{caption[:40]!r} is not words in lower case, separated by single spaces"
+    if len(words) >= LONGEST:
+        return f"{len(words)} words, at most {LONGEST - 1} are allowed"
+    if caption in earlier:
+        return f"{caption!r} is also an earlier name"
+    return "" if split in SPLITS else f"split {split[:40]!r} must be {' or '.join(SPLITS)}"

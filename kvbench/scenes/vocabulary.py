@@ -1,0 +1,65 @@
+"""Closed vocabularies of captions."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+
+END = 1
+"""Number of the token after the last word; 0 is padding."""
+MAX_LISTED = 60
+"""Most words that a message lists."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words of a closed set of captions, numbered from 2 on.
+
+    Attributes:
+        name: name of the captions, for messages.
+        words: all words, in lower case and without spaces.
+        longest: maximum tokens of a caption, its end included.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    longest: int
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words, END + 1)}
+
+    def __len__(self) -> int:
+        return len(self.words) + END + 1
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the word numbers of a caption, followed by `END`.
+
+        Raises:
+            ValueError: a word is not in the vocabulary, or the caption is too long.
+        """
+        words = text.lower().split()
+        if unknown := [word for word in words if word not in self._numbers]:
+            raise ValueError(
+                f"prompt {text!r}: the {self.name} vocabulary has no word {unknown[0][:40]!r}; "
+                f"{self._list_near(unknown[0])}"
+            )
+        if len(words) >= self.longest:
+            raise ValueError(f"prompt {text!r}: {len(words)} words, at most {self.longest - 1} are allowed")
+        return [*(self._numbers[word] for word in words), END]
+
+    def tokenize_filled(self, text: str) -> list[int]:
+        """Return the numbers of a caption, filled with `END` to `longest`; raises the errors of `tokenize`."""
+        numbers = self.tokenize(text)
+        return [*numbers, *[END] * (self.longest - len(numbers))]
+
+    def check(self, texts: Iterable[str]) -> None:
+        """Check that all captions can be tokenized; raises the errors of `tokenize`."""
+        for text in texts:
+            self.tokenize(text)
+
+    def _list_near(self, word: str) -> str:
+        if len(self.words) <= MAX_LISTED:
+            return f"it has {' '.join(self.words)}"
+        near = get_close_matches(word[:40], self.words, n=5)
+        return f"nearest: {' '.join(near) or 'none'}"
