@@ -14,14 +14,10 @@ NO_BUDGET = {"ams_kv", "scale_groups", "diagonal", "sta", "sparvar", "quest"}
 """Methods that hold what their rule says, or everything."""
 OF_SCALES = {"first_scales", "heatkv", "heatkv_naive", "binary_heatkv", "binary_heatkv_naive"}
 """Methods by scales, which elsewhere are rows of an image or parts of a text; `heatkv` stands for them there."""
-OF_TEXTS = {"random_attention"}
-"""Methods that sweeps of `smollm2` compare."""
-OF_2026 = {"vase", "capkv", "lukv"}
-"""Methods without a row in the pages of results."""
 LEFT_OUT = {
-    "infinity_tiny": NO_BUDGET | OF_TEXTS | OF_2026 | {"binary_heatkv_naive"},
-    "llamagen_tiny": NO_BUDGET | OF_TEXTS | OF_2026 | OF_SCALES | {"hard_kv"},
-    "reasoner_tiny": NO_BUDGET | OF_TEXTS | OF_2026 | OF_SCALES | {"ssd"},
+    "infinity_tiny": NO_BUDGET | {"binary_heatkv_naive"},
+    "llamagen_tiny": NO_BUDGET | OF_SCALES | {"hard_kv"},
+    "reasoner_tiny": NO_BUDGET | OF_SCALES | {"ssd"},
 }
 
 
