@@ -11,6 +11,7 @@ from generator.baselines import list_presets, make_table
 from generator.choices import Choice, build, list_choices
 from generator.markdown import format_table, make_anchor
 from generator.measured import FOLDER, read_rows, read_sections
+from kvbench.core.files import resolve_path
 from kvbench.methods.shared.base import Method, Observer
 from kvbench.models.files.hub import format_bytes
 from kvbench.report.papers.published import find
@@ -28,7 +29,6 @@ GROUPS = {
     "docs/reproduction.md": "sampling",
     "docs/tables.md": "sweeps",
     "docs/runs.md": "tasks",
-    "README.md": "readme",
 }
 """Pages with a list from `conf/`, and the group that each lists."""
 MADE = re.compile(
@@ -36,9 +36,6 @@ MADE = re.compile(
     re.DOTALL,
 )
 """Part of a page that this program writes, below the comment that names its source."""
-SHOWN = ("heatkv", "random", "first_scales", "ams_kv_fixed", "hackpp", "pricekv")
-BUDGETS = ("0.04", "0.1", "0.2")
-"""Methods and budgets of the README's table of PSNR."""
 TASK = re.compile(r"^task=(\w+) +(.+)$", re.MULTILINE)
 EXAMPLE = re.compile(r"(?<=<!-- file: eval/paired/mae.py -->\n```python\n).*?(?=```)", re.DOTALL)
 
@@ -46,7 +43,7 @@ EXAMPLE = re.compile(r"(?<=<!-- file: eval/paired/mae.py -->\n```python\n).*?(?=
 def write_lists(root: Path) -> None:
     """Rewrite the lists and tables in the pages of a checkout, and the metric in the page on extending it."""
     results = [f"{FOLDER}/{path.name}" for path in (root / FOLDER).glob("*.md")]
-    for page in (*GROUPS, *results):  # the README repeats the methods' page
+    for page in (*GROUPS, *results):
         text = (root / page).read_text(encoding="utf-8")
         (root / page).write_text(update_page(root, page, text), encoding="utf-8")
     extending = root / "docs" / "extending.md"
@@ -67,15 +64,11 @@ def update_page(root: Path, page: str, text: str) -> str:
 
 def _make_part(root: Path, page: str, source: str, old: str) -> str:
     if source.endswith(".csv"):
-        if page == "README.md":
-            return _tabulate_fidelity(root / source)
         header, *rows = read_rows(root / FOLDER / source)
         return format_table(header, rows)
     if source != "conf":
         return make_table(find(source.removeprefix("published.yaml: ")), old)
     group = GROUPS[page]
-    if group == "readme":
-        return _list_methods_shortly(root)
     if group == "tasks":
         return _list_tasks(root)
     choices = {choice.name: choice for choice in list_choices(root / "conf" / group)}
@@ -88,26 +81,10 @@ def _make_part(root: Path, page: str, source: str, old: str) -> str:
     return _list_sweeps(choices, root) if group == "sweeps" else _list_plain(group, choices)
 
 
-def _list_methods_shortly(root: Path) -> str:
-    listed = MADE.search((root / "docs" / "methods.md").read_text(encoding="utf-8"))
-    lines = [] if listed is None else listed["old"].splitlines()[2:]
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    columns = [(row[0].replace("(../", "("), row[2], row[4], row[5]) for row in rows]
-    return format_table(("method", "looks at", "models", "paper"), columns)
-
-
 def _list_tasks(root: Path) -> str:
     config = yaml.safe_load((root / "conf" / "config.yaml").read_text(encoding="utf-8"))
     tasks = TASK.findall(config["hydra"]["help"]["header"])
     return format_table(("task", "what it does"), [(f"`{name}`", text) for name, text in tasks])
-
-
-def _tabulate_fidelity(path: Path) -> str:
-    header, *rows = read_rows(path)
-    psnr = header.index("psnr ↑")
-    cells = {(row[0], row[1]): row[psnr].strip("*") for row in rows}
-    lines = [(f"`{method}`", *(cells[method, budget] for budget in BUDGETS)) for method in SHOWN]
-    return format_table(("method", *(f"{float(budget):.0%}".replace("%", " %") for budget in BUDGETS)), lines)
 
 
 def name_calibration(method: Method) -> str:
@@ -165,11 +142,12 @@ def _format_size(parameters: int) -> str:
 
 def _name_weights(model: Any) -> str:
     """Return the repositories of a model's weights, the package that has them, or `shipped`."""
-    packages = [
-        path.split("/")[2] for one in model.sources.values() if (path := one.path or "").startswith("pkg://")
-    ]
+    paths = [path for one in model.sources.values() if (path := one.path or "").startswith("pkg://")]
+    packages = [path.split("/")[2] for path in paths]
+    if packages and packages[0] != "kvbench":
+        return f"package `{packages[0]}`"
     if packages:
-        return "shipped" if packages[0] == "kvbench" else f"package `{packages[0]}`"
+        return "shipped" if all(resolve_path(path).exists() for path in paths) else "of `task=train`"
     return ", ".join(dict.fromkeys(f"`{source.repo}`" for source in model.sources.values() if source.repo))
 
 

@@ -35,7 +35,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "kernels": (),
     "puzzles": (),
     "eval": ("core",),
-    "scenes": ("eval",),
+    "scenes": ("core", "eval"),
     "methods.shared": ("core",),
     "methods": ("core", "methods.shared"),
     "engine.coding": ("core", "kernels", *CONTRACT),
@@ -83,6 +83,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "report.papers": ("core", "engine", "methods", "report", "report.figures", "runs.record"),
     "verify": ("core", "data", *ENGINE, "eval", *RUNS, "report"),
     "choose": ("core", "eval", "report"),
+    "leaderboard": ("core", "data", "eval", "report", "runs.record", "verify"),
     "dashboard": (
         "conf",
         "core",
@@ -107,7 +108,7 @@ FAMILIES = ("infinity", "var", "llamagen", "janus", "lumina", "emu3", "llama", "
 """Packages of `kvbench.models` that are one room, `models.families`; `RELATED` says which may import another."""
 RELATED = {("models.janus", "models.llamagen")}
 """Family that uses another one's image tokenizer."""
-BESIDE = {"models.noise": "models.base", "models.outputs": "models.base"}
+BESIDE = {"models.noise": "models.base", "models.outputs": "models.base", "runs.partial": "runs.execute"}
 """Files that belong to another file's room."""
 WIDTH, LANE, HEIGHT = 136, 26, 70
 """Pixels: width of a room, width of a line that passes between rooms, height of a floor."""

@@ -25,10 +25,10 @@ SWEEPS = sorted(path.stem for path in (CONF / "sweeps" / "baselines").glob("*.ya
 FITS = {
     "emu3_readme": ["emu3_gen"],
     "headkv_dpg": ["lumina_mgpt_7b_768"],
-    "heatkv_paper": ["infinity_2b", "infinity_8b", "infinity_tiny"],
+    "heatkv_paper": ["infinity_2b", "infinity_8b", "infinity_emoji", "infinity_tiny"],
     "infinity_demo": ["infinity_2b", "infinity_tiny"],
     "infinity_infer": ["infinity_2b", "infinity_tiny"],
-    "infinity_readme": ["infinity_2b", "infinity_8b", "infinity_tiny"],
+    "infinity_readme": ["infinity_2b", "infinity_8b", "infinity_emoji", "infinity_tiny"],
     "janus_readme": ["janus_pro_1b", "janus_pro_7b"],
     "llamagen_demo": ["llamagen_3b", "llamagen_b", "llamagen_l", "llamagen_xl", "llamagen_xxl"],
     "llamagen_readme_3b": ["llamagen_3b"],

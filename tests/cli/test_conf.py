@@ -74,7 +74,15 @@ def values(cfg: DictConfig) -> dict[str, object]:
     return dict(read_values(cfg))
 
 
-PROMPTS = {"imagenet": 50_000, "imagenet50k": 50_000, "file": 2, "geneval": 4, "hpsv2": 4, "dpg": 4}
+PROMPTS = {
+    "emoji_heldout": 79,
+    "imagenet": 50_000,
+    "imagenet50k": 50_000,
+    "file": 2,
+    "geneval": 4,
+    "hpsv2": 4,
+    "dpg": 4,
+}
 PROMPTS |= dict.fromkeys(PROBLEMS := ("aime24", "aime25", "aime26", "hmmt25", "math500", "gsm8k", "umath"), 2)
 PROMPTS |= {
     "gpqa_diamond": 1,
@@ -134,6 +142,8 @@ def test_every_file_builds_its_object(choices: list[tuple[str, str]], tmp_path: 
     if ("model", "decoder") in choices:  # its files give its shape
         folder = "pkg://kvbench/assets/reasoner_tiny/model"
         more += [f"model.sources.weights.path={folder}", "model.name=decoder"]
+    if dict(choices).get("train", "").startswith("infinity_emoji"):
+        more.append(f"train.pictures={tmp_path}")
     cfg = composed(*map("=".join, choices), f"task={task}", *more)
     Settings.of(values(cfg))
     for group, choice in choices:

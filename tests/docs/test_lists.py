@@ -45,15 +45,6 @@ def test_the_page_of_published_scores_has_the_tables_as_the_file_has_them() -> N
     assert update_page(ROOT, page, measured) == measured
 
 
-def test_the_readme_lists_every_method() -> None:
-    from generator.lists import update_page
-
-    text = (ROOT / "README.md").read_text()
-    listed = re.findall(r"^\| \[`(\w+)`\]\(conf/method/\1\.yaml\) \|", text, re.MULTILINE)
-    assert listed == sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
-    assert update_page(ROOT, "README.md", text) == text, "README.md: make docs"
-
-
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "results").glob("*.md")), ids=lambda path: path.stem)
 def test_a_page_of_results_has_the_tables_as_their_files_have_them(page: Path) -> None:
     from generator.lists import MADE, update_page
