@@ -106,7 +106,7 @@ def _count_samples(row: Row) -> str:
 
 
 def _name_place(row: Row) -> str:
-    """Return the place of a row among those of its method: `1 row`, `best of 3`, `2 of 3`."""
+    """Return the place of a row among the rows of its method: `1 row`, `best of 3`, `2 of 3`."""
     if row.rows == 1:
         return "1 row"
     return f"best of {row.rows}" if row.place == 1 else f"{row.place} of {row.rows}"

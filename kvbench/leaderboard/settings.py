@@ -95,7 +95,7 @@ def _leave_out_neutral(settings: Fields, inputs: Mapping[str, str]) -> Fields:
 
 
 def list_details(run: Results) -> Fields:
-    """Return the settings behind the hashes: those of the model and of the prompts, without places of files."""
+    """Return the settings of the model and of the prompts, which the hashes cover, without paths of files."""
     return {
         name: value
         for group in ("model", "prompts")

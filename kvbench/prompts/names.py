@@ -14,7 +14,7 @@ class Names(PromptSet):
     """Names of a file (`kvbench.scenes.names`), each with its category.
 
     Attributes:
-        held_out: the names that are held out of the training, instead of those of the training.
+        held_out: true for the names that training leaves out, false for the names that it uses.
     """
 
     held_out: bool = False

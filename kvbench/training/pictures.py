@@ -91,8 +91,8 @@ def hold_out(captions: Iterable[str]) -> set[str]:
 def draw_pictures(folder: Path, names: Sequence[Name], count: int, seed: int) -> tuple[Tensor, list[str]]:
     """Draw pictures uint8 [count, 64, 64, 3] on white, and their captions.
 
-    The names take turns. Each picture has a random size from `SMALLEST` to 1 and a random place; those of `FLIPPED`
-    are mirrored half of the time.
+    The names take turns. Each picture has a random size from `SMALLEST` to 1 and a random place; pictures of the
+    categories `FLIPPED` are mirrored half of the time.
 
     Raises:
         OSError: a picture cannot be read.

@@ -83,7 +83,7 @@ def _check_card(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding
 
 
 def _check_samples_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
-    """Yield a finding for each run whose prompts or seeds in samples.parquet are not those of its samples.jsonl."""
+    """Yield a finding for each run whose prompts or seeds differ between samples.parquet and samples.jsonl."""
     polars = import_polars()
     table = polars.read_parquet(dataset / SAMPLES_FILE)
     for run in runs:

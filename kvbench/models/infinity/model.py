@@ -124,7 +124,7 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
         )
 
     def resolve_settings(self, device: torch.device | str) -> Mapping[str, object]:
-        """Return those of images, and the hash of the words in place of the path of a file of names."""
+        """Return the settings of an image model, with the hash of the words instead of the path of their file."""
         resolved = super().resolve_settings(device)
         if self.captions == "scenes":
             return resolved

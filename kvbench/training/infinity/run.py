@@ -110,5 +110,5 @@ class PictureTraining(CaptionTraining):
             first = next((name.caption for name in names if name not in known), "one less")
             raise ConfigError(
                 f"train.pictures={self.pictures}: not the names of model.captions={model.captions} ({first}); "
-                f"add model.captions={path} to train on those of the folder"
+                f"add model.captions={path} to train on the names of the folder"
             )

@@ -67,7 +67,7 @@ def test_directions_are_uniform_on_the_sphere() -> None:
     assert np.linalg.norm(drawn, axis=1) == pytest.approx(np.ones(20_000))
     assert np.abs(drawn.mean(0)).max() < 0.02
     assert np.abs(drawn.T @ drawn / len(drawn) - np.eye(4) / 4).max() < 0.01
-    assert (drawn**4).mean() == pytest.approx(3 / (4 * 6), rel=0.02)  # not that of corners of a cube
+    assert (drawn**4).mean() == pytest.approx(3 / (4 * 6), rel=0.02)  # corners of a cube have 1/16
 
 
 @pytest.mark.parametrize("paired", [True, False])
