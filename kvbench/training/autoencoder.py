@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kvbench.models.parts.autoencoder import NetworkConfig, close_branches
 from kvbench.training.loop import Recipe
+from kvbench.training.precision import autocast
 from kvbench.training.scenes import to_signed
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -67,7 +68,7 @@ def draw_latents(
     batches: int,
 ) -> Tensor:
     """Encode batches of `draw_images` in bfloat16 and return their latents float32 [n, channels, h, w]."""
-    with torch.autocast(device.type, torch.bfloat16):
+    with autocast(device):
         return torch.cat([encode(draw_images(images, recipe, rng, device)) for _ in range(batches)]).float()
 
 
@@ -95,6 +96,6 @@ def encode_images(
     """
     for first in range(0, len(images), batch):
         rows = slice(first, first + batch)
-        with torch.autocast(device.type, torch.bfloat16):
+        with autocast(device):
             latents = encode(to_signed(images[rows].to(device)))
         yield rows, latents

@@ -32,7 +32,8 @@ class Training(ABC):
         transformer: recipe of the transformer.
         pool: number of drawn images to train on.
         seed: seed of the images.
-        device: training device; a CPU and a GPU give different weights.
+        device: training device; a CPU and a GPU give different weights, and so do processors with and without AVX512
+            (`kvbench.training.precision`).
         threads: torch threads, on a CPU.
         compiled: use torch.compile (needs a C++ compiler).
     """
@@ -71,12 +72,6 @@ class Training(ABC):
         if not isinstance(model, self.kind):
             raise ConfigError(
                 f"train: the recipe is for a {self.kind.__name__}; use train={model.name} for model={model.name}"
-            )
-        if torch.device(self.device).type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
-            log.warning(
-                "train.device=%s: this processor multiplies in bfloat16 many times slower than in float32, "
-                "so that a step takes minutes; train on a GPU or on a processor with AVX512",
-                self.device,
             )
         torch.set_num_threads(self.threads)
         keep_freed_memory()

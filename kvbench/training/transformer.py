@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kvbench.models.parts.decoder import Decoder
 from kvbench.training.loop import Recipe, fit
+from kvbench.training.precision import autocast
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def fit_transformer(
 
     def loss(step: int) -> Tensor:
         arguments = [value.to(device) if isinstance(value, Tensor) else value for value in draw(step)]
-        with torch.autocast(device.type, torch.bfloat16):
+        with autocast(device):
             return forward(*arguments)
 
     return fit("transformer", model, recipe, loss, path, rate)

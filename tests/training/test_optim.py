@@ -75,8 +75,13 @@ def take(model: Parameters, optimizer: Optimizer, step: int, factor: float) -> N
     optimizer.step(factor)
 
 
+@pytest.mark.parametrize(("capability", "error"), [("AVX512", 0.05), ("AVX2", 1e-4)])
 @pytest.mark.parametrize("decay", [0.0, 0.8])
-def test_steps_are_those_of_the_rules(decay: float) -> None:
+def test_steps_are_those_of_the_rules(
+    decay: float, capability: str, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Muon orthogonalises in bfloat16 or float32; a wrong scale or decay is off by half of its rate."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     model, factors = Parameters(), [1.0, 0.5, 0.25, 1.0]
     optimizer = Optimizer(model, lambda name: name != "outside", decay=decay, **RATES)
     for step, factor in enumerate(factors):
@@ -84,9 +89,7 @@ def test_steps_are_those_of_the_rules(decay: float) -> None:
         assert all(p.grad is None for p in model.parameters())
         expected = plain(step + 1, decay, factors)
         for name, value in model.named_parameters():
-            # Muon orthogonalises in bf16; a wrong scale or decay is off by ten times as much.
-            hidden = name in ("tall", "wide", "kernel")
-            bound = 0.05 * RATES["muon"] if hidden else 1e-6
+            bound = error * RATES["muon"] if name in ("tall", "wide", "kernel") else 1e-6
             torch.testing.assert_close(value.detach().double(), expected[name], atol=bound, rtol=0)
 
 

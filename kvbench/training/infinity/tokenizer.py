@@ -11,6 +11,7 @@ from kvbench.models.parts.autoencoder import Size
 from kvbench.training.autoencoder import AutoencoderRecipe, compile_parts, draw_images, encode_latents
 from kvbench.training.infinity.bits import straight_through_sums
 from kvbench.training.loop import generator
+from kvbench.training.precision import autocast
 from kvbench.training.scenes import reconstruction_loss
 
 
@@ -49,10 +50,10 @@ def make_loss(
         last = torch.randint(recipe.longest_prefix, (recipe.batch,), generator=rng)
         whole = torch.rand(recipe.batch, generator=rng) >= recipe.prefix
         last = torch.where(whole, len(sizes) - 1, last)
-        with torch.autocast(device.type, torch.bfloat16):
+        with autocast(device):
             latents = encode(batch)
         sums, commitment = straight_through_sums(latents.float(), sizes, model.amplitudes, flip, rng)
-        with torch.autocast(device.type, torch.bfloat16):
+        with autocast(device):
             decoded = decode(sums[last.to(device), torch.arange(recipe.batch, device=device)])
         return reconstruction_loss(decoded.float(), batch) + 0.1 * commitment
 

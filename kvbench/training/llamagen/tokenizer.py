@@ -17,6 +17,7 @@ from kvbench.training.autoencoder import (
 )
 from kvbench.training.codes import find_codes
 from kvbench.training.loop import generator
+from kvbench.training.precision import autocast
 from kvbench.training.scenes import reconstruction_loss
 
 CODEBOOK_BATCHES = 32
@@ -55,7 +56,7 @@ def make_loss(model: VQ, images: Tensor, recipe: VQRecipe, *, compiled: bool) ->
             vectors = F.normalize(latents.movedim(1, -1).flatten(0, 2), dim=-1).cpu()
             book.data.copy_(find_codes(vectors, len(book), rng, sphere=True))
         batch = draw_images(images, recipe, rng, book.device)
-        with torch.autocast(book.device.type, torch.bfloat16):
+        with autocast(book.device):
             latents = F.normalize(encode(batch).float(), dim=1)
         if step < recipe.free:
             noisy = latents + recipe.noise * torch.randn(latents.shape, generator=rng).to(latents.device)
@@ -65,7 +66,7 @@ def make_loss(model: VQ, images: Tensor, recipe: VQRecipe, *, compiled: bool) ->
             distance = (nearest - latents.detach()).square().sum(1).mean()
             distance = distance + recipe.commitment * (latents - nearest.detach()).square().sum(1).mean()
             codes = latents + (nearest - latents).detach()
-        with torch.autocast(book.device.type, torch.bfloat16):
+        with autocast(book.device):
             decoded = decode(codes)
         return reconstruction_loss(decoded.float(), batch) + distance
 

@@ -18,6 +18,7 @@ from kvbench.training.autoencoder import (
 )
 from kvbench.training.codes import find_codes
 from kvbench.training.loop import generator
+from kvbench.training.precision import autocast
 from kvbench.training.scenes import reconstruction_loss
 
 CODEBOOK_BATCHES = 24
@@ -84,7 +85,7 @@ def make_loss(
             find(rng)
         batch = draw_images(images, recipe, rng, book.device)
         is_free = step < recipe.free
-        with torch.autocast(book.device.type, torch.bfloat16), torch.set_grad_enabled(is_free):
+        with autocast(book.device), torch.set_grad_enabled(is_free):
             latents = encode(batch)
         latents = latents.float()
         if is_free:
@@ -97,7 +98,7 @@ def make_loss(
             summed = summed + recipe.noise * latents.detach().std() * noise
         else:
             _, summed = vq.encode(latents, sizes)
-        with torch.autocast(book.device.type, torch.bfloat16):
+        with autocast(book.device):
             decoded = decode(summed)
         return reconstruction_loss(decoded.float(), batch)
 
