@@ -11,7 +11,6 @@ from generator.baselines import list_presets, make_table
 from generator.choices import Choice, build, list_choices
 from generator.markdown import format_table, make_anchor
 from generator.measured import FOLDER, read_rows, read_sections
-from kvbench.core.files import resolve_path
 from kvbench.methods.shared.base import Method, Observer
 from kvbench.models.files.hub import format_bytes
 from kvbench.report.papers.published import find
@@ -142,12 +141,12 @@ def _format_size(parameters: int) -> str:
 
 def _name_weights(model: Any) -> str:
     """Return the repositories of a model's weights, the package that has them, or `shipped`."""
-    paths = [path for one in model.sources.values() if (path := one.path or "").startswith("pkg://")]
-    packages = [path.split("/")[2] for path in paths]
+    paths = (one.path or "" for one in model.sources.values())
+    packages = [path.split("/")[2] for path in paths if path.startswith("pkg://")]
     if packages and packages[0] != "kvbench":
         return f"package `{packages[0]}`"
     if packages:
-        return "shipped" if all(resolve_path(path).exists() for path in paths) else "of `task=train`"
+        return "shipped"
     return ", ".join(dict.fromkeys(f"`{source.repo}`" for source in model.sources.values() if source.repo))
 
 

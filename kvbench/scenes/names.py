@@ -24,12 +24,14 @@ class Name(NamedTuple):
         caption: words in lower case, separated by single spaces.
         category: category of the picture.
         picture: file of the picture.
+        background: colour behind the picture.
         split: `train`, or `held_out` of the training.
     """
 
     caption: str
     category: str
     picture: str
+    background: str
     split: str
 
 
@@ -41,14 +43,17 @@ def read_names(path: Path) -> tuple[Name, ...]:
         ValueError: naming the first line that is wrong.
     """
     rows = csv.reader(io.StringIO(read_text(path), newline=""))
-    header = ",".join(next(rows, []))
-    if header != ",".join(Name._fields):
-        raise ValueError(f"line 1 is {header[:80]!r}, needed: {','.join(Name._fields)}")
     names: dict[str, Name] = {}
-    for row in rows:
-        if problem := _find_problem(row, names):
-            raise ValueError(f"line {rows.line_num}: {problem}")
-        names[row[0]] = Name(*row)
+    try:
+        header = ",".join(next(rows, []))
+        if header != ",".join(Name._fields):
+            raise ValueError(f"line 1 is {header[:80]!r}, needed: {','.join(Name._fields)}")
+        for row in rows:
+            if problem := _find_problem(row, names):
+                raise ValueError(f"line {rows.line_num}: {problem}")
+            names[row[0]] = Name(*row)
+    except csv.Error as error:
+        raise ValueError(f"line {rows.line_num}: {error}") from None
     if not names:
         raise ValueError("contains no names")
     return tuple(names.values())
@@ -79,7 +84,7 @@ def _find_problem(row: list[str], earlier: dict[str, Name]) -> str:
     """Return why a row is no name; empty if it is one."""
     if len(row) != len(Name._fields):
         return f"{len(row)} columns, needed: {len(Name._fields)}"
-    caption, _, _, split = row
+    caption, *_, split = row
     words = caption.split()
     if not words or caption != " ".join(words).lower():
         return f"{caption[:40]!r} is not words in lower case, separated by single spaces"

@@ -75,7 +75,7 @@ def values(cfg: DictConfig) -> dict[str, object]:
 
 
 PROMPTS = {
-    "emoji_heldout": 79,
+    "emoji_heldout": 104,
     "imagenet": 50_000,
     "imagenet50k": 50_000,
     "file": 2,

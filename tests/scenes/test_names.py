@@ -1,5 +1,6 @@
 """Files of names: what is refused, vocabularies, what a run's identity has of them."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,12 @@ from kvbench.scenes.names import Name, find_vocabulary, read_names, write_names
 from kvbench.scenes.vocabulary import END, Vocabulary
 from tests.support.small_models import configured
 
-HEADER = "caption,category,picture,split\n"
+HEADER = "caption,category,picture,background,split\n"
 ROWS = [
-    Name("red apple", "Food & Drink", "0.png", "train"),
-    Name("flag: egypt", "Flags", "1.png", "train"),
-    Name("red flag", "Flags", "2.png", "held_out"),
-    Name("pear", "Food, or drink", "3.png", "train"),
+    Name("red apple", "Food & Drink", "0.png", "white", "train"),
+    Name("flag: egypt", "Flags", "1.png", "blue", "train"),
+    Name("red flag", "Flags", "2.png", "white", "held_out"),
+    Name("pear", "Food, or drink", "3.png", "grey", "train"),
 ]
 
 
@@ -31,15 +32,15 @@ def file(tmp_path: Path) -> Path:
     ("content", "why"),
     [
         ("", "line 1 is ''"),
-        ("prompt\na\n", "line 1 is 'prompt', needed: caption,category,picture,split"),
+        ("prompt\na\n", "line 1 is 'prompt', needed: caption,category,picture,background,split"),
         (HEADER, "contains no names"),
-        (HEADER + "a,b\n", "line 2: 2 columns, needed: 4"),
-        (HEADER + "a,b,c,train\n,b,c,train\n", "line 3: ''"),
-        (HEADER + "Red,b,c,train\n", "line 2: 'Red' is not words in lower case"),
-        (HEADER + "a  b,b,c,train\n", "line 2: 'a  b'"),
-        (HEADER + "a,b,c,train\na,b,d,train\n", "line 3: 'a' is also an earlier name"),
-        (HEADER + "a,b,c,test\n", "line 2: split 'test' must be train or held_out"),
-        (HEADER + "a " * 13 + "a,b,c,train\n", "line 2: 14 words, at most 13"),
+        (HEADER + "a,b\n", "line 2: 2 columns, needed: 5"),
+        (HEADER + "a,b,c,d,train\n,b,c,d,train\n", "line 3: ''"),
+        (HEADER + "Red,b,c,d,train\n", "line 2: 'Red' is not words in lower case"),
+        (HEADER + "a  b,b,c,d,train\n", "line 2: 'a  b'"),
+        (HEADER + "a,b,c,d,train\na,b,e,d,train\n", "line 3: 'a' is also an earlier name"),
+        (HEADER + "a,b,c,d,test\n", "line 2: split 'test' must be train or held_out"),
+        (HEADER + "a " * 13 + "a,b,c,d,train\n", "line 2: 14 words, at most 13"),
     ],
 )
 def test_wrong_files_are_refused_by_line(content: str, why: str, tmp_path: Path) -> None:
@@ -52,6 +53,14 @@ def test_wrong_files_are_refused_by_line(content: str, why: str, tmp_path: Path)
         model.check_prompts(["a"])
     with pytest.raises(ConfigError, match=r"^prompts.path=.*names.csv: cannot be read"):
         Names(str(path)).load()
+
+
+def test_a_field_that_is_too_long_is_refused_by_line(tmp_path: Path) -> None:
+    longest = csv.field_size_limit()  # of the process; a file of prompts raises it
+    for before, line in (("", 1), (HEADER, 2)):
+        (tmp_path / "names.csv").write_text(before + "a" * (longest + 1))
+        with pytest.raises(ValueError, match=rf"^line {line}: field larger than field limit \({longest}\)$"):
+            read_names(tmp_path / "names.csv")
 
 
 def test_a_vocabulary_has_all_words_of_the_names(file: Path) -> None:
@@ -89,7 +98,8 @@ def test_the_shipped_sets_share_no_name() -> None:
     trained, held_out = Names(path).load(), Names(path, held_out=True).load()
     assert not {prompt.text for prompt in trained} & {prompt.text for prompt in held_out}
     first = Names(path, count=96).load()
-    assert len({prompt.meta["category"] for prompt in first}) == 9
+    assert {prompt.meta["category"] for prompt in first} == {"Animals & Nature", "Food & Drink"}
+    assert len({prompt.text.split()[-1] for prompt in first}) == 8
     with pytest.raises(ConfigError, match=r"^prompts.path=nowhere.csv: does not exist\. Get names.csv"):
         Names("nowhere.csv").load()
 

@@ -12,7 +12,7 @@ Entry = tuple[str, str, str]
 COLOURS = ("RED", "GREEN", "BLUE", "BLACK", "YELLOW")
 SHAPES = ("BALL", "BOX", "BAR", "HAT")
 TWENTY: tuple[Entry, ...] = tuple(
-    (f"{colour} {shape}", "Objects", "toy") for colour in COLOURS for shape in SHAPES
+    (f"{colour} {shape}", "Food & Drink", "toy") for colour in COLOURS for shape in SHAPES
 )
 
 

@@ -14,7 +14,15 @@ from PIL import Image
 from kvbench.core.config import ConfigError
 from kvbench.models.noise import PromptNoise
 from kvbench.scenes.names import Name, find_vocabulary, read_names, write_names
-from kvbench.training.pictures import PICTURES, clean_name, draw_pictures, hold_out, list_names
+from kvbench.training.pictures import (
+    BACKGROUNDS,
+    CATEGORIES,
+    PICTURES,
+    clean_name,
+    draw_pictures,
+    hold_out,
+    list_names,
+)
 from tests.support.pictures import TWENTY, write_package
 from tests.support.places import ROOT
 from tests.support.small_models import composed, full
@@ -26,39 +34,34 @@ SHIPPED = ROOT / "kvbench" / "assets" / "infinity_emoji" / "names.csv"
     ("name", "caption"),
     [
         ("RED APPLE", "red apple"),
-        ("Egypt Flag", "flag: egypt"),
-        ("Bosnia & Herzegovina Flag", "flag: bosnia and herzegovina"),
-        ("Côte d\u2019Ivoire Flag", "flag: cote divoire"),
-        ("Congo - Brazzaville Flag", "flag: congo brazzaville"),
-        ("St. Martin Flag", "flag: st martin"),
-        ("MAN: RED HAIR", "man red hair"),
-        ("KISS: WOMAN, MAN", "kiss woman man"),
-        ("CLOCK FACE TWO-THIRTY", "clock face two thirty"),
+        ("Jalapeño & Crème-Brûlée", "jalapeno and creme brulee"),
+        ("T-Rex", "t rex"),
+        ("Farmer\u2019s St. Bernard", "farmers st bernard"),
+        ("SHRIMP: FRIED, COLD", "shrimp fried cold"),
     ],
 )
 def test_names_become_plain_words(name: str, caption: str) -> None:
-    assert clean_name(name, flag=name.endswith("Flag")) == caption
+    assert clean_name(name) == caption
 
 
-@given(st.text(max_size=40), st.booleans())
+@given(st.text(max_size=40))
 @settings(deadline=None)
-def test_a_cleaned_name_stays_and_is_words(name: str, flag: bool) -> None:
-    caption = clean_name(name, flag=flag)
-    assert re.fullmatch(r"(flag:)?( ?[a-z0-9]+)*", caption)
-    assert clean_name(caption.removeprefix("flag: "), flag=False) == caption.removeprefix("flag:").strip()
+def test_a_cleaned_name_stays_and_is_words(name: str) -> None:
+    caption = clean_name(name)
+    assert re.fullmatch(r"( ?[a-z0-9]+)*", caption)
+    assert clean_name(caption) == caption
 
 
 def test_the_shipped_names_are_unique_and_have_a_closed_vocabulary() -> None:
     names, vocabulary = read_names(SHIPPED), find_vocabulary(str(SHIPPED))
     captions = [name.caption for name in names]
-    assert len(set(captions)) == len(captions) > 1700
-    assert len({name.picture for name in names}) == len(names)
+    assert len(set(captions)) == len(captions) == 8 * len({name.picture for name in names}) > 2300
     vocabulary.check(captions)
     assert max(len(vocabulary.tokenize(caption)) for caption in captions) <= vocabulary.longest
     assert {word for caption in captions for word in caption.split()} == set(vocabulary.words)
-    assert len({name.category for name in names}) == 9
+    assert {name.category for name in names} == CATEGORIES
     for name in names:
-        assert re.fullmatch(r"(flag: )?[a-z0-9]+( [a-z0-9]+)*", name.caption)
+        assert re.fullmatch(rf"[a-z0-9]+( [a-z0-9]+)* on {name.background}", name.caption)
     with pytest.raises(ValueError, match=r"no word 'aple'; nearest: .*\bapple\b"):
         vocabulary.tokenize("red aple")
 
@@ -69,7 +72,8 @@ def test_words_of_the_shipped_held_out_names_are_trained_on() -> None:
     known = {word for caption in parts["train"] for word in caption.split()}
     assert 0.03 < len(parts["held_out"]) / len(names) < 0.06
     assert {word for caption in parts["held_out"] for word in caption.split()} <= known
-    assert set(parts["held_out"]) == hold_out(name.caption for name in names)
+    pictures = {name.caption.removesuffix(f" on {name.background}"): name.split for name in names}
+    assert {name for name, split in pictures.items() if split == "held_out"} == hold_out(pictures)
 
 
 @given(
@@ -90,45 +94,51 @@ def test_names_are_in_order_and_once(tmp_path: Path) -> None:
         [
             ("RED APPLE", "Food & Drink", "food-fruit"),
             ("Egypt Flag", "Flags", "country-flag"),
-            ("KEYCAP 1", "Symbols", "keycap"),
+            ("RED PANDA", "Animals & Nature", "animal-mammal"),
             ("Red-Apple", "Food & Drink", "food-fruit"),
-            ("Twin Flag", "Flags", "country-flag"),
-            ("PIRATE FLAG", "Flags", "flag"),
+            ("TWIN", "Food & Drink", "food-fruit"),
+            ("PEAR", "Food & Drink", "food-fruit"),
         ],
     )
-    (package / PICTURES / "4.png").write_bytes((package / PICTURES / "1.png").read_bytes())
+    (package / PICTURES / "4.png").write_bytes((package / PICTURES / "2.png").read_bytes())
     found = list_names(package)
-    assert [name[:3] for name in found] == [
-        ("red apple", "Food & Drink", "0.png"),
-        ("flag: egypt", "Flags", "1.png"),
-        ("pirate flag", "Flags", "5.png"),
+    assert [name.caption for name in found[:2]] == ["red apple on white", "red apple on yellow"]
+    assert [(name.caption, *name[1:4]) for name in found if name.background == "grey"] == [
+        ("red apple on grey", "Food & Drink", "0.png", "grey"),
+        ("red panda on grey", "Animals & Nature", "2.png", "grey"),
+        ("pear on grey", "Food & Drink", "5.png", "grey"),
     ]
+    assert len(found) == 3 * len(BACKGROUNDS)
     write_names(tmp_path / "names.csv", found)
     assert read_names(tmp_path / "names.csv") == found
 
 
-def test_drawings_are_whole_pictures_on_white(tmp_path: Path) -> None:
-    names = [Name(f"a{n}", "Food & Drink" if n else "Objects", f"{n}.png", "train") for n in range(2)]
+def test_drawings_are_whole_pictures_in_a_corner_of_their_background(tmp_path: Path) -> None:
+    colours = {"white": 255, "grey": 189}
+    names = [Name(f"a{n}", "Food & Drink", f"{n}.png", colour, "train") for n, colour in enumerate(colours)]
     package = write_package(tmp_path, TWENTY[:2])
     left = Image.new("RGBA", (64, 64))
     left.paste((200, 0, 0, 255), (0, 0, 32, 64))
     for n in range(2):
         left.save(package / PICTURES / f"{n}.png")
-    images, captions = draw_pictures(package, names, 60, 3)
-    assert captions == ["a0", "a1"] * 30
-    again, _ = draw_pictures(package, names, 60, 3)
+    images, captions = draw_pictures(package, names, 80, 3)
+    assert captions == ["a0", "a1"] * 40
+    again, _ = draw_pictures(package, names, 80, 3)
     assert torch.equal(images, again)
-    assert not torch.equal(images, draw_pictures(package, names, 60, 4)[0])
-    red = (images.float() - torch.tensor([200.0, 0, 0])).abs().amax(-1) < 8
-    white = (images == 255).all(-1)
-    area = red.sum((1, 2))
-    assert (area > 0.4 * 0.8**2 * 64**2).all()
-    assert (area < 0.51 * 64**2).all()
-    assert len(set(area.tolist())) > 5
-    assert ((red | white).sum((1, 2)) > 0.94 * 64**2).all()  # the edge is a blend of both
-    mirrored = red[:, :, 40:].sum((1, 2)) > red[:, :, :24].sum((1, 2))
-    assert not mirrored[::2].any()
-    assert 3 < mirrored[1::2].sum() < 27
+    assert not torch.equal(images, draw_pictures(package, names, 80, 4)[0])
+    places = set()
+    for image, level in zip(images, list(colours.values()) * 40, strict=True):
+        red = (image.float() - torch.tensor([200.0, 0, 0])).abs().amax(-1) < 8
+        behind = (image == level).all(-1)
+        assert (red | behind).sum() > 0.94 * 64**2  # the edge is a blend of both
+        rows, columns = (red.any(side).nonzero().flatten() for side in (1, 0))
+        assert len(rows) == 56
+        assert 26 <= len(columns) <= 29
+        places.add((int(rows[0]), int(columns[0] - columns[0] % 4)))
+    assert places == {(top, left) for top in (0, 8) for left in (0, 8, 28, 36)}
+    wrong = [names[0]._replace(background="puce")]
+    with pytest.raises(ValueError, match=r"^background 'puce' must be one of white, yellow, "):
+        draw_pictures(package, wrong, 1, 0)
 
 
 def test_a_package_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -140,12 +150,14 @@ def test_a_package_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         list_names(tmp_path)
     for wrong in ("{}", "[1]", '[{"name": "A"}]', "no JSON", '[{"sort_order": "a"}]'):
         (tmp_path / "emoji.json").write_text(wrong)
-        with pytest.raises(ValueError, match=r".+"):
+        with pytest.raises(
+            ValueError, match=r"^emoji\.json: (not a list of named pictures|names no pictures)"
+        ):
             list_names(tmp_path)
 
 
 FEW = (
-    "train.pool=40", "train.compiled=false", "train.threads=1", "train.tokenizer.steps=2", "train.tokenizer.batch=2",
+    "train.pool=160", "train.compiled=false", "train.threads=1", "train.tokenizer.steps=2", "train.tokenizer.batch=2",
     "train.transformer.stages=[{_target_: kvbench.training.stages.Stage, scales: 7, batch: 2, steps: 2}]",
     "device=cpu",
 )  # fmt: skip
@@ -161,7 +173,8 @@ def test_a_training_on_twenty_pictures_gives_a_model_that_draws(tmp_path: Path) 
     recipe = ("train=infinity_emoji", f"train.pictures={package}", f"train.out={out}", *FEW)
     config = composed(*SMALL, *recipe)
     with pytest.raises(
-        ConfigError, match=r"^train.pictures=.*: not the names of model.captions=pkg.* \(red ball\); "
+        ConfigError,
+        match=r"^train.pictures=.*: not the names of model.captions=pkg.* \(red ball on white\); ",
     ):
         instantiate(config.train).train(instantiate(config.model))
     own = (*SMALL, f"model.captions={out / 'names.csv'}")
@@ -169,7 +182,7 @@ def test_a_training_on_twenty_pictures_gives_a_model_that_draws(tmp_path: Path) 
     model = instantiate(config.model)
     assert instantiate(config.train).train(model) == out
     names = read_names(out / "names.csv")
-    assert [name.caption for name in names] == [name.lower() for name, _, _ in TWENTY]
+    assert [name.caption for name in names[::8]] == [f"{name.lower()} on white" for name, _, _ in TWENTY]
     sources = [f"model.sources.{part}.path={out / part}.safetensors" for part in model.sources]
     trained = instantiate(composed(*own, *sources).model)
     trained.check_prompts([names[0].caption])
