@@ -1,0 +1,85 @@
+"""Order of methods in tables of two models: means with ranks side by side, and Spearman's rank correlation.
+
+Methods that both models' tables have at a budget count; of a method that several tables of a model have, the first row
+is read. A model's name is that of its tables' folder. The last row is the rank correlation at each budget.
+
+python -m benchmarks orders --first docs/results/data/infinity_tiny/every_method.csv [MORE ...]
+  --second docs/results/data/infinity_emoji/methods.csv [--metric psnr] [--csv FILE]
+"""
+
+import argparse
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from scipy.stats import rankdata, spearmanr
+
+from benchmarks.race_table import read_table
+from benchmarks.support.arguments import Option
+from kvbench.report.tables import format_markdown
+
+OPTIONS = {
+    "first": Option(
+        [], "CSV files of one model's tables, with columns method, budget and the metric", type=str
+    ),
+    "second": Option([], "the same of another model", type=str),
+    "metric": Option("psnr", "metric of which more is better"),
+    "csv": Option("", "file for the table"),
+}
+LAST = "rank correlation"
+Means = dict[tuple[str, str], float]
+"""Means by budget and method."""
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print a row per method.
+
+    Raises:
+        ValueError: the tables have no two methods at one budget in common.
+    """
+    paths = [[Path(path) for path in side] for side in (options.first, options.second)]
+    first, second = (read_means(side, options.metric) for side in paths)
+    if not (shared := first.keys() & second.keys()):
+        raise ValueError("--first and --second: no budget and method are in tables of both")
+    names = [side[0].parent.name for side in paths]
+    if names[0] == names[1]:
+        raise ValueError(f"--first and --second: both are of {names[0]}; name tables of two models")
+    budgets = sorted({budget for budget, _ in shared}, key=float)
+    rows: dict[str, dict[str, str]] = {method: {"method": method} for _, method in sorted(shared)}
+    rows[LAST] = {"method": LAST}
+    for budget in budgets:
+        methods = sorted(method for at, method in shared if at == budget)
+        if len(methods) < 2:
+            raise ValueError(f"--first and --second: have one method in common at {budget}; orders need two")
+        sides = [[means[budget, method] for method in methods] for means in (first, second)]
+        for name, values in zip(names, sides, strict=True):
+            for method, cell in zip(methods, format_ranked(values), strict=True):
+                rows[method][f"{name} {budget}"] = cell
+        rows[LAST][f"{names[1]} {budget}"] = f"{spearmanr(*sides).statistic:.2f}"
+    columns = ["method", *(f"{name} {budget}" for budget in budgets for name in names)]
+    cells = [[row.get(column, "") for column in columns] for row in rows.values()]
+    print(format_markdown([dict(zip(columns, row, strict=True)) for row in cells]))
+    if options.csv:
+        with Path(options.csv).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([columns, *cells])
+
+
+def read_means(paths: Sequence[Path], metric: str) -> Means:
+    """Return the means of a metric of which more is better; full caches and methods without a value are left out."""
+    means: Means = {}
+    for row in (row for path in paths for row in read_table(path)):
+        cell = row.get(f"{metric} ↑", "")
+        if "budget" in row and row["method"] != "full" and (number := re.match(r"\**(-?[\d.]+)", cell)):
+            means.setdefault((row["budget"], row["method"]), float(number[1]))
+    return means
+
+
+def format_ranked(values: Sequence[float]) -> list[str]:
+    """Return each value with its rank, 1 for the largest; equal values share the best rank.
+
+    >>> format_ranked([3.0, 5.5, 3.0])
+    ['3 (2)', '5.5 (1)', '3 (2)']
+    """
+    ranks = rankdata([-value for value in values], method="min")
+    return [f"{value:g} ({rank:.0f})" for value, rank in zip(values, ranks, strict=True)]
