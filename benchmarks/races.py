@@ -123,6 +123,7 @@ def read_values(folder: Path, metric: str) -> dict[str, dict[str, Floats]]:
         ValueError: no budget has two runs, or runs of one budget have other prompts.
     """
     found: dict[str, dict[str, Floats]] = defaultdict(dict)
+    prompts: dict[str, set[str]] = defaultdict(set)
     for path in sorted(folder.glob("*/metrics/*.json")):
         if not (finished := path.parents[1] / "results.json").is_file():
             continue
@@ -133,9 +134,11 @@ def read_values(folder: Path, metric: str) -> dict[str, dict[str, Floats]]:
             rows = [IDENTICAL if value is None else min(value, IDENTICAL) for value in rows]
         if metric in results.scores and run["reference"] is not None and rows and None not in rows:
             sign = 1 if results.scores[metric][1].better == "higher" else -1
-            found[str(run["config"]["budget"])][run["run"]] = sign * np.array(rows, np.float64)
+            budget = str(run["config"]["budget"])
+            found[budget][run["run"]] = sign * np.array(rows, np.float64)
+            prompts[budget].add(json.dumps((run["config"]["prompts"], sorted(results.rows)), sort_keys=True))
     found = {budget: values for budget, values in found.items() if len(values) > 1}
-    if not found or any(len({len(one) for one in values.values()}) > 1 for values in found.values()):
+    if not found or any(len(prompts[budget]) > 1 for budget in found):
         raise ValueError(
             f"--runs {folder}: needs two or more runs of a budget with {metric} on equal prompts"
         )

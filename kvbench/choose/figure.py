@@ -28,7 +28,6 @@ def draw_race(race: Race, found: Found, stops: Sequence[int], title: str, label:
         label: name of the metric with its unit.
     """
     leader, sign = race.racing[0], 1.0 if race.rules.higher else -1.0
-    error = race.rules.error / max(len(race.entrants) - 1, 1)
     looks = [look.after for look in race.looks]
     courses: dict[str, dict[int, Point]] = {}
     for method in (*race.racing[1:], *(one.method for one in reversed(race.exits))):
@@ -36,7 +35,7 @@ def draw_race(race: Race, found: Found, stops: Sequence[int], title: str, label:
         for after, stop in zip(looks, stops, strict=True):
             if stop <= len(found[method]):
                 lead = sign * measure_lead(found, leader, method, stop)
-                ends = find_interval(lead, error, race.rules.limits)
+                ends = find_interval(lead, race.pair_error, race.rules.limits)
                 courses[method][after] = float(lead.mean()), ends
     early = [one.method for one in race.exits if one.after == looks[0]]
     later = [method for method in courses if method not in early]

@@ -3,11 +3,13 @@
 All methods draw the same prompts with the same noise, so paired differences vary little. After each block of prompts a
 method leaves when the confidence sequence of its difference to another says that the other is better. The error of
 each pair is `error / (methods - 1)`: the best method is only dropped if one of its own pairs errs, so the error of the
-whole race is bounded by `error`, whenever it stops.
+whole race is bounded by `error`, whenever it stops. Prompts must come in random order.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -99,6 +101,11 @@ class Race:
     exits: tuple[Exit, ...] = ()
     state: Literal["racing", "won", "level"] = field(default="racing")
 
+    @property
+    def pair_error(self) -> float:
+        """Error of the interval of one pair."""
+        return self.rules.error / max(len(self.entrants) - 1, 1)
+
     @classmethod
     def start(cls, methods: Sequence[str], rules: Rules) -> "Race":
         """Return a race of two or more methods before its first look."""
@@ -113,13 +120,12 @@ def advance(race: Race, values: Values) -> Race:
         values: values of the methods in the race from the first unit on.
     """
     rules, sign = race.rules, 1.0 if race.rules.higher else -1.0
-    error = rules.error / max(len(race.entrants) - 1, 1)
     means = {method: float(values[method].mean()) for method in race.racing}
     order = sorted(race.racing, key=lambda method: -sign * means[method])
     ordered = sign * np.stack([values[method] for method in order])
     after = ordered.shape[1]
     first, second = np.triu_indices(len(order), 1)
-    ahead = find_intervals(ordered[first] - ordered[second], error, rules.limits)
+    ahead = find_intervals(ordered[first] - ordered[second], race.pair_error, rules.limits)
     exits: dict[str, Exit] = {}
     for better, other, lead in zip(first, second, ahead, strict=True):
         if lead is not None and lead[0] > 0:
@@ -127,7 +133,7 @@ def advance(race: Race, values: Values) -> Race:
     racing = tuple(method for method in order if method not in exits)
     of_leader = {other: lead for other, lead in zip(order[1:], ahead, strict=False) if other not in exits}
     look = Look(after, {method: means[method] for method in racing}, of_leader)
-    level = all(lead is not None and lead[1] <= rules.margin for lead in of_leader.values())
+    level = all(lead is not None and max(-lead[0], lead[1]) <= rules.margin for lead in of_leader.values())
     state: Literal["racing", "won", "level"] = "won" if not of_leader else "level" if level else "racing"
     left = tuple(exits[method] for method in reversed(order) if method in exits)
     return replace(race, racing=racing, looks=(*race.looks, look), exits=(*race.exits, *left), state=state)
@@ -161,34 +167,36 @@ def split_blocks(prompts: Sequence[str], block: int, batch: int) -> list[range]:
         batch: samples that a run draws together.
 
     Raises:
-        ConfigError: the first block has fewer than `MIN_UNITS` different prompts.
+        ConfigError: the first block has fewer than `MIN_UNITS` prompts.
     """
     starts = [index for index, prompt in enumerate(prompts) if index == 0 or prompt != prompts[index - 1]]
-    blocks, first, count = [], 0, 0
+    blocks, counts, first, count = [], [], 0, 0
     for end in [*starts[1:], len(prompts)]:
         count += 1
         if end == len(prompts) or (count >= block and end % batch == 0):
             blocks.append(range(first, end))
+            counts.append(count)
             first, count = end, 0
-    if (different := len({prompts[index] for index in blocks[0]})) < MIN_UNITS:
+    if counts[0] < MIN_UNITS:
         raise ConfigError(
-            f"choose.block={block}: the first block has {different} different prompts, and a race needs {MIN_UNITS} "
+            f"choose.block={block}: the first block has {counts[0]} prompts, and a race needs {MIN_UNITS} "
             "before its first look; raise choose.block or prompts.count"
         )
     return blocks
 
 
 def average(found: Found, methods: Sequence[str]) -> dict[str, Floats]:
-    """Return the mean of each prompt's samples by method, in the order in which prompts appear first.
+    """Return the means of neighbouring samples of one prompt by method, in the order of drawing.
 
-    Samples of one prompt are alike, and the sequences need independent units.
+    Such samples are alike, and the sequences need independent units. A prompt that comes again later is another unit:
+    a unit must not change after a look.
     """
     averages = {}
     for method in methods:
-        members: dict[str, list[float]] = {}
-        for prompt, value in found[method]:
-            members.setdefault(prompt, []).append(value)
-        averages[method] = np.array([np.mean(values) for values in members.values()], np.float64)
+        groups = groupby(found[method], key=itemgetter(0))
+        averages[method] = np.array(
+            [np.mean([value for _, value in group]) for _, group in groups], np.float64
+        )
     return averages
 
 

@@ -44,10 +44,12 @@ class Setting:
 def rank(race: Race, found: Found) -> list[dict[str, object]]:
     """Return a row per method, the best first: mean, units, and the leader's lead over it with both intervals.
 
-    The lead is over the samples that the method drew. Its sequence interval is valid however the race stopped; the
-    fixed-sample interval is the bootstrap of a run whose size was chosen in advance and is not valid after a race.
+    The lead is over the samples that the method drew. Its sequence interval is valid at every look, for a leader that
+    is chosen in advance; the leader of a race is chosen by the data, so the intervals of the table do not hold together
+    with the race's error. The fixed-sample interval is the bootstrap of a run whose size was chosen in advance and is
+    not valid after a race.
     """
-    leader, error = race.racing[0], race.rules.error / max(len(race.entrants) - 1, 1)
+    leader = race.racing[0]
     sign = 1.0 if race.rules.higher else -1.0
     reasons = {one.method: one for one in race.exits}
     rows = []
@@ -60,7 +62,7 @@ def rank(race: Race, found: Found) -> list[dict[str, object]]:
             row |= {
                 "lead": float(lead.mean()),
                 "sequence": None
-                if (ends := find_interval(lead, error, race.rules.limits)) is None
+                if (ends := find_interval(lead, race.pair_error, race.rules.limits)) is None
                 else list(ends),
                 "fixed_sample": None if fixed is None else [fixed.low, fixed.high],
             }

@@ -30,7 +30,9 @@ def has_higher_values(metric: str, spec: MetricSpec) -> bool:
 
 def find_limits(metric: str, values: Iterable[float]) -> Range | None:
     """Return the bounds of a metric whose values are answers, which are right or wrong; None for other values."""
-    return find_range(metric) if all(value in (0.0, 1.0) for value in values) else None
+    limits = find_range(metric)
+    bounded = limits is not None and all(map(math.isfinite, limits))
+    return limits if bounded and all(value in (0.0, 1.0) for value in values) else None
 
 
 def score_block(

@@ -262,6 +262,7 @@ class Settings:
         budget: fraction of the full cache or, above 1, tokens per head or bytes per sequence; as written.
         sinks: leading scales that methods never prune.
         seed: seed of the noise.
+        shuffle: seed of a random order of the prompts; None keeps the order of their source.
         batch_size: prompts generated together; changes rounding only.
         device: torch device.
         cache_dtype: dtype of stored keys and values; auto is float32 on a CPU and the model's dtype on a GPU.
@@ -293,6 +294,7 @@ class Settings:
     device: str
     cache_dtype: str
     runs_dir: Path
+    shuffle: int | None = None
     runs_dirs: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     budget_unit: str = "tokens"
@@ -330,6 +332,8 @@ class Settings:
             raise ConfigError("output is empty; use output=. for the current folder")
         check_range("batch_size", self.batch_size, 1, MAX_PROMPTS)
         check_range("seed", self.seed, 0, MAX_SEED)
+        if self.shuffle is not None:
+            check_range("shuffle", self.shuffle, 0, MAX_SEED)
         check_range("sinks", self.sinks, 0, MAX_PROMPTS)
         self._check_choice()
         if not re.fullmatch(r"cpu(:0)?|cuda(:\d{1,3})?", self.device):

@@ -1,8 +1,9 @@
 """Prompts, the interface of their sources, and checks of their settings."""
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, groupby, islice
 from typing import Protocol
 
 from kvbench.core.config import MAX_PROMPTS, ConfigError, check_range, show
@@ -30,7 +31,11 @@ class Prompt:
 
 
 class PromptSource(Protocol):
-    """Source of a run's prompts."""
+    """Source of a run's prompts.
+
+    A class whose prompts are drawn at random, so that neighbours are not more alike than others, has the attribute
+    `in_random_order`.
+    """
 
     def load(self) -> list[Prompt]:
         """Return the prompts to evaluate."""
@@ -52,6 +57,16 @@ def repeat(entries: Iterable[tuple[str, dict[str, object]]], times: int) -> list
     """Return each text with its metadata `times` times in a row, numbered by `image_index`."""
     repeated = ((text, {**meta, "image_index": image}) for text, meta in entries for image in range(times))
     return [Prompt(index, text, meta) for index, (text, meta) in enumerate(repeated)]
+
+
+def load_ordered(source: PromptSource, seed: int | None) -> list[Prompt]:
+    """Return the prompts of a source, in random order if there is a seed; neighbours of one text stay together."""
+    prompts = source.load()
+    if seed is None:
+        return prompts
+    groups = [list(group) for _, group in groupby(prompts, key=lambda prompt: prompt.text)]
+    random.Random(seed).shuffle(groups)
+    return [replace(prompt, index=index) for index, prompt in enumerate(chain.from_iterable(groups))]
 
 
 def hash_prompts(prompts: list[Prompt]) -> str:

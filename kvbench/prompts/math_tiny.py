@@ -27,6 +27,7 @@ class MathTiny:
     """
 
     puzzle: ClassVar[type[RoomWalk]] = RoomWalk
+    in_random_order: ClassVar[bool] = True
 
     count: int = 96
     seed: int = 0

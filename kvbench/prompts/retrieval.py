@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle
+from typing import ClassVar
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
 from kvbench.prompts.base import Prompt, check_choice, check_counts
@@ -43,6 +44,8 @@ class Retrieval:
     """
 
     context: int = 1024
+    in_random_order: ClassVar[bool] = True
+
     count: int = 20
     seed: int = 0
     asked: str = "within"

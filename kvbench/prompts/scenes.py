@@ -1,6 +1,7 @@
 """Captions of the embedded scenes grammar."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
@@ -21,6 +22,8 @@ class Scenes:
         relations: spatial relations of position prompts.
         per_prompt: consecutive images of every prompt, numbered by `image_index` in their metadata.
     """
+
+    in_random_order: ClassVar[bool] = True
 
     count: int = 96
     seed: int = 0

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 
 from kvbench.core.budget import Budget
@@ -19,8 +20,8 @@ from kvbench.runs.record.folder import RunFolder
 
 log = logging.getLogger(__name__)
 
-WAIT = 1.0
-"""Seconds between two looks at blocks that other processes draw."""
+WAITS = (1.0, 2.0, 4.0, 8.0)
+"""Seconds between looks at blocks that other processes draw; each look prepares a cache, so they become rare."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,15 @@ def extend(run: PartialRun, block: range, reference: Path | None = None) -> None
     job = replace(run.job, around_block=partial(_refuse_after, block.stop))
     if job.reads and reference is not None:
         job = replace(job, full_pass=reference)
-    while len(run.folder.samples(block)) < len(block):
+    for wait in chain(WAITS, repeat(WAITS[-1])):
+        if len(run.folder.samples(block)) == len(block):
+            return
         run.folder.note("running")
         with noting_failures(run.folder):
             draw_missing(job, run.folder, run.calibrations, run.budget)
         if len(run.folder.samples(block)) < len(block):
             log.debug("%s: waiting for another process to draw samples", run.folder.path.name)
-            time.sleep(WAIT)
+            time.sleep(wait)
 
 
 @contextmanager

@@ -11,11 +11,17 @@ from benchmarks.races import draw_normal, hold_race, hold_tests, read_values
 
 
 def write_run(
-    folder: Path, name: str, budget: float, values: list[float | None], reference: bool = True
+    folder: Path,
+    name: str,
+    budget: float,
+    values: list[float | None],
+    reference: bool = True,
+    first: int = 0,
+    seed: int = 0,
 ) -> None:
     run = folder / name
     (run / "metrics").mkdir(parents=True)
-    config = {"budget": budget}
+    config = {"budget": budget, "prompts": {"seed": seed}}
     record = {"run": name, "reference": "full-0" if reference else None, "config": config}
     (run / "results.json").write_text(json.dumps(record))
     score = {
@@ -24,7 +30,7 @@ def write_run(
     }  # fmt: skip
     head = {"evaluator": "psnr", "protocol": "uint8", "scores": {"psnr": score}}
     (run / "metrics/psnr-uint8.json").write_text(json.dumps(head))
-    lines = [json.dumps({"index": index, "psnr": value}) for index, value in enumerate(values)]
+    lines = [json.dumps({"index": index, "psnr": value}) for index, value in enumerate(values, first)]
     (run / "metrics/psnr-uint8.samples.jsonl").write_text("\n".join(lines))
 
 
@@ -38,7 +44,16 @@ def test_values_are_read_by_budget(tmp_path: Path) -> None:
     assert found["0.1"]["a-1"].tolist() == [30.0, 100.0]
     with pytest.raises(ValueError, match="needs two or more runs of a budget with lpips"):
         read_values(tmp_path, "lpips")
-    write_run(tmp_path, "c-1", 0.1, [31.0])
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "seed"), [([31.0], 0, 0), ([31.0, 32.0], 1, 0), ([31.0, 32.0], 0, 1)]
+)
+def test_values_of_other_prompts_are_refused(
+    values: list[float | None], first: int, seed: int, tmp_path: Path
+) -> None:
+    write_run(tmp_path, "a-1", 0.1, [30.0, 33.0])
+    write_run(tmp_path, "b-1", 0.1, values, first=first, seed=seed)
     with pytest.raises(ValueError, match="on equal prompts"):
         read_values(tmp_path, "psnr")
 

@@ -5,6 +5,7 @@ import pytest
 
 from kvbench.choose.race import Exit, Race, Rules, advance, average, measure_lead, split_blocks
 from kvbench.choose.result import rank
+from kvbench.choose.values import find_limits
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.sequences import bounded_sequence, normal_sequence
 
@@ -125,19 +126,42 @@ def interval_of(differences, error, limits):
     return bounded_sequence(differences, error, -1.0, 1.0)
 
 
-def test_samples_of_a_prompt_are_one_unit():
-    found = {"a": [("x", 1.0), ("y", 5.0), ("x", 3.0)]}
-    assert average(found, ["a"])["a"].tolist() == [2.0, 5.0]
+def test_neighbours_of_one_prompt_are_one_unit_that_never_changes():
+    drawn = [("x", 1.0), ("x", 3.0), ("y", 5.0), ("x", 4.0)]
+    assert average({"a": drawn}, ["a"])["a"].tolist() == [2.0, 5.0, 4.0]
+    for count in (2, 3):
+        assert average({"a": drawn[:count]}, ["a"])["a"].tolist() == [2.0, 5.0][: count - 1]
+
+
+def test_a_leader_that_is_behind_by_its_interval_is_not_level():
+    """Means of answers are not the centres of their intervals: b won the first 60 prompts, a the next 61."""
+    values = {"a": np.repeat([0.0, 1.0], (60, 61)), "b": np.repeat([1.0, 0.0], (60, 61))}
+    race = advance(Race.start(["a", "b"], Rules(limits=(0.0, 1.0))), values)
+    [(low, high)] = race.looks[-1].leads.values()
+    assert race.racing == ("a", "b")
+    assert low < high < 0
+    assert race.state == "racing"
+
+
+def test_only_values_with_two_bounds_are_answers():
+    zeros = [0.0] * 8
+    assert find_limits("exact_answer", [0.0, 1.0]) == (0.0, 1.0)
+    assert find_limits("exact_answer", [0.0, 0.5]) is None
+    assert find_limits("kl", zeros) is None
+    race = advance(
+        Race.start(["a", "b"], Rules(limits=find_limits("kl", zeros))), {"a": np.zeros(8), "b": np.zeros(8)}
+    )
+    assert race.looks[-1].leads == {"b": None}
 
 
 def test_a_lead_is_over_samples_that_both_drew():
-    later = [("x", 90.0), ("z", 7.0)]
+    later = [("z", 90.0), ("w", 7.0)]
     found = {"leader": [("x", 2.0), ("y", 6.0), *later], "other": [("x", 1.0), ("y", 3.0)]}
     assert measure_lead(found, "leader", "other").tolist() == [1.0, 3.0]
     assert measure_lead(found, "leader", "other", 1).tolist() == [1.0]
     race = Race(Rules(), ("leader", "other"), ("leader",), exits=(Exit("other", 2, "leader", (0.1, 4.0)),))
     [first, second] = rank(race, found)
-    assert (first["prompts"], second["prompts"], second["lead"]) == (3, 2, 2.0)
+    assert (first["prompts"], second["prompts"], second["lead"]) == (4, 2, 2.0)
 
 
 def test_blocks_end_with_prompts_and_batches():
@@ -145,5 +169,5 @@ def test_blocks_end_with_prompts_and_batches():
     assert split_blocks(prompts, 8, 8) == [range(32), range(32, 64), range(64, 96)]
     assert split_blocks(prompts, 8, 64) == [range(64), range(64, 96)]
     assert split_blocks([str(index) for index in range(20)], 16, 1) == [range(16), range(16, 20)]
-    with pytest.raises(ConfigError, match=r"choose.block=16: the first block has 4 different prompts"):
+    with pytest.raises(ConfigError, match=r"choose.block=16: the first block has 4 prompts"):
         split_blocks(prompts[:16], 16, 8)

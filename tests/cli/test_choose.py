@@ -1,6 +1,7 @@
 """`task=choose`: the race of the command line, its files, and what it refuses."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, range]]:
 def read_race(folder: Path) -> dict[str, Any]:
     [path] = (folder / "runs" / "races").glob("*/race.json")
     race: dict[str, Any] = json.loads(path.read_text())
-    assert (path.parent / "race.svg").stat().st_size > 1000
+    assert (path.parent / "race.png").stat().st_size > 1000
     return race
 
 
@@ -85,6 +86,9 @@ def test_a_margin_and_a_limit_on_time_end_races_early(
         (("margin=-1",), "margin=-1"),
         (("margin=x",), "margin="),
         (("choose.block=1",), "choose.block=1"),
+        (("shuffle=-1",), "shuffle=-1: must be"),
+        (("shuffle=x",), "shuffle=x: must be"),
+        (("shuffle=[0]",), "shuffle=[0]: must be"),
         (("choose.error=1.5",), "choose.error=1.5"),
         (("choose.seconds=0",), "choose.seconds=0"),
         (("choose=null",), "choose=null"),
@@ -101,6 +105,61 @@ def test_bad_values_get_one_line(
     assert err.splitlines()[-1].startswith("error: ")
     assert message in err
     assert not drawn
+
+
+def test_prompts_with_like_neighbours_are_drawn_in_random_order(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.txt").write_text(
+        "".join(f"a {colour} ring\n" * 2 for colour in ("red", "blue", "yellow") * 8)
+    )
+    texts: list[list[str]] = []
+
+    def draw(_: Runner, job: Job, block: range) -> tuple[list[tuple[str, float]], float]:
+        texts.append([prompt.text for prompt in job.prompts])
+        return [(f"{index}", MEANS[job.method_name] + index % 3) for index in block], 1.0
+
+    monkeypatch.setattr(Runner, "draw", draw)
+    words = (
+        "task=choose",
+        "budget=0.1",
+        "metric=psnr",
+        "prompts=file",
+        f"prompts.path={tmp_path / 'mine.txt'}",
+    )
+    for more, told in (((), True), (("shuffle=3",), False)):
+        status, out, err = command(*words, "methods=[random,swa]", *more)
+        assert status == 0, err
+        assert ("random order (shuffle=0)" in out) == told
+        assert f"shuffle={3 if more else 0}" in out.split("the leader: ")[1]
+    lines = (tmp_path / "mine.txt").read_text().splitlines()
+    assert sorted(texts[0]) == sorted(texts[-1]) == sorted(lines)
+    assert texts[0] != lines != texts[-1] != texts[0]
+    assert all(one == other for order in texts for one, other in zip(order[::2], order[1::2], strict=True))
+
+
+def test_prompts_of_a_calibration_may_not_be_in_the_race(
+    command: Command, tmp_path: Path, drawn: list[tuple[str, range]]
+) -> None:
+    (tmp_path / "mine.txt").write_text("a red ring\na blue ring\na yellow ring\n" * 8)
+    (tmp_path / "more.txt").write_text("a blue ring\na cyan ring\n")
+    file = ("prompts=file", f"prompts.path={tmp_path / 'mine.txt'}", "prompts.count=24")
+    status, _, err = command(
+        *RACE[:3],
+        *file,
+        f"calibrate.prompts={tmp_path / 'more.txt'}",
+        "calibrate.count=2",
+        "methods=[random,swa]",
+    )
+    assert status == 1
+    assert "more.txt: 1 of its prompts are in the race too; leave them out of the file" in err
+    assert not drawn
+
+
+def test_the_reason_why_no_method_fits_is_named(command: Command) -> None:
+    status, _, err = command("task=choose", "metric=psnr", "prompts=file", "prompts.path=none.txt")
+    assert status == 1
+    assert re.search(r"0 methods fit .*; \d+ do not: prompts.path=none.txt: cannot be read", err)
 
 
 def test_runs_get_the_settings_of_their_evaluator_only() -> None:

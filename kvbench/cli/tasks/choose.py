@@ -12,11 +12,12 @@ from kvbench.choose.race import Found, Race, Rules, advance, average, split_bloc
 from kvbench.choose.result import Setting, describe_end, make_rows, rank, write_race
 from kvbench.choose.values import find_limits, has_higher_values, name_values
 from kvbench.cli.console import CONSOLE, say
-from kvbench.cli.tasks.entrants import Runner, find_entrants, find_evaluator, keep_words
+from kvbench.cli.tasks.entrants import Runner, find_entrants, find_evaluator, has_random_order, keep_words
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_values
 from kvbench.core.settings import Settings
 from kvbench.methods.shared.base import Observer
+from kvbench.report.figures.styles import save
 from kvbench.report.tables import print_rows
 from kvbench.runs.job import Job
 
@@ -34,7 +35,11 @@ def choose(cfg: DictConfig, settings: Settings) -> Path:
             f"shard.count={settings.shard.count}: processes share a race without shards; leave it out"
         )
     name, spec = find_evaluator(cfg, settings.metric)
-    runner = Runner(keep_words(given, name), name, settings.metric, spec)
+    words = keep_words(given, name)
+    if settings.shuffle is None and not has_random_order(cfg.prompts):
+        words = (*words, "shuffle=0")
+        say("neighbouring prompts may be alike: the race draws them in random order (shuffle=0)")
+    runner = Runner(words, name, settings.metric, spec)
     entrants, refused = find_entrants(runner, settings.methods)
     say(f"{len(entrants)} methods start" + (f", {len(refused)} do not fit" if refused else ""))
     prompts = [prompt.text for prompt in entrants[0].prompts]
@@ -62,7 +67,7 @@ def choose(cfg: DictConfig, settings: Settings) -> Path:
     ranking = rank(race, found)
     write_race(place, race, setting, ranking, spec.digits)
     figure = draw_race(race, found, stops, setting.title, name_values(settings.metric, spec))
-    figure.savefig(place / "race.svg")
+    save(figure, place / "race.png")
     print_rows(CONSOLE, setting.title, make_rows(ranking, spec.digits), 1)
     for line in (*describe_end(race, setting), f"the leader: {setting.winner}", f"race: {place}"):
         say(line)
@@ -87,6 +92,7 @@ def _hold(
         _draw_block(runner, [entrants[method] for method in race.racing], block, found)
         race = advance(race, average(found, race.racing))
         _say_look(race)
+    runner.close()
     return race, found, slow
 
 

@@ -2,21 +2,25 @@
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import fmean
 
-from hydra.errors import HydraException
+from hydra.utils import get_class
 from omegaconf import DictConfig
 from tqdm import tqdm
 
 from kvbench.choose.values import score_block
 from kvbench.cli.config.compose import compose_job, read_settings
 from kvbench.cli.config.instantiate import instantiate
+from kvbench.cli.config.messages import EXPECTED, describe_error
 from kvbench.cli.config.search_path import list_choices
 from kvbench.cli.tasks.job import make_job
-from kvbench.core.config import ConfigError, UserError
+from kvbench.core.config import ConfigError
+from kvbench.eval.paired.dreamsim import DreamSim
 from kvbench.eval.protocol.base import Evaluator, find_missing
 from kvbench.eval.protocol.scores import MetricSpec
 from kvbench.eval.spaces.evaluator import SpaceEvaluator
@@ -75,6 +79,11 @@ class Runner:
         records = run.folder.recorded()
         return found, fmean(float(str(records[index]["seconds"])) for index in block)
 
+    def close(self) -> None:
+        """Note in the status of runs that the race leaves unfinished that nothing draws them now."""
+        for run in chain.from_iterable(self.begun.values()):
+            run.folder.note("interrupted")
+
 
 def keep_words(words: Sequence[str], evaluator: str) -> tuple[str, ...]:
     """Return the words of the command that its runs get, settings of their evaluator included.
@@ -108,7 +117,7 @@ def find_evaluator(cfg: DictConfig, metric: str) -> tuple[str, MetricSpec]:
     for name, evaluator in evaluators.items():
         if metric not in evaluator.metrics:
             continue
-        if isinstance(evaluator, SpaceEvaluator):
+        if isinstance(evaluator, SpaceEvaluator) and not isinstance(evaluator, DreamSim):
             raise ConfigError(
                 f"metric={metric}: is of a whole set of images, which prompts cannot be compared by; use psnr or lpips"
             )
@@ -136,15 +145,38 @@ def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job
                 job = runner.make(name)
                 check_job(job)
                 _check_budgeted(job)
-        except (UserError, ValueError, HydraException) as error:
-            refused[name] = " ".join(str(error).split())
+        except EXPECTED as error:
+            refused[name] = describe_error(error)
             if named:
                 raise ConfigError(f"methods: {name} does not fit: {refused[name]}") from None
         else:
             entrants.append(job)
     if len(entrants) < 2:
-        raise ConfigError(f"task=choose: {len(entrants)} methods fit this model and budget; a race needs two")
+        reasons = [f"; {times} do not: {why}" for why, times in Counter(refused.values()).most_common(1)]
+        raise ConfigError(
+            f"task=choose: {len(entrants)} methods fit this model and budget, and a race needs two{''.join(reasons)}"
+        )
+    _check_calibration(entrants[0])
     return entrants, refused
+
+
+def has_random_order(prompts: DictConfig) -> bool:
+    """Return whether the prompts of a configuration are drawn at random, so that neighbours are not more alike."""
+    drawn = getattr(get_class(prompts["_target_"]), "in_random_order", False)
+    return bool(drawn) or ("of" in prompts and has_random_order(prompts["of"]))
+
+
+def _check_calibration(job: Job) -> None:
+    """Refuse calibration prompts of a file that are in the race too.
+
+    Raises:
+        ConfigError: a prompt is in both, so that calibrated methods would be ahead on prompts that they know.
+    """
+    file, raced = job.settings.calibrate.prompts, {prompt.text for prompt in job.prompts}
+    if file is not None and (both := sum(prompt.text in raced for prompt in job.calibration_prompts)):
+        raise ConfigError(
+            f"calibrate.prompts={file}: {both} of its prompts are in the race too; leave them out of the file"
+        )
 
 
 def _check_budgeted(job: Job) -> None:
@@ -159,7 +191,7 @@ def _check_budgeted(job: Job) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep warnings of checks, which each run repeats, from the terminal."""
+    """Keep warnings of checks, which finished runs repeat, from the terminal."""
     logging.disable(logging.WARNING)
     try:
         yield

@@ -18,6 +18,7 @@ from kvbench.core.processes import join
 from kvbench.core.settings import Settings
 from kvbench.kernels.batch_invariance import set_batch_invariant
 from kvbench.models.base import Model
+from kvbench.prompts.base import load_ordered
 from kvbench.runs.calibrate import choose_calibration
 from kvbench.runs.job import Job, read_or_write
 
@@ -44,7 +45,7 @@ def make_job(cfg: DictConfig, settings: Settings, *, keep_model: bool = False) -
     set_batch_invariant(settings.batch_invariant)
     source = instantiate(cfg.prompts)
     recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
-    read_at, prompts = time.time_ns(), source.load()
+    read_at, prompts = time.time_ns(), load_ordered(source, settings.shuffle)
     keep_model = keep_model or recorder is not None
     model: Any = reuse_model(cfg.model, settings.device) if keep_model else instantiate(cfg.model)
     if count > 1:
