@@ -12,3 +12,8 @@ def clean_name(value: object, longest: int = MAX_LETTERS) -> str | None:
 def make_writable(text: str) -> str:
     r"""Return a text with letters that UTF-8 cannot hold, halves of surrogate pairs, as `\udcff`."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def make_printable(text: str) -> str:
+    """Return a text with `?` for letters that cannot be printed, such as those that move a terminal's cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

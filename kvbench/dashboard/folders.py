@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import yaml
-
 from kvbench.core.config import MAX_PROMPTS, ConfigError
 from kvbench.core.files import parse_json
+from kvbench.core.plain_yaml import parse_yaml
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import FILE, Results, read_results
 
@@ -111,8 +110,8 @@ def _read_status(folder: Path) -> str:
 def _count_prompts(folder: Path) -> int | None:
     """Return the configured number of samples; None for all prompts of a set, or if unknown."""
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_bytes())
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        config = parse_yaml((folder / "config.yaml").read_bytes())
+    except (OSError, ValueError):
         return None
     prompts = config.get("prompts") if isinstance(config, dict) else None
     count = prompts.get("count") if isinstance(prompts, dict) else None

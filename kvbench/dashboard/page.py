@@ -53,8 +53,7 @@ def write_dashboard(
     """
     output = output or runs_dir
     document = make_document(runs_dir, chosen) | {"root": Path(os.path.relpath(runs_dir, output)).as_posix()}
-    if leaderboard is None:
-        _check_contents(document, runs_dir)
+    _check_contents(document, runs_dir, leaderboard)
     path = output / FILE
     write_whole(path, render_page(document, reload, leaderboard))
     return path
@@ -87,13 +86,15 @@ def render_bundle(
         ConfigError: as `write_dashboard`.
     """
     document = make_document(runs_dir, chosen)
-    if leaderboard is None:
-        _check_contents(document, runs_dir)
+    _check_contents(document, runs_dir, leaderboard)
     return render_page(add_pictures(document, runs_dir), leaderboard=leaderboard)
 
 
-def _check_contents(document: Mapping[str, object], runs_dir: Path) -> None:
-    if not any(document[key] for key in ("runs", "sweeps", "unfinished", "damaged")):
+def _check_contents(
+    document: Mapping[str, object], runs_dir: Path, leaderboard: Mapping[str, object] | None
+) -> None:
+    shown = [document[key] for key in ("runs", "sweeps", "unfinished", "damaged")]
+    if not any(shown) and not (leaderboard and leaderboard["datasets"]):
         raise ConfigError(f"runs_dir={runs_dir}: holds no runs")
 
 

@@ -1,18 +1,17 @@
 """Published datasets: their runs, authors and hashes, read from folders that other people made."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path, hash_values
-from kvbench.core.names import clean_name, make_writable
-from kvbench.data.row_cache import import_polars
+from kvbench.core.names import clean_name, make_printable, make_writable
+from kvbench.core.plain_yaml import parse_yaml
+from kvbench.data.bounded import read_table
 from kvbench.eval.files.prompt_lines import MAX_DEPTH
-from kvbench.eval.files.samples import read_samples
+from kvbench.eval.files.samples import Sample, read_samples
 from kvbench.report.dataset import CARD, PAGE, SAMPLES_FILE
 from kvbench.report.publication import FILE_LIST, join_names, list_changed
 from kvbench.runs.record.folder import RECORDS
@@ -91,7 +90,7 @@ def find_datasets(patterns: Iterable[str]) -> Found:
         except (ConfigError, OSError, ValueError, RecursionError) as error:
             said = " ".join(str(error).split())
             line = said if said.startswith(str(folder)) else f"{folder}: {said}"
-            left_out.append(make_writable(line))
+            left_out.append(make_printable(make_writable(line)))
     return Found(tuple(datasets), tuple(left_out))
 
 
@@ -129,9 +128,9 @@ def read_dataset(folder: Path) -> Dataset:
     if changed := list_changed(folder, (CARD, PAGE, RUNS, TABLES)):
         shown = join_names(changed)
         raise ConfigError(f"{folder}: not as in {FILE_LIST}: {shown}; copy the dataset again")
-    tables = _read_tables(folder / SAMPLES_FILE)
     paths = sorted(path.parent for path in (folder / RUNS).glob(f"*/*/{FILE}"))
-    entries = [_read_entry(path, tables) for path in paths]
+    records = {path: read_samples(path / RECORDS) for path in paths}
+    entries = [_read_entry(path, samples) for path, samples in records.items()]
     if not entries:
         raise ConfigError(f"{folder}: holds no run")
     dataset = Dataset(
@@ -140,15 +139,17 @@ def read_dataset(folder: Path) -> Dataset:
     for entry in entries:
         if entry.results.reference is not None and dataset.find_reference(entry) is None:
             raise ConfigError(f"{folder}: lacks {entry.results.reference}, the reference of {entry.path}")
-    return dataset
+    tables = _read_tables(folder / SAMPLES_FILE, sum(map(len, records.values())))
+    return replace(
+        dataset, entries={one.path: replace(one, rows=tables.get(one.path, {})) for one in entries}
+    )
 
 
-def _read_entry(folder: Path, tables: Mapping[str, Rows]) -> Entry:
-    """Read a run.
+def _read_entry(folder: Path, samples: Mapping[int, Sample]) -> Entry:
+    """Read a run, whose list of samples is given, without rows.
 
     Raises:
         ConfigError: its results are damaged, or are another run's.
-        ValueError: its list of samples is damaged.
     """
     results, path = read_results(folder), f"{folder.parent.name}/{folder.name}"
     assert results is not None  # the caller has found the file
@@ -157,10 +158,9 @@ def _read_entry(folder: Path, tables: Mapping[str, Rows]) -> Entry:
     settings = [one.settings for one in results.evaluated.values()]
     if _is_deeper([results.config, results.provenance, settings], MAX_DEPTH):
         raise ConfigError(f"{folder}: {FILE} has more than {MAX_DEPTH} levels of nested lists and objects")
-    samples = read_samples(folder / RECORDS)
     drawn = [(index, one.seed, one.prompt) for index, one in sorted(samples.items())]
     contents = [one.sha256 for _, one in sorted(samples.items())]
-    return Entry(path, results, hash_values(drawn), hash_values([drawn, contents]), tables.get(path, {}))
+    return Entry(path, results, hash_values(drawn), hash_values([drawn, contents]), {})
 
 
 def _is_deeper(value: object, levels: int) -> bool:
@@ -180,30 +180,27 @@ def _read_author(card: Path) -> str | None:
     """
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     try:
-        values = yaml.safe_load(text.split("---\n")[1]) if text.startswith("---\n") else None
-    except Exception as error:  # constructors of YAML raise anything for values that are not of their tag
-        said = " ".join(str(error).split())
-        raise ConfigError(
-            f"{card}: its metadata cannot be read ({type(error).__name__}: {said:.200})"
-        ) from None
+        values = parse_yaml(text.split("---\n")[1]) if text.startswith("---\n") else None
+    except ValueError as error:
+        raise ConfigError(f"{card}: its metadata cannot be read ({error})") from None
     author = values.get("author") if isinstance(values, dict) else None
     return clean_name(" ".join(author.split())) if isinstance(author, str) else None
 
 
-def _read_tables(path: Path) -> dict[str, Rows]:
-    """Return the rows of samples.parquet by run and index.
+def _read_tables(path: Path, samples: int) -> dict[str, Rows]:
+    """Return the rows of samples.parquet by run and index; `samples` is the number of samples of all runs.
 
     Raises:
-        ConfigError: polars is not installed, or the file is damaged.
+        ConfigError: polars is not installed, or the file is damaged or has more rows than samples.
     """
-    polars = import_polars()
     if not path.is_file():
         return {}
     try:
-        rows: Sequence[Mapping[str, Any]] = polars.read_parquet(path).to_dicts()
         tables: dict[str, dict[int, Mapping[str, Any]]] = {}
-        for row in rows:
+        for row in read_table(path, samples).to_dicts():
             tables.setdefault(row["folder"], {})[int(row["index"])] = row
+    except ConfigError:
+        raise
     except Exception as error:  # a damaged table may raise anything; other datasets are shown
         said = " ".join(str(error).split())
         raise ConfigError(f"{path}: cannot be read ({type(error).__name__}: {said:.200})") from None

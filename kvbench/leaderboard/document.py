@@ -37,7 +37,7 @@ def make_leaderboard(found: Found, output: Path | None) -> dict[str, object]:
         "metrics": [
             {
                 "name": name,
-                "title": f"{name} {ARROWS[own[0].rows[0].metric.better]}",
+                "title": _name_metric(name, own),
                 "rankings": [
                     _describe_ranking(number, ranking, output) for number, ranking in enumerate(own, 1)
                 ],
@@ -48,6 +48,12 @@ def make_leaderboard(found: Found, output: Path | None) -> dict[str, object]:
         "left_out": list(found.left_out),
     }
     return {name: _make_writable(value) for name, value in texts.items()}
+
+
+def _name_metric(name: str, rankings: Sequence[Ranking]) -> str:
+    """Return a metric's name with the arrow towards better values, if its rankings agree on it."""
+    arrows = {ARROWS[row.metric.better] for ranking in rankings for row in ranking.rows}
+    return f"{name} {arrows.pop()}" if len(arrows) == 1 else name
 
 
 def _make_writable(value: object) -> object:

@@ -42,6 +42,8 @@ def list_fields(entry: Entry, name: str, metric: Metric, reference_samples: str)
         "model": run.model_label,
         "metric": name,
         "protocol": f"{metric.evaluator} {metric.protocol}".strip(),
+        "better": metric.better,
+        "unit": metric.unit or "none",
         "budget": _name_budget(run),
         "sinks": str(run.setting("sinks")),
         **flatten(run.setting("protect"), "protect"),

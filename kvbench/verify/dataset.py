@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.core.config import ConfigError
-from kvbench.data.row_cache import import_polars
+from kvbench.data.bounded import TooManyRowsError, read_table
 from kvbench.eval.files.samples import read_samples
 from kvbench.report.dataset import CARD, RUNS_FILE, SAMPLES_FILE, PublishedRun, read_runs
 from kvbench.report.publication import FILE_LIST, list_foreign, list_lost
@@ -54,6 +54,8 @@ def _check_tables(dataset: Path, folders: Sequence[Path]) -> Iterator[Finding]:
     for check in (_check_runs_table, _check_samples_table, _check_card):
         try:
             yield from check(dataset, runs)
+        except TooManyRowsError as error:
+            yield Finding("tables", str(error))
         except (ConfigError, OSError) as error:
             yield Finding("tables", str(error), True)
         except Exception as error:  # a damaged table may raise anything; the runs are verified
@@ -63,13 +65,11 @@ def _check_tables(dataset: Path, folders: Sequence[Path]) -> Iterator[Finding]:
 
 def _check_runs_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
     """Yield a finding for each row of runs.parquet that the runs do not give."""
-    polars = import_polars()
     places = {run.path: run.results for run in runs}
     if places:
         ours = {row["folder"]: row for row in read_runs(places).iter_rows(named=True)}
-        theirs = {
-            row["folder"]: row for row in polars.read_parquet(dataset / RUNS_FILE).iter_rows(named=True)
-        }
+        table = read_table(dataset / RUNS_FILE, len(places))
+        theirs = {row["folder"]: row for row in table.iter_rows(named=True)}
         for name in sorted(ours.keys() | theirs.keys()):
             if (column := _find_difference(ours.get(name), theirs.get(name))) is not None:
                 yield Finding(RUNS_FILE.as_posix(), f"{column} of {name} is not as in its results.json")
@@ -84,11 +84,10 @@ def _check_card(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding
 
 def _check_samples_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
     """Yield a finding for each run whose prompts or seeds differ between samples.parquet and samples.jsonl."""
-    polars = import_polars()
-    table = polars.read_parquet(dataset / SAMPLES_FILE)
     for run in runs:
-        rows = table.filter(polars.col("folder") == run.path).select("index", "prompt", "seed").rows()
         known = [(one.index, one.prompt, one.seed) for one in read_samples(run.folder / RECORDS).values()]
+        table = read_table(dataset / SAMPLES_FILE, len(known), run.path)
+        rows = table.select("index", "prompt", "seed").rows()
         if sorted(rows) != sorted(known):
             text = f"prompts or seeds of {run.path} are not as in its {RECORDS}"
             yield Finding(SAMPLES_FILE.as_posix(), text)
@@ -111,11 +110,13 @@ def _list_table(card: Path, table: str) -> list[str]:
     return lines[start:stop]
 
 
-def read_rows(dataset: Path, run: str) -> dict[int, Mapping[str, Any]]:
-    """Return the rows of a run in samples.parquet by the index of the sample; none if there is no such file."""
+def read_rows(dataset: Path, run: str, samples: int) -> dict[int, Mapping[str, Any]]:
+    """Return the rows of a run in samples.parquet by the index of the sample; none if there is no such file.
+
+    Raises:
+        TooManyRowsError: they are more than the run's samples.
+    """
     path = dataset / SAMPLES_FILE
     if not path.is_file():
         return {}
-    polars = import_polars()
-    rows = polars.read_parquet(path).filter(polars.col("folder") == run)
-    return {int(row["index"]): row for row in rows.iter_rows(named=True)}
+    return {int(row["index"]): row for row in read_table(path, samples, run).iter_rows(named=True)}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvbench.core.files import hash_path
 from kvbench.report.publication import FILE_LIST
+from kvbench.report.tables import escape_markdown
 from kvbench.verify.run import Choice
 from kvbench.verify.verdict import WHOLE, Verdict
 
@@ -62,10 +63,10 @@ def write_badge(folder: Path, choice: Choice, verdicts: Sequence[Verdict]) -> st
     good = [one for one in runs if one.status == "verified"]
     word = "Verified" if all(one.status == "verified" for one in verdicts) else "Not verified"
     drawn, metrics = sum(one.drawn for one in good), sum(one.metrics for one in good)
-    command = f"kvbench verify {folder.absolute().name} samples={choice.samples} seed={choice.seed}"
+    command = f"kvbench verify {escape_markdown(folder.absolute().name)} samples={choice.samples} seed={choice.seed}"
     day = datetime.now(UTC).date().isoformat()
     names = sorted({name for one in runs for name in one.unchecked})
-    unchecked = f"; not computed here: {', '.join(names)}" if names else ""
+    unchecked = f"; not computed here: {escape_markdown(', '.join(names))}" if names else ""
     return (
         f"> **{word}** on {day}: {len(good)} of {len(runs)} runs, {drawn} samples drawn again, {metrics} metrics "
         f"computed again{unchecked} (`{command}`)"

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvbench.core.config import ConfigError
 from kvbench.core.links import find_leaving_link
+from kvbench.core.names import make_printable
 from kvbench.eval.files.kinds import list_kinds
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import FILE, read_results
@@ -46,7 +47,9 @@ def find_recorded(folder: Path, stage: Path) -> list[Recorded]:
     if not folder.is_dir():
         raise ConfigError(f"verify: {folder}: no such folder")
     if (link := find_leaving_link(folder)) is not None:
-        raise ConfigError(f"verify: {link} is a symbolic link that leaves its folder; copy what it names")
+        raise ConfigError(
+            f"verify: {make_printable(str(link))} is a symbolic link that leaves its folder; copy what it names"
+        )
     dataset = folder if is_published(folder) else None
     root = folder if dataset is None else _stage_published(dataset, stage)
     paths = list(dict.fromkeys(_with_references(_find_runs(root))))

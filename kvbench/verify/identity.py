@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from kvbench.core.files import hash_values, parse_json
+from kvbench.core.plain_yaml import parse_yaml
 from kvbench.runs.code import describe_classes, describe_code
 from kvbench.runs.job import Job
 from kvbench.runs.job_identity import identify
@@ -45,8 +44,8 @@ class Recordings(NamedTuple):
 def read_recordings(folder: Path) -> Recordings:
     """Read the files that describe a run's origin; missing and damaged ones are empty."""
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_bytes())
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        config = parse_yaml((folder / "config.yaml").read_bytes())
+    except (OSError, ValueError):
         config = None
     provenance, code = (_read_object(folder / name) for name in ("provenance.json", CODE_FILE))
     return Recordings(config if isinstance(config, dict) else None, provenance, code)

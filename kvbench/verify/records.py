@@ -36,16 +36,22 @@ def check_samples(
 
 
 def check_prompts(job: Job, records: Mapping[int, SampleRecord], count: int) -> Iterator[Finding]:
-    """Yield a finding for each record of another prompt or seed than the configuration gives, and another number."""
+    """Yield a finding for each record of another prompt or seed than the configuration gives, and another number.
+
+    No finding repeats a prompt of the configuration: it may be a line of any file here that a stranger's run names.
+    """
     if count != len(job.prompts):
         text = f"counts {count} samples, the configuration gives {len(job.prompts)} prompts"
         yield Finding("results.json", text)
     for prompt in job.prompts:
         record = records.get(prompt.index, {})
-        for name, value in (("prompt", prompt.text), ("seed", job.settings.seed)):
+        for name, value, known in (
+            ("prompt", prompt.text, "the one of the configuration"),
+            ("seed", job.settings.seed, str(job.settings.seed)),
+        ):
             if record and record.get(name) != value:
                 yield Finding(
-                    f"sample {prompt.index}", f"its {name} is {record.get(name)!r:.60}, not {value!r:.60}"
+                    f"sample {prompt.index}", f"its {name} is {record.get(name)!r:.60}, not {known}"
                 )
 
 

@@ -12,6 +12,8 @@ from PIL import Image
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_content
 from kvbench.eval.files.kinds import IMAGES, READINGS, SampleKind, find_kind
+from kvbench.eval.files.pictures import open_picture
+from kvbench.eval.files.samples import SampleSetError
 from kvbench.runs.generate.batch import LEDGER_COSTS, Batch, draw, open_cache
 from kvbench.runs.job import Job
 from kvbench.runs.prepare import Calibrations, prepare_method
@@ -99,6 +101,8 @@ def compare_batch(
     """Yield a finding for each sample and each cost of a batch that the run's folder has otherwise."""
     for record, output in zip(batch.records, batch.outputs, strict=True):
         index = int(str(record["index"]))
+        if index not in records:  # `check_samples` has found it
+            continue
         drawn = {**record, **kind.describe(output)}
         stored = kind.find(folder, index)
         content = kind.encode(output)
@@ -113,11 +117,11 @@ def compare_batch(
 
 def _compare_sample(stored: Path, drawn: bytes, kind: SampleKind, rule: Rule) -> tuple[str | None, bool]:
     """Return how a stored sample differs from the drawn one, None within the rule, and whether that proves nothing."""
-    content = stored.read_bytes()
     if kind is IMAGES:
-        return _compare_images(content, drawn, rule)
+        return _compare_images(stored, drawn, rule)
     if kind is READINGS:
         return compare_readings(stored, drawn, exact=rule.exact), False
+    content = stored.read_bytes()
     if content == drawn:
         return None, False
     position = next((i for i, (a, b) in enumerate(zip(content, drawn, strict=False)) if a != b), None)
@@ -125,14 +129,21 @@ def _compare_sample(stored: Path, drawn: bytes, kind: SampleKind, rule: Rule) ->
     return f"differs from byte {where} on, of {len(content)}", not rule.exact
 
 
-def _compare_images(stored: bytes, drawn: bytes, rule: Rule) -> tuple[str | None, bool]:
-    """Return by how much two images differ, None within the rule, and whether rounding may be the cause."""
-    ours, theirs = (
-        np.asarray(Image.open(io.BytesIO(one)).convert("RGB"), np.int16) for one in (drawn, stored)
-    )
-    if ours.shape != theirs.shape:
-        size = f"{theirs.shape[1]} x {theirs.shape[0]}"
-        return f"is {size} pixels, drawn again {ours.shape[1]} x {ours.shape[0]}", False
+def _compare_images(stored: Path, drawn: bytes, rule: Rule) -> tuple[str | None, bool]:
+    """Return by how much two images differ, None within the rule, and whether rounding may be the cause.
+
+    The stored one is a stranger's: it is decoded only if its header is of a PNG file of the drawn one's size.
+    """
+    try:
+        with Image.open(io.BytesIO(drawn)) as right, open_picture(stored) as image:
+            if image.format != "PNG":
+                return f"is a file of {image.format}, not of PNG", False
+            if image.size != right.size:
+                sizes = [f"{width} x {height}" for width, height in (image.size, right.size)]
+                return f"is {sizes[0]} pixels, drawn again {sizes[1]}", False
+            ours, theirs = (np.asarray(one.convert("RGB"), np.int16) for one in (right, image))
+    except SampleSetError as error:
+        return str(error).removeprefix(f"{stored} "), False
     difference = np.abs(ours - theirs)
     if not difference.any():
         return None, False

@@ -9,7 +9,6 @@ from kvbench.core.config import UserError
 from kvbench.engine.ledger import BudgetExceeded
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind
 from kvbench.eval.files.samples import SampleSetError
-from kvbench.runs.check import check_job
 from kvbench.runs.generate.batch import load
 from kvbench.runs.job import Job
 from kvbench.runs.prepare import Calibrations, calibrate_job, prepare_method
@@ -54,10 +53,10 @@ class MakeJob(Protocol):
     """Maker of a recorded run's job."""
 
     def __call__(self, results: Results, config: Mapping[str, object]) -> Job:
-        """Return the job of a configuration, with the evaluators that the results name.
+        """Return the checked job of a configuration, with the evaluators that the results name.
 
         Raises:
-            ConfigError: it names code that may not be run, or something that does not exist here.
+            ValueError: the job does not fit, or names code or files that may not be used or do not exist here.
         """
         ...
 
@@ -91,7 +90,6 @@ def _verify(
     findings += check_copies(results, recorded, folder.name)
     findings += check_samples(folder, kind, records, results.n)
     job = make_job(results, results.config)
-    check_job(job)
     findings += check_prompts(job, records, results.n)
     load(job)
     weights, code = list(check_weights(job, recorded.provenance)), list(check_code(job, recorded, folder))
@@ -121,7 +119,7 @@ def _verify(
         drawn += len(batch.records)
         findings += compare_batch(batch, folder, kind, records, rule)
     verdict = Verdict(
-        one.name, (), tuple(chosen), drawn, rule.describe(), other_arithmetic=tuple(differences)
+        one.name, (), tuple(chosen), count, drawn, rule.describe(), other_arithmetic=tuple(differences)
     )
     return _add_scores(verdict, job, one, results, findings, exact=not differences)
 
@@ -131,7 +129,7 @@ def _add_scores(
 ) -> Verdict:
     """Return the verdict with the findings, including findings of metrics."""
     try:
-        rows = {} if one.dataset is None else read_rows(one.dataset, one.name)
+        rows = {} if one.dataset is None else read_rows(one.dataset, one.name, len(job.prompts))
         scores = check_scores(job, one.folder, results, rows, exact=exact)
     except SampleSetError as error:
         found = (*findings, Finding("metrics", f"cannot be computed again: {error}", True))

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from kvbench.core.names import make_printable
+
 Status = Literal["verified", "differs", "not verifiable here"]
 WHOLE = "dataset"
 """Name of the verdict on a dataset's files and tables."""
@@ -27,12 +29,13 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of the verification of one run.
+    """Outcome of the verification of one run; letters of its texts that cannot be printed are replaced.
 
     Attributes:
         run: model and name of the run's folder.
         findings: empty for a verified run.
         chosen: indices of the samples that the verifier's seed chose.
+        samples: number of the run's samples.
         drawn: samples that were drawn again: all of the chosen samples' batches.
         compared: rule by which they were compared with the stored ones; empty if none was drawn.
         other_arithmetic: what differs between the recorded arithmetic and the arithmetic here.
@@ -43,11 +46,25 @@ class Verdict:
     run: str
     findings: tuple[Finding, ...] = ()
     chosen: tuple[int, ...] = ()
+    samples: int = 0
     drawn: int = 0
     compared: str = ""
     other_arithmetic: tuple[str, ...] = ()
     metrics: int = 0
     unchecked: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Replace letters of names and values that a stranger's files have, which could hide lines of a terminal."""
+        findings = tuple(
+            Finding(make_printable(one.what), make_printable(one.text), one.missing) for one in self.findings
+        )
+        unchecked = {make_printable(name): make_printable(text) for name, text in self.unchecked.items()}
+        for name, value in (
+            ("run", make_printable(self.run)),
+            ("findings", findings),
+            ("unchecked", unchecked),
+        ):
+            object.__setattr__(self, name, value)
 
     @property
     def status(self) -> Status:
@@ -61,7 +78,7 @@ class Verdict:
         if not self.findings and not self.chosen:
             said = self.compared
         elif not self.findings:
-            chosen = f"{len(self.chosen)} of {len(self.chosen)} samples"
+            chosen = f"{len(self.chosen)} of {self.samples} samples"
             said = f"{chosen} ({self.drawn} drawn, {self.compared}), {self.metrics} metrics"
         else:
             ordered = sorted(self.findings, key=lambda finding: finding.missing)

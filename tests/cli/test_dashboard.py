@@ -24,11 +24,11 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def watch(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleep: object
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleep: object, *more: str
 ) -> tuple[int, str, str]:
     monkeypatch.setattr("kvbench.cli.tasks.dashboard.time", type("Clock", (), {"sleep": staticmethod(sleep)}))
     words = (f"runs_dir={tmp_path / 'runs'}", "dashboard.watch=true", "dashboard.every=7")
-    return command("task=dashboard", *words)
+    return command("task=dashboard", *words, *more)
 
 
 def test_the_page_is_written_again_until_the_sweep_is_done(
@@ -90,6 +90,27 @@ def test_a_page_ranks_the_datasets_of_runs_dirs(
     ]
     assert "Leaderboard of 1 published dataset<" in (tmp_path / "page" / FILE).read_text()
     assert command("task=dashboard", "runs_dirs=[made/ada]", "output=page", "dashboard.bundle=true")[0] == 0
+
+
+def test_a_watched_page_has_datasets_as_they_are_and_lines_of_damaged_ones(
+    command: Command, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, seen = tmp_path / "runs" / FILE, []
+    made = publish_runs(tmp_path / "made" / "ada", {"heatkv": (26.0, 25.0, 24.0, 27.0)}, "Ada")
+    card = made / "README.md"
+    whole = card.read_text()
+    card.write_text(f"{whole}\nBest of all.\n")
+
+    def sleep(_: float) -> None:
+        seen.append(page.read_text())
+        card.write_text(whole if len(seen) > 1 else card.read_text())
+        write_entry(sweep, Entry(len(seen), JOBS[len(seen)], "failed", error="e"))
+
+    status, out, _ = watch(command, tmp_path, monkeypatch, sleep, f"runs_dirs=[{made}]")
+    assert (status, out.count("left out: ")) == (0, 1)
+    assert f"Left out: {made}: not as in SHA256SUMS: README.md" in seen[0]
+    assert "Leaderboard of 0 published datasets" in seen[1]
+    assert "Leaderboard of 1 published dataset<" in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli.tasks.recorded import RecordedJobs, check_targets
+from kvbench.cli.tasks.recorded import check_targets
 from kvbench.cli.tasks.verify import VerifyRequest, parse_words
 from kvbench.core.config import ConfigError
-from kvbench.core.files import resolve_path
 from tests.support.command_line import Command
 
 OWN = """
@@ -96,22 +95,33 @@ def test_classes_of_kvbench_and_its_functions_that_are_not_called_pass() -> None
         check_targets({"path": "${oc.env:HOME}"}, "model", [])
 
 
-def test_only_files_of_names_of_kvbench_or_the_user_are_read(tmp_path: Path) -> None:
-    names = "pkg://kvbench/assets/infinity_emoji/names.csv"
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "names.csv").write_bytes(resolve_path(names).read_bytes())
-    secret = tmp_path / "secret"
-    secret.write_text("a secret")
-    (tmp_path / "weights" / "damaged").write_text("a secret")
-    mine = RecordedJobs(tmp_path, weights=tmp_path / "weights")
-    assert [mine._find_captions(one) for one in ("scenes", names)] == ["scenes", names]
-    assert mine._find_captions("/elsewhere/names.csv") == str(tmp_path / "weights" / "names.csv")
-    outside = f"pkg://kvbench/../{secret}"
-    for captions in (str(secret), outside, "pkg://kvbench/../kvbench/assets", "..", "", None, "damaged"):
-        for jobs in (mine, RecordedJobs(tmp_path)):
-            with pytest.raises(ConfigError, match=r"model.captions=.*: is no") as error:
-                jobs._find_captions(captions)
-            assert "a secret" not in str(error.value)
+def test_texts_and_arguments_by_place_are_no_group_of_keys() -> None:
+    for node in ("{_target_: os.getcwd}", ["a"], None):
+        with pytest.raises(ConfigError, match="prompts: is no group of keys"):
+            check_targets(node, "prompts", [])
+    with pytest.raises(ConfigError, match=r"prompts\._args_: a stored"):
+        check_targets({"_target_": "kvbench.prompts.files.PromptFile", "_args_": ["a.txt"]}, "prompts", [])
+
+
+@pytest.mark.slow
+def test_prompts_of_the_user_are_verified_and_never_quoted(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    own = tmp_path / "own" / "mine.txt"
+    own.write_text("a red ring\na cyan cross\n")
+    words = ("prompts=file", f"prompts.path={own}", "budget=0.1", "smoke=true")
+    status, _, err = command("method=streaming_llm", *words)
+    assert status == 0, err
+    [run] = Path("runs/infinity_tiny").glob("streaming_llm-*")
+    status, out, _ = command("verify", str(run), "samples=1")
+    assert status == 1
+    assert f"prompts.path={own}: is not read; put it into a folder and add weights=FOLDER" in out
+    status, out, err = command("verify", str(run), "samples=1", f"weights={own.parent}")
+    assert status == 0, out + err
+    own.write_text("my private words\n" * 2)
+    status, out, _ = command("verify", str(run), "samples=1", f"weights={own.parent}", "out=a.json")
+    assert status == 1
+    assert "prompts.path: the run cannot be made with the file of weights=FOLDER (" in out
+    assert "private" not in out + Path("a.json").read_text()
 
 
 def test_words_are_parsed(tmp_path: Path) -> None:

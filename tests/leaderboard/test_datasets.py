@@ -5,19 +5,20 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
 from kvbench.leaderboard.datasets import find_datasets, read_dataset
-from kvbench.leaderboard.document import make_leaderboard
 from kvbench.leaderboard.verifications import choose_checked, find_verifications
 from kvbench.report.publication import write_file_list
 from kvbench.verify.document import name_document, write_document
 from kvbench.verify.run import Choice
 from kvbench.verify.verdict import Finding, Verdict
-from tests.support.datasets import publish_runs
+from tests.support.datasets import publish_runs, read_leaderboard
 
 AUTHOR = 'Ada: "<b>", #1'
 HEAT, RANDOM = "infinity_tiny/heatkv-0.1-01", "infinity_tiny/random-0.1-01"
@@ -43,9 +44,8 @@ def copies(sets: Path, tmp_path: Path) -> Path:
     return tmp_path / "published"
 
 
-def list_rows(folder: Path) -> list[dict[str, object]]:
-    texts = make_leaderboard(find_datasets([f"{folder}/*"]), folder)
-    [metric] = texts["metrics"]  # type: ignore[misc]
+def list_rows(folder: Path) -> list[dict[str, Any]]:
+    [metric] = read_leaderboard(find_datasets([f"{folder}/*"]), folder)["metrics"]
     [ranking] = metric["rankings"]
     return list(ranking["rows"])
 
@@ -57,11 +57,11 @@ def test_rows_say_who_when_which_version_and_card(sets: Path) -> None:
         "26.00 [25.00, 27.00]",
         "1 row",
     )
-    assert [(copy["who"], copy["dataset"]) for copy in heat["copies"]] == [  # type: ignore[attr-defined]
+    assert [(copy["who"], copy["dataset"]) for copy in heat["copies"]] == [
         (AUTHOR, "ada"),
         ("not stated", "ben"),
     ]
-    [copy] = baseline["copies"]  # type: ignore[misc]
+    [copy] = baseline["copies"]
     assert {name: copy[name] for name in ("when", "version", "card", "status")} == {
         "when": "2026-05-04",
         "version": "0.1.0, c0ffee00",
@@ -128,6 +128,14 @@ def break_table(folder: Path) -> str:
     (folder / "data" / "samples.parquet").write_bytes(b"PAR1")
     write_file_list(folder)
     return "samples.parquet: cannot be read"
+
+
+def repeat_rows(folder: Path) -> str:
+    path = folder / "data" / "samples.parquet"
+    table = pl.read_parquet(path)
+    pl.concat([table, table.head(1)]).write_parquet(path)
+    write_file_list(folder)
+    return f"samples.parquet: has {len(table) + 1} rows, the records give {len(table)} at most; copy"
 
 
 def lose_list(folder: Path) -> str:
@@ -198,20 +206,27 @@ def name_in_latin(folder: Path) -> str:
     return r"not as in SHA256SUMS: data/caf\udce9; copy"
 
 
+def name_with_escapes(folder: Path) -> str:
+    (folder / "data" / "\x1b[2K\u202e").write_text("a")
+    return "not as in SHA256SUMS: data/?[2K?; copy"
+
+
 DAMAGES = [
-    *map(write_metadata, ("!!bool maybe", "!!int ''", "!!timestamp x", "{", "[" * 2000)),
+    *map(write_metadata, ("!!bool maybe", "&a b\nc: *a", "!!int ''", "!!timestamp x", "{", "[" * 2000)),
     nest,
     name_outside,
     name_through_link,
     add_page,
     link_page,
     name_in_latin,
+    name_with_escapes,
     edit_results,
     edit_and_list,
     lose_reference,
     add_run,
     link_outside,
     break_table,
+    repeat_rows,
     lose_list,
     cut_samples,
 ]
@@ -242,7 +257,7 @@ def test_a_verification_counts_for_exactly_its_files(copies: Path) -> None:
     good = [Verdict(name, chosen=(0, 1, 2)) for name in ("dataset", HEAT, RANDOM)]
     path = write_outcome(copies / "ada", *good)
     heat, _ = list_rows(copies)
-    first, second = heat["copies"]  # type: ignore[misc]
+    first, second = heat["copies"]
     assert (first["status"], second["status"]) == ("verified", "not verified")
     assert first["status_text"].startswith("3 of 4 samples, by Eve, ")
     (copies / "again").mkdir()
@@ -267,7 +282,7 @@ def test_an_outcome_that_differs_counts_first(copies: Path) -> None:
     [status_text] = [
         copy["status_text"]
         for row in list_rows(copies)
-        for copy in row["copies"]  # type: ignore[attr-defined]
+        for copy in row["copies"]
         if copy["status"] == "differs"
     ]
     assert ", the author, " in status_text
@@ -288,10 +303,10 @@ def test_texts_that_cannot_be_printed_are_not_stated(copies: Path, text: str) ->
     path.write_text(json.dumps(values))
     found = find_datasets([f"{copies}/*"])
     assert found.left_out == ()
-    texts = make_leaderboard(found, copies)
+    texts = read_leaderboard(found, copies)
     json.dumps(texts, ensure_ascii=False).encode()
     assert not text or json.dumps(text)[1:-1] not in json.dumps(texts)
-    ada = next(one for one in texts["datasets"] if one["name"] == "ada")  # type: ignore[attr-defined]
+    ada = next(one for one in texts["datasets"] if one["name"] == "ada")
     assert ada["author"] == "not stated"
     assert ada["outcomes"] == ["0 of 1 runs verified verifier not stated, not stated, seed 7, not stated"]
 

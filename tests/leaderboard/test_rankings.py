@@ -9,11 +9,10 @@ import pytest
 
 from kvbench.core.files import hash_values
 from kvbench.leaderboard.datasets import Dataset, Entry, Found
-from kvbench.leaderboard.document import make_leaderboard
 from kvbench.leaderboard.rankings import Ranking, rank_runs, subtract
 from kvbench.leaderboard.verifications import Checked, Verification
 from kvbench.runs.record.results import Evaluated, Results
-from tests.support.datasets import describe_reference, describe_run, make_dataset
+from tests.support.datasets import describe_reference, describe_run, make_dataset, read_leaderboard
 
 METHODS = ("heatkv", "random", "snapkv")
 
@@ -161,6 +160,21 @@ def test_fields_of_results_separate_rankings() -> None:
     assert_apart(usual, replace(usual, run="other", metrics={"psnr": metric}), "protocol psnr float")
 
 
+@pytest.mark.parametrize(
+    ("field", "reason"), [("better", "better lower, not higher"), ("unit", "unit m, not dB")]
+)
+def test_a_dataset_reverses_no_ranking_of_others(field: str, reason: str) -> None:
+    usual = describe_run("heatkv", 26.0)
+    metric = replace(usual.metrics["psnr"], **{field: "lower" if field == "better" else "m"})
+    changed = replace(usual, run="other", metrics={"psnr": metric})
+    assert_apart(usual, changed, reason)
+    entries: list[tuple[Results, object, object]] = [(run, "t", run.run) for run in (usual, changed)]
+    found = Found((make_dataset("a", [*entries, (describe_reference(), "t", 0)]),), ())
+    assert [one["title"] for one in read_leaderboard(found)["metrics"]] == [
+        "psnr" if field == "better" else "psnr \N{UPWARDS ARROW}"
+    ]
+
+
 def test_weights_are_named_though_a_setting_differs_too() -> None:
     usual = describe_run("heatkv", 26.0)
     more = {"provenance": {**(usual.provenance or {}), "weights_sha256": "beef"}}
@@ -193,7 +207,7 @@ def test_a_row_says_if_its_value_is_of_other_samples_than_the_run() -> None:
         run, metrics={"psnr": replace(run.metrics["psnr"], n=3, reason="1 image is equal to its reference")}
     )
     found = Found((make_dataset("a", [(run, "t", 1), (describe_reference(), "t", 0)]),), ())
-    [metric] = make_leaderboard(found, None)["metrics"]  # type: ignore[misc]
+    [metric] = read_leaderboard(found)["metrics"]
     [row] = metric["rankings"][0]["rows"]
     assert row["counted"] == "of 3, not 4: 1 image is equal to its reference"
 

@@ -1,11 +1,14 @@
 """Published datasets for tests: written by hand, or only in memory."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kvbench.core.files import hash_values
-from kvbench.leaderboard.datasets import Dataset, Entry
+from kvbench.leaderboard.datasets import Dataset, Entry, Found
+from kvbench.leaderboard.document import make_leaderboard
 from kvbench.report.dataset import prepare_dataset, read_published
 from kvbench.runs.record.results import Results
 from tests.support.results import PSNR, made_up
@@ -58,6 +61,11 @@ def make_dataset(
         path = f"{run.model}/{run.run}"
         made[path] = Entry(path, run, hash_values(texts), hash_values([texts, samples]), {})
     return Dataset(Path(name), author, hash_values([name, sorted(made)]), made)
+
+
+def read_leaderboard(found: Found, output: Path | None = None) -> Any:
+    """The leaderboard of datasets as a page gets it, read back from JSON."""
+    return json.loads(json.dumps(make_leaderboard(found, output)))
 
 
 def publish_runs(

@@ -22,15 +22,16 @@ from kvbench.runs import execute
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
 from kvbench.verify.dataset import verify_dataset
-from kvbench.verify.document import write_badge
+from kvbench.verify.document import write_badge, write_document
 from kvbench.verify.folders import find_recorded
 from kvbench.verify.redraw import Rule, _compare_images
 from kvbench.verify.run import Choice, verify_run
-from kvbench.verify.verdict import Verdict
+from kvbench.verify.verdict import Finding, Verdict
 from tests.support.fake_run import Fake, job_in
 
 COUNT = 5
 ALL = Choice(COUNT, 7)
+SHOWN = "?[1A?[2Kverified???"
 Change = Callable[[Any], None]
 
 
@@ -205,6 +206,18 @@ def test_a_truncated_run_is_named(run: Path) -> None:
     assert "counts 4 samples, the configuration gives 5 prompts" in verdict.describe()
 
 
+def test_prompts_and_seeds_of_other_samples_are_named_without_the_own_prompts(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    own = lines[1]["prompt"]
+    lines[1]["prompt"], lines[3]["seed"] = "another prompt", 99
+    (run / "samples.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    verdict = verify(run, Choice(1, 0))[run.name]
+    assert verdict.status == "differs"
+    assert "sample 1: its prompt is 'another prompt', not the one of the configuration" in verdict.describe()
+    assert "sample 3: its seed is 99, not 0" in verdict.describe()
+    assert own not in verdict.describe()
+
+
 def test_a_metric_that_fails_here_is_not_verified(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no weights")
@@ -250,6 +263,14 @@ def test_a_dataset_is_verified_and_edits_of_its_tables_are_named(run: Path, tmp_
     rows.filter(pl.col("index") > 0).write_parquet(table)
     assert named(verify_dataset(out, folders)) == {"SHA256SUMS", "data/samples.parquet"}
     rows.write_parquet(table)
+    for name in ("samples", "runs"):
+        path = out / "data" / f"{name}.parquet"
+        whole = pl.read_parquet(path)
+        pl.concat([whole, whole.head(1)]).write_parquet(path)
+        said = verify_dataset(out, folders)
+        assert (said.status, named(said)) == ("differs", {"SHA256SUMS", "tables"})
+        assert f"{name}.parquet: has " in said.describe()
+        whole.write_parquet(path)
     assert verify_dataset(out, folders).status == "verified"
     card = out / "README.md"
     card.write_text(card.read_text().replace("| fake | streaming_llm |", "| fake | streaming_llm_best |"))
@@ -258,17 +279,62 @@ def test_a_dataset_is_verified_and_edits_of_its_tables_are_named(run: Path, tmp_
     assert named(verify_dataset(out, folders)) == {"SHA256SUMS", "README.md", "tables"}
 
 
-def test_pixels_of_another_arithmetic_have_a_tolerance() -> None:
-    def paint(change: int) -> bytes:
-        pixels = np.full((8, 8, 3), 100, np.uint8)
-        pixels[:4] += np.uint8(change)
-        buffer = io.BytesIO()
-        Image.fromarray(pixels).save(buffer, "PNG")
-        return buffer.getvalue()
+def paint(change: int = 0, width: int = 8, form: str = "PNG") -> bytes:
+    """An image in grey whose upper half is brighter."""
+    pixels = np.full((8, width, 3), 100, np.uint8)
+    pixels[:4] += np.uint8(change)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, form)
+    return buffer.getvalue()
 
+
+def compare(tmp_path: Path, stored: bytes, rule: Rule) -> tuple[str | None, bool]:
+    (tmp_path / "stored.png").write_bytes(stored)
+    return _compare_images(tmp_path / "stored.png", paint(), rule)
+
+
+def test_pixels_of_another_arithmetic_have_a_tolerance(tmp_path: Path) -> None:
     # Half of the pixels differ by d: PSNR is 20 log10(255 / d) + 3.01 dB, so 41.6 dB at 3, 35.2 at 6, 23.2 at 25.
-    assert _compare_images(paint(0), paint(3), Rule(exact=False)) == (None, False)
-    assert _compare_images(paint(0), paint(3), Rule(exact=True))[0] is not None
-    assert _compare_images(paint(0), paint(6), Rule(exact=False))[1]
-    said = _compare_images(paint(0), paint(25), Rule(exact=False))
+    assert compare(tmp_path, paint(3), Rule(exact=False)) == (None, False)
+    assert compare(tmp_path, paint(3), Rule(exact=True))[0] is not None
+    assert compare(tmp_path, paint(6), Rule(exact=False))[1]
+    said = compare(tmp_path, paint(25), Rule(exact=False))
     assert said == ("50.0% of its pixels differ, by 25 at most, PSNR 23.2 dB", False)
+
+
+def test_images_of_another_format_or_size_are_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [paint(width=9), paint(form="BMP"), b"no image", paint(width=9000)]
+    monkeypatch.setattr("kvbench.eval.files.pictures.MAX_PIXELS", 8 * 8000)
+    monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("it is decoded"))
+    said = [compare(tmp_path, stored, Rule(exact=True))[0] or "" for stored in files]
+    assert said[:2] == ["is 9 x 8 pixels, drawn again 8 x 8", "is a file of BMP, not of PNG"]
+    assert said[2] == "is not an image: its content has no known format"
+    assert said[3].startswith("has 9000 x 8 pixels: an image may have ")
+
+
+def test_a_line_has_the_number_of_the_runs_samples(run: Path) -> None:
+    verdict = verify(run, Choice(1, 7))[run.name]
+    assert f": 1 of {COUNT} samples ({verdict.drawn} drawn, same bytes), 3 metrics" in verdict.describe()
+
+
+def test_a_sample_without_a_record_is_named_though_its_batch_is_drawn(run: Path) -> None:
+    lines = (run / "samples.jsonl").read_text().splitlines(keepends=True)
+    (run / "samples.jsonl").write_text("".join(lines[:1] + lines[2:]))
+    verdict = verify(run)[run.name]
+    assert verdict.status == "differs"
+    assert [finding[:2] for finding in verdict.findings].count(("sample 1", "has no record")) == 1
+    assert "run" not in named(verdict)
+
+
+def test_texts_of_strangers_move_no_cursor_and_are_no_markdown(tmp_path: Path) -> None:
+    hostile = "\x1b[1A\x1b[2Kverified\r\u202e\ud800"
+    finding = Finding(hostile, hostile)
+    verdict = Verdict(f"a/{hostile}", (finding,), unchecked={f"{hostile}`<b>](x)": hostile})
+    choice = Choice(1, 0)
+    assert verdict.describe() == f"differs: a/{SHOWN}: {SHOWN}: {SHOWN}"
+    badge = write_badge(tmp_path / "a`\x1b", choice, [verdict])
+    assert badge.endswith(f"not computed here: {SHOWN}'&lt;b>]\\(x) (`kvbench verify a'  samples=1 seed=0`)")
+    outcome = json.loads(write_document(tmp_path, choice, [verdict], {}))
+    assert outcome["runs"][0]["findings"] == [{"what": SHOWN, "text": SHOWN, "missing": False}]

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -31,28 +30,36 @@ def write_page(_: DictConfig, settings: Settings) -> None:
     Raises:
         ConfigError: no sweep has that name, `runs_dirs` names no folder, or there is nothing to show.
     """
-    leaderboard = read_leaderboard(settings)
+    printed: set[str] = set()
     if settings.dashboard.bundle:
+        leaderboard = read_leaderboard(settings, printed)
         page = write_bundle(
             settings.runs_dir, settings.writes, choose_runs(settings), leaderboard=leaderboard
         )
         say(f"written: {page} ({page.stat().st_size / MIB:.1f} MiB)")
         return
-    write = partial(write_dashboard, settings.runs_dir, settings.writes, leaderboard=leaderboard)
+
+    def write(reload: float | None = None) -> Path:
+        leaderboard = read_leaderboard(settings, printed)
+        return write_dashboard(settings.runs_dir, settings.writes, reload, choose_runs(settings), leaderboard)
+
     every = settings.dashboard.every
     if settings.dashboard.watch:
-        write(every, choose_runs(settings))
+        write(every)
         say(f"watching {settings.runs_dir}; Ctrl-C ends it")
         with suppress(KeyboardInterrupt):
             while not is_done(settings):
                 time.sleep(every)
-                write(every, choose_runs(settings))
-    page = write(chosen=choose_runs(settings))
-    say(f"written: {page}")
+                write(every)
+    say(f"written: {write()}")
 
 
-def read_leaderboard(settings: Settings) -> dict[str, object] | None:
-    """Return the leaderboard of the datasets in `runs_dirs`, and print which folders are left out; None without any.
+def read_leaderboard(settings: Settings, printed: set[str]) -> dict[str, object] | None:
+    """Return the leaderboard of the datasets in `runs_dirs`, None without this key; print which folders are left out.
+
+    Args:
+        settings: of the task.
+        printed: lines of earlier calls, which are not printed again; new ones are added.
 
     Raises:
         ConfigError: an entry of `runs_dirs` names no folder, or packages are missing.
@@ -61,9 +68,9 @@ def read_leaderboard(settings: Settings) -> dict[str, object] | None:
         return None
     found = find_datasets(settings.runs_dirs)
     for line in found.left_out:
-        say(f"left out: {line}")
-    if not found.datasets:
-        return None
+        if line not in printed:
+            say(f"left out: {line}")
+    printed.update(found.left_out)
     return make_leaderboard(found, None if settings.dashboard.bundle else settings.writes)
 
 

@@ -24,7 +24,7 @@ class VerifyRequest(NamedTuple):
         samples: samples of each run that are drawn again.
         seed: seed of their choice.
         out: file of the outcome; None for one beside the folder.
-        weights: folder of weight files, for sources whose recorded path does not exist here.
+        weights: folder of weights, prompts and other files that configurations name, for those that are not here.
         code: packages, and folders of modules, beside kvbench whose code may be run.
         by: name of the verifier, for the outcome; None if it is not given.
     """

@@ -1,0 +1,164 @@
+"""Files that a stored configuration may name: kvbench's own, and files of a folder that the user names."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from kvbench.core.config import ConfigError
+from kvbench.core.files import resolve_path
+from kvbench.models.llama.files import HUB_NAME
+from kvbench.scenes.names import find_vocabulary
+
+ASSETS = "pkg://kvbench/"
+"""Place of files that every stored configuration may name."""
+FILE_KEYS: Mapping[str, Sequence[str]] = {"prompts": ("path", "rewritten"), "method": ("orders", "budgets")}
+"""Keys of each group whose values are paths of files that are read; null is no file, or one of kvbench."""
+
+
+def place_files(values: Mapping[str, Any], folder: Path | None) -> list[str]:
+    """Replace the recorded paths of files, but weights, by paths that may be read; return keys of the user's files.
+
+    Args:
+        values: the configuration.
+        folder: the user's folder; None without one.
+
+    Raises:
+        ConfigError: a file may not be read, see `find_file` and `find_captions`.
+    """
+    for node in list_nodes(values["model"]):
+        if "captions" in node:
+            node["captions"] = find_captions(node["captions"], folder)
+    named = [
+        (f"{group}.{key}", key, node)
+        for group, keys in FILE_KEYS.items()
+        for node in list_nodes(values.get(group))
+        for key in keys
+    ]
+    if isinstance(calibrate := values.get("calibrate"), dict):
+        named.append(("calibrate.prompts", "prompts", calibrate))
+    own = []
+    for name, key, node in named:
+        if node.get(key) is not None:
+            node[key] = find_file(name, str(node[key]), folder)
+            if not _is_asset(node[key]):
+                own.append(name)
+    return own
+
+
+def find_file(key: str, text: str, folder: Path | None) -> str:
+    """Return the path of a file of kvbench, or of the file or folder of the same name in the user's folder.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if text.startswith(ASSETS) and _is_asset(resolve_path(text)):
+        return str(resolve_path(text))
+    if (place := _find_own(text, folder)) is not None:
+        return place
+    raise ConfigError(f"{key}={text:.80}: is not read; put it into a folder and add weights=FOLDER")
+
+
+def _find_own(text: str, folder: Path | None) -> str | None:
+    """Return the file or folder of the same name in the user's folder; None without one."""
+    name = Path(text).name
+    if folder is None or name in ("", "..") or not (folder / name).exists():
+        return None
+    return str((folder / name).absolute())
+
+
+def place_weights(model: Mapping[str, Any], folder: Path | None) -> None:
+    """Replace weights that are not here by those of the same name in the user's folder.
+
+    A repository that no model of kvbench names is not downloaded, as anybody may own it.
+
+    Args:
+        model: section of the configuration, which is changed.
+        folder: the user's folder; None without one.
+
+    Raises:
+        ConfigError: weights would be downloaded from another repository.
+    """
+    sources = model.get("sources")
+    for part, source in sources.items() if isinstance(sources, dict) else ():
+        if not isinstance(source, dict):
+            continue
+        path, repo = source.get("path"), source.get("repo")
+        if (path is None and repo is None) or (path is not None and resolve_path(str(path)).exists()):
+            continue
+        named = str(repo if path is None else path)
+        is_repository = path is None or HUB_NAME.fullmatch(named) is not None
+        is_foreign = is_repository and named not in list_repositories()
+        if path is None and not is_foreign:
+            continue
+        own = _find_own(str(path or source.get("file") or repo), folder)
+        if own is not None:
+            source["path"] = own
+        elif is_foreign:
+            raise ConfigError(
+                f"model.sources.{part}={named:.80}: is not downloaded, as no model of kvbench names it; put its files "
+                "into a folder and add weights=FOLDER"
+            )
+
+
+@cache
+def list_repositories() -> frozenset[str]:
+    """Return the repositories of the Hub that kvbench's own models name."""
+    texts = [path.read_text(encoding="utf-8") for path in files("kvbench.conf").joinpath("model").iterdir()]
+    return frozenset(name for text in texts for name in re.findall(r"\brepo: ([\w.-]+/[\w.-]+)", text))
+
+
+def _is_asset(path: str | Path) -> bool:
+    """Return whether a path is inside kvbench's package."""
+    return ".." not in Path(path).parts and Path(path).is_relative_to(resolve_path(ASSETS))
+
+
+def find_captions(captions: object, folder: Path | None) -> str:
+    """Return `scenes`, or the path of a file of names that may be read.
+
+    Raises:
+        ConfigError: the file may not be read, or is no file of names. Its contents are not quoted.
+    """
+    found = "scenes" if captions == "scenes" else find_file("model.captions", str(captions), folder)
+    try:
+        find_vocabulary(found)
+    except (OSError, ValueError):
+        raise ConfigError(f"model.captions={captions!s:.80}: is no file of names") from None
+    return found
+
+
+@contextmanager
+def hide_reasons(keys: Sequence[str]) -> Iterator[None]:
+    """Replace errors, which may quote files of the user, by a line that does not; without such files they stay.
+
+    An outcome of a verification is shared, and a stranger's configuration chooses what is read as what.
+
+    Args:
+        keys: of the user's files.
+
+    Raises:
+        ConfigError: names the first key.
+    """
+    try:
+        yield
+    except Exception as error:  # a file that is read as another format may raise anything
+        if not keys:
+            raise
+        raise ConfigError(
+            f"{keys[0]}: the run cannot be made with the file of weights=FOLDER ({type(error).__name__}); the reason "
+            "may quote the file and is not shown here, task=check with this configuration shows it"
+        ) from None
+
+
+def list_nodes(value: object) -> Iterator[dict[Any, Any]]:
+    """Yield the nodes of a configuration that have a `_target_`."""
+    if isinstance(value, dict):
+        if "_target_" in value:
+            yield value
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from list_nodes(item)
