@@ -81,7 +81,7 @@ wheel: $(VENV)/stamp  ## build dist/kvbench-*.whl
 	rm -rf build/lib dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
-sweep: $(VENV)/stamp  ## every method at three budgets
+sweep: $(VENV)/stamp  ## 19 methods at four budgets
 	$(BIN)/python run.py -m sweeps=budget
 
 report: $(VENV)/stamp  ## tables and figures of every finished run

@@ -55,7 +55,8 @@ def _check_packed(job: Job) -> None:
             f"{storage}: method={job.method_name} merges tokens, so low-bit values would be requantised at each step; "
             "set cache_dtype=auto or disable merging"
         )
-    if job.cache_plan.packing is not None and job.cache_plan.packing.storage.centroids is not None:
+    packing = job.cache_plan.packing
+    if packing is not None and packing.storage.centroids is not None and not job.method.uses.precisions:
         _check_predicted(job)
     if job.processes.count > 1:
         raise ConfigError(f"{storage}: low-bit storage is for one process; set model.tensor_parallel=1")

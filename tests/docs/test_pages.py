@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -92,10 +93,24 @@ def test_figures_of_the_readme_are_on_the_pages_that_it_links() -> None:
     for row in rows:
         [page, *others] = re.findall(r"\]\((docs/[\w./]+)#[\w-]+\)", row)
         assert {page} == {page, *others}
-        figures = re.findall(r"\d+\.\d+", row.rsplit("| ", 1)[1])
-        text = (ROOT / page).read_text()
-        assert figures
-        assert [figure for figure in figures if not re.search(rf"(?<![\d.]){figure}(?!\d)", text)] == []
+        lines = (ROOT / page).read_text().splitlines()
+        pairs = list(pair_figures(row.rsplit("| ", 1)[1]))
+        assert pairs
+        for name, figure in pairs:
+            both = rf"(?<![\w/]){name}(?![\w/]).*(?<![\d.]){figure}(?!\d)"
+            assert any(re.search(both, line) for line in lines), (name, figure)
+
+
+def pair_figures(cell: str) -> Iterator[tuple[str, str]]:
+    """The methods of a cell with their figures: a figure belongs to the names before it."""
+    names: list[str] = []
+    ended = False
+    for name, figure in re.findall(r"`([\w/]+)`|(\d+\.\d+)", cell):
+        if figure:
+            yield from ((one, figure) for one in names)
+        else:
+            names = [name] if ended else [*names, name]
+        ended = bool(figure)
 
 
 def test_the_readme_is_short() -> None:

@@ -152,10 +152,7 @@ class PackedStorage(CacheBackend):
             unrotated = unrotate(keys, self._rotation[due.start : due.stop])
         if self._predictor is not None and self._predictor.predicts(layer, segment.index):
             self._record_read(store, self._batch)
-            parts = zip(*(store.read_unrotated(some) for some in self._split(store)), strict=True)
-            guesses = self._predictor.predict(
-                layer, segment.index, store.layout, *(torch.cat(part) for part in parts)
-            )
+            guesses = self._predictor.predict(layer, segment.index, store.layout, *self._read_whole(store))
             unrotated = (keys if unrotated is None else unrotated).float() - guesses[0]
             values = values.float() - guesses[1]
         planes, entering = [], self._forms[layer].list_planes(self._spec, due.start, due.stop)
@@ -219,6 +216,15 @@ class PackedStorage(CacheBackend):
             keys, values = (part[:, :, : before + token + 1] for part in seen)
             out.append(self._attend_pieces(store, queries[:, :, :, token], keys, values)[0])
         return torch.stack(out, 3).reshape(shape)
+
+    def _read_whole(self, store: PackedStore) -> list[Tensor]:
+        """Decode keys before rotation and values of all sequences, float32 [B, slots, D]; keys are copied first."""
+        decoded = (store.read_unrotated(some) for some in self._split(store))
+        sides, whole = [list(side) for side in zip(*decoded, strict=True)], []
+        for side in sides:
+            whole.append(torch.cat(side))
+            side.clear()  # so that parts of keys are gone before values are copied, as `_count_read` has it
+        return whole
 
     def fill(self, store: PackedStore, k: Tensor, v: Tensor) -> None:
         store.pending = (self._fold(k), self._fold(v))
