@@ -1,14 +1,13 @@
 """Order of methods in tables of two models: means with ranks side by side, and Spearman's rank correlation.
 
 Methods that both models' tables have at a budget count; of a method that several tables of a model have, the first row
-is read. A model's name is that of its tables' folder. The last row is the rank correlation at each budget.
+is read. A model is named after its tables' folder. The last row is the rank correlation at each budget.
 
 python -m benchmarks orders --first docs/results/data/infinity_tiny/every_method.csv [MORE ...]
   --second docs/results/data/infinity_emoji/methods.csv [--metric psnr] [--csv FILE]
 """
 
 import argparse
-import csv
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from scipy.stats import rankdata, spearmanr
 
 from benchmarks.race_table import read_table
 from benchmarks.support.arguments import Option
+from benchmarks.support.table import write_csv
 from kvbench.report.tables import format_markdown
 
 OPTIONS = {
@@ -60,9 +60,7 @@ def main(options: argparse.Namespace) -> None:
     columns = ["method", *(f"{name} {budget}" for budget in budgets for name in names)]
     cells = [[row.get(column, "") for column in columns] for row in rows.values()]
     print(format_markdown([dict(zip(columns, row, strict=True)) for row in cells]))
-    if options.csv:
-        with Path(options.csv).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([columns, *cells])
+    write_csv(options.csv, [columns, *cells])
 
 
 def read_means(paths: Sequence[Path], metric: str) -> Means:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.arguments import Option
+from benchmarks.support.table import write_csv
 from kvbench.report.tables import format_markdown
 
 OPTIONS = {
@@ -54,9 +55,7 @@ def main(options: argparse.Namespace) -> None:
     tables = [read_table(Path(path)) for path in options.tables]
     rows = [describe(race, tables) for race in races]
     print(format_markdown([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
-    if options.csv:
-        with Path(options.csv).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+    write_csv(options.csv, [COLUMNS, *rows])
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

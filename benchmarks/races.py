@@ -11,7 +11,6 @@ python -m benchmarks races --runs runs/infinity_tiny runs/reasoner_tiny --metric
 """
 
 import argparse
-import csv
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.support.arguments import Option
-from benchmarks.support.table import Table
+from benchmarks.support.table import Table, write_csv
 from kvbench.choose.race import Race, Rules, advance
 from kvbench.choose.values import IDENTICAL, find_limits
 from kvbench.eval.protocol.compare import read_evaluator_results
@@ -88,9 +87,7 @@ def main(options: argparse.Namespace) -> None:
             cells += [f"{dropped:.3f} [{found.low:.3f}, {found.high:.3f}]", f"{drawn:.3f}", f"{decided:.3f}"]
         table.add(name, *cells)
         rows.append((name, *cells))
-    if options.csv:
-        with Path(options.csv).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
+    write_csv(options.csv, rows)
 
 
 def draw_normal(gaps: tuple[float, ...]) -> Draw:

@@ -1,6 +1,8 @@
-"""Tables that are printed row by row during a measurement."""
+"""Tables that are printed row by row during a measurement, and tables as CSV files."""
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 
 class Table:
@@ -30,3 +32,10 @@ class Table:
             + "".join(f"{c:>{w}}" for c, w in zip(cells, self._widths, strict=False)),
             flush=True,
         )
+
+
+def write_csv(path: str, rows: Iterable[Iterable[str]]) -> None:
+    """Write rows, the first with the columns, as a CSV file; an empty path writes nothing."""
+    if path:
+        with Path(path).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)

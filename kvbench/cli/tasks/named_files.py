@@ -71,7 +71,7 @@ def _find_own(text: str, folder: Path | None) -> str | None:
 
 
 def place_weights(model: Mapping[str, Any], folder: Path | None) -> None:
-    """Replace weights that are not here by those of the same name in the user's folder.
+    """Replace weights that are not here by weights of the same name in the user's folder.
 
     A repository that no model of kvbench names is not downloaded, as anybody may own it.
 
