@@ -1,5 +1,6 @@
 """Tasks that read a sweep's jobs find them by the sweep's words, and change nothing of them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,38 @@ def test_a_sweep_that_was_not_started_is_not_made(tmp_path: Path, command: Comma
     assert status == 1
     assert f"task={task}: no sweep with these overrides was started in " in err
     assert read_all(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("method=a,b", "method.x=1"), ("method=a,b", "method.x=choice(1)")),
+        (("method=a,b", "method.x="), ("method=a,b", "method.x=choice('')")),
+        (("method=a,b", "+method.x=[1,2]"), ("method=a,b", "+method.x=choice([1,2])")),
+        (("method=a,b", "method.base=c"), ("method=a,b", "method@method.base=choice(c)")),
+        (("method.base=a,b", "method.base.x=1"), ("method@method.base=a,b", "method.base.x=choice(1)")),
+        (("method=a,b", "method.x=1,2"), ("method=a,b", "method.x=1,2")),
+        (("method=a,b", "~method.x"), ("method=a,b", "~method.x")),
+        (("method=a", "method.x=1", "budget=1,2"), ("method=a", "method.x=1", "budget=1,2")),
+        (("method=a,b", "methods=[c]", "method.x=("), ("method=a,b", "methods=[c]", "method.x=(")),
+    ],
+    ids=str,
+)
+def test_a_key_of_a_group_with_several_choices_is_a_list_of_one(
+    words: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    assert Words.parse(words).words == expected
+    assert Words.parse(expected).words == expected
+
+
+def test_a_key_is_set_for_all_methods_of_a_sweep(command: Command) -> None:
+    words = ("method=lukv,pricekv/by_score", "method.base=rkv", "method.base.sinks=2", "budget=0.1")
+    status, _, err = command("-m", *words, "smoke=true", "calibrate.count=1", "task=plan")
+    assert status == 0, err
+    jobs = [path.read_text() for path in Path("runs/sweeps").glob("*/job-*.json")]
+    assert len(jobs) == 2
+    for job in jobs:
+        assert {"method@method.base=rkv", "method.base.sinks=2"} < set(json.loads(job)["overrides"])
+    status, _, err = command("-m", "method=h2o,pricekv", "method.queries=32", "budget=0.1")
+    assert status == 1
+    assert "method.queries: no such key" in err

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 MULTIRUN = ("-m", "--multirun")
@@ -39,7 +40,7 @@ class Command:
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> "Command":
         """Parse the words of a command line."""
-        words = tuple(name_base(SHORT_FORMS.get(word, word)) for word in arguments)
+        words = tuple(list_single_values([name_base(SHORT_FORMS.get(word, word)) for word in arguments]))
         overrides = tuple(word for word in words if word not in MULTIRUN)
         values = dict(word.split("=", 1) for word in overrides if "=" in word)
         task = values.get("task")
@@ -89,11 +90,7 @@ class Command:
 
     def lists_values(self) -> bool:
         """Return whether an override lists several values, as in a sweep."""
-        try:
-            parsed = OverridesParser.create().parse_overrides(list(self.overrides))
-        except HydraException:  # composition reports it
-            return False
-        return any(override.is_sweep_override() for override in parsed)
+        return any(override.is_sweep_override() for override in _parse(self.overrides))
 
 
 def name_base(word: str) -> str:
@@ -106,3 +103,38 @@ def name_base(word: str) -> str:
     """
     word = re.sub(r"^prompts\.of=(?=[a-z])", "prompts@prompts.of=", word)
     return re.sub(r"^method((?:\.base)+)=(?=[a-z_])", r"method@method\1=", word)
+
+
+def list_single_values(words: Sequence[str]) -> list[str]:
+    """Return the words of a command, where a key of a group with several choices has its value as a list of one.
+
+    Hydra composes the shared part of a sweep without its lists. There, the group has the choice of conf/config.yaml, to
+    which the key may be unknown.
+
+    >>> list_single_values(["-m", "method=pricekv,lukv", "method.queries=32", "budget=0.1"])
+    ['-m', 'method=pricekv,lukv', 'method.queries=choice(32)', 'budget=0.1']
+    """
+    if not any("," in word for word in words):
+        return list(words)
+    parsed = {str(override.input_line): override for override in _parse(words)}
+    groups = tuple(f"{_find_key(one)}." for one in parsed.values() if one.is_sweep_override())
+    fixed = {word for word, one in parsed.items() if not (one.is_sweep_override() or one.is_delete())}
+    return [
+        f"{word.partition('=')[0]}=choice({word.partition('=')[2].strip() or repr('')})"
+        if word in fixed and _find_key(parsed[word]).startswith(groups)
+        else word
+        for word in words
+    ]
+
+
+def _parse(words: Sequence[str]) -> list[Override]:
+    """Parse the overrides among words; none if one cannot be parsed, which composition reports."""
+    try:
+        return OverridesParser.create().parse_overrides([word for word in words if word[:1] != "-"])
+    except HydraException:
+        return []
+
+
+def _find_key(override: Override) -> str:
+    """Return the key that an override sets: of a group, where its choice is placed."""
+    return override.package or override.key_or_group
