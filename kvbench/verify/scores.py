@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, resolve_path
 from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.protocol.base import Result, evaluate
 from kvbench.eval.protocol.records import strict
@@ -65,7 +65,8 @@ def check_scores(
             findings += _compare(result, results, CLOSE if exact else OTHER_ARITHMETIC)
             findings += _compare_rows(result, folder, rows, CLOSE if exact else OTHER_ARITHMETIC)
         elif results.evaluated[name].status == "ok" or _has_values(result, results):
-            unchecked[name] = result.reason or result.status
+            given = job.config.get("eval")
+            unchecked[name] = _explain(result, given.get(name) if isinstance(given, Mapping) else None)
             findings.append(Finding(f"metric {name}", f"not computed here: {unchecked[name]}", True))
     for name in results.metrics.keys() - known.keys():
         findings.append(Finding(f"metric {name}", "no evaluator of the run computes it"))
@@ -111,6 +112,32 @@ def _compare_rows(
             ]
             if wrong:
                 yield Finding(place, f"{name} of sample {wrong[0]} differs")
+
+
+def _explain(result: Result, node: object) -> str:
+    """Return why a metric is not computed, but no reason that may quote a file of the user.
+
+    An outcome is shared, and a stranger's configuration chooses what is read as what.
+
+    Args:
+        result: of the evaluator.
+        node: its configuration, in which files are named by absolute paths.
+    """
+    own = next(
+        (path for path in _list_paths(node) if not path.is_relative_to(resolve_path("pkg://kvbench/"))), None
+    )
+    if own is None:
+        return result.reason or result.status
+    return f"{result.status} with {own.name}; the reason may quote this file and is not shown here"
+
+
+def _list_paths(node: object) -> Iterator[Path]:
+    """Yield the files and folders that a configuration names."""
+    if isinstance(node, Mapping):
+        for value in node.values():
+            yield from _list_paths(value)
+    elif isinstance(node, str) and Path(node).is_absolute() and Path(node).exists():
+        yield Path(node)
 
 
 def _read_rows(path: Path) -> Mapping[int, Mapping[str, Any]]:

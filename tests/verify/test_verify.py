@@ -3,22 +3,18 @@
 import io
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
-import yaml
 from PIL import Image
 
-from kvbench.core.files import hash_path, hash_values
+from kvbench.core.files import hash_path
 from kvbench.eval.paired.psnr import Psnr
-from kvbench.methods.full import Full
-from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.report.dataset import prepare_dataset, read_published
-from kvbench.runs import execute
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
 from kvbench.verify.dataset import verify_dataset
@@ -27,62 +23,9 @@ from kvbench.verify.folders import find_recorded
 from kvbench.verify.redraw import Rule, _compare_images
 from kvbench.verify.run import Choice, verify_run
 from kvbench.verify.verdict import Finding, Verdict
-from tests.support.fake_run import Fake, job_in
+from tests.support.verification import ALL, COUNT, edit, edit_record, named, remake, verify
 
-COUNT = 5
-ALL = Choice(COUNT, 7)
 SHOWN = "?[1A?[2Kverified???"
-Change = Callable[[Any], None]
-
-
-def remake(root: Path, salt: int = 0) -> Callable[[Results, Mapping[str, object]], Job]:
-    """Make jobs from stored configurations, with the weights that are here (`salt`)."""
-
-    def make(results: Results, config: Mapping[str, Any]) -> Job:
-        given = {key: value for key, value in config["method"].items() if key != "_target_"}
-        method: object = Full() if results.method == "full" else StreamingLLM(**given)
-        job = job_in(root, COUNT, method, model=Fake(salt=salt), evaluators={"psnr": Psnr()})
-        return Job(**{**vars(job), "config": config, "method_name": results.method})
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of five samples in batches of two, beside its reference."""
-    return execute.run(job_in(tmp_path_factory.mktemp("runs"), COUNT)).folder
-
-
-@pytest.fixture
-def run(honest: Path, tmp_path: Path) -> Path:
-    """A copy to tamper with."""
-    shutil.copytree(honest.parent, tmp_path / "runs" / "fake")
-    return tmp_path / "runs" / "fake" / honest.name
-
-
-def verify(folder: Path, choice: Choice = ALL, salt: int = 0) -> dict[str, Verdict]:
-    """Verdicts on the runs of a folder by name."""
-    scratch = folder.parent / "scratch"
-    found = find_recorded(folder, scratch / "staged")
-    return {one.name.split("/")[1]: verify_run(one, remake(scratch / "again", salt), choice) for one in found}
-
-
-def edit(path: Path, change: Change) -> None:
-    """Change the object in a JSON file."""
-    values = json.loads(path.read_text())
-    change(values)
-    path.write_text(json.dumps(values))
-
-
-def edit_record(run: Path, index: int, **fields: object) -> None:
-    """Change fields of a line of samples.jsonl."""
-    lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
-    lines[index] |= fields
-    (run / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def named(verdict: Verdict) -> set[str]:
-    return {finding.what for finding in verdict.findings}
 
 
 def test_an_honest_run_and_its_reference_are_verified(run: Path) -> None:
@@ -122,6 +65,13 @@ def test_a_metric_is_named(run: Path) -> None:
     assert "value is 99.0, computed again" in verdict.describe()
 
 
+def test_a_metric_that_no_evaluator_of_the_run_computes_is_named(run: Path) -> None:
+    edit(run / "results.json", lambda all_: all_["metrics"].update(better=all_["metrics"]["psnr"]))
+    verdict = verify(run, Choice(1, 0))[run.name]
+    assert (verdict.status, named(verdict)) == ("differs", {"metric better"})
+    assert "no evaluator of the run computes it" in verdict.describe()
+
+
 def test_a_value_of_a_sample_is_named(run: Path) -> None:
     path = run / "metrics" / "psnr-uint8.samples.jsonl"
     first, *others = path.read_text().splitlines(keepends=True)
@@ -137,63 +87,18 @@ def test_a_figure_of_the_ledger_is_named(run: Path) -> None:
     assert {"ledger of sample 0", "ledger of sample 4"} <= named(verify(run)[run.name])
 
 
-def test_other_weights_are_not_a_lie_but_another_hash_of_them_is(run: Path) -> None:
-    verdict = verify(run, salt=1)[run.name]
-    assert (verdict.status, verdict.drawn) == ("not verifiable here", 0)
-    assert named(verdict) == {"weights"}
-    edit(run / "provenance.json", lambda all_: all_.update(weights_sha256="0" * 64))
-    edit(run / "results.json", lambda all_: all_["provenance"].update(weights_sha256="0" * 64))
-    verdict = verify(run)[run.name]
-    assert (verdict.status, named(verdict)) == ("differs", {"weights"})
-    assert any("folder's name contains" in finding.text for finding in verdict.findings)
+def test_a_cost_that_is_no_peak_is_named_in_the_same_arithmetic(run: Path) -> None:
+    edit_record(run, 2, lse_drift=0.5)
+    assert "ledger of sample 2" in named(verify(run)[run.name])
 
 
-def test_a_configuration_is_named(run: Path) -> None:
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["method"]["sinks"] = 0
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
+def test_a_record_beyond_the_samples_is_named(run: Path) -> None:
+    lines = (run / "samples.jsonl").read_text().splitlines()
+    more = {**json.loads(lines[-1]), "index": COUNT}
+    (run / "samples.jsonl").write_text("\n".join([*lines, json.dumps(more)]) + "\n")
+    shutil.copy(run / "images" / f"{COUNT - 1:06d}.png", run / "images" / f"{COUNT:06d}.png")
     verdict = verify(run, Choice(1, 0))[run.name]
-    assert (verdict.status, named(verdict)) == ("differs", {"config.yaml"})
-    assert "method.sinks is 0, in results.json 1" in verdict.describe()
-    edit(run / "results.json", lambda all_: all_["config"]["method"].update(sinks=0))
-    assert "name" in named(verify(run, Choice(1, 0))[run.name])
-
-
-def test_code_of_a_method_is_named(run: Path) -> None:
-    def change(all_: Any, *, agreeing: bool) -> None:
-        method = all_["method"]
-        method["definitions"]["kvbench.methods.streaming_llm:StreamingLLM"] = "0" * 12
-        method["sha256"] = hash_values(method["definitions"]) if agreeing else method["sha256"]
-
-    for agreeing in (False, True):
-        edit(run / "code.json", lambda all_, same=agreeing: change(all_, agreeing=same))
-        verdict = verify(run, Choice(1, 0))[run.name]
-        assert (verdict.status, named(verdict)) == ("differs", {"code of method"})
-        assert ("do not have its SHA-256" in verdict.describe()) != agreeing
-    assert "kvbench.methods.streaming_llm:StreamingLLM" in verdict.describe()
-
-
-def test_a_name_that_is_not_the_hash_of_its_record_is_named(run: Path) -> None:
-    other = run.rename(run.with_name(f"{run.name[:-1]}{'0' if run.name[-1] != '0' else '1'}"))
-    edit(other / "results.json", lambda all_: all_.update(run=other.name))
-    verdict = verify(other, Choice(1, 0))[other.name]
-    assert (verdict.status, named(verdict)) == ("differs", {"name"})
-
-
-def test_a_missing_reference_and_an_unfinished_run_are_not_verifiable(run: Path) -> None:
-    shutil.rmtree(next(run.parent.glob("full-*")))
-    verdicts = verify(run.parent.parent)
-    assert {one.status for one in verdicts.values()} == {"not verifiable here"}
-    (run / "results.json").unlink()
-    assert "is not finished" in verify(run.parent)[run.name].describe()
-
-
-def test_another_reference_than_the_configuration_gives_is_named(run: Path) -> None:
-    for reference in (None, run.name):
-        edit(run / "results.json", lambda all_, name=reference: all_.update(reference=name))
-        edit(run / "results.json", lambda all_: all_["metrics"]["psnr"].update(value=99.0))
-        verdict = verify(run, Choice(1, 0))[run.name]
-        assert (verdict.status, "reference" in named(verdict)) == ("differs", True)
+    assert f"sample {COUNT}: is recorded, and results.json counts {COUNT} samples" in verdict.describe()
 
 
 def test_a_truncated_run_is_named(run: Path) -> None:
@@ -226,6 +131,27 @@ def test_a_metric_that_fails_here_is_not_verified(run: Path, monkeypatch: pytest
     verdict = verify(run, Choice(1, 0))[run.name]
     assert (verdict.status, named(verdict)) == ("not verifiable here", {"metric psnr"})
     assert "not computed here: psnr" in write_badge(run, Choice(1, 0), [verdict])
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_reason_quotes_no_file_of_the_user(run: Path, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    secret = run.parents[1] / "mine.csv"
+    secret.write_text("a secret")
+
+    def fail(*_: object) -> None:
+        raise ValueError(secret.read_text())
+
+    def make(results: Results, config: Mapping[str, Any]) -> Job:
+        job = remake(run.parents[1] / "again")(results, config)
+        node = {"_target_": "x", "of": {"questions": str(secret) if own else "pkg://x"}}
+        return Job(**{**vars(job), "config": {**config, "eval": {"psnr": node}}})
+
+    monkeypatch.setattr(Psnr, "run", fail)
+    [one] = [one for one in find_recorded(run, run.parents[1] / "staged") if one.folder.name == run.name]
+    verdict = verify_run(one, make, Choice(1, 0))
+    assert (verdict.status, named(verdict)) == ("not verifiable here", {"metric psnr"})
+    assert ("a secret" in verdict.describe()) != own
+    assert ("failed with mine.csv" in verdict.describe()) == own
 
 
 def test_a_malformed_run_does_not_stop_the_others(run: Path) -> None:
@@ -262,6 +188,11 @@ def test_a_dataset_is_verified_and_edits_of_its_tables_are_named(run: Path, tmp_
     assert named(verify_dataset(out, folders)) == {"SHA256SUMS", "data/samples.parquet"}
     rows.filter(pl.col("index") > 0).write_parquet(table)
     assert named(verify_dataset(out, folders)) == {"SHA256SUMS", "data/samples.parquet"}
+    rows.with_columns(psnr=pl.col("psnr") + (pl.col("index") == 1)).write_parquet(table)
+    wrong = {
+        name for one in found for name in named(verify_run(one, remake(tmp_path / "again"), Choice(1, 0)))
+    }
+    assert wrong == {"data/samples.parquet"}
     rows.write_parquet(table)
     for name in ("samples", "runs"):
         path = out / "data" / f"{name}.parquet"

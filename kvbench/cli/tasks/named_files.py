@@ -15,8 +15,14 @@ from kvbench.scenes.names import find_vocabulary
 
 ASSETS = "pkg://kvbench/"
 """Place of files that every stored configuration may name."""
-FILE_KEYS: Mapping[str, Sequence[str]] = {"prompts": ("path", "rewritten"), "method": ("orders", "budgets")}
+FILE_KEYS: Mapping[str, Sequence[str]] = {
+    "prompts": ("path", "rewritten"),
+    "method": ("orders", "budgets"),
+    "eval": ("path", "trunk_path", "clip_path", "tokenizer_path", "statistics", "questions", "folder"),
+}
 """Keys of each group whose values are paths of files that are read; null is no file, or one of kvbench."""
+GETTER = "hydra.utils.get_method"
+"""Function of Hydra that a configuration may name; it imports a function and does not call it."""
 
 
 def place_files(values: Mapping[str, Any], folder: Path | None) -> list[str]:
@@ -32,11 +38,14 @@ def place_files(values: Mapping[str, Any], folder: Path | None) -> list[str]:
     for node in list_nodes(values["model"]):
         if "captions" in node:
             node["captions"] = find_captions(node["captions"], folder)
+    sections = {group: values.get(group) for group in ("prompts", "method")}
+    sections |= {f"eval.{name}": node for name, node in values.get("eval", {}).items()}
     named = [
-        (f"{group}.{key}", key, node)
-        for group, keys in FILE_KEYS.items()
-        for node in list_nodes(values.get(group))
-        for key in keys
+        (f"{section}.{key}", key, inner)
+        for section, node in sections.items()
+        for inner in list_nodes(node)
+        for key in FILE_KEYS[section.partition(".")[0]]
+        if inner["_target_"] != GETTER  # its path is of a function
     ]
     if isinstance(calibrate := values.get("calibrate"), dict):
         named.append(("calibrate.prompts", "prompts", calibrate))
@@ -44,7 +53,7 @@ def place_files(values: Mapping[str, Any], folder: Path | None) -> list[str]:
     for name, key, node in named:
         if node.get(key) is not None:
             node[key] = find_file(name, str(node[key]), folder)
-            if not _is_asset(node[key]):
+            if folder is not None and Path(node[key]).is_relative_to(folder.absolute()):
                 own.append(name)
     return own
 
@@ -55,11 +64,11 @@ def find_file(key: str, text: str, folder: Path | None) -> str:
     Raises:
         ConfigError: it is neither.
     """
-    if text.startswith(ASSETS) and _is_asset(resolve_path(text)):
+    if text in list_packaged() or (text.startswith(ASSETS) and _is_asset(resolve_path(text))):
         return str(resolve_path(text))
     if (place := _find_own(text, folder)) is not None:
         return place
-    raise ConfigError(f"{key}={text:.80}: is not read; put it into a folder and add weights=FOLDER")
+    raise ConfigError(f"{key}={text:.200}: is not read; put it into a folder and add weights=FOLDER")
 
 
 def _find_own(text: str, folder: Path | None) -> str | None:
@@ -99,7 +108,7 @@ def place_weights(model: Mapping[str, Any], folder: Path | None) -> None:
             source["path"] = own
         elif is_foreign:
             raise ConfigError(
-                f"model.sources.{part}={named:.80}: is not downloaded, as no model of kvbench names it; put its files "
+                f"model.sources.{part}={named:.200}: is not downloaded, as no model of kvbench names it; put its files "
                 "into a folder and add weights=FOLDER"
             )
 
@@ -109,6 +118,13 @@ def list_repositories() -> frozenset[str]:
     """Return the repositories of the Hub that kvbench's own models name."""
     texts = [path.read_text(encoding="utf-8") for path in files("kvbench.conf").joinpath("model").iterdir()]
     return frozenset(name for text in texts for name in re.findall(r"\brepo: ([\w.-]+/[\w.-]+)", text))
+
+
+@cache
+def list_packaged() -> frozenset[str]:
+    """Return the files of other packages that kvbench's own evaluators name, `pkg://...`."""
+    texts = [path.read_text(encoding="utf-8") for path in files("kvbench.conf").joinpath("eval").iterdir()]
+    return frozenset(name for text in texts for name in re.findall(r"path: (pkg://[\w./-]+)", text))
 
 
 def _is_asset(path: str | Path) -> bool:
@@ -126,7 +142,7 @@ def find_captions(captions: object, folder: Path | None) -> str:
     try:
         find_vocabulary(found)
     except (OSError, ValueError):
-        raise ConfigError(f"model.captions={captions!s:.80}: is no file of names") from None
+        raise ConfigError(f"model.captions={captions!s:.200}: is no file of names") from None
     return found
 
 

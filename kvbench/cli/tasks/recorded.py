@@ -12,7 +12,7 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.tasks.named_files import hide_reasons, list_nodes, place_files, place_weights
+from kvbench.cli.tasks.named_files import GETTER, hide_reasons, list_nodes, place_files, place_weights
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import use_device
 from kvbench.core.files import hash_values
@@ -28,8 +28,6 @@ from kvbench.runs.record.results import Results
 
 PACKAGES = tuple(f"kvbench.{name}." for name in ("eval", "methods", "models", "prompts", "scenes"))
 """Packages whose classes and functions a stored configuration may name."""
-GETTER = "hydra.utils.get_method"
-"""Function of Hydra that a configuration may name; it imports a function and does not call it."""
 UNUSED = ("train", "logger", "sweeps", "sampling", "protect", "windows")
 """Groups of which no object is made."""
 OWN: Mapping[str, object] = {
