@@ -24,7 +24,7 @@ from benchmarks.support.table import Table, write_csv
 from kvbench.choose.race import Race, Rules, advance
 from kvbench.choose.values import IDENTICAL, find_limits
 from kvbench.eval.protocol.compare import read_evaluator_results
-from kvbench.eval.protocol.intervals import NORMAL_QUANTILE
+from kvbench.eval.protocol.intervals import find_quantile
 from kvbench.eval.protocol.ranges import Range
 from kvbench.eval.protocol.shares import wilson_interval
 
@@ -161,7 +161,7 @@ def hold_tests(values: Values, block: int, _: Range | None = None) -> tuple[bool
         seen = table[left, : start + block]
         drawn += len(left) * (seen.shape[1] - start)
         leads = seen[seen.mean(1).argmax()] - seen
-        reach = NORMAL_QUANTILE * leads.std(1, ddof=1) / seen.shape[1] ** 0.5
+        reach = find_quantile(seen.shape[1]) * leads.std(1, ddof=1) / seen.shape[1] ** 0.5
         left = left[leads.mean(1) <= reach]
         if len(left) == 1:
             break
