@@ -163,7 +163,7 @@ def _read_texts(model: TextModel, count: int, length: int) -> list[list[int]]:
         **composed(["prompts=texts"])["prompts"],
         "count": count,
         "length": length,
-        "given": length - 1,
+        "given": length - 2,  # the most that a text may have
     }
     texts = [model._text.encode(prompt.text)[:length] for prompt in built(prompts).load()]
     if any(len(text) < length for text in texts):

@@ -100,8 +100,8 @@ TWINS: Sequence[Twin] = (
         {},
         {},
         draws=True,
-        note="rounding: the press itself, as the guest, keeps other tokens on keys that differ in the last bits, "
-        "because the first layer's keys are nearly dependent",
+        note="rounding: the first layer's keys are nearly dependent; leverages are solved in float64 here, and "
+        "the press itself, as the guest, keeps other tokens on keys that differ in the last bits",
     ),
     Twin(
         "NonCausalAttnPress",
@@ -116,7 +116,6 @@ TWINS: Sequence[Twin] = (
         {"official_padding": True, "leading": 8, "mix": "ratio"},
         {},
         draws=True,
-        note="rounding, as in noncausal and leverage",
     ),
     Twin(
         "LagKVPress",

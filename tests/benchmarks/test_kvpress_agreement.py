@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import cache
 from math import exp, inf, log
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,3 +124,14 @@ def test_an_environment_takes_no_folder_with_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"^--make-environment .*: it is not empty"):
         make_environment(tmp_path)
+
+
+def test_texts_are_as_long_as_asked() -> None:
+    def encode(most: int) -> Any:
+        return SimpleNamespace(_text=SimpleNamespace(encode=lambda text: list(text.encode())[:most]))
+
+    texts = kvpress_agreement._read_texts(encode(10**6), 2, 540)
+    assert [len(text) for text in texts] == [540, 540]
+    assert texts[0] != texts[1]
+    with pytest.raises(ValueError, match="--given: a text has fewer than 540"):
+        kvpress_agreement._read_texts(encode(539), 2, 540)
