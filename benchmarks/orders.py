@@ -1,13 +1,15 @@
 """Order of methods in tables of two models: means with ranks side by side, and Spearman's rank correlation.
 
 Methods that both models' tables have at a budget count; of a method that several tables of a model have, the first row
-is read. A model is named after its tables' folder. The last row is the rank correlation at each budget.
+is read. A model is named after its tables' folder. The last rows are the rank correlation at each budget, of all
+methods and of those that are ahead of `random` in the first model's tables: bad methods are often bad on both models.
 
 python -m benchmarks orders --first docs/results/data/infinity_tiny/every_method.csv [MORE ...]
   --second docs/results/data/infinity_emoji/methods.csv [--metric psnr] [--csv FILE]
 """
 
 import argparse
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +30,8 @@ OPTIONS = {
     "csv": Option("", "file for the table"),
 }
 LAST = "rank correlation"
+AHEAD = "the same, of those ahead of `random` on the first"
+BASELINE = "random"
 Means = dict[tuple[str, str], float]
 """Means by budget and method."""
 
@@ -47,7 +51,7 @@ def main(options: argparse.Namespace) -> None:
         raise ValueError(f"--first and --second: both are of {names[0]}; name tables of two models")
     budgets = sorted({budget for budget, _ in shared}, key=float)
     rows: dict[str, dict[str, str]] = {method: {"method": method} for _, method in sorted(shared)}
-    rows[LAST] = {"method": LAST}
+    rows |= {name: {"method": name} for name in (LAST, AHEAD)}
     for budget in budgets:
         methods = sorted(method for at, method in shared if at == budget)
         if len(methods) < 2:
@@ -56,7 +60,11 @@ def main(options: argparse.Namespace) -> None:
         for name, values in zip(names, sides, strict=True):
             for method, cell in zip(methods, format_ranked(values), strict=True):
                 rows[method][f"{name} {budget}"] = cell
-        rows[LAST][f"{names[1]} {budget}"] = f"{spearmanr(*sides).statistic:.2f}"
+        rows[LAST][f"{names[1]} {budget}"] = correlate(*sides)
+        least = first.get((budget, BASELINE), math.inf)
+        ahead = [pair for pair in zip(*sides, strict=True) if pair[0] > least]
+        if len(ahead) > 1:
+            rows[AHEAD][f"{names[1]} {budget}"] = f"{correlate(*zip(*ahead, strict=True))} (n = {len(ahead)})"
     columns = ["method", *(f"{name} {budget}" for budget in budgets for name in names)]
     cells = [[row.get(column, "") for column in columns] for row in rows.values()]
     print(format_markdown([dict(zip(columns, row, strict=True)) for row in cells]))
@@ -71,6 +79,11 @@ def read_means(paths: Sequence[Path], metric: str) -> Means:
         if "budget" in row and row["method"] != "full" and (number := re.match(r"\**(-?[\d.]+)", cell)):
             means.setdefault((row["budget"], row["method"]), float(number[1]))
     return means
+
+
+def correlate(first: Sequence[float], second: Sequence[float]) -> str:
+    """Return Spearman's rank correlation with two digits."""
+    return f"{spearmanr(first, second).statistic:.2f}"
 
 
 def format_ranked(values: Sequence[float]) -> list[str]:
