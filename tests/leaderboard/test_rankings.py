@@ -150,6 +150,22 @@ def assert_apart(usual: Results, other: Results, reason: str) -> None:
     assert " ".join(second.reasons).startswith(reason)
 
 
+def test_other_prompts_and_another_reference_with_the_same_samples_separate_rankings() -> None:
+    usual, full = describe_run("heatkv", 26.0), describe_reference()
+    twin, other = replace(usual, run="twin"), replace(usual, run="other", reference="full-1-1")
+    runs: list[tuple[Results, object, object]] = [(one, "t", one.run) for one in (usual, twin)]
+    texts = (replace(usual, run="other"), "other texts", "other")
+    for entries, reason in (
+        ([*runs, texts, (full, "t", 0)], "texts of the prompts"),
+        (
+            [*runs, (other, "t", "other"), (full, "t", 0), (replace(full, run="full-1-1"), "t", 0)],
+            "reference",
+        ),
+    ):
+        first, second = rank(make_dataset("a", entries))
+        assert (len(first.rows), len(second.rows), second.reasons) == (2, 1, (reason,))
+
+
 def test_fields_of_results_separate_rankings() -> None:
     usual = describe_run("heatkv", 26.0)
     provenance = {**(usual.provenance or {}), "weights_sha256": "beef"}
