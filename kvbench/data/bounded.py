@@ -1,4 +1,4 @@
-"""Tables of other people, read within a bound on their rows."""
+"""Tables of other people, read within bounds on their rows and texts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,12 +10,18 @@ if TYPE_CHECKING:
     import polars
 
 
-class TooManyRowsError(ConfigError):
-    """A table has more rows than its records give."""
+MOST_BYTES = 2**30
+"""Most bytes of texts that are read from a table."""
+
+
+class TooLargeError(ConfigError):
+    """A table has more rows than its records give, or more text than is read."""
 
 
 def read_table(path: Path, most: int, run: str | None = None) -> "polars.DataFrame":
-    """Read a Parquet file of at most `most` rows, which a small file may exceed by millions.
+    """Read a Parquet file of at most `most` rows of numbers and texts.
+
+    A file of a kilobyte may hold millions of rows, or gigabytes of one repeated text.
 
     Args:
         path: the file.
@@ -23,7 +29,7 @@ def read_table(path: Path, most: int, run: str | None = None) -> "polars.DataFra
         run: value of the column `folder` in the rows that are read and counted; None for all.
 
     Raises:
-        TooManyRowsError: there are more.
+        TooLargeError: there are more rows, `MOST_BYTES` or more of texts, or columns of other types.
         ConfigError: polars is not installed.
     """
     library = import_polars()
@@ -32,8 +38,15 @@ def read_table(path: Path, most: int, run: str | None = None) -> "polars.DataFra
         rows = rows.filter(library.col("folder") == run)
     count = rows.select(library.len()).collect().item()
     if count > most:
-        raise TooManyRowsError(
+        raise TooLargeError(
             f"{path.name}: has {count} rows, the records give {most} at most; copy the dataset again"
         )
+    kinds, plain = rows.collect_schema(), (library.String, library.Boolean, library.Null)
+    if other := [name for name, kind in kinds.items() if not (kind.is_numeric() or kind in plain)]:
+        raise TooLargeError(f"{path.name}: {other[0]!r:.60} is no column of numbers or texts; copy it again")
+    texts = [library.col(name) for name, kind in kinds.items() if kind == library.String]
+    sizes = [text.str.len_bytes().cast(library.UInt64).sum() for text in texts]
+    if sizes and sum(rows.select(sizes).collect().row(0)) >= MOST_BYTES:
+        raise TooLargeError(f"{path.name}: has a gibibyte of texts or more, which is not read; copy it again")
     table: polars.DataFrame = rows.collect()
     return table

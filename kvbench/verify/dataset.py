@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.core.config import ConfigError
-from kvbench.data.bounded import TooManyRowsError, read_table
+from kvbench.data.bounded import TooLargeError, read_table
 from kvbench.eval.files.samples import read_samples
 from kvbench.report.dataset import CARD, RUNS_FILE, SAMPLES_FILE, PublishedRun, read_runs
 from kvbench.report.publication import FILE_LIST, list_foreign, list_lost
@@ -54,7 +54,7 @@ def _check_tables(dataset: Path, folders: Sequence[Path]) -> Iterator[Finding]:
     for check in (_check_runs_table, _check_samples_table, _check_card):
         try:
             yield from check(dataset, runs)
-        except TooManyRowsError as error:
+        except TooLargeError as error:
             yield Finding("tables", str(error))
         except (ConfigError, OSError) as error:
             yield Finding("tables", str(error), True)
@@ -114,7 +114,7 @@ def read_rows(dataset: Path, run: str, samples: int) -> dict[int, Mapping[str, A
     """Return the rows of a run in samples.parquet by the index of the sample; none if there is no such file.
 
     Raises:
-        TooManyRowsError: they are more than the run's samples.
+        TooLargeError: they are more than the run's samples.
     """
     path = dataset / SAMPLES_FILE
     if not path.is_file():
