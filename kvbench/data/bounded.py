@@ -15,7 +15,7 @@ MOST_BYTES = 2**30
 
 
 class TooLargeError(ConfigError):
-    """A table has more rows than its records give, or more text than is read."""
+    """A table holds more than its records give: rows, bytes of texts, or columns of other types."""
 
 
 def read_table(path: Path, most: int, run: str | None = None) -> "polars.DataFrame":
@@ -36,7 +36,7 @@ def read_table(path: Path, most: int, run: str | None = None) -> "polars.DataFra
     rows = library.scan_parquet(path, glob=False)
     if run is not None:
         rows = rows.filter(library.col("folder") == run)
-    count = rows.select(library.len()).collect().item()
+    count = rows.select(library.len()).collect().item()  # first, as texts take memory for each row
     if count > most:
         raise TooLargeError(
             f"{path.name}: has {count} rows, the records give {most} at most; copy the dataset again"

@@ -114,7 +114,7 @@ def read_rows(dataset: Path, run: str, samples: int) -> dict[int, Mapping[str, A
     """Return the rows of a run in samples.parquet by the index of the sample; none if there is no such file.
 
     Raises:
-        TooLargeError: they are more than the run's samples.
+        TooLargeError: there are more of them than the run has samples, or they hold too much, see `read_table`.
     """
     path = dataset / SAMPLES_FILE
     if not path.is_file():

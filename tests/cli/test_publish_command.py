@@ -23,7 +23,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class FakeHub:
-    """Takes down what the Hub is asked for."""
+    """Records the calls that the Hub receives."""
 
     asked: list[tuple[str, tuple[object, ...], dict[str, object]]]
 

@@ -116,15 +116,19 @@ def place_weights(model: Mapping[str, Any], folder: Path | None) -> None:
 @cache
 def list_repositories() -> frozenset[str]:
     """Return the repositories of the Hub that kvbench's own models name."""
-    texts = [path.read_text(encoding="utf-8") for path in files("kvbench.conf").joinpath("model").iterdir()]
-    return frozenset(name for text in texts for name in re.findall(r"\brepo: ([\w.-]+/[\w.-]+)", text))
+    return _find_in_files("model", r"\brepo: ([\w.-]+/[\w.-]+)")
 
 
 @cache
 def list_packaged() -> frozenset[str]:
     """Return the files of other packages that kvbench's own evaluators name, `pkg://...`."""
-    texts = [path.read_text(encoding="utf-8") for path in files("kvbench.conf").joinpath("eval").iterdir()]
-    return frozenset(name for text in texts for name in re.findall(r"path: (pkg://[\w./-]+)", text))
+    return _find_in_files("eval", r"path: (pkg://[\w./-]+)")
+
+
+def _find_in_files(group: str, pattern: str) -> frozenset[str]:
+    """Return the texts that match in kvbench's own files of a group."""
+    texts = [path.read_text(encoding="utf-8") for path in files("kvbench.conf").joinpath(group).iterdir()]
+    return frozenset(name for text in texts for name in re.findall(pattern, text))
 
 
 def _is_asset(path: str | Path) -> bool:
