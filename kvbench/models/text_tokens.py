@@ -114,7 +114,9 @@ class ChatTokenizer(TextTokenizer):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, thoughts included, without special tokens."""
-        return str(self._reader.decode(list(tokens), skip_special_tokens=True))
+        # A file may ask for a clean-up of English in which `x != y` becomes `x!= y`.
+        text = self._reader.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
 
 
 class WordTokens(TextTokenizer):

@@ -1,4 +1,4 @@
-"""The tokenizer that is a list of words."""
+"""The tokenizer that is a list of words, and the spaces of decoded texts."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.weights import Source
-from kvbench.models.text_tokens import WordTokens, read_tokenizer
+from kvbench.models.text_tokens import ChatTokenizer, WordTokens, read_tokenizer
 
 WORDS = ("<pad>", "<end>", "\n1", "\n12", " a", " a<", "do")
 
@@ -40,3 +40,17 @@ def test_a_folder_with_a_list_needs_no_library(tmp_path: Path) -> None:
     (tmp_path / "vocabulary.json").write_text(json.dumps(WORDS))
     read = read_tokenizer(Source("model.sources.weights", str(tmp_path)), thinking=True)
     assert read.encode("do a") == [6, 4]
+
+
+def test_decoded_texts_keep_their_spaces(tmp_path: Path) -> None:
+    """Although the file asks for a clean-up, which transformers below 5.3 does for every kind of tokenizer."""
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    text = "x != y , it 's ! do n't ?"
+    vocabulary = {word: number for number, word in enumerate(["<end>", *dict.fromkeys(text.split())])}
+    reader = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<end>"))
+    reader.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=reader, eos_token="<end>", clean_up_tokenization_spaces=True
+    ).save_pretrained(tmp_path)
+    tokenizer = ChatTokenizer(tmp_path, thinking=False, chat=False)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
