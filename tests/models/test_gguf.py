@@ -1,17 +1,21 @@
-"""GGUF files: tensors and configurations as transformers loads them, blocks by hand, and refusals in one line."""
+"""GGUF files: tensors and configurations as transformers loads them, blocks and keys by hand, refusals in one line."""
 
 import hashlib
 import json
 import re
 import resource
 import struct
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, Keys
+from gguf.quants import dequantize
 
+from kvbench.models.files import gguf
 from kvbench.models.files.checkpoints import WeightsError, read, split_layers
 from kvbench.models.files.gguf import read_gguf
 from kvbench.models.files.gguf_decoder import ARCHITECTURES, list_tensors
@@ -24,6 +28,8 @@ from tests.support.places import GOLDENS
 LOADED = json.loads((GOLDENS / "gguf" / "loaded.json").read_text())
 ROW = np.arange(32, dtype=np.float32)
 EMBEDDING: Stored = ((4, 3), 0, np.arange(12, dtype="<f4").tobytes())
+GOOD = {"token_embd.weight": EMBEDDING}
+QUERY = "blk.0.attn_q.weight"
 each = pytest.mark.parametrize("name", ARCHITECTURES)
 
 
@@ -73,6 +79,80 @@ def test_blocks_by_hand(tmp_path: Path, kind: int, block: bytes, expected: list[
     assert tensors["b"].unpack().tolist() == list(expected)
 
 
+def unpack_q4_k(block: bytes) -> list[float]:
+    """ggml's dequantize_row_q4_K, number by number: eight groups of 32 with scales and minima of 6 bits."""
+    (scale, minimum), packed, codes = struct.unpack("<ee", block[:4]), block[4:16], block[16:]
+    numbers = []
+    for group in range(8):
+        if group < 4:
+            size, offset = packed[group] & 63, packed[group + 4] & 63
+        else:
+            size = packed[group + 4] & 15 | packed[group - 4] >> 6 << 4
+            offset = packed[group + 4] >> 4 | packed[group] >> 6 << 4
+        own = (one >> group % 2 * 4 & 15 for one in codes[group // 2 * 32 :][:32])
+        numbers += [scale * size * one - minimum * offset for one in own]
+    return numbers
+
+
+def unpack_q6_k(block: bytes) -> list[float]:
+    """ggml's dequantize_row_q6_K, number by number: sixteen groups of 16 with scales of 8 bits."""
+    low, high, scales = block[:128], block[128:192], struct.unpack("<16b", block[192:208])
+    (scale,), numbers = struct.unpack("<e", block[208:]), []
+    for number in range(256):
+        half, quarter, place = number // 128, number // 32 % 4, number % 32
+        bits = low[half * 64 + quarter % 2 * 32 + place] >> quarter // 2 * 4 & 15
+        bits |= (high[half * 32 + place] >> quarter * 2 & 3) << 4
+        numbers.append(scale * scales[number // 16] * (bits - 32))
+    return numbers
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_hand", "halves"), [(12, unpack_q4_k, (0, 2)), (14, unpack_q6_k, (208,))]
+)
+def test_blocks_of_q4_k_m_files(tmp_path: Path, kind: int, by_hand: Callable[[bytes], list[float]],
+                                halves: tuple[int, ...]) -> None:  # fmt: skip
+    blocks = []
+    for seed in range(6):
+        block = bytearray(np.random.default_rng(seed).bytes(GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1]))
+        for start in halves:
+            block[start : start + 2] = struct.pack("<e", 0.01 * (seed + 1))
+        blocks.append(bytes(block))
+    path = write_gguf(tmp_path / "x.gguf", {}, {"a": ((512, 3), kind, b"".join(blocks))})
+    expected = torch.tensor([by_hand(block) for block in blocks], dtype=torch.float64).view(3, 512)
+    torch.testing.assert_close(read_gguf(path).tensors["a"].unpack().double(), expected, rtol=1e-6, atol=1e-6)
+
+
+UNPACKED = (
+    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS IQ1_M "
+    "TQ1_0 TQ2_0 MXFP4"
+)
+
+
+@pytest.mark.parametrize("name", UNPACKED.split())
+def test_blocks_of_every_type_are_unpacked_in_place(tmp_path: Path, name: str) -> None:
+    kind = GGMLQuantizationType[name]
+    numbers, size = GGML_QUANT_SIZES[kind]
+    codes = np.random.default_rng(0).integers(1, 60, (6, size), np.uint8)
+    path = write_gguf(tmp_path / "x.gguf", {}, {"a": ((2 * numbers, 3), kind, codes.tobytes())})
+    found = read_gguf(path).tensors["a"].unpack()
+    assert found.shape == (3, 2 * numbers)
+    np.testing.assert_array_equal(
+        found.numpy(), np.stack([dequantize(one, kind) for one in codes]).reshape(3, -1)
+    )
+
+
+def test_a_missing_package_is_named_by_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf._find_type.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    path = write_gguf(tmp_path / "x.gguf", TINY, {**GOOD, QUERY: ((32, 4), 2, bytes(72))})
+    with pytest.raises(
+        WeightsError, match=rf"{QUERY} is quantised: install the `gguf` extra .*unpacks it\)$"
+    ):
+        read(path)
+    assert list(read(write_gguf(tmp_path / "y.gguf", TINY, GOOD))) == ["model.embed_tokens.weight"]
+
+
 def test_metadata_of_every_type(tmp_path: Path) -> None:
     codes = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
     numbers = {f"n{kind}": struct.pack(f"<I{code}", kind, 1) for kind, code in codes.items()}
@@ -101,9 +181,70 @@ def test_scaling_of_llama_3_is_found_in_its_divisors(tmp_path: Path) -> None:
     file = read_gguf(write_gguf(tmp_path / "x.gguf", shape, stored))
     assert make_config(file)["rope_scaling"] == scaling
     assert list(list_tensors(file)) == ["model.embed_tokens.weight"]
+    with pytest.raises(ValueError, match=r"llama\.rope\.scale_linear is 2\.0 beside rope_freqs"):
+        make_config(
+            read_gguf(write_gguf(tmp_path / "x.gguf", {**shape, "llama.rope.scale_linear": 2.0}, stored))
+        )
     stored["rope_freqs.weight"] = ((32,), 0, (divisors + 1).numpy().tobytes())
     with pytest.raises(ValueError, match="rope_freqs"):
         make_config(read_gguf(write_gguf(tmp_path / "x.gguf", shape, stored)))
+
+
+def list_keys(group: type) -> Iterator[str]:
+    """Keys of an architecture in a table of the package `gguf`, for llama."""
+    for name, value in vars(group).items():
+        if isinstance(value, type):
+            yield from list_keys(value)
+        elif not name.startswith("_") and value.startswith("{arch}."):
+            yield value.replace("{arch}", "llama")
+
+
+UNUSED = (
+    "llama.vocab_size", "llama.tensor_data_layout", "llama.attention.layer_norm_epsilon",
+    "llama.rope.scaling.original_context_length", "llama.rope.scaling.finetuned",
+)  # fmt: skip
+"""llama.cpp reads them for other architectures or scalings, for a model's name, or not at all."""
+
+
+@pytest.mark.parametrize("key", [*list_keys(Keys), "llama.rope.scale_linear"])
+def test_a_key_of_llama_cpp_is_followed_or_refused(tmp_path: Path, key: str) -> None:
+    plain = make_config(read_gguf(write_gguf(tmp_path / "x.gguf", TINY, GOOD)))
+    file = read_gguf(write_gguf(tmp_path / "x.gguf", {**TINY, key: 3}, GOOD))
+    try:
+        changed = make_config(file)
+    except ValueError as error:
+        assert re.search(rf"{re.escape(key)} is 3\b", str(error))  # noqa: PT017
+    else:
+        assert (changed == plain) == (key in UNUSED)
+
+
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.5, "rope.scale_linear": 4.0}, 2.5),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 0.0}, None),
+        ({"rope.scaling.factor": 1.0, "rope.scaling.attn_factor": 1.0, "attention.causal": True}, None),
+    ],
+)
+def test_linear_scaling_as_in_llama_cpp(
+    tmp_path: Path, keys: dict[str, object], factor: float | None
+) -> None:
+    values = {**TINY, **{f"llama.{key}": value for key, value in keys.items()}}
+    config = make_config(read_gguf(write_gguf(tmp_path / "x.gguf", values, GOOD)))
+    assert config.get("rope_scaling") == (factor and {"rope_type": "linear", "factor": factor})
+
+
+@pytest.mark.parametrize(
+    "key", ["rope.scaling.factor", "rope.scale_linear", "rope.scaling.type", "logit_scale"]
+)
+def test_keys_of_the_wrong_type_are_refused_by_name(tmp_path: Path, key: str) -> None:
+    for wrong in ("", "yarn", [4.0, 2.0], -2.0, float("nan")):
+        file = read_gguf(write_gguf(tmp_path / "x.gguf", {**TINY, f"llama.{key}": wrong}, GOOD))
+        with pytest.raises(ValueError, match=rf"^llama\.{key} is "):
+            make_config(file)
 
 
 def test_stop_tokens_are_keys_and_control_tokens_that_end_texts(tmp_path: Path) -> None:
@@ -111,10 +252,6 @@ def test_stop_tokens_are_keys_and_control_tokens_that_end_texts(tmp_path: Path) 
     ids = {"tokenizer.ggml.eos_token_id": 259, "tokenizer.ggml.padding_token_id": 258}
     file = read_gguf(write_gguf(tmp_path / "x.gguf", metadata | ids, {}))
     assert make_generation_config(file) == {"eos_token_id": [259, 257], "pad_token_id": 258}
-
-
-GOOD = {"token_embd.weight": EMBEDDING}
-QUERY = "blk.0.attn_q.weight"
 
 
 def cut(size: int) -> Callable[[bytes], bytes]:
@@ -130,9 +267,10 @@ DAMAGED: dict[str, tuple[dict[str, object], dict[str, Stored], Callable[[bytes],
     "version 4": (TINY, GOOD, lambda content: content[:4] + b"\4" + content[5:], "version 4,"),
     "twice": (TINY, {**GOOD, "token_embd.weighs": EMBEDDING}, lambda content: content.replace(b"weighs", b"weight"),
               "two tensors token_embd.weight"),
-    "Q4_K": (TINY, {QUERY: ((4, 4), 12, bytes(64))}, bytes, f"{QUERY} is Q4_K (type 12)"),
+    "Q8_K": (TINY, {QUERY: ((256, 1), 15, bytes(292))}, bytes, f"{QUERY} is Q8_K (type 15), which is not unpacked"),
     "unknown type": (TINY, {QUERY: ((4, 4), 99, bytes(64))}, bytes, f"{QUERY} is of the unknown type 99"),
     "rows": (TINY, {"token_embd.weight": ((16, 4), 2, bytes(36))}, bytes, "rows of 16"),
+    "empty rows": (TINY, {QUERY: ((0, 4), 2, b"")}, bytes, f"{QUERY} has rows of 0"),
     "dimensions": (TINY, {"token_embd.weight": ((1,) * 5, 0, bytes(4))}, bytes, "5 dimensions"),
     "tensor": (TINY, {**GOOD, "blk.0.ssm_a": ((4,), 0, bytes(16))}, bytes, "blk.0.ssm_a"),
     "architecture": ({"general.architecture": "qwen35"}, GOOD, bytes, "general.architecture is 'qwen35'"),

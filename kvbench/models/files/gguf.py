@@ -1,10 +1,14 @@
-"""Reader of GGUF files, the format of llama.cpp: metadata, and tensors in floats or in blocks of 4 or 8 bits."""
+"""Reader of GGUF files, the format of llama.cpp: metadata, and tensors in floats or in quantised blocks.
+
+The header is read here, with every length bounded by the file's size; the package `gguf` unpacks blocks.
+"""
 
 import math
 import mmap
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,15 +23,7 @@ MAGIC, VERSIONS = b"GGUF", (2, 3)
 STRING, ARRAY = 8, 9
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Codes of `struct` by the type of a metadata value; 8 is a string, 9 an array."""
-BLOCK = 32
-"""Numbers of a quantised block, which has a scale of its own."""
 MAX_DIMENSIONS = 4
-OTHERS = {
-    6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
-    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-}  # fmt: skip
-"""Names of the tensor types that are not read, by number."""
 
 
 class TensorType(NamedTuple):
@@ -37,49 +33,48 @@ class TensorType(NamedTuple):
         name: llama.cpp's name.
         numbers: consecutive numbers of a row that are stored together.
         size: bytes of these numbers.
-        unpack: maps bytes uint8 [blocks, size] to float32 [blocks, numbers]; None if the bytes are numbers of `dtype`.
-        dtype: of the unpacked tensor.
+        dtype: of numbers that are stored as they are; None for quantised blocks.
     """
 
     name: str
     numbers: int
     size: int
-    unpack: Callable[[NDArray[np.uint8]], NDArray[np.float32]] | None = None
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype | None = None
 
 
-def _read_halves(blocks: NDArray[np.uint8], column: int) -> NDArray[np.float32]:
-    """Return the float16 at a column of every block, float32 [blocks, 1]."""
-    halves: NDArray[np.float32] = blocks[:, column : column + 2].copy().view("<f2").astype(np.float32)
-    return halves
-
-
-def _split_bytes(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the low halves of a block's bytes, then the high ones, uint8 [blocks, 32]."""
-    return np.concatenate((packed & 15, packed >> 4), axis=1)
-
-
-def _unpack_q4_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return _read_halves(blocks, 0) * (_split_bytes(blocks[:, 2:]).view(np.int8) - np.int8(8))
-
-
-def _unpack_q4_1(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return _read_halves(blocks, 0) * _split_bytes(blocks[:, 4:]) + _read_halves(blocks, 2)
-
-
-def _unpack_q8_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return _read_halves(blocks, 0) * blocks[:, 2:].view(np.int8)
-
-
-TYPES = {
-    0: TensorType("F32", 1, 4),
-    1: TensorType("F16", 1, 2, dtype=torch.float16),
-    2: TensorType("Q4_0", BLOCK, 18, _unpack_q4_0),
-    3: TensorType("Q4_1", BLOCK, 20, _unpack_q4_1),
-    8: TensorType("Q8_0", BLOCK, 34, _unpack_q8_0),
-    30: TensorType("BF16", 1, 2, dtype=torch.bfloat16),
+FLOATS = {
+    0: TensorType("F32", 1, 4, torch.float32),
+    1: TensorType("F16", 1, 2, torch.float16),
+    30: TensorType("BF16", 1, 2, torch.bfloat16),
 }
-"""Tensor types that are read, by number."""
+"""Tensor types that are read without the package `gguf`, by number."""
+
+
+@cache
+def _find_type(number: int) -> TensorType:
+    """Return a type by its number in a file; `gguf` knows the sizes of blocks, and whether it unpacks them.
+
+    Raises:
+        ValueError: the type is not known or not unpacked, or the package is missing.
+    """
+    if number in FLOATS:
+        return FLOATS[number]
+    try:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf.quants import dequantize
+    except ImportError:
+        raise ValueError("quantised: install the `gguf` extra (the package gguf), which unpacks it") from None
+    known = {kind.value: kind for kind in GGMLQuantizationType}
+    if (kind := known.get(number)) is None:
+        raise ValueError(f"of the unknown type {number}; use the model's safetensors")
+    numbers, size = GGML_QUANT_SIZES[kind]
+    try:
+        dequantize(np.zeros((1, size), np.uint8), kind)
+    except NotImplementedError:
+        raise ValueError(
+            f"{kind.name} (type {number}), which is not unpacked; use the model's safetensors"
+        ) from None
+    return TensorType(kind.name, numbers, size)
 
 
 @dataclass(frozen=True)
@@ -101,10 +96,15 @@ class PackedTensor:
 
     def unpack(self) -> Tensor:
         """Return the numbers in memory of their own, float32 or, of unquantised types, the file's dtype."""
-        if self.type.unpack is None:
-            whole = torch.from_numpy(self.data.copy()).view(self.type.dtype).reshape(self.shape)
+        kind = self.type
+        if kind.dtype is not None:
+            whole = torch.from_numpy(self.data.copy()).view(kind.dtype).reshape(self.shape)
         else:
-            numbers = self.type.unpack(self.data.reshape(-1, self.type.size))
+            from gguf.constants import GGMLQuantizationType
+            from gguf.quants import dequantize
+
+            rows = self.data.reshape(-1, self.shape[-1] // kind.numbers * kind.size)
+            numbers = dequantize(rows, GGMLQuantizationType[kind.name])
             whole = torch.from_numpy(numbers).reshape(self.shape)
         if self.paired is None:
             return whole
@@ -213,13 +213,12 @@ def _read_tensors(cursor: _Cursor, count: int) -> Iterator[tuple[str, TensorType
         names.add(name)
         shape = tuple(reversed([cursor.read_count() for _ in range(dimensions)]))
         number, offset = cursor.read_count("I"), cursor.read_count()
-        kind = TYPES.get(number)
-        if kind is None:
-            wanted = ", ".join(one.name for one in TYPES.values())
-            named = (
-                f"{OTHERS[number]} (type {number})" if number in OTHERS else f"of the unknown type {number}"
+        try:
+            kind = _find_type(number)
+        except ValueError as error:
+            raise ValueError(f"{name} is {error}") from None
+        if not (row := shape[-1] if shape else 1) or row % kind.numbers:
+            raise ValueError(
+                f"{name} has rows of {row} numbers, but {kind.name} needs multiples of {kind.numbers}"
             )
-            raise ValueError(f"{name} is {named}; use a file in {wanted}, or the model's safetensors")
-        if (row := shape[-1] if shape else 1) % kind.numbers:
-            raise ValueError(f"{name} has rows of {row} numbers, but {kind.name} needs multiples of {BLOCK}")
         yield name, kind, shape, offset, math.prod(shape) // kind.numbers * kind.size

@@ -42,6 +42,23 @@ LAYER_NAMES = {
 """The Hub's names of a layer's tensors, by llama.cpp's."""
 FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, float32 [D/2], in which llama.cpp stores Llama 3's scaling."""
+FOLLOWED = frozenset({
+    "block_count", "context_length", "embedding_length", "feed_forward_length",
+    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
+    "attention.layer_norm_rms_epsilon", "attention.sliding_window",
+    "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
+})  # fmt: skip
+"""Keys of an architecture that decide a configuration, without its name."""
+UNUSED = frozenset({
+    "vocab_size", "tensor_data_layout", "attention.layer_norm_epsilon", "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+})  # fmt: skip
+"""Keys that change no number of these architectures in llama.cpp (the last one: of unscaled or linear rotations)."""
+NEUTRAL: Mapping[str, tuple[Value, ...]] = {
+    "attention.causal": (True,), "rope.scaling.attn_factor": (1,),
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), (0, 1)),
+}  # fmt: skip
+"""Values of other keys that change nothing; of keys not named here 0 and false, as in llama.cpp."""
 
 
 def list_tensors(file: Gguf) -> dict[str, PackedTensor]:
@@ -67,15 +84,18 @@ def find_architecture(file: Gguf) -> tuple[str, Architecture]:
     """Return the name and the layout of a file's architecture.
 
     Raises:
-        ValueError: it is none that is read, a mixture of experts, or a part of a split file.
+        ValueError: it is none that is read, a part of a split file, or a key changes numbers in another way.
     """
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ValueError(
             f"general.architecture is {name!r:.60}, but only {', '.join(ARCHITECTURES)} are read"
         )
-    if experts := file.metadata.get(f"{name}.expert_count"):
-        raise ValueError(f"{name}.expert_count is {experts}, but mixtures of experts are not read")
+    for key, value in file.metadata.items():
+        own = key.removeprefix(f"{name}.")
+        known = own == key or own in FOLLOWED or own in UNUSED
+        if not known and value not in NEUTRAL.get(own, (0,)):
+            raise ValueError(f"{key} is {value!r:.60}, which is not followed; use the model's safetensors")
     if isinstance(parts := file.metadata.get("split.count"), int) and parts > 1:
         raise ValueError(f"it is one of {parts} parts; join them with llama-gguf-split --merge")
     return name, ARCHITECTURES[name]
@@ -99,12 +119,11 @@ def count_channels(values: Mapping[str, Value], name: str) -> int:
     shared = find_count(values, f"{name}.embedding_length") // find_count(
         values, f"{name}.attention.head_count"
     )
-    keys, queries = (find_count(values, f"{name}.attention.{one}_length", shared) for one in ("value", "key"))
-    if keys != queries:
-        raise ValueError(
-            f"{name}.attention.key_length is {queries} and value_length {keys}; equal ones are read"
-        )
-    return keys
+    names = [f"{name}.attention.{one}_length" for one in ("key", "value")]
+    key, value = (find_count(values, one, shared) for one in names)
+    if key != value:
+        raise ValueError(f"{names[0]} is {key} and {names[1]} is {value}; equal ones are read")
+    return key
 
 
 def find_count(values: Mapping[str, Value], key: str, default: int | None = None) -> int:

@@ -41,6 +41,11 @@ def make_tokenizer(file: Gguf) -> "PreTrainedTokenizerFast":
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
+    for key in ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_sep_token"):
+        if file.metadata.get(key, False) is not False:
+            raise ValueError(
+                f"{key} is {file.metadata[key]!r:.60}, must be false: an answer follows the prompt"
+            )
     kind, tokens = _find_kind(file), _find_texts(file, "tokens")
     numbers = _find_special(file, len(tokens))
     special = {name: tokens[number] for name, number in numbers.items()}

@@ -92,26 +92,33 @@ def _find_real(values: Mapping[str, Value], key: str, default: float | None = No
 def _read_scaling(file: Gguf, name: str) -> dict[str, object] | None:
     """Return the scaling of rotary frequencies as `rope_scaling` of config.json; None without one.
 
+    As in llama.cpp, a factor without a type scales linearly, `rope.scale_linear` is its older name, and 0 means 1.
+
     Raises:
-        ValueError: the frequencies are divided in another way than by Llama 3's scaling.
+        ValueError: frequencies are scaled in another way than linearly or by Llama 3's scaling, or in both.
     """
-    if FACTORS in file.tensors:
-        found = file.tensors[FACTORS].unpack().double().flatten().tolist()
-        factor, base = max(1.0, *found), _find_real(file.metadata, f"{name}.rope.freq_base", 10000.0)
-        frequencies = compute_frequencies(2 * len(found), base)
-        scaled = RopeScaling(factor, LOW, HIGH, CONTEXT).scale(frequencies)
-        if not np.allclose(found, frequencies / scaled, rtol=1e-4, atol=0):
-            raise ValueError(f"{FACTORS} are no divisors of Llama 3's scaling; use the model's safetensors")
-        return {
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": LOW,
-            "high_freq_factor": HIGH,
-            "original_max_position_embeddings": CONTEXT,
-        }
-    kind, prefix = file.metadata.get(f"{name}.rope.scaling.type", "none"), f"{name}.rope.scaling"
-    if kind == "none":
-        return None
-    names = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
-    given = {key: file.metadata.get(f"{prefix}.{ours}") for key, ours in names.items()}
-    return {"rope_type": kind, **{key: value for key, value in given.items() if value is not None}}
+    values, prefix = file.metadata, f"{name}.rope"
+    kind = values.get(f"{prefix}.scaling.type", "linear")
+    if kind not in ("none", "linear"):
+        raise ValueError(f"{prefix}.scaling.type is {kind!r:.60}, but only none and linear are read")
+    key = f"{prefix}.scaling.factor"
+    if key not in values:
+        key = f"{prefix}.scale_linear"
+    scaled = kind == "linear" and values.get(key, 0) not in (0, 1)
+    if FACTORS not in file.tensors:
+        return {"rope_type": kind, "factor": _find_real(values, key)} if scaled else None
+    if scaled:
+        raise ValueError(f"{key} is {values[key]!r:.60} beside {FACTORS}; only one of them is read")
+    found = file.tensors[FACTORS].unpack().double().flatten().tolist()
+    factor, base = max(1.0, *found), _find_real(values, f"{prefix}.freq_base", 10000.0)
+    frequencies = compute_frequencies(2 * len(found), base)
+    divided = RopeScaling(factor, LOW, HIGH, CONTEXT).scale(frequencies)
+    if not np.allclose(found, frequencies / divided, rtol=1e-4, atol=0):
+        raise ValueError(f"{FACTORS} are no divisors of Llama 3's scaling; use the model's safetensors")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": LOW,
+        "high_freq_factor": HIGH,
+        "original_max_position_embeddings": CONTEXT,
+    }
