@@ -103,7 +103,7 @@ class VaSE(NewestKept):
         between = (view.position >= 0) & ~prompt & ~newest
         if not self.large:
             return torch.zeros_like(between)
-        free = (self.row_capacities(view) - prompt.sum(1)).clamp(min=0)
+        free = self.row_capacities(view) - prompt.sum(1)
         count = torch.minimum((self.large * free.double()).long(), free - newest.sum(1))
         first = find_leading(view, self.leading)
         magnitudes = self._measure(view).masked_fill(first, torch.inf).masked_fill(~between, -torch.inf)

@@ -187,6 +187,13 @@ def test_large_values_and_the_window_stay_in_every_draw() -> None:
         assert all(len(row) == CAPACITY for row in rows)
 
 
+def test_large_values_leave_room_for_the_window() -> None:
+    """A chunk of 8 tokens is the window: it leaves 16 of 24 slots, of which 21 would be large."""
+    [one] = generate(VaSE(large=0.9), draw_inputs(1), 5)
+    newest = set(range(CAPACITY, CAPACITY + CHUNK))
+    assert all(newest <= set(row) and len(row) == CAPACITY for row in one.ids())
+
+
 def test_without_draw_and_values_it_is_snapkv() -> None:
     inputs = draw_inputs()
     snapkv = SnapKV(window=WINDOW, queries="last", softmax="prefix", group="mean", pool="avg", kernel=5)

@@ -1,0 +1,44 @@
+"""Lengths of rows that a recording takes from `capacity`, against those that the method leaves."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from benchmarks.support.tape import Tape
+from kvbench.core.segments import Segment
+from kvbench.methods.h2o import H2O
+from kvbench.methods.shared.base import WrongTensor
+from tests.support.engine import open_cache, run, small, tokens_of
+
+
+@dataclass
+class Claiming(H2O):
+    """Keeps what fits into the budget and says another capacity."""
+
+    said: int = 0
+
+    def capacity(self, layer: int, segment: Segment) -> int:
+        return self.said
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (4, "segment 1: keep left 5 slots in row 0 and capacity says 4"),
+        (7, "segment 2: keep left 8 slots in row 0 and capacity says 7"),
+        (9, "segment 2: keep left 8 slots in row 0 and capacity says 9"),
+        (50, "segment 2: keep left 8 slots in row 0 and capacity says 14"),
+    ],
+)
+def test_rows_of_another_length_than_capacity_are_refused(said: int, told: str) -> None:
+    """A head has 1, 5 and 14 tokens after the three cached scales, and 8 of them fit."""
+    spec = small()
+    with pytest.raises(WrongTensor, match=f"^method Claiming: layer 0, {told}; let capacity return None"):
+        run(open_cache(Claiming(said=said), spec, "8", record=Tape()), tokens_of(spec, 2))
+
+
+def test_rows_as_long_as_capacity_are_taken() -> None:
+    spec = small()
+    cache = open_cache(Claiming(said=8), spec, "8", record=Tape())
+    run(cache, tokens_of(spec, 2))
+    assert {count for layout in cache.held.layouts for count in layout.counts} == {8}
