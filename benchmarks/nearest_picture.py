@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from benchmarks.support.arguments import Option
 from benchmarks.support.table import Table
+from kvbench.eval.files.pictures import open_picture as open_image
 from kvbench.eval.protocol.shares import wilson_interval
 from kvbench.runs.record.folder import RunFolder, RunName
 from kvbench.runs.record.samples import find_sample
@@ -68,7 +68,7 @@ def read_images(run: Path, names: dict[str, Name]) -> list[tuple[Name, Floats]]:
     for index, record in sorted(records.items()):
         if (caption := str(record["prompt"])) not in names:
             raise ValueError(f"--runs {run}: {caption!r} is no caption of the pictures")
-        with Image.open(find_sample(run, index)) as image:
+        with open_image(find_sample(run, index)) as image:
             found.append((names[caption], np.asarray(image.convert("RGB"), np.float32).ravel()))
     return found
 

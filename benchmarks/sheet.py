@@ -9,6 +9,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks.support.arguments import Option
+from kvbench.eval.files.pictures import open_picture
 from kvbench.runs.record.folder import RunName
 from kvbench.runs.record.samples import find_sample
 
@@ -48,6 +49,11 @@ def main(options: argparse.Namespace) -> None:
     sheet.save(options.png)
 
 
+def _read(path: Path) -> Image.Image:
+    with open_picture(path) as image:
+        return image.convert("RGB")
+
+
 def read_samples(run: Path, samples: list[int]) -> list[Image.Image]:
     """Return images of a run by number.
 
@@ -55,6 +61,6 @@ def read_samples(run: Path, samples: list[int]) -> list[Image.Image]:
         ValueError: the run lacks one of them.
     """
     try:
-        return [Image.open(find_sample(run, number)).convert("RGB") for number in samples]
-    except OSError as error:
+        return [_read(find_sample(run, number)) for number in samples]
+    except ValueError as error:
         raise ValueError(f"--runs {run}: {error}") from None

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kvbench.core.files import read_text
 from kvbench.eval.alignment.dpg import CATEGORIES, read_items
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
@@ -119,7 +120,7 @@ def read_results(path: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
     Raises:
         ValueError: the file is malformed or unfinished, or its total is not the mean of its lines.
     """
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     scores: dict[str, list[float]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if match := LINE.fullmatch(line):

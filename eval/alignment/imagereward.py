@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvbench.core.files import read_text
 from kvbench.eval.alignment.clip import PACKAGES, read_state
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Snapshot
@@ -183,6 +184,6 @@ def _rename(name: str) -> str:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(read_text(path)))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} cannot be read as settings by name: {error}") from None

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from kvbench.core import checkpoint
-from kvbench.core.files import hash_content
+from kvbench.core.files import check_file, hash_content
 from kvbench.eval.distribution.frechet import moments
 from kvbench.eval.files.digests import hash_files_at
 from kvbench.eval.files.image_folder import SUFFIXES, mark_turned, warn_unread
@@ -206,7 +206,7 @@ def _from_npz(path: Path, space: Space) -> tuple[Tensor, Tensor, dict[str, objec
             f"{path}: a reference batch (.npz) belongs to the space adm, not {space.name}. {how}"
         )
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with np.load(check_file(path), allow_pickle=False) as archive:
             mean, covariance = (np.asarray(archive[name], np.float64) for name in space.reference_names)
     except DAMAGE_ERRORS as error:
         names = " and ".join(space.reference_names)
@@ -241,7 +241,7 @@ def _open_picture(path: Path) -> Iterator[Image.Image]:
 def _pixels_of(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
     """Open `arr_0` of an .npz file; yield the stream after the header, and the shape."""
     try:
-        with zipfile.ZipFile(path) as archive, archive.open("arr_0.npy") as stream:
+        with zipfile.ZipFile(check_file(path)) as archive, archive.open("arr_0.npy") as stream:
             read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
             shape, fortran, dtype = read[npy.read_magic(stream)](stream)
             if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or fortran:

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from kvbench.core.files import hash_content, hash_path, parse_json, write_whole
+from kvbench.core.files import hash_content, hash_path, parse_json, read_bytes, write_whole
 from kvbench.eval.files.samples import map_in_threads
 from kvbench.eval.files.store import find_folder
 
@@ -74,7 +74,7 @@ def _describe(status: os.stat_result) -> FileState:
 def _read_known(cache: Path) -> dict[str, tuple[FileState, str]]:
     """Return state and hash of files by name; nothing if the cache is missing or damaged."""
     try:
-        digest, _, content = cache.read_bytes().partition(b"\n")
+        digest, _, content = read_bytes(cache).partition(b"\n")
         if digest.decode() != hash_content(content):
             raise ValueError("its content has another hash")
         return {name: (tuple(state), sha256) for name, (state, sha256) in parse_json(content).items()}

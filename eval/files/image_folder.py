@@ -5,11 +5,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.core.files import hash_content
+from kvbench.core.files import hash_content, read_bytes, read_text
 from kvbench.eval.files.images import ImageSet, read_size
 from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.files.pictures import find_orientation, open_picture
-from kvbench.eval.files.prompt_lines import parse_json_lines, parse_lines, read_text
+from kvbench.eval.files.prompt_lines import parse_json_lines, parse_lines
 from kvbench.eval.files.samples import MAX_SHOWN, Sample, SampleSet, SampleSetError, map_in_threads
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class PlainFolder(ImageSet):
 
     def _checked(self, sample: Sample) -> Sample:
         path = self._path(sample.index)
-        data = path.read_bytes()
+        data = read_bytes(path)
         size = read_size(path, data, decode=True)
         return Sample(sample.index, sample.seed, sample.prompt, hash_content(data), sample.meta, size)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
+from kvbench.core.files import check_file
 from kvbench.eval.files.pictures import find_flaw, find_orientation, open_picture
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in_threads
 
@@ -58,7 +59,7 @@ class ImageSet(SampleSet):
         try:
             os.link(source, target)
         except OSError:  # another file system, or no support for links
-            shutil.copyfile(source, target)
+            shutil.copyfile(check_file(source), target)
 
     def grid(self, indices: Sequence[int]) -> Image.Image:
         """Return a picture of images in rows of two, or of a single image; an empty cell is black.

@@ -1,4 +1,4 @@
-"""Image files, opened within a bound on their pixels that is checked before anything is decoded."""
+"""Image files of a few formats, opened within a bound on their pixels that is checked before anything is decoded."""
 
 import contextlib
 import io
@@ -8,13 +8,20 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from kvbench.core.files import open_file
 from kvbench.eval.files.samples import SampleSetError
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+"""Formats that are opened, as Pillow calls them: readers of others start programs. Phones' MPO files are JPEG."""
+PREFIX_BYTES = 16
+"""First bytes of a file, by which Pillow tells formats."""
 MAX_PIXELS = 2**26
 """Largest number of pixels of an image, 8192 x 8192."""
+BOUND = f": an image may have {MAX_PIXELS} (8192 x 8192); reduce or remove it"
 DAMAGE_ERRORS = (OSError, ValueError, TypeError, SyntaxError, EOFError, struct.error, zlib.error)
 """Errors of Pillow for damaged files."""
 _OPENING = threading.Lock()  # filters of warnings belong to the process
@@ -25,22 +32,31 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[Image.Image]
     """Open an image file, of which only the header is read; `data` is its content if it is known.
 
     Raises:
-        SampleSetError: the file is not an image, has more than `MAX_PIXELS` pixels, or cannot be decoded in the block.
+        SampleSetError: the file is not an image of `FORMATS`, is animated, has more than `MAX_PIXELS` pixels, or cannot
+            be decoded in the block.
     """
     try:
-        with _read_header(path if data is None else io.BytesIO(data)) as image:
+        with (
+            open_file(path) if data is None else io.BytesIO(data) as source,
+            _read_header(source) as image,
+        ):
             width, height = image.size
-            if width * height <= MAX_PIXELS:
+            frames = (
+                1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+            )  # MPO begins with the photograph
+            if frames == 1 and width * height <= MAX_PIXELS:
                 yield image
                 return
-        size = f"has {width} x {height} pixels"
+        flaw = f"has {width} x {height} pixels{BOUND}"
+        if frames > 1:
+            flaw = f"is animated: save one of its {frames} frames as an image"
     except Image.DecompressionBombError:
-        size = "has too many pixels"
-    except UnidentifiedImageError as error:  # its text has the address of an object
-        raise SampleSetError(f"{path} is not an image: its content has no known format") from error
+        flaw = f"has too many pixels{BOUND}"
+    except UnidentifiedImageError as error:
+        raise SampleSetError(f"{path} is not an image: its content {error}") from error
     except DAMAGE_ERRORS as error:
         raise SampleSetError(f"{path} is not an image: {_first_line(error)}") from error
-    raise SampleSetError(f"{path} {size}: an image may have {MAX_PIXELS} (8192 x 8192); reduce or remove it")
+    raise SampleSetError(f"{path} {flaw}")
 
 
 def find_orientation(image: Image.Image) -> int:
@@ -61,11 +77,25 @@ def find_flaw(image: Image.Image) -> str | None:
     return "has more than 8 bits per channel" if deep else None
 
 
-def _read_header(source: Path | io.BytesIO) -> Image.Image:
+def _read_header(source: IO[bytes]) -> Image.Image:
     """Open an image without Pillow's warning about its size."""
     with _OPENING, warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        return Image.open(source)
+        try:
+            return Image.open(source, formats=FORMATS)
+        except UnidentifiedImageError:  # its text has the address of an object
+            source.seek(0)
+            raise UnidentifiedImageError(_describe_format(source.read(PREFIX_BYTES))) from None
+
+
+def _describe_format(prefix: bytes) -> str:
+    """Return the format of a content that is not opened, which its first bytes tell."""
+    Image.init()
+    tests = {name: test for name, (_, test) in Image.OPEN.items() if test is not None}
+    found = next(
+        (name for name, test in tests.items() if test(prefix.ljust(PREFIX_BYTES, b"\0")) is True), None
+    )
+    return f"is {found}; {', '.join(FORMATS)} are read, convert it" if found else "has no known format"
 
 
 def _first_line(error: BaseException) -> str:

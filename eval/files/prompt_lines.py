@@ -1,11 +1,9 @@
 """Prompts in text and JSON lines files, read alike by runs and by the command that scores folders."""
 
-import io
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from kvbench.core.files import MAX_INTEGER, MAX_NUMBER, parse_json
 
@@ -13,24 +11,6 @@ Entry = tuple[int, str, dict[str, object]]
 """Line number, text and metadata of a prompt."""
 MAX_DEPTH = 64
 """Most levels of nested lists and objects in a line."""
-MAX_BYTES = 1 << 28
-"""Largest size of a file of prompts."""
-
-
-def read_text(path: Path) -> str:
-    r"""Return the text of a file in UTF-8 without its byte order mark; `\r\n` and `\r` become `\n`.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is a device or a pipe, has more than `MAX_BYTES`, or is not UTF-8.
-    """
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ValueError("it is not a regular file")
-    with path.open("rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"it is larger than {MAX_BYTES >> 20} MiB")
-    return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
 
 
 def parse_lines(text: str) -> list[Entry]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from kvbench.core.files import parse_json
+from kvbench.core.files import check_file, parse_json
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError
 
 COLUMNS = ("tokens", "likeliest", "likeliest_full", "kl", "nll", "nll_full")
@@ -78,7 +78,7 @@ class ReadingSet(SampleSet):
             yield index, self.reading(index)
 
     def _checked(self, sample: Sample) -> Sample:
-        self._read(sample)
+        super()._checked(sample)
         read_stored(self._path(sample.index))
         return sample
 
@@ -90,7 +90,7 @@ def read_stored(path: Path) -> StoredReading:
         SampleSetError: the file is damaged.
     """
     try:
-        with safe_open(path, framework="np") as file:
+        with safe_open(check_file(path), framework="np") as file:
             columns = {name: file.get_tensor(name) for name in COLUMNS}
             labels = parse_json((file.metadata() or {})[LABELS])
             words = {int(token): str(word) for token, word in labels["words"].items()}

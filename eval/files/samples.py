@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from kvbench.core.files import hash_content, name_sample, parse_json
+from kvbench.core.files import hash_content, hash_path, name_sample, parse_json, read_bytes, read_text
 
 MAX_SHOWN = 5  # number of indices in an error message
 THREADS = 4  # reading threads; Pillow and hashing release the GIL
@@ -137,18 +137,20 @@ class SampleSet:
             )
 
     def _checked(self, sample: Sample) -> Sample:
-        self._read(sample)
+        self._compare(sample, hash_path(self._path(sample.index)))
         return sample
 
     def _read(self, sample: Sample) -> bytes:
         """Return the content of a sample's file, which must match its record."""
-        path = self._path(sample.index)
-        data = path.read_bytes()
-        if hash_content(data) != sample.sha256:
-            raise SampleSetError(
-                f"{path} is not the recorded file (truncated or replaced): its sha256 differs"
-            )
+        data = read_bytes(self._path(sample.index))
+        self._compare(sample, hash_content(data))
         return data
+
+    def _compare(self, sample: Sample, sha256: str) -> None:
+        if sha256 != sample.sha256:
+            raise SampleSetError(
+                f"{self._path(sample.index)} is not the recorded file (truncated or replaced): its sha256 differs"
+            )
 
 
 def map_in_threads(function: Callable[[Item], Found], items: Iterable[Item]) -> list[Found]:
@@ -181,7 +183,7 @@ def read_samples(path: Path) -> dict[int, Sample]:
         raise SampleSetError(f"{path} is missing: one JSON line per sample with index, seed, prompt, sha256")
     samples: dict[int, Sample] = {}
     try:
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")  # U+2028 ends no line
+        lines = read_text(path).rstrip("\n").split("\n")  # U+2028 ends no line
     except ValueError as error:
         raise SampleSetError(f"{path} is not UTF-8: {error}") from None
     records = _parse_lines(lines)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialize
 
-from kvbench.core.files import hash_content, write_whole
+from kvbench.core.files import check_file, hash_content, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def _read(path: Path, identity: Mapping[str, str], indices: Sequence[int]) -> Ar
     try:
         if not path.is_file():
             return None
-        with safe_open(path, "np") as file:
+        with safe_open(check_file(path), "np") as file:
             metadata = json.loads((file.metadata() or {}).get(METADATA, "{}"))
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a mapping
     except (SafetensorError, OSError, ValueError) as error:

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from tqdm import tqdm
 
+from kvbench.core.files import read_bytes
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError
 
 
@@ -20,7 +21,7 @@ class TextSet(SampleSet):
 
     def text(self, index: int) -> str:
         """Return the generated text, without the prompt."""
-        return self._path(index).read_bytes().decode()
+        return read_bytes(self._path(index)).decode()
 
     def read(self, title: str) -> Iterator[tuple[int, str]]:
         """Yield index and text of all samples in order, with a progress bar."""

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kvbench.core.files import hash_path, resolve_path
+from kvbench.core.files import hash_path, read_text, resolve_path
 
 HOME_VARIABLE = "KVBENCH_WEIGHTS"
 HOME = "~/.cache/kvbench/weights"
@@ -194,7 +194,7 @@ class Snapshot:
         for cache in HUB_CACHES:
             root = resolve_path(cache) / f"models--{self.repo.replace('/', '--')}"
             branch = root / "refs" / self.revision
-            commit = branch.read_text(encoding="utf-8").strip() if branch.is_file() else self.revision
+            commit = read_text(branch).strip() if branch.is_file() else self.revision
             own.append(root / "snapshots" / commit)
         return own
 

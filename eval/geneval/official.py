@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from kvbench.core.files import read_text
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.geneval.score import (
@@ -115,7 +116,7 @@ def read_verdicts(path: Path) -> dict[Place, Mapping[str, object]]:
         ValueError: a line is malformed.
     """
     verdicts: dict[Place, Mapping[str, object]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue
         try:

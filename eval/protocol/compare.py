@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 from kvbench.eval.files.samples import Sample, SampleSetError, read_samples
 from kvbench.eval.protocol.intervals import Interval, bootstrap, combine_strata
 from kvbench.eval.protocol.ranges import find_difference_range
@@ -107,12 +107,12 @@ def read_evaluator_results(path: Path) -> EvaluatorResults:
     """
     samples = path.with_suffix(".samples.jsonl")
     try:
-        record = parse_json(path.read_text(encoding="utf-8"), finite=True)
+        record = parse_json(read_text(path), finite=True)
         scores = {
             name: (read_fields(Score, entry), read_fields(MetricSpec, entry))
             for name, entry in record["scores"].items()
         }
-        lines: Sequence[str] = samples.read_text(encoding="utf-8").splitlines() if samples.is_file() else ()
+        lines: Sequence[str] = read_text(samples).splitlines() if samples.is_file() else ()
         rows = {int(row["index"]): row for row in (parse_json(line, finite=True) for line in lines)}
         return EvaluatorResults(str(record["evaluator"]), str(record["protocol"]), scores, rows)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

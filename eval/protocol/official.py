@@ -1,10 +1,12 @@
 """Exchange of files with a benchmark's own program: export of images, then import of its results."""
 
 import csv
+import io
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from kvbench.core.files import read_text
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import SkipEvaluation
 
@@ -47,8 +49,7 @@ def read_table(path: Path, columns: Collection[str]) -> list[dict[str, str]]:
     Raises:
         ValueError: a column is missing.
     """
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
-            raise ValueError(f"{path}: no column {missing[0]!r}; needed: {', '.join(columns)}")
-        return list(reader)
+    reader = csv.DictReader(io.StringIO(read_text(path)))
+    if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
+        raise ValueError(f"{path}: no column {missing[0]!r}; needed: {', '.join(columns)}")
+    return list(reader)

@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from kvbench.core.files import parse_json, write_whole
+from kvbench.core.files import check_file, parse_json, write_whole
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, object]) -> None:
@@ -26,7 +26,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
     Raises:
         OSError, SafetensorError, ValueError: the file cannot be read, or has no metadata.
     """
-    with safe_open(path, framework="pt") as file:
+    with safe_open(check_file(path), framework="pt") as file:
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
         return tensors, parse_json((file.metadata() or {}).get("kvbench", ""))
 

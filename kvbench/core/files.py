@@ -1,26 +1,75 @@
-"""Files: atomic writes, hashes, and paths inside packages."""
+"""Files: bounded reading, atomic writes, hashes, and paths inside packages."""
 
 import contextlib
+import errno
 import hashlib
+import io
 import json
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 CHUNK_BYTES = 1 << 22
 """Bytes read at a time while hashing."""
+MAX_BYTES = 1 << 28
+"""Largest file that is read whole."""
+MAX_STREAMED = 1 << 40
+"""Largest file that is read in parts or mapped, such as weights."""
 MAX_NUMBER, MAX_INTEGER = 1e60, 2**63 - 1
 """Largest numbers of a run's files: powers of them are finite, and tables have 64 bits."""
 MAX_DIGITS = 20
 """Most characters of a whole number."""
 FILES_PER_FOLDER = 500
 """Samples per folder."""
+
+
+def open_file(path: Path, largest: int = MAX_BYTES) -> BinaryIO:
+    """Open a file for reading, which somebody else may have made; pipes and devices are not waited for.
+
+    Raises:
+        OSError: it cannot be opened, is not a regular file, or has more than `largest` bytes; the error names it.
+    """
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 (the caller closes it)
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_size <= largest:
+        return file
+    file.close()
+    if stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EFBIG, f"larger than {largest >> 20} MiB", str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe without a writer would block
+
+
+def check_file(path: Path) -> Path:
+    """Return the path of a file for a library that opens it by itself; raises the errors of `open_file`."""
+    open_file(path, MAX_STREAMED).close()
+    return path
+
+
+def read_bytes(path: Path, largest: int = MAX_BYTES) -> bytes:
+    """Return the content of a file as long as it was when opened; raises the errors of `open_file`."""
+    with open_file(path, largest) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def read_text(path: Path, largest: int = MAX_BYTES, errors: str = "strict") -> str:
+    r"""Return the text of a file in UTF-8 without its byte order mark; `\r\n` and `\r` become `\n`.
+
+    Raises:
+        OSError: see `open_file`.
+        ValueError: it is not UTF-8, and `errors` is `strict`.
+    """
+    return io.TextIOWrapper(io.BytesIO(read_bytes(path, largest)), "utf-8-sig", errors).read()
 
 
 def name_sample(index: int, suffix: str = "") -> str:
@@ -188,16 +237,16 @@ def derive_seed(name: str) -> int:
     return int(hash_content(name)[:16], 16) >> 1
 
 
-def hash_path(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    return hash_files([path])
+def hash_path(path: Path, largest: int = MAX_STREAMED) -> str:
+    """Return the SHA-256 of a file; raises the errors of `open_file`."""
+    return hash_files([path], largest)
 
 
-def hash_files(paths: Iterable[Path]) -> str:
-    """Return the SHA-256 of the concatenated contents of files."""
+def hash_files(paths: Iterable[Path], largest: int = MAX_STREAMED) -> str:
+    """Return the SHA-256 of the concatenated contents of files; raises the errors of `open_file`."""
     digest = hashlib.sha256()
     for path in paths:
-        with path.open("rb") as file:
+        with open_file(path, largest) as file:
             while block := file.read(CHUNK_BYTES):
                 digest.update(block)
     return digest.hexdigest()

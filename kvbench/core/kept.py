@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from kvbench.core.files import write_whole
+from kvbench.core.files import read_bytes, write_whole
 
 
 class KeptValues:
@@ -56,7 +56,7 @@ class KeptValues:
 
     def _read(self) -> dict[str, tuple[bytes, bytes]]:
         try:
-            lines = self._path.read_bytes().split(b"\n")
+            lines = read_bytes(self._path).split(b"\n")
         except OSError:
             return {}
         known = {}

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 
-from kvbench.core.files import hash_content, hash_values
+from kvbench.core.files import hash_content, hash_values, read_bytes
 
 Definition = tuple[str, str]
 """Module and top-level name; an empty name is the whole module."""
@@ -143,7 +143,7 @@ def _read_source(name: str) -> tuple[Path | None, bytes | None]:
     if name not in _READ or _READ[name][0] != state:
         path, loaded = _find_path(name), sys.modules.get(name)
         spec = getattr(loaded, "__spec__", None)  # held, so that no other one gets its id
-        content = path.read_bytes() if path is not None else _collect_cells(loaded)
+        content = read_bytes(path) if path is not None else _collect_cells(loaded)
         _READ[name] = state, spec, path, content
     return _READ[name][2:]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from kvbench.core.files import name_sample
+from kvbench.core.files import name_sample, read_bytes
 from kvbench.eval.files.kinds import IMAGES
 from kvbench.eval.files.pictures import open_picture
 
@@ -99,7 +99,7 @@ def _read_picture(folder: Path, index: int) -> tuple[str, bytes] | None:
     try:
         with open_picture(path) as image:
             if path.stat().st_size <= SMALL_BYTES:
-                return "png", path.read_bytes()
+                return "png", read_bytes(path)
             shown = image.convert("RGB")
         shown.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
         buffer = io.BytesIO()

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvbench.core.config import MAX_PROMPTS, ConfigError
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_bytes, read_text
 from kvbench.core.plain_yaml import parse_yaml
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import FILE, Results, read_results
@@ -78,7 +78,7 @@ def find_folders(runs_dir: Path, chosen: Iterable[Path] | None = None) -> RunFol
 def read_lines(path: Path) -> list[Mapping[str, object]]:
     """Return the objects of a JSON Lines file; other lines, such as an incomplete last one, are left out."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bytes(path).split(b"\n")
     except OSError:
         return []
     lines = [line for line in lines if line]
@@ -102,7 +102,7 @@ def _describe(folder: Path, name: str) -> Unfinished:
 
 def _read_status(folder: Path) -> str:
     try:
-        return (folder / "status").read_text(encoding="utf-8", errors="replace").strip() or "started"
+        return read_text(folder / "status", errors="replace").strip() or "started"
     except OSError:
         return "started"
 
@@ -110,7 +110,7 @@ def _read_status(folder: Path) -> str:
 def _count_prompts(folder: Path) -> int | None:
     """Return the configured number of samples; None for all prompts of a set, or if unknown."""
     try:
-        config = parse_yaml((folder / "config.yaml").read_bytes())
+        config = parse_yaml(read_bytes(folder / "config.yaml"))
     except (OSError, ValueError):
         return None
     prompts = config.get("prompts") if isinstance(config, dict) else None

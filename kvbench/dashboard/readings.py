@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.core.files import hash_path, hash_values, parse_json
+from kvbench.core.files import hash_path, hash_values, parse_json, read_bytes
 from kvbench.core.kept import KeptValues
 from kvbench.dashboard.folders import read_lines
 from kvbench.eval.files.kinds import IMAGES, TEXTS, find_stored_kind
@@ -136,7 +136,7 @@ def _find_strata(path: Path, rows: Mapping[int, Mapping[str, object]]) -> Iterat
     if not any(isinstance(value, str) for value in first.values()):
         return  # no column has names of groups, which saves a file
     try:
-        scores = parse_json(path.read_bytes())["scores"]
+        scores = parse_json(read_bytes(path))["scores"]
         for name, score in scores.items():
             if isinstance(score.get("strata"), str):
                 yield name, score["strata"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvbench.core.files import read_text
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.read_texts import pack_reading
 from kvbench.dashboard.readings import Drawn, Reading
@@ -148,7 +149,7 @@ def _shorten(column: np.ndarray, indices: list[int]) -> list[float | None]:
 
 def _read_text(folder: Path, index: int) -> str | None:
     try:
-        text = find_sample(folder, index).read_text(encoding="utf-8", errors="replace")
+        text = read_text(find_sample(folder, index), errors="replace")
     except OSError:
         return None
     if len(text) <= MAX_LETTERS:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 
 NAME = "name.txt"
 """File with the name that the user gave a sweep."""
@@ -67,14 +67,14 @@ def _read_sweep(runs_dir: Path, path: Path) -> Sweep | None:
 
 def _read_name(folder: Path) -> str:
     try:
-        return (folder / NAME).read_text(encoding="utf-8").strip() or folder.name
+        return read_text(folder / NAME).strip() or folder.name
     except (OSError, ValueError):
         return folder.name
 
 
 def _read(path: Path) -> Any:
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        return parse_json(read_text(path))
     except (OSError, ValueError):
         return None
 

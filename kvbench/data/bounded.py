@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvbench.core.config import ConfigError
+from kvbench.core.files import check_file
 from kvbench.data.row_cache import import_polars
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def read_table(path: Path, most: int, run: str | None = None) -> "polars.DataFra
         ConfigError: polars is not installed.
     """
     library = import_polars()
-    rows = library.scan_parquet(path, glob=False)
+    rows = library.scan_parquet(check_file(path), glob=False)
     if run is not None:
         rows = rows.filter(library.col("folder") == run)
     count = rows.select(library.len()).collect().item()  # first, as texts take memory for each row

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json, write_beside
+from kvbench.core.files import parse_json, read_text, write_beside
 from kvbench.data.flatten import (
     FIXED,
     SAMPLE,
@@ -96,7 +96,7 @@ def list_samples(folder: Path) -> list[FlatRow]:
 def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield the objects of a JSON Lines file with their `index`."""
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in read_text(path).splitlines():
             values = parse_json(line, finite=True)
             yield int(values["index"]), values
     except (OSError, ValueError, KeyError, TypeError) as error:

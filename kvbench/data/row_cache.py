@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import find_obstacle, hash_content, write_beside
+from kvbench.core.files import find_obstacle, hash_content, read_bytes, write_beside
 from kvbench.data import flatten
 from kvbench.data.flatten import ColumnType, FlatRow, find_kinds, flatten_run, merge_kinds
 from kvbench.runs.record.results import FILE, read_results
@@ -133,7 +133,7 @@ def _read_cache(path: Path) -> dict[str, _CachedRow]:
     """Return the undamaged rows of this version, by folder; none if the file is missing or unreadable."""
     polars = import_polars()
     try:
-        rows = polars.read_parquet(path.read_bytes()).select(_CachedRow._fields).iter_rows()
+        rows = polars.read_parquet(read_bytes(path)).select(_CachedRow._fields).iter_rows()
         return {row.folder: row for row in map(_CachedRow._make, rows) if row.crc == row.checksum}
     except (OSError, polars.exceptions.PolarsError, polars.exceptions.PanicException):
         return {}

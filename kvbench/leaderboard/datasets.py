@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_path, hash_values
+from kvbench.core.files import hash_path, hash_values, read_text
 from kvbench.core.names import clean_name, make_printable, make_writable
 from kvbench.core.plain_yaml import parse_yaml
 from kvbench.data.bounded import read_table
@@ -178,7 +178,7 @@ def _read_author(card: Path) -> str | None:
         ConfigError: the metadata are damaged.
         OSError, ValueError: the card cannot be read.
     """
-    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    text = read_text(card) if card.is_file() else ""
     try:
         values = parse_yaml(text.split("---\n")[1]) if text.startswith("---\n") else None
     except ValueError as error:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 from kvbench.core.names import clean_name
 from kvbench.leaderboard.datasets import Dataset
 from kvbench.verify.document import PREFIX
@@ -78,7 +78,7 @@ def choose_checked(verifications: Iterable[Verification], path: str) -> tuple[Ve
 def _read(path: Path) -> tuple[str, Verification] | None:
     """Return the hash of the list of files that an outcome is of, and the outcome; None for a damaged file."""
     try:
-        values = parse_json(path.read_text(encoding="utf-8"), finite=True)
+        values = parse_json(read_text(path), finite=True)
         runs = {str(one["run"]): _read_checked(one) for one in values["runs"]}
         whole = runs.pop(WHOLE, None)
         if whole is not None:

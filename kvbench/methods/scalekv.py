@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.shared.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.shared.capacities import Ints, fill_gaps, shrink_early
@@ -243,7 +243,7 @@ def read_capacities(path: Path, spec: ModelSpec, budget: Budget) -> Ints:
         ValueError: unreadable, another number of layers or scales, or more tokens than the budget.
     """
     try:
-        content = parse_json(path.read_text())
+        content = parse_json(read_text(path))
         scales = len(spec.segments)
         capacities = np.array([[end] * spec.layers for end in spec.ends[:-1]], np.int64)
         for name, entry in content.items():

@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 from kvbench.models.files.checkpoints import GGUF, WeightsError
 from kvbench.models.files.gguf import read_gguf
 from kvbench.models.files.gguf_tokenizer import make_tokenizer
@@ -199,7 +199,7 @@ def read_tokenizer(
     folder = source.locate()
     try:
         if (folder / WORDS).is_file():
-            return WordTokens(parse_json((folder / WORDS).read_text(encoding="utf-8")))
+            return WordTokens(parse_json(read_text(folder / WORDS)))
         return ChatTokenizer(folder, thinking=thinking, chat=chat, stops=stops)
     except ImportError:
         raise WeightsError(f"{source.key}: install the `text` extra, which reads the tokenizer") from None

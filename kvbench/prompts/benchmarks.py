@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 from kvbench.eval.alignment.geneval2 import parse_line
 from kvbench.eval.alignment.oneig import CLASSES
-from kvbench.eval.files.prompt_lines import read_text
 from kvbench.eval.files.samples import REWRITTEN_FROM
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import Line

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.eval.files.prompt_lines import Entry, parse_json_lines, parse_lines, read_text
+from kvbench.core.files import read_text
+from kvbench.eval.files.prompt_lines import Entry, parse_json_lines, parse_lines
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
 
 
@@ -41,12 +42,9 @@ class PromptFile:
         """
         path = Path(self.path).expanduser()
         try:
-            special = path.exists() and not path.is_file()  # a pipe would block
-            text = "" if special else read_text(path)
+            text = read_text(path)
         except (OSError, ValueError) as error:
             raise ConfigError(f"prompts.path={path}: cannot be read ({error})") from None
-        if special:
-            raise ConfigError(f"prompts.path={path}: is not a regular file")
         if (null := text.find("\0")) >= 0:
             line = text.count("\n", 0, null) + 1
             raise ConfigError(f"prompts.path={path}: is not text: line {line} has a null character")

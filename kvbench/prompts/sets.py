@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import resolve_path
+from kvbench.core.files import read_text, resolve_path
 from kvbench.eval.files.fetch import download_file
-from kvbench.eval.files.prompt_lines import check_letters, read_text
+from kvbench.eval.files.prompt_lines import check_letters
 from kvbench.eval.files.weights import Weight, WeightError
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
 

@@ -6,8 +6,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json
-from kvbench.eval.files.prompt_lines import check_letters, check_record, parse_lines, read_text
+from kvbench.core.files import parse_json, read_text
+from kvbench.eval.files.prompt_lines import check_letters, check_record, parse_lines
 
 DOMAINS = ("manuals", "novels", "code", "chat")
 """Domains of the texts that ship, folders of `kvbench/assets/texts`."""
@@ -36,8 +36,6 @@ def read_own(path: Path) -> tuple[TextEntry, ...]:
     for file in found:
         if file.suffix not in (".txt", ".jsonl"):
             raise ConfigError(f"prompts.path={path}: must be .txt, .jsonl or a folder of .txt files")
-        if file.exists() and not file.is_file():  # a pipe would block
-            raise ConfigError(f"prompts.path={file}: is not a regular file")
         try:
             text = read_text(file)
             check_letters(text)

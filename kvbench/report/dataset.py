@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_path, hash_values, name_sample
+from kvbench.core.files import check_file, hash_path, hash_values, name_sample, read_text
 from kvbench.core.links import find_leaving_link
 from kvbench.data.frames import frame_runs, samples_df
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
@@ -224,7 +224,7 @@ def write_card(
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False
     )
     environment.filters["plain"] = escape_markdown
-    return environment.from_string(card.read_text(encoding="utf-8")).render(
+    return environment.from_string(read_text(card)).render(
         licence=licence,
         repo=repo,
         author=author,
@@ -256,7 +256,7 @@ def _copy(folder: Path, paths: Iterable[Path]) -> None:
     folder.mkdir(parents=True)
     for path in paths:
         if path.is_file():
-            shutil.copyfile(path, folder / path.name)
+            shutil.copyfile(check_file(path), folder / path.name)
 
 
 def _link(source: Path, target: Path, names: Iterable[str]) -> None:
@@ -267,7 +267,7 @@ def _link(source: Path, target: Path, names: Iterable[str]) -> None:
         try:
             os.link(path.resolve(), place)
         except OSError:  # another disk, or one without links
-            shutil.copyfile(path, place)
+            shutil.copyfile(check_file(path), place)
 
 
 def _write_records(run: Path, target: Path, samples: Sequence[Path]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import find_obstacle, hash_path
+from kvbench.core.files import find_obstacle, hash_path, read_text
 
 FILE_LIST = "SHA256SUMS"
 """List of all other files of a publication, which `sha256sum -c` checks."""
@@ -126,7 +126,7 @@ def _read_file_list(folder: Path) -> dict[str, str]:
     path = folder / FILE_LIST
     if path.is_symlink() or not path.is_file():
         return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_text(path).splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
-from kvbench.core.files import hash_values, parse_json, resolve_path, write_whole
+from kvbench.core.files import hash_values, parse_json, read_text, resolve_path, write_whole
 from kvbench.eval.protocol.records import read_fields
 from kvbench.runs.record.results import Outcome, read_results
 
@@ -50,7 +50,7 @@ def recall(runs_dir: Path, config: Mapping[str, object], method: str) -> Outcome
         ConfigError: the run's results are damaged.
     """
     try:
-        call = read_fields(_Call, parse_json(_path(runs_dir, config, method).read_text(encoding="utf-8")))
+        call = read_fields(_Call, parse_json(read_text(_path(runs_dir, config, method))))
         if any(_stamp(Path(path)) != stamp for path, stamp in call.stamps.items()):
             return None
     except (OSError, ValueError):

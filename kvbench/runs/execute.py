@@ -11,6 +11,7 @@ import yaml
 
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
+from kvbench.core.files import read_bytes
 from kvbench.eval.files.kinds import find_kind
 from kvbench.runs.check import check_job
 from kvbench.runs.code import describe_classes, describe_code
@@ -172,7 +173,7 @@ def _describe_provenance(job: Job, calibrations: Calibrations) -> dict[str, obje
 def _is_whole_yaml(path: Path) -> bool:
     """Return whether a YAML file exists and holds keys."""
     try:
-        return isinstance(yaml.safe_load(path.read_bytes()), dict)
+        return isinstance(yaml.safe_load(read_bytes(path)), dict)
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return False
 

@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kvbench.core.files import resolve_path, write_whole
-from kvbench.eval.files.prompt_lines import read_text
+from kvbench.core.files import read_text, resolve_path, write_whole
 from kvbench.scenes import grammar
 from kvbench.scenes.vocabulary import Vocabulary
 

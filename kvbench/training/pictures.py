@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from kvbench.core.files import hash_content, parse_json
+from kvbench.core.files import hash_content, parse_json, read_bytes
+from kvbench.eval.files.pictures import open_picture as open_image
 from kvbench.scenes.names import Name
 
 Colour = tuple[int, int, int]
@@ -65,7 +66,7 @@ def list_names(folder: Path) -> tuple[Name, ...]:
         ValueError: `LIST` or a picture is not as in the package.
     """
     try:
-        entries = sorted(parse_json((folder / LIST).read_bytes()), key=lambda entry: int(entry["sort_order"]))
+        entries = sorted(parse_json(read_bytes(folder / LIST)), key=lambda entry: int(entry["sort_order"]))
         drawn = [entry for entry in entries if entry["category"] in CATEGORIES]
         rows = [(clean_name(str(one["name"])), str(one["category"]), str(one["image"])) for one in drawn]
     except (KeyError, TypeError, ValueError) as error:
@@ -148,7 +149,7 @@ def draw_variant(picture: Image.Image, background: str, variant: Variant) -> Pix
 
 
 def _open(folder: Path, picture: str) -> Image.Image:
-    with Image.open(folder / PICTURES / picture) as image:
+    with open_image(folder / PICTURES / picture) as image:
         if image.size != (64, 64):
             raise ValueError(f"{PICTURES}/{picture}: {image.width} x {image.height}, needed: 64 x 64")
         return image.convert("RGBA")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.core.config import ConfigError
+from kvbench.core.files import read_text
 from kvbench.data.bounded import TooLargeError, read_table
 from kvbench.eval.files.samples import read_samples
 from kvbench.report.dataset import CARD, RUNS_FILE, SAMPLES_FILE, PublishedRun, read_runs
@@ -104,7 +105,7 @@ def _find_difference(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] |
 def _list_table(card: Path, table: str) -> list[str]:
     """Return the lines of a card's table of runs, which begins with the same heading as `table`."""
     heading = table.splitlines()[0]
-    lines = card.read_text(encoding="utf-8").splitlines() if card.is_file() else []
+    lines = read_text(card).splitlines() if card.is_file() else []
     start = lines.index(heading) if heading in lines else len(lines)
     stop = next((i for i in range(start, len(lines)) if not lines[i].startswith("|")), len(lines))
     return lines[start:stop]

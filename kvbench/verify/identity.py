@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvbench.core.files import hash_values, parse_json
+from kvbench.core.files import hash_values, parse_json, read_bytes, read_text
 from kvbench.core.plain_yaml import parse_yaml
 from kvbench.runs.code import describe_classes, describe_code
 from kvbench.runs.job import Job
@@ -44,7 +44,7 @@ class Recordings(NamedTuple):
 def read_recordings(folder: Path) -> Recordings:
     """Read the files that describe a run's origin; missing and damaged ones are empty."""
     try:
-        config = parse_yaml((folder / "config.yaml").read_bytes())
+        config = parse_yaml(read_bytes(folder / "config.yaml"))
     except (OSError, ValueError):
         config = None
     provenance, code = (_read_object(folder / name) for name in ("provenance.json", CODE_FILE))
@@ -53,7 +53,7 @@ def read_recordings(folder: Path) -> Recordings:
 
 def _read_object(path: Path) -> Mapping[str, Any]:
     try:
-        values = parse_json(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path))
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

@@ -1,16 +1,14 @@
 """Samples that are drawn again in their batches, and their comparison with the stored ones and their costs."""
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from kvbench.core.budget import Budget
-from kvbench.core.files import hash_content
+from kvbench.core.files import hash_content, read_bytes
 from kvbench.eval.files.kinds import IMAGES, READINGS, SampleKind, find_kind
 from kvbench.eval.files.pictures import open_picture
 from kvbench.eval.files.samples import SampleSetError
@@ -121,7 +119,7 @@ def _compare_sample(stored: Path, drawn: bytes, kind: SampleKind, rule: Rule) ->
         return _compare_images(stored, drawn, rule)
     if kind is READINGS:
         return compare_readings(stored, drawn, exact=rule.exact), False
-    content = stored.read_bytes()
+    content = read_bytes(stored)
     if content == drawn:
         return None, False
     position = next((i for i, (a, b) in enumerate(zip(content, drawn, strict=False)) if a != b), None)
@@ -135,7 +133,7 @@ def _compare_images(stored: Path, drawn: bytes, rule: Rule) -> tuple[str | None,
     The stored one is a stranger's: it is decoded only if its header is of a PNG file of the drawn one's size.
     """
     try:
-        with Image.open(io.BytesIO(drawn)) as right, open_picture(stored) as image:
+        with open_picture(stored, drawn) as right, open_picture(stored) as image:
             if image.format != "PNG":
                 return f"is a file of {image.format}, not of PNG", False
             if image.size != right.size:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvbench.core.files import parse_json, resolve_path
+from kvbench.core.files import parse_json, read_text, resolve_path
 from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.protocol.base import Result, evaluate
 from kvbench.eval.protocol.records import strict
@@ -145,7 +145,7 @@ def _read_rows(path: Path) -> Mapping[int, Mapping[str, Any]]:
     if not path.is_file():
         return {}
     try:
-        rows = [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [parse_json(line) for line in read_text(path).splitlines()]
         return {int(row["index"]): row for row in rows}
     except (ValueError, KeyError, TypeError):
         return {-1: {}}

@@ -167,7 +167,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (f"task=status work.folder={'x' * 300}", "work.folder: a name of 300 characters is too long"),
             (
                 "prompts=file prompts.path=../files/pipe.txt",
-                "prompts.path=../files/pipe.txt: is not a regular file",
+                "prompts.path=../files/pipe.txt: cannot be read ([Errno 22] not a regular file: ",
             ),
             (
                 "prompts=file prompts.path=../files/null.jsonl",

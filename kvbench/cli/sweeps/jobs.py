@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from kvbench.cli.config.command import SWEEP_TASKS
 from kvbench.cli.sweeps.sweeper import OWN_KEYS, split_product
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_values, parse_json, remove_unfinished, write_whole
+from kvbench.core.files import hash_values, parse_json, read_bytes, read_text, remove_unfinished, write_whole
 
 Outcome = Literal["missing", "started", "finished", "failed", "dropped"]
 
@@ -183,7 +183,7 @@ def name_sweep(folder: Path, name: str | None) -> None:
 def read_name(folder: Path) -> str | None:
     """Return the name of a sweep; None if it has none."""
     try:
-        return (folder / NAME).read_text(encoding="utf-8").strip() or None
+        return read_text(folder / NAME).strip() or None
     except (OSError, ValueError):
         return None
 
@@ -257,7 +257,7 @@ def read_entries(folder: Path) -> list[Entry]:
     """
     path = folder / PLAN
     try:
-        jobs = parse_json(path.read_bytes())
+        jobs = parse_json(read_bytes(path))
         if not (isinstance(jobs, list) and all(map(_are_words, jobs))):
             raise ValueError("not a list of lists of words")
     except ValueError as error:
@@ -271,7 +271,7 @@ def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> Entry:
     """Return the entry of a job; a missing one if none was written, a failed one if its file is damaged."""
     entry, path = Entry(number, overrides), _name(folder, number)
     try:
-        entry = _make_entry(number, parse_json(path.read_bytes(), finite=True))
+        entry = _make_entry(number, parse_json(read_bytes(path), finite=True))
     except FileNotFoundError:
         pass
     except (ValueError, KeyError) as error:

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from kvbench.cli.sweeps.jobs import Entry, claim_of, read_entries
 from kvbench.core.background import repeating
 from kvbench.core.claims import is_held, read_clock
+from kvbench.core.files import read_bytes
 
 PACE_WINDOW = 600.0
 """Seconds over which the pace is measured."""
@@ -99,7 +100,7 @@ def count_drawn(run: Path, count: int) -> int:
     if (run / "results.json").is_file():
         return count
     records = run / "samples.jsonl"
-    return min(count, records.read_bytes().count(b"\n")) if records.is_file() else 0
+    return min(count, read_bytes(records).count(b"\n")) if records.is_file() else 0
 
 
 def measure_pace(folder: Path, runs: Sequence[Path]) -> float | None:

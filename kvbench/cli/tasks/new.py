@@ -13,6 +13,7 @@ from kvbench.cli.config.compose import hydra_of_kvbench
 from kvbench.cli.config.search_path import list_choices
 from kvbench.cli.console import say
 from kvbench.core.config import ConfigError
+from kvbench.core.files import read_text
 from kvbench.core.plugins import GROUP
 
 USAGE = "kvbench new method NAME | kvbench new package NAME"
@@ -86,7 +87,7 @@ def find_place(folder: Path) -> Place:
         tests = folder / "tests" / "methods"
         return Place("kvbench.methods", folder / "kvbench/methods", folder / "conf", tests, "python run.py")
     try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        project = tomllib.loads(read_text(folder / "pyproject.toml"))["project"]
         package = next(iter(project["entry-points"][GROUP].values())).removesuffix(".conf")
     except (OSError, ValueError, KeyError, AttributeError, StopIteration):
         raise ConfigError(

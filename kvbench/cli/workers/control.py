@@ -7,7 +7,7 @@ from typing import Literal
 from kvbench.cli.sweeps.jobs import Entry, drop_of, forget, note_requeue, read_entries
 from kvbench.cli.workers.hosts import readmit_hosts
 from kvbench.core.config import ConfigError
-from kvbench.core.files import write_whole
+from kvbench.core.files import read_text, write_whole
 
 HELD = "held"
 """Marker file. Empty: workers pause. With `STOP`: workers started before it end."""
@@ -76,7 +76,7 @@ def read_hold(folder: Path, since: float = 0.0) -> Literal["pause", "stop"] | No
     """
     path = folder / HELD
     try:
-        if path.read_text(encoding="utf-8", errors="replace").strip() != STOP:
+        if read_text(path, errors="replace").strip() != STOP:
             return "pause"
         return "stop" if path.stat().st_mtime > since else None
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvbench.cli.config.messages import is_expected
 from kvbench.cli.sweeps.jobs import note_requeue, read_entry, write_entry
-from kvbench.core.files import parse_json, write_whole
+from kvbench.core.files import parse_json, read_bytes, write_whole
 
 FOLDER = "hosts"
 """Subfolder of a sweep's folder."""
@@ -50,7 +50,7 @@ def read_stopped_hosts(folder: Path) -> dict[str, str]:
 
 def _read_reason(path: Path) -> str:
     try:
-        return str(parse_json(path.read_bytes())["reason"])
+        return str(parse_json(read_bytes(path))["reason"])
     except (ValueError, KeyError, TypeError):
         return f"a reason that cannot be read ({path} is damaged)"
 

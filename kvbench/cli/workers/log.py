@@ -13,7 +13,7 @@ from socket import gethostname
 from typing import IO, Any
 
 from kvbench.core.claims import claim, is_held, read_clock
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_bytes
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def _make_log(path: Path, lines: Sequence[Mapping[str, Any]], now: float) -> Wor
 
 def _parse(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a log up to an incomplete one."""
-    for line in path.read_bytes().split(b"\n"):
+    for line in read_bytes(path).split(b"\n"):
         try:
             yield parse_json(line, finite=True)
         except ValueError:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.core.files import parse_json, write_whole
+from kvbench.core.files import parse_json, read_text, write_whole
 from kvbench.core.segments import ModelSpec
 
 
@@ -21,7 +21,7 @@ def read_orders(path: Path, spec: ModelSpec, sinks: int) -> NDArray[np.int64]:
         ValueError: the file is not readable, has too few sources, or an order is not a permutation of all heads.
     """
     try:
-        content = parse_json(path.read_text())
+        content = parse_json(read_text(path))
     except (OSError, ValueError) as error:
         raise ValueError(f"method.orders={path}: cannot be read ({error})") from None
     lists = content.get("orders") if isinstance(content, dict) else content

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kvbench.core.config import UserError
-from kvbench.core.files import parse_json
+from kvbench.core.files import check_file, parse_json, read_bytes
 from kvbench.models.files.gguf import PackedTensor, read_gguf
 from kvbench.models.files.gguf_decoder import list_tensors
 
@@ -43,7 +43,7 @@ def read(path: Path) -> Mapping[str, object]:
     try:
         if path.is_dir():
             return _read_shards(path)
-        if path.suffix == ".safetensors":
+        if check_file(path).suffix == ".safetensors":
             return load_file(path)
         if path.suffix == GGUF:
             return list_tensors(read_gguf(path))
@@ -65,7 +65,7 @@ def read(path: Path) -> Mapping[str, object]:
 
 def _read_shards(folder: Path) -> Mapping[str, object]:
     if (folder / WHOLE).is_file():
-        return load_file(folder / WHOLE)
+        return load_file(check_file(folder / WHOLE))
     for name in (f"{WHOLE}.index.json", "pytorch_model.bin.index.json"):
         if (folder / name).is_file():
             return _join_shards(folder, _read_index(folder / name))
@@ -74,7 +74,7 @@ def _read_shards(folder: Path) -> Mapping[str, object]:
 
 def _read_index(path: Path) -> dict[str, list[str]]:
     """Return the tensors of each shard, shards in order."""
-    index = parse_json(path.read_bytes())
+    index = parse_json(read_bytes(path))
     places = index.get("weight_map") if isinstance(index, Mapping) else None
     if not isinstance(places, Mapping) or not all(isinstance(shard, str) for shard in places.values()):
         raise ValueError(f"{path.name} has no weight_map of tensors and their files")

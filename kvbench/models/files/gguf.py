@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvbench.core.files import MAX_STREAMED, open_file
+
 Value = bool | int | float | str | list[bool | int | float | str]
 """Value of a metadata key."""
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -165,7 +167,7 @@ def read_gguf(path: Path) -> Gguf:
         OSError: the file cannot be opened.
         ValueError: it is truncated, of another format or version, or a tensor is stored in a type that is not read.
     """
-    with path.open("rb") as file:
+    with open_file(path, MAX_STREAMED) as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise ValueError("it does not begin with GGUF")
         cursor = _Cursor(data := mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from kvbench.core.claims import claim
 from kvbench.core.config import UserError
-from kvbench.core.files import count_free_bytes, hash_values, parse_json, write_whole
+from kvbench.core.files import count_free_bytes, hash_values, parse_json, read_text, write_whole
 from kvbench.models.files.downloads import Blob, download
 from kvbench.models.files.stored import choose_files, find_home
 
@@ -188,7 +188,7 @@ def _announce(todo: Sequence[Listing], cache: Path) -> None:
 
 def _read_record(part: RepoPart) -> Listing | None:
     try:
-        record = parse_json(part.record.read_text())
+        record = parse_json(read_text(part.record))
         return Listing(part, record["commit"], record["sizes"], Path(record["folder"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -197,7 +197,7 @@ def _read_record(part: RepoPart) -> Listing | None:
 def _list_cached(part: RepoPart, cache: Path) -> Listing:
     """Return the listing of a part in the Hub's own cache, which other programs may have filled."""
     branch = cache / "refs" / part.revision
-    commit = branch.read_text().strip() if branch.is_file() else part.revision
+    commit = read_text(branch).strip() if branch.is_file() else part.revision
     folder = cache / "snapshots" / commit
     names = {
         str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_files, hash_values, write_beside, write_whole
+from kvbench.core.files import check_file, hash_files, hash_values, read_text, write_beside, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +89,11 @@ def digest_files(files: Sequence[Path]) -> str:
     key = hash_values([[name, s.st_size, s.st_mtime_ns, s.st_ino] for name, s in states])
     cached = find_home() / "digests" / key
     if cached.is_file():
-        return cached.read_text()
+        return read_text(cached)
     try:
         with claim(cached.with_name(f".{key}")):
             if cached.is_file():
-                return cached.read_text()
+                return read_text(cached)
             digest = hash_files(files)
             # A recent file may change again without a later time of modification.
             if time.time() - max(state.st_mtime for _, state in states) > SETTLING_TIME:
@@ -171,6 +171,6 @@ def _copy_changed(pairs: Sequence[tuple[Path, Path]], digest: str) -> None:
         log.warning("%s: the staged copy has other contents than its source; copied again", copies[0].parent)
     for source, copy in pairs:
         with write_beside(copy) as partial:
-            shutil.copyfile(source, partial)
+            shutil.copyfile(check_file(source), partial)
     if digest_files(copies) != digest:
         raise OSError("the copy differs from its source, which was changed or cannot be read reliably")

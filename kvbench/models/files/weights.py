@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvbench.core.claims import claim
-from kvbench.core.files import resolve_path, write_whole
+from kvbench.core.files import read_text, resolve_path, write_whole
 from kvbench.models.files.checkpoints import Clean, WeightsError, is_safe, read, split_layers
 from kvbench.models.files.hub import HubError, Listing, RepoPart, fetch, find_fetched, list_part
 from kvbench.models.files.stored import find_digest, find_home, stage, write_tensors
@@ -200,4 +200,4 @@ def _read_converted(target: Path, note: Path) -> str | None:
     if not (target.is_file() and note.is_file()):
         return None
     content = find_digest(target)
-    return content if note.read_text() == content else None
+    return content if read_text(note) == content else None

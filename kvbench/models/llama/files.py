@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from kvbench.core.files import parse_json, resolve_path
+from kvbench.core.files import parse_json, read_text, resolve_path
 from kvbench.models.files.checkpoints import GGUF, WeightsError
 from kvbench.models.files.gguf import Gguf, read_gguf
 from kvbench.models.files.weights import Source
@@ -85,7 +85,7 @@ def _look_inside(source: Source, folder: Path) -> Path:
 
 def _read(source: Source, path: Path) -> tuple[Mapping[str, object], str]:
     try:
-        values = parse_json(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path))
         if not isinstance(values, Mapping):
             raise ValueError("it is not an object")
     except (OSError, ValueError) as error:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.weights import Source
 from kvbench.models.parts.decoder import DecoderConfig
@@ -88,7 +88,7 @@ def _find_config(place: Path) -> Path | None:
 def _read_config(source: Source, path: Path, section: str) -> dict[str, object]:
     """Return the values in a part of `config.json`; a key in a nested object has the names of both, with a dot."""
     try:
-        values = parse_json(path.read_text(encoding="utf-8"))
+        values = parse_json(read_text(path))
         values = values.get(section, {}) if section else values
         found = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
     except (OSError, ValueError, AttributeError) as error:

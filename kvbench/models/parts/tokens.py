@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from kvbench.core.files import hash_content, hash_path
+from kvbench.core.files import check_file, hash_content, hash_path
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.weights import Source
 
@@ -78,7 +78,7 @@ def open_tokenizer(path: Path) -> "Reader":
     from tokenizers import Tokenizer
 
     try:
-        reader = Tokenizer.from_file(str(path))
+        reader = Tokenizer.from_file(str(check_file(path)))
     except Exception as error:  # the library raises nothing more particular
         raise ValueError(str(error)) from None
     # A file may contain the length of its last text, which official programs reset.

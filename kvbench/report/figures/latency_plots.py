@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_bytes
 from kvbench.report.figures.method_styles import choose_styles
 from kvbench.report.figures.styles import strip_frame
 
@@ -38,7 +38,7 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
     profiles: dict[str, dict[str, list[Timing]]] = {}
     for path in sorted((runs_dir / "profile").glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
         try:
-            values = parse_json(path.read_bytes())
+            values = parse_json(read_bytes(path))
             if values["status"] != "done":
                 continue
             machine, rows = values["provenance"], [row for row in values["rows"] if row["status"] == "ok"]

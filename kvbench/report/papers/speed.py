@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 from kvbench.engine.memory import MIB, PAPER_BYTES
 from kvbench.report.papers.published import PublishedTable, Settings, find, model_of
 from kvbench.report.tables import Row, publish
@@ -149,7 +149,7 @@ def read_timings(paths: Sequence[Path]) -> list[Timing]:
     timings: list[Timing] = []
     for path in dict.fromkeys(paths):
         try:
-            contents = parse_json(path.read_text(encoding="utf-8"))
+            contents = parse_json(read_text(path))
             timings += [Timing(contents, row) for row in contents["rows"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(

@@ -10,6 +10,7 @@ from rich.console import Console
 from safetensors import safe_open
 from torch import Tensor
 
+from kvbench.core.files import check_file
 from kvbench.methods.heatkv.scores import rank_heads, scas
 from kvbench.report.figures.draw import NOT_INSTALLED, can_draw
 from kvbench.report.papers.published import PublishedTable, parse_number
@@ -80,7 +81,7 @@ def show_stability(
 def _load_masses(paths: Sequence[Path]) -> list[Tensor]:
     masses = []
     for path in dict.fromkeys(paths):
-        with safe_open(path, framework="pt") as file:
+        with safe_open(check_file(path), framework="pt") as file:
             if MASS_TENSOR in file.keys():  # noqa: SIM118 (not a dict)
                 masses.append(file.get_tensor(MASS_TENSOR))
     return masses

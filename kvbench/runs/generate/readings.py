@@ -8,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kvbench.core.config import ConfigError
+from kvbench.core.files import check_file
 from kvbench.engine.cache import KVCache
 from kvbench.eval.files.readings import STATES
 from kvbench.models.noise import Noise
@@ -43,7 +44,7 @@ def read_batch(
 def _read_full(path: Path) -> tuple[Tensor, Tensor]:
     """Return the tokens and the hidden states of the full cache's reading."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(check_file(path), framework="pt") as file:
             return file.get_tensor("tokens"), file.get_tensor(STATES)
     except (OSError, SafetensorError) as error:
         raise ConfigError(

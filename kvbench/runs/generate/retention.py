@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.eval.protocol.records import read_fields
 
@@ -62,7 +62,7 @@ def read_retention(folder: Path) -> Retention | None:
     if not path.is_file():
         return None
     try:
-        values = parse_json(path.read_text(encoding="utf-8"), finite=True)
+        values = parse_json(read_text(path), finite=True)
         retention = read_fields(Retention, values)
         if values["schema_version"] != SCHEMA_VERSION:
             raise ValueError(

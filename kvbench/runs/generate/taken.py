@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import write_beside
+from kvbench.core.files import check_file, write_beside
 from kvbench.runs.generate.retention import FILE as RETENTION
 from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.job import Job
@@ -105,6 +105,6 @@ def _leave_out_first_batch(
         return records
     if {record["index"] for record in records} >= {*range(retention.prompts)}:
         with write_beside(folder.path / RETENTION) as beside:
-            shutil.copyfile(source / RETENTION, beside)
+            shutil.copyfile(check_file(source / RETENTION), beside)
         return records
     return [record for record in records if int(str(record["index"])) >= retention.prompts]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvbench.core.checkout import ROOT, run_git
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 from kvbench.core.source import Code
 from kvbench.runs.record.folder import RunFolder
 from kvbench.runs.record.results import FILE as RESULTS_FILE
@@ -51,7 +51,7 @@ def describe_change(folder: Path, plain: str, codes: Mapping[str, Code]) -> str 
     others = [path for path in folder.parent.glob(f"{label}-*/{FILE}") if path.parent != folder]
     for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
-            record = parse_json(path.read_text(encoding="utf-8"))
+            record = parse_json(read_text(path))
             known = {part: record[part]["definitions"] for part in codes if record["plain"] == plain}
         except (OSError, ValueError, KeyError, TypeError):  # a damaged record of another run does no harm
             continue

@@ -19,7 +19,16 @@ from typing import NamedTuple
 
 from kvbench.core.claims import claim, remove_lapsed
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_content, hash_path, naming, parse_json, remove_unfinished, write_whole
+from kvbench.core.files import (
+    hash_content,
+    hash_path,
+    naming,
+    parse_json,
+    read_bytes,
+    read_text,
+    remove_unfinished,
+    write_whole,
+)
 from kvbench.eval.files.kinds import IMAGES, SampleKind
 from kvbench.runs.record.results import FILE
 from kvbench.runs.run_hash import Identity
@@ -100,7 +109,7 @@ class RunFolder:
         if not path.is_file():
             return None
         try:
-            values = parse_json(path.read_text(encoding="utf-8"), finite=True)
+            values = parse_json(read_text(path), finite=True)
             if not isinstance(values, dict):
                 raise ValueError("not an object")
         except ValueError as error:
@@ -116,7 +125,7 @@ class RunFolder:
         with self.locked():
             line = f"{'done' if self.finished() else status}\n".encode()
             path = self.path / "status"
-            if not path.is_file() or path.read_bytes() != line:
+            if not path.is_file() or read_bytes(path) != line:
                 write_whole(path, line)
 
     def remove_leftovers(self) -> None:
@@ -211,7 +220,7 @@ class RunFolder:
             samples = {index: {**sample, "meta": metadata[index]} for index, sample in samples.items()}
         content = "".join(json.dumps(samples[index]) + "\n" for index in expected)
         with self.locked():
-            if (self.path / RECORDS).read_text(encoding="utf-8") != content:
+            if read_text(self.path / RECORDS) != content:
                 self.write(RECORDS, content)
         return [samples[index] for index in expected]
 
@@ -247,7 +256,7 @@ class RunFolder:
         if state != self._known_at:
             inode, size, _ = self._known_at or (None, 0, 0)
             start = size if state[0] == inode and state[1] > size else 0
-            content = path.read_bytes()
+            content = read_bytes(path)
             lines = content[: content.rfind(b"\n") + 1]
             if lines != content:
                 os.truncate(path, len(lines))
@@ -263,7 +272,7 @@ def read_records(folder: Path) -> dict[int, SampleRecord]:
         ConfigError: a line is not a record.
     """
     path = folder / RECORDS
-    content = path.read_bytes() if path.is_file() else b""
+    content = read_bytes(path) if path.is_file() else b""
     return dict(sorted(_read_records(path, content[: content.rfind(b"\n") + 1], 0).items()))
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_content, hash_path, write_beside
+from kvbench.core.files import MAX_STREAMED, check_file, hash_path, read_bytes, write_beside
 from kvbench.core.links import find_leaving_link
 from kvbench.eval.files.kinds import SampleKind, find_stored_kind
 from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
@@ -194,8 +194,8 @@ def _add(folder: RunFolder, path: Path, kind: SampleKind, records: Iterable[Samp
     samples: list[tuple[SampleRecord, bytes]] = []
     for record in records:
         file = kind.find(path, int(str(record["index"])))
-        if file.is_file() and hash_content(content := file.read_bytes()) == record["sha256"]:
-            samples.append((record, content))
+        if file.is_file() and hash_path(file) == record["sha256"]:
+            samples.append((record, read_bytes(file, MAX_STREAMED)))
     folder.add([record for record, _ in samples], [content for _, content in samples])
     return len(samples)
 
@@ -208,4 +208,4 @@ def _copy_missing(source: Path, target: Path, names: Iterable[str]) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     with write_beside(target) as beside:
-        shutil.copyfile(source, beside)
+        shutil.copyfile(check_file(source), beside)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 from kvbench.runs.record.folder import RunFolder
 
 FILE = "provenance.json"
@@ -52,7 +52,7 @@ def add_origins(folder: RunFolder, origins: Iterable[Origin]) -> None:
 def read_origins(path: Path) -> list[Origin]:
     """Return the origins of the run in a folder; none if they are not recorded or the file is damaged."""
     try:
-        provenance = parse_json((path / FILE).read_text(encoding="utf-8"))
+        provenance = parse_json(read_text(path / FILE))
     except (OSError, ValueError):
         return []
     return list_origins(provenance) if isinstance(provenance, dict) else []

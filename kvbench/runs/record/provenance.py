@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 from kvbench.core.checkout import ROOT, find_built_commit, run_git
-from kvbench.core.files import hash_content
+from kvbench.core.files import hash_content, read_bytes
 from kvbench.core.plugins import find_plugins
 from kvbench.kernels.attention_paths import describe_paths
 from kvbench.kernels.batch_invariance import FLAGS, MATMUL, is_batch_invariant
@@ -88,7 +88,7 @@ def find_commit() -> dict[str, str] | None:
     added = run_git("ls-files", "--others", "--exclude-standard", "-z", "--", *CODE)
     if commit is None or changes is None or added is None:
         return {"commit": built, "diff_sha256": ""} if (built := find_built_commit()) else None
-    contents = [name.encode() + (ROOT / name).read_bytes() for name in added.split("\0") if name]
+    contents = [name.encode() + read_bytes(ROOT / name) for name in added.split("\0") if name]
     return {
         "commit": commit.strip(),
         "diff_sha256": hash_content(changes, *contents) if changes or contents else "",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvbench.core.budget import BudgetUnit
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 from kvbench.engine.ledger import Step
 from kvbench.eval.files.prompt_lines import check_letters
 from kvbench.eval.protocol.records import read_fields
@@ -299,7 +299,7 @@ def read_results(folder: Path) -> Results | None:
         return None
     remedy = "delete it and start the run again: its samples are kept"
     try:
-        content = path.read_text(encoding="utf-8")
+        content = read_text(path)
         values = parse_json(content, finite=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); {remedy}") from None

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvbench.core.files import parse_json
+from kvbench.core.files import parse_json, read_text
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind
 from kvbench.runs.record.results import Results
 
@@ -24,7 +24,7 @@ def read_scores(folder: Path, results: Results) -> dict[int, Scores]:
     """
     values: dict[int, dict[str, float | None]] = {}
     for path in sorted((folder / "metrics").glob("*.samples.jsonl")):
-        for row in map(parse_json, path.read_text(encoding="utf-8").splitlines()):
+        for row in map(parse_json, read_text(path).splitlines()):
             scores = values.setdefault(row["index"], {})
             for name in results.metrics.keys() & row.keys():
                 scores[name] = None if row[name] is None else float(row[name])

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_content
+from kvbench.core.files import hash_content, read_text
 from kvbench.eval.files.kinds import IMAGES, TEXTS, find_stored_kind
+from kvbench.eval.files.pictures import open_picture
 from kvbench.eval.files.samples import read_samples
 from kvbench.runs.record.folder import slug
 from kvbench.runs.record.results import Results
@@ -207,5 +208,7 @@ def _list_sides(folder: Path, results: Results) -> dict[str, Path]:
 
 def _show_sample(module: Any, folder: Path, index: int) -> object:
     path = find_sample(folder, index)
-    is_text = find_stored_kind(folder) is TEXTS
-    return path.read_text(encoding="utf-8") if is_text else module.Image(str(path))
+    if find_stored_kind(folder) is TEXTS:
+        return read_text(path)
+    with open_picture(path):  # the package would open any format
+        return module.Image(str(path))

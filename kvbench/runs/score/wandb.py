@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.core.config import ConfigError
+from kvbench.core.files import read_text
 from kvbench.runs.record.folder import slug
 from kvbench.runs.score.entries import About, Entry, Tracker, shorten
 
@@ -77,7 +78,7 @@ class WandB(Tracker):
 
     def show_page(self, module: Any, page: Path) -> object | None:
         """Return the page as W&B's HTML panel."""
-        return module.Html(page.read_text(encoding="utf-8"), inject=False)
+        return module.Html(read_text(page), inject=False)
 
 
 def _has_key() -> bool:

@@ -12,8 +12,10 @@ import pytest
 from PIL import Image
 
 from kvbench.core.config import ConfigError
+from kvbench.core.files import read_bytes
 from kvbench.eval.__main__ import main
 from kvbench.eval.distribution.dataset import DatasetError, Pictures
+from kvbench.eval.files import image_folder
 from kvbench.eval.files.image_folder import PlainFolder, open_pair
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.paired.psnr import decibels
@@ -100,13 +102,12 @@ def test_names_are_in_natural_order(tmp_path: Path) -> None:
 def test_every_file_is_read_once(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     (pair[0] / "samples.jsonl").touch()  # a run folder and another one: both are folders of images
     opened: Counter[Path] = Counter()
-    open_file = Path.open
 
-    def count(self: Path, *arguments: object, **more: object) -> object:
-        opened[self] += 1
-        return open_file(self, *arguments, **more)
+    def count(path: Path) -> bytes:
+        opened[path] += 1
+        return read_bytes(path)
 
-    monkeypatch.setattr(Path, "open", count)
+    monkeypatch.setattr(image_folder, "read_bytes", count)
     open_pair(*pair)
     assert len(opened) == 8
     assert set(opened.values()) == {1}
