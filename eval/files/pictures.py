@@ -50,6 +50,8 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[Image.Image]
         flaw = f"has {width} x {height} pixels{BOUND}"
         if frames > 1:
             flaw = f"is animated: save one of its {frames} frames as an image"
+    except SampleSetError:  # of another picture, opened in the block
+        raise
     except Image.DecompressionBombError:
         flaw = f"has too many pixels{BOUND}"
     except UnidentifiedImageError as error:

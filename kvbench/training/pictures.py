@@ -150,6 +150,7 @@ def draw_variant(picture: Image.Image, background: str, variant: Variant) -> Pix
 
 def _open(folder: Path, picture: str) -> Image.Image:
     with open_image(folder / PICTURES / picture) as image:
-        if image.size != (64, 64):
-            raise ValueError(f"{PICTURES}/{picture}: {image.width} x {image.height}, needed: 64 x 64")
-        return image.convert("RGBA")
+        opened = image.convert("RGBA")
+    if opened.size != (64, 64):
+        raise ValueError(f"{PICTURES}/{picture}: {opened.width} x {opened.height}, needed: 64 x 64")
+    return opened
