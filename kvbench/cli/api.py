@@ -29,8 +29,8 @@ from kvbench.data.frames import samples_df
 from kvbench.data.row_cache import import_polars
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.scores import Metric
-from kvbench.runs.record.results import Latency, Memory, Outcome, Results, read_results
-from kvbench.runs.record.samples import find_sample
+from kvbench.runs.record.results import Latency, Memory, Outcome, Results
+from kvbench.runs.record.samples import find_sample, read_finished
 
 if TYPE_CHECKING:
     import polars as pl
@@ -66,7 +66,7 @@ class Run:
             ConfigError: the folder holds no finished run, or its results are damaged.
         """
         path = Path(folder).expanduser()
-        results = read_results(path)
+        results = read_finished(path)
         if results is None:
             raise ConfigError(f"{path}: is not the folder of a finished run")
         return cls(path, results, reused=True)

@@ -20,6 +20,7 @@ from kvbench.data.flatten import (
 )
 from kvbench.data.row_cache import JsonRows, import_polars, load_rows, scan_results
 from kvbench.runs.record.results import FILE, Results
+from kvbench.runs.record.samples import read_finished
 
 if TYPE_CHECKING:
     import polars as pl
@@ -76,7 +77,7 @@ def list_samples(folder: Path) -> list[FlatRow]:
     Raises:
         ConfigError: the run is not finished, or one of its files is damaged.
     """
-    if not (folder / FILE).is_file():
+    if read_finished(folder) is None:
         raise ConfigError(f"{folder}: is not a finished run; it has no {FILE}")
     place = f"{folder.absolute().parent.name}/{folder.absolute().name}"
     rows: dict[int, dict[str, Value]] = {}

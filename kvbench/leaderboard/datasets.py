@@ -15,7 +15,8 @@ from kvbench.eval.files.samples import Sample, read_samples
 from kvbench.report.dataset import CARD, PAGE, SAMPLES_FILE
 from kvbench.report.publication import FILE_LIST, join_names, list_changed
 from kvbench.runs.record.folder import RECORDS
-from kvbench.runs.record.results import FILE, Results, read_results
+from kvbench.runs.record.results import FILE, Results
+from kvbench.runs.record.samples import read_finished
 
 RUNS, TABLES = "runs", SAMPLES_FILE.parts[0]
 
@@ -151,7 +152,7 @@ def _read_entry(folder: Path, samples: Mapping[int, Sample]) -> Entry:
     Raises:
         ConfigError: its results are damaged, or are another run's.
     """
-    results, path = read_results(folder), f"{folder.parent.name}/{folder.name}"
+    results, path = read_finished(folder), f"{folder.parent.name}/{folder.name}"
     assert results is not None  # the caller has found the file
     if results.run != folder.name:
         raise ConfigError(f"{folder}: {FILE} is of {results.run}")

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.runs.record.results import FILE, Results, read_results
+from kvbench.runs.record.results import FILE, Results
+from kvbench.runs.record.samples import read_finished
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def _read_pairs(folders: Iterable[Path]) -> list[tuple[Path, Results]]:
     pairs = []
     for folder in folders:
         try:
-            run = read_results(folder)
+            run = read_finished(folder)
         except ConfigError as error:
             log.warning("left out: %s", error)
             continue

@@ -30,7 +30,8 @@ from kvbench.report.publication import check_replaceable, replace_folder, write_
 from kvbench.report.runs_table import make_rows
 from kvbench.report.tables import escape_markdown, format_markdown
 from kvbench.runs.record.folder import RECORDS, read_records
-from kvbench.runs.record.results import FILE, Results, read_results
+from kvbench.runs.record.results import FILE, Results
+from kvbench.runs.record.samples import read_finished
 
 if TYPE_CHECKING:  # of the extra `data`
     import polars
@@ -83,7 +84,7 @@ def read_published(folders: Sequence[Path]) -> list[PublishedRun]:
 
 
 def _read_run(folder: Path, what: str) -> PublishedRun:
-    results = read_results(folder)
+    results = read_finished(folder)
     if results is None:
         raise ConfigError(f"{what} is not a finished run: it has no {FILE}; name folders like runs/MODEL/RUN")
     if (link := find_leaving_link(folder)) is not None:

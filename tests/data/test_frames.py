@@ -83,10 +83,10 @@ def test_a_sample_has_its_costs_and_its_values(runs: Path) -> None:
 
 
 def test_a_value_of_an_evaluator_does_not_hide_a_sample_s_own(tmp_path: Path) -> None:
-    write(tmp_path, run := made_up("own", 0.1, {"psnr": metric(PSNR, 30.0)}))
+    write(tmp_path, run := made_up("own", 0.1, {"psnr": metric(PSNR, 30.0)}, n=1))
     folder = tmp_path / run.model / run.run
     (folder / "metrics").mkdir()
-    own = {"index": 0, "prompt": "a cup", "seed": 7, "seconds": 1.5}
+    own = {"index": 0, "prompt": "a cup", "seed": 7, "seconds": 1.5, "sha256": ""}
     (folder / "samples.jsonl").write_text(json.dumps(own) + "\n")
     scored = {"index": 0, "seed": 8, "seconds": 9.0, "psnr": 30.0}
     (folder / "metrics" / "psnr-uint8.samples.jsonl").write_text(json.dumps(scored) + "\n")
@@ -164,8 +164,8 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, runs: Path) -> None:
         kvbench.samples_df([runs / "fake"])
     write(tmp_path, made_up("a", 0.1, {}))
     [path] = tmp_path.rglob("results.json")
-    (path.parent / "samples.jsonl").write_text('{"index": 0}\n[]\n')
-    with pytest.raises(ConfigError, match=r"samples\.jsonl: damaged \(TypeError .*\); run it again"):
+    (path.parent / "samples.jsonl").write_text('{"index": 0, "sha256": ""}\n[]\n')
+    with pytest.raises(ConfigError, match=r"samples\.jsonl: damaged \(line 2: TypeError .*\); delete it"):
         kvbench.samples_df(tmp_path)
     path.write_text("{")
     with pytest.raises(ConfigError, match=r"results\.json: cannot be read"):

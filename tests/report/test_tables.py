@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -150,6 +151,8 @@ def test_report_reads_folders_and_writes_beside_them(
         folder = tmp_path / "infinity_tiny" / run.run
         folder.mkdir(parents=True)
         (folder / "results.json").write_text(run.to_json())
+        records = (json.dumps({"index": index, "sha256": ""}) + "\n" for index in range(run.n))
+        (folder / "samples.jsonl").write_text("".join(records))
     (tmp_path / "infinity_tiny" / "unfinished").mkdir()
     assert sorted(collect_runs(tmp_path), key=str) == sorted(RUNS, key=str)
     write_report(tmp_path, collect_runs(tmp_path))

@@ -37,7 +37,8 @@ def read_all(folder: Path) -> dict[str, bytes]:
 def finish(folder: RunFolder, reference: str | None = None) -> None:
     """Write results that say nothing but which run this is and what it is compared with."""
     folder.write("metrics/psnr.json", "{}")
-    results = replace(made_up("swa", 0.1, {}), run=folder.path.name, reference=reference)
+    run = made_up("swa", 0.1, {}, n=len(folder.recorded()))
+    results = replace(run, run=folder.path.name, reference=reference)
     folder.write("results.json", results.to_json())
     folder.note("done")
 

@@ -14,7 +14,8 @@ from kvbench.core.links import find_leaving_link
 from kvbench.eval.files.kinds import SampleKind, find_stored_kind
 from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
 from kvbench.runs.record.origins import add_origins, read_origins
-from kvbench.runs.record.results import FILE, read_results
+from kvbench.runs.record.results import FILE, Results
+from kvbench.runs.record.samples import read_finished
 from kvbench.runs.run_hash import Identity
 
 BATCH_SIZE = 64
@@ -93,7 +94,7 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
     for one in (path, target):
         if one.exists() and (link := find_leaving_link(one, one.parent)) is not None:
             return Merged(name, problem=_describe_link(link))
-    read_results(path)  # nothing is copied of a run whose results are damaged
+    results = read_finished(path)  # nothing is copied of a run whose results are damaged
     theirs = list(read_records(path).values())
     folder = RunFolder(*where, kind=kind)
     with claim(folder.place("merge")):
@@ -113,7 +114,7 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
         if added < len(missing):
             return merged._replace(problem=f"{len(missing) - added} samples of {path} are damaged or missing")
         return merged._replace(
-            problem=_merge_results(path, folder, [int(str(one["index"])) for one in theirs])
+            problem=_merge_results(path, results, folder, [int(str(one["index"])) for one in theirs])
         )
 
 
@@ -135,7 +136,7 @@ def import_run(model: str, identity: Identity, runs_dir: Path, others: Sequence[
     folders = [path.parent for folder in others for path in sorted(Path(folder).expanduser().glob(pattern))]
     if not folders or any(runs_dir.glob(pattern)):
         return
-    results = read_results(folders[0])
+    results = read_finished(folders[0])
     if results is not None and results.reference is not None:
         merge_run(folders[0].with_name(results.reference), runs_dir)
     merge_run(folders[0], runs_dir)
@@ -148,9 +149,10 @@ def import_calibration(path: Path, others: Sequence[str]) -> None:
         _copy(source, path)
 
 
-def _merge_results(path: Path, folder: RunFolder, indices: Sequence[int]) -> str | None:
+def _merge_results(
+    path: Path, results: Results | None, folder: RunFolder, indices: Sequence[int]
+) -> str | None:
     """Copy the other files of a finished run, results last; return the problem, None if there is none."""
-    results = read_results(path)
     same = set(folder.samples()) == set(indices) and folder.path.name == path.name
     if results is None or folder.finished() or not same:
         return None  # nothing to copy, or not what was scored

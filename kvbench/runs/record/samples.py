@@ -1,15 +1,32 @@
-"""Samples of a finished run: their files and metrics."""
+"""Samples of a finished run: their records, files and metrics."""
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json, read_text
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind
-from kvbench.runs.record.results import Results
+from kvbench.runs.record.folder import RECORDS, read_records
+from kvbench.runs.record.results import FILE, Results, read_results
 
 Scores = Mapping[str, float | None]
 """Values of one sample by metric; None if undefined, such as the PSNR of equal images."""
+
+
+def read_finished(folder: Path) -> Results | None:
+    """Read the results of a run folder, which has a record of each sample; None if there are none yet.
+
+    Raises:
+        ConfigError: results or records are damaged, or their numbers of samples differ.
+    """
+    results = read_results(folder)
+    if results is not None and (count := len(read_records(folder))) != results.n:
+        raise ConfigError(
+            f"{folder / RECORDS}: has {count} records, {FILE} has n = {results.n}; start the run again, which "
+            "draws what is missing, or copy its folder again"
+        )
+    return results
 
 
 def find_sample(folder: Path, index: int) -> Path:
