@@ -18,7 +18,7 @@ from kvbench.models.outputs import ReadText
 from kvbench.models.reading.base import OwnReadable, PassedText, ReadableModel
 from kvbench.models.reading.compare import compare_states, pack_bits
 from kvbench.models.reading.scales import list_groups
-from kvbench.models.reading.schedule import LaidText, Schedule, lay_text, plan_schedule
+from kvbench.models.reading.schedule import LaidText, Schedule, lay_text, measure, plan_schedule
 from kvbench.models.text_tokens import TextTokenizer
 
 M = TypeVar("M", bound=OwnReadable)
@@ -222,13 +222,13 @@ class TextReader(Reader[ReadableModel]):
 
     @cached_property
     def schedule(self) -> Schedule:
-        """Common schedule of the texts.
+        """Common schedule of the texts; the tokenizer is opened only if it decides their number of tokens.
 
         Raises:
             ValueError: naming a text that has too few tokens.
             WeightsError: the tokenizer is missing.
         """
-        texts = [self._lay(prompt) for prompt in self._readings]
+        texts = [measure(reading) or self._lay(prompt) for prompt, reading in self._readings.items()]
         chunked = next(iter(self._readings.values())).chunked
         return plan_schedule(texts, self.inner.chunk, chunked=chunked)
 

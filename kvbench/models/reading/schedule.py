@@ -73,6 +73,15 @@ def lay_text(reading: Reading, encode: Callable[[str, bool], list[int]]) -> Laid
     return LaidText(tuple(token for row in rows for token in row), given, cuts)
 
 
+def measure(reading: Reading) -> LaidText | None:
+    """Return the layout of a text without its tokens, which are 0; None if a tokenizer decides their number."""
+    counts = [part.tokens for part in reading.parts]
+    known = [count for count in counts if count is not None and count != FILL]
+    if reading.given is None or reading.cuts or len(known) < len(counts):
+        return None
+    return LaidText((0,) * sum(known), reading.given, ())
+
+
 def _count_others(parts: Sequence[Part], rows: Sequence[Sequence[int]]) -> int:
     """Return the tokens of a context without the part that fills it."""
     pairs = list(zip(parts, rows, strict=True))[:-1]

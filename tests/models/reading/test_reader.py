@@ -23,8 +23,9 @@ from kvbench.models.parts.text_sampling import TextSampling
 from kvbench.models.reading.base import PassedText
 from kvbench.models.reading.reader import OwnReader, Reader, TextReader
 from kvbench.models.reading.scales import ForcedScales
+from kvbench.prompts.texts import Texts
 from tests.support.engine import open_cache
-from tests.support.small_models import SMALL_QWEN3, load
+from tests.support.small_models import SMALL_QWEN3, configured, load
 
 CAPACITY = 9
 TEXTS = {"one": 40, "two": 37}
@@ -73,6 +74,21 @@ class MaskedCache:
 
 def causal(query: int, key: int) -> bool:
     return key <= query
+
+
+def test_texts_of_a_given_length_are_planned_from_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule of `model=qwen3_8b` and its default prompts, without the Hub."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the network is asked")
+
+    monkeypatch.setattr("kvbench.models.files.weights.list_part", refuse)
+    readings = {
+        prompt.text: prompt.reading for prompt in Texts().load() if isinstance(prompt.reading, Reading)
+    }
+    spec = TextReader(configured("model=qwen3_8b"), readings, {}).spec
+    assert spec.lengths == (4, *[128] * 5, 127)
+    assert (spec.layers, spec.heads, spec.head_dim) == (36, 8, 128)
 
 
 def test_the_full_cache_reads_as_plain_attention(reader: TextReader) -> None:

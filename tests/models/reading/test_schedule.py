@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.core.reading import FILL, Part, Reading
-from kvbench.models.reading.schedule import LaidText, Schedule, lay_text, plan_schedule
+from kvbench.models.reading.schedule import LaidText, Schedule, lay_text, measure, plan_schedule
 
 
 def letters(text: str, first: bool) -> list[int]:
@@ -40,6 +40,23 @@ HAY, NEEDLE, ASK = "abcdefghij", "<7>", "?"
 )
 def test_parts_are_cut_and_joined(reading: Reading, expected: tuple[str, int, tuple[int, ...]]) -> None:
     assert lay(reading) == expected
+
+
+@pytest.mark.parametrize(
+    ("reading", "known"),
+    [
+        (Reading((Part("abcdef", 5),), given=3), True),
+        (Reading((Part("abc", 2), Part("def", 3)), given=3), True),
+        (Reading((Part("abcdef"),), given=3), False),
+        (Reading((Part("abc", 2), Part("de", 2))), False),
+        (Reading((Part("abc", 2), Part("de", FILL), Part("fg", 2)), given=3, context=4), False),
+        (Reading((Part("abc", 2), Part("def", 3)), given=3, cuts=(1,)), False),
+    ],
+)
+def test_a_text_with_given_numbers_of_tokens_needs_no_tokenizer(reading: Reading, known: bool) -> None:
+    laid = lay_text(reading, letters)
+    expected = LaidText((0,) * len(laid.tokens), laid.given, laid.cuts)
+    assert measure(reading) == (expected if known else None)
 
 
 @pytest.mark.parametrize(
