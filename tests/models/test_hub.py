@@ -33,6 +33,7 @@ REPOS = {
     "owner/t5": T5,
     "owner/model": {"net.pth": b"nnnnmmmmoooo", "other.pth": b"o" * 99, "in/model.safetensors": b"i"},
 }
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 NEEDED = sorted(
     name
     for name in T5
@@ -99,6 +100,16 @@ def test_a_download_resumes_in_the_middle_of_a_file(hub: FakeHub) -> None:
     assert NET.locate().read_bytes() == REPOS["owner/model"]["net.pth"]
     assert hub.sent == [("net.pth", 6)]
     assert not list(hub.cache.rglob("*.incomplete"))
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("source", [NET, Source("key", repo="owner/t5", file="config.json")])
+def test_a_gated_model_says_what_to_do(hub: FakeHub, source: Source, status: int) -> None:
+    """Everyone may list its files; large ones and small ones are refused on different ways."""
+    hub.gated = status
+    line = f"^{source.repo}: accept its conditions on its page, then `hf auth login`$"
+    with pytest.raises(WeightsError, match=line):
+        source.locate()
 
 
 def test_whole_files_stay_when_a_download_ends(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +191,21 @@ def test_a_full_disk_is_reported_before_a_download(hub: FakeHub, monkeypatch: py
 def test_where_there_is_no_safetensors_file_torch_files_are_read() -> None:
     names = ["pytorch_model.bin", "config.json", "README.md", ".gitattributes", "images/a.json"]
     assert choose_files(names) == ["config.json", "pytorch_model.bin"]
+
+
+@pytest.mark.parametrize(
+    ("names", "left_out"),
+    [
+        (["consolidated.safetensors", *SHARDS, "model.safetensors.index.json"], ["consolidated.safetensors"]),
+        (["consolidated.safetensors", "model.safetensors", *SHARDS], ["consolidated.safetensors", *SHARDS]),
+        (["adapter_model.safetensors", "model.fp16.safetensors", "model.safetensors", "tokenizer.json"],
+         ["adapter_model.safetensors", "model.fp16.safetensors"]),
+        (["first.safetensors", "model.safetensors.index.json", "second.safetensors"], []),
+    ],
+)  # fmt: skip
+def test_a_second_copy_of_the_weights_is_left_out(names: list[str], left_out: list[str]) -> None:
+    """As in mistralai/Mistral-7B-Instruct-v0.3: 14.5 GB of shards beside 14.5 GB for another program."""
+    assert choose_files(names) == [name for name in sorted(names) if name not in left_out]
 
 
 def test_digests_of_folders_leave_documents_and_time_stamps_out(tmp_path: Path) -> None:

@@ -23,13 +23,15 @@ NOWHERE = "http://127.0.0.1:9"
 class FakeHub:
     """A Hub that `huggingface_hub` downloads from: contents by repository and file, which `cache` receives.
 
-    A download of `breaks_at` ends in the middle; without `ranges` no file is served in parts. `asked` has the listed
-    repositories and revisions, `sent` the downloaded files with the number of bytes sent.
+    A download of `breaks_at` ends in the middle; without `ranges` no file is served in parts; `gated` is the status in
+    which files are refused. `asked` has the listed repositories and revisions, `sent` the downloaded files with the
+    number of bytes sent.
     """
 
     def __init__(self, repos: Mapping[str, Mapping[str, bytes]], monkeypatch: Any, cache: Path) -> None:
         self.repos, self.cache, self.ranges = repos, cache, True
         self.breaks_at: str | None = None
+        self.gated: int | None = None
         self.asked: list[tuple[str, str]] = []
         self.sent: list[tuple[str, int]] = []
         self._monkeypatch = monkeypatch
@@ -82,6 +84,8 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if listed := re.fullmatch(r"/api/models/(\w+/\w+)/(revision|tree)/(\w+)", path):
             self._list(*listed.groups())
+        elif self.hub.gated is not None:
+            self._answer(self.hub.gated, b"", {"X-Error-Code": "GatedRepo"})
         elif found := re.fullmatch(r"/(\w+/\w+)/resolve/(\w+)/(.+)", path):
             self._send(found[3], self.hub.repos[found[1]][found[3]])
         else:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from urllib.error import HTTPError
 
 from kvbench.core.claims import claim
 from kvbench.core.config import UserError
@@ -18,6 +19,10 @@ from kvbench.models.files.downloads import Blob, download
 from kvbench.models.files.stored import choose_files, find_home
 
 log = logging.getLogger(__name__)
+
+
+CONDITIONS = "{repo}: accept its conditions on its page, then `hf auth login`"
+"""Message about a repository whose files are not sent to everyone, although all can list them."""
 
 
 class HubError(UserError, RuntimeError):
@@ -123,7 +128,7 @@ def list_part(part: RepoPart) -> Listing:
             part.repo, revision=known.commit if known else part.revision, files_metadata=True
         )
     except GatedRepoError:
-        raise HubError(f"{part.repo}: accept its conditions on its page, then `hf auth login`") from None
+        raise HubError(CONDITIONS.format(repo=part.repo)) from None
     except OfflineModeIsEnabled:
         return _list_cached(part, cache)
     except Exception as error:  # the library's transport has its own errors
@@ -157,10 +162,22 @@ def fetch(listings: Sequence[Listing]) -> None:
                     # Fetches the small files, and links the large ones into the snapshot.
                     snapshot_download(part.repo, revision=listing.commit, allow_patterns=names)
                 except Exception as error:  # as above
+                    if _is_gated(error):
+                        raise HubError(CONDITIONS.format(repo=part.repo)) from None
                     raise HubError(
                         f"the download of {part} ended early ({str(error).splitlines()[0]}); run it again to resume"
                     ) from None
             write_whole(part.record, json.dumps({**asdict(listing), "folder": str(listing.folder)}))
+
+
+def _is_gated(error: Exception) -> bool:
+    """Return whether the Hub refused a file because its reader is unknown or has not accepted the conditions."""
+    from huggingface_hub.errors import GatedRepoError
+
+    return isinstance(error, GatedRepoError) or (
+        isinstance(error, HTTPError)
+        and (error.code == 401 or error.headers.get("X-Error-Code") == "GatedRepo")
+    )
 
 
 def format_bytes(size: int) -> str:

@@ -6,6 +6,7 @@ Digests and converted files are in `$KVBENCH_WEIGHTS` (~/.cache/kvbench/weights 
 import json
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from torch import Tensor
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
 from kvbench.core.files import check_file, hash_files, hash_values, read_text, write_beside, write_whole
+from kvbench.models.files.checkpoints import WHOLE
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,8 @@ SETTLING_TIME = 2.0
 """Seconds after a change until another change is certain to have a later time of modification."""
 WEIGHT_SUFFIXES = (".json", ".safetensors", ".bin", ".model", ".jinja", ".txt")
 """Suffixes of the files of a folder that are read: weights, settings, tokenizers."""
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+"""Names of the parts of a model's weights, which its index lists."""
 HEADER_BYTES = 1 << 20
 """Bytes reserved for a file's header, which is written last and padded with spaces."""
 DTYPES = {
@@ -43,7 +47,8 @@ def find_home() -> Path:
 def choose_files(names: Iterable[str]) -> list[str]:
     """Return the names of a folder's files that are read, sorted; weights in several formats only as safetensors.
 
-    Documentation, time stamps of downloads, weights of other programs and subfolders are omitted.
+    Documentation, time stamps of downloads, weights of other programs (such as `consolidated.safetensors`, a second
+    copy in Mistral's repositories) and subfolders are omitted.
 
     >>> choose_files(["README.md", "config.json", "model.safetensors", "pytorch_model.bin", "onnx/model.onnx"])
     ['config.json', 'model.safetensors']
@@ -53,9 +58,12 @@ def choose_files(names: Iterable[str]) -> list[str]:
         for name in names
         if "/" not in name and not name.startswith(".") and name.endswith(WEIGHT_SUFFIXES)
     )
-    if any(name.endswith(".safetensors") for name in matches):
-        return [name for name in matches if not name.endswith((".bin", ".bin.index.json"))]
-    return matches
+    weights = [name for name in matches if name.endswith(".safetensors")]
+    if not weights:
+        return matches
+    parts = [WHOLE] if WHOLE in weights else [name for name in weights if SHARD.fullmatch(name)]
+    unread = set(weights).difference(parts or weights)
+    return [name for name in matches if name not in unread and not name.endswith((".bin", ".bin.index.json"))]
 
 
 def list_files(path: Path) -> list[Path]:
