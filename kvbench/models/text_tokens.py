@@ -21,6 +21,9 @@ DATE = date(2024, 7, 26)
 """Day that chat templates which name today's date name in its place; prompts do not depend on the day of the run."""
 WORDS = "vocabulary.json"
 """Name of the tokenizer's file for models with a list of words."""
+FRONTS = ("\n", "a")
+"""Texts in front of a part that is encoded in its place, and cut off again; the second one for parts with a space or a
+line break in front, which a tokenizer may join to the first."""
 
 
 class TextTokenizer(Tokenizer):
@@ -28,9 +31,11 @@ class TextTokenizer(Tokenizer):
 
     Attributes:
         ends: tokens that end a text.
+        spaced: whether a space is put before every text that is encoded, as SentencePiece does by default.
     """
 
     ends: tuple[int, ...]
+    spaced: bool = False
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
@@ -94,11 +99,13 @@ class ChatTokenizer(TextTokenizer):
         others = [pad] if stops is None else stops
         self.ends = tuple(dict.fromkeys(token for token in (end, *others) if token is not None))
         self.pad = self.ends[0] if pad is None else pad
+        self._letter = self._encode("a")
+        self.spaced = self.decode(self._letter * 2) != "aa"
 
     def encode(self, prompt: str) -> list[int]:
         """Return the tokens of a user's question up to the beginning of the answer; without a chat, of the prompt."""
         if not self._chat:
-            return list(self._reader(prompt)["input_ids"])
+            return self._encode(prompt, special=True)
         text = self._reader.apply_chat_template(
             [{"role": "user", "content": prompt}],
             tokenize=False,
@@ -106,17 +113,45 @@ class ChatTokenizer(TextTokenizer):
             enable_thinking=self._thinking,
             chat_template=self._template,
         )
-        return list(self._reader(text, add_special_tokens=False)["input_ids"])
+        return self._encode(text)
 
     def encode_part(self, text: str, *, first: bool) -> list[int]:
-        """Return the tokens of a part of a text, without a chat."""
-        return list(self._reader(text, add_special_tokens=first)["input_ids"])
+        """Return the tokens of a part of a text, without a chat.
+
+        A tokenizer that puts a space before every text encodes a later part behind another text, which is cut off.
+
+        Raises:
+            ValueError: it does not tell where the part begins.
+        """
+        if first or not self.spaced:
+            return self._encode(text, special=first)
+        for front in FRONTS if self._reader.is_fast else ():
+            found = self._reader(front + text, add_special_tokens=False, return_offsets_mapping=True)
+            spans, begin = found["offset_mapping"], len(front)
+            if all(end <= begin or start >= begin for start, end in spans):
+                return [
+                    token
+                    for token, (start, _) in zip(found["input_ids"], spans, strict=True)
+                    if start >= begin
+                ]
+        raise ValueError(
+            "the tokenizer puts a space before every text and does not tell where its parts begin; give "
+            "model.sources.weights a folder with tokenizer.json"
+        )
+
+    def _encode(self, text: str, *, special: bool = False) -> list[int]:
+        return list(self._reader(text, add_special_tokens=special)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, thoughts included, without special tokens."""
         # A file may ask for a clean-up of English in which `x != y` becomes `x!= y`.
         text = self._reader.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
+
+    def spell(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """Return the characters of each token behind others; a text's first token is decoded without its space."""
+        begin = len(self.decode(self._letter))
+        return tuple(self.decode([*self._letter, token])[begin:] for token in tokens)
 
 
 class WordTokens(TextTokenizer):

@@ -2,6 +2,7 @@
 
 import json
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.reading.reader import TextReader
 from kvbench.models.reading.schedule import LaidText
+from kvbench.models.text_tokens import read_tokenizer
+from kvbench.prompts.retrieval import Passkey, PlantedFacts
 from tests.support import reference_qwen3 as reference
 from tests.support.engine import open_cache
 from tests.support.places import GOLDENS
@@ -45,6 +48,26 @@ def test_tokens_of_chats_are_those_of_transformers(loaded: Any) -> None:
     numbers = loaded._text.encode_part("\n\n1.", first=True)
     assert loaded._text.spell(numbers) == ("\n\n", "1", ".")
     assert loaded._text.ends == (2, 0)
+
+
+@installed
+def test_parts_keep_their_tokens_with_and_without_a_space_before_every_text(tmp_path: Path) -> None:
+    """Every text of several parts on the pages has the tokens that transformers gives each part alone."""
+    tokenizers = pytest.importorskip("tokenizers")
+    own = configured("model=smollm2_135m").open_tokenizer()
+    reader = own._reader
+    reader.save_pretrained(tmp_path)
+    whole = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    whole.normalizer = tokenizers.normalizers.Prepend(" ")
+    whole.save(str(tmp_path / "tokenizer.json"))
+    spaced = read_tokenizer(Source("weights", str(tmp_path)), thinking=False)
+    assert (own.spaced, spaced.spaced) == (False, True)
+    sets = [Passkey(), Passkey(asked="after"), PlantedFacts(), Passkey(context=4096, count=5)]
+    for prompt in [prompt for source in sets for prompt in source.load()]:
+        for number, part in enumerate(prompt.reading.parts):
+            alone = reader(part.text, add_special_tokens=False)["input_ids"]
+            assert own.encode_part(part.text, first=not number) == alone
+            assert not number or spaced.encode_part(part.text, first=False) == alone
 
 
 def read_at_once(model: TextDecoder, rows: list[list[int]]) -> Tensor:
