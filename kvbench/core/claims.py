@@ -15,13 +15,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, BinaryIO, Literal
 
 from kvbench.core.background import repeating
-from kvbench.core.files import name_machine, naming, parse_json
+from kvbench.core.files import name_machine, naming, open_file, parse_json
 
 LAPSE = 60.0
 """Default seconds without a touch after which a claim has lapsed."""
+MAX_LAPSE = 86400.0
+"""Longest lapse in seconds; a claim that promises another has the default."""
+MAX_BYTES = 4096
+"""Bytes of a claim that are read."""
 TOUCHES_PER_LAPSE = 6
 """Touches of a claim by its holder in that time."""
 MIN_PAUSE, MAX_PAUSE = 0.002, 0.2
@@ -69,8 +73,11 @@ def claim(path: Path, *, wait: bool = True, lapse: float = LAPSE) -> Iterator[bo
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a living process holds a claim."""
-    return _judge(path) == "held"
+    """Return whether a living process holds a claim; nobody holds what cannot be read as one, such as a folder."""
+    try:
+        return _judge(path) == "held"
+    except OSError:
+        return False
 
 
 def remove_lapsed(path: Path) -> bool:
@@ -111,7 +118,7 @@ def _make(path: Path, lapse: float) -> IO[str] | None:
     return file
 
 
-def _lock(file: IO[str], kind: int) -> bool:
+def _lock(file: IO[Any], kind: int) -> bool:
     """Lock a file while it is open; return False if its file system has no locks or it is locked."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
@@ -120,23 +127,27 @@ def _lock(file: IO[str], kind: int) -> bool:
     return True
 
 
-def _touch(file: IO[str]) -> None:
+def _touch(file: IO[Any]) -> None:
     """Set an open file's time to the file system's; ignore errors."""
     with suppress(OSError):
         os.utime(file.fileno())
 
 
 def _judge(path: Path) -> Literal["free", "held", "lapsed"]:
-    """Return the state of a claim. Opening its file makes a file server report its newest time.
+    """Return the state of a claim.
 
     A claim whose time is further ahead than its lapse is touched here; a dead holder's then lapses like any other.
+
+    Raises:
+        OSError: something else is in its place; the error names it.
     """
+    if (file := _open(path)) is None:
+        return "free"
     try:
-        with path.open() as file:
-            about = _read(file)
-            if about.get("machine") == MACHINE:
+        with file:
+            machine, lapse = _read(file)
+            if machine == MACHINE:
                 return "lapsed" if _lock(file, fcntl.LOCK_SH) else "held"
-            lapse = float(about.get("lapse", LAPSE))
             age = read_clock(path.parent) - os.fstat(file.fileno()).st_mtime
             if age < -lapse:
                 _touch(file)
@@ -147,13 +158,28 @@ def _judge(path: Path) -> Literal["free", "held", "lapsed"]:
     return "lapsed" if age > lapse else "held"
 
 
-def _read(file: IO[str]) -> dict[str, str | float]:
-    """Return the contents of a claim; empty before its holder has written them."""
+def _open(path: Path) -> BinaryIO | None:
+    """Open a claim, which makes a file server report its newest time; None if there is none."""
     try:
-        about = parse_json(file.read())
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "Is a symbolic link")
+        return open_file(path)
+    except OSError as error:
+        if error.errno in MISSING_FILE_ERRORS:
+            return None
+        raise OSError(error.errno, f"{error.strerror}, in place of a claim; remove it", str(path)) from None
+
+
+def _read(file: BinaryIO) -> tuple[object, float]:
+    """Return machine and lapse of a claim; None and the default before its holder has written them."""
+    try:
+        about = parse_json(file.read(MAX_BYTES))
     except ValueError:
-        return {}
-    return about if isinstance(about, dict) else {}
+        about = None
+    known = about if isinstance(about, dict) else {}
+    lapse = known.get("lapse")
+    is_valid = type(lapse) in (int, float) and 0 < lapse <= MAX_LAPSE  # false for NaN
+    return known.get("machine"), float(lapse) if is_valid else LAPSE
 
 
 def _is_same(file: IO[str], path: Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from kvbench.core.budget import UNITS, read_number
-from kvbench.core.claims import LAPSE
+from kvbench.core.claims import LAPSE, MAX_LAPSE
 from kvbench.core.config import (
     MAX_PROMPTS,
     MAX_SEED,
@@ -246,8 +246,10 @@ class WorkSettings:
     def __post_init__(self) -> None:
         check_range("work.workers", self.workers, 1, MAX_WORKERS)
         check_range("work.number", self.number, 0, MAX_WORKERS)
-        if not 0 < self.lapse < float("inf"):
-            raise ConfigError(f"work.lapse={self.lapse}: must be a positive number of seconds")
+        if not 0 < self.lapse <= MAX_LAPSE:
+            raise ConfigError(
+                f"work.lapse={self.lapse}: must be a positive number of seconds, at most {MAX_LAPSE:g}"
+            )
         for key, value in (("grace", self.grace), ("jitter", self.jitter)):
             if not 0 <= value <= MAX_REPEATS:
                 raise ConfigError(f"work.{key}={value}: must be a number of seconds, 0 or more")

@@ -100,6 +100,37 @@ def test_a_claim_of_another_machine_lapses_when_it_was_not_touched_as_promised(t
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "lapse", ["NaN", "Infinity", "1e300", "86401", "-5", "true", '"abc"', "null", "[1]", "{}"]
+)
+def test_a_promise_that_is_no_lapse_is_the_default(tmp_path: Path, lapse: str) -> None:
+    path = tmp_path / ".work"
+    for age, held in ((30, True), (61, False)):
+        make_elsewhere(path, lapse=1, age=age)
+        status = path.stat()
+        path.write_text(f'{{"machine": "elsewhere", "lapse": {lapse}}}')
+        os.utime(path, ns=(status.st_mtime_ns, status.st_mtime_ns))
+        assert is_held(path) is held
+    with claim(path, wait=False) as mine:
+        assert mine
+
+
+PLACES = {
+    "Is a directory": Path.mkdir,
+    "not a regular file": os.mkfifo,
+    "Is a symbolic link": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_what_is_no_claim_is_named_and_held_by_nobody(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / ".lock"
+    PLACES[kind](path)
+    assert not is_held(path)
+    with pytest.raises(OSError, match=f"{kind}, in place of a claim; remove it: '{path}'"), claim(path):
+        pass
+
+
 def test_a_dead_claim_from_the_future_lapses(tmp_path: Path) -> None:
     """The file server's clock was set back by an hour after the last touch."""
     path = tmp_path / ".work"

@@ -204,3 +204,21 @@ def test_shards_share_whole_blocks(count: int, size: int, shards: int) -> None:
 
 def test_slug_is_safe_in_a_path() -> None:
     assert slug("a/b c:0.1") == "a-b-c-0.1"
+
+
+@pytest.mark.parametrize("name", ["", "images", "samples.jsonl"])
+def test_nothing_is_written_through_a_link_out_of_a_run(tmp_path: Path, name: str) -> None:
+    """The folder, or something in it, is replaced while the run is drawn."""
+    folder = RunFolder(tmp_path / "runs", "m", IDENTITY)
+    folder.add(records([0]), images([0]))
+    theirs, place = tmp_path / "theirs", folder.path / name
+    place.rename(theirs)
+    place.symlink_to(theirs)
+    if theirs.is_file():
+        theirs.write_text("their last line")  # a run's own is cut off, as its process was killed
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    writes = [lambda: folder.add(records([1]), images([1])), folder.samples]
+    for write in writes if name != "images" else writes[:1]:
+        with pytest.raises(ConfigError, match=f"leads out of the run's folder, to {theirs}"):
+            write()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -83,6 +83,7 @@ class RunFolder:
         # It may exist under another name of the same method.
         paths = sorted((root / model).glob(f"*-{identity.hash}"))
         self.path = paths[0] if paths else root / model / f"{identity.label}-{identity.hash}"
+        self._home = os.path.realpath(self.path)
         self.kind = kind
         self._known: dict[int, SampleRecord] = {}
         self._known_at: FileState | None = None
@@ -95,7 +96,7 @@ class RunFolder:
 
     def write(self, name: str, content: str | bytes) -> Path:
         """Write a file of the folder atomically."""
-        path = self.path / name
+        path = self._own(self.path / name)
         write_whole(path, content)
         return path
 
@@ -137,7 +138,7 @@ class RunFolder:
 
     def place(self, work: str) -> Path:
         """Return the path of the claim on a piece of the run's work (`kvbench.core.claims.claim`)."""
-        return self.path / f".{slug(work)}"
+        return self._own(self.path / f".{slug(work)}")
 
     def is_whole(self, count: int, *, read: bool = True) -> bool:
         """Return whether the first `count` samples are recorded and, with `read`, undamaged.
@@ -179,7 +180,7 @@ class RunFolder:
             ConfigError: samples.jsonl is damaged.
         """
         encoded = [(self.kind.describe(one), self.kind.encode(one)) for one in outputs]
-        path = self.path / RECORDS
+        path = self._own(self.path / RECORDS)
         with self.locked():
             known = self._records()
             fresh: dict[int, tuple[SampleRecord, bytes]] = {}
@@ -192,7 +193,7 @@ class RunFolder:
             ):
                 (self.path / FILE).unlink(missing_ok=True)
             for index, (record, content) in fresh.items():
-                target = self._file(record)
+                target = self._own(self._file(record))
                 write_whole(target, content)
                 self._written[index] = _state(target)
             with naming(path), path.open("a") as file:
@@ -227,8 +228,20 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock records, results and status against other processes."""
-        with claim(self.path / ".lock"):
+        with claim(self.place("lock")):
             yield
+
+    def _own(self, path: Path) -> Path:
+        """Return a path to write to, if no link leads it out of the folder that was opened.
+
+        Raises:
+            ConfigError: a link does, which may be newer than this object.
+        """
+        if not (real := Path(os.path.realpath(path))).is_relative_to(self._home):
+            raise ConfigError(
+                f"{path}: leads out of the run's folder, to {real}; remove the symbolic link, then start the run again"
+            )
+        return path
 
     def _file(self, record: SampleRecord) -> Path:
         return self.kind.find(self.path, int(str(record["index"])))
@@ -259,7 +272,7 @@ class RunFolder:
             content = read_bytes(path)
             lines = content[: content.rfind(b"\n") + 1]
             if lines != content:
-                os.truncate(path, len(lines))
+                os.truncate(self._own(path), len(lines))
             known = self._known if start else {}
             self._known, self._known_at = known | _read_records(path, lines, start), _state(path)
         return self._known
