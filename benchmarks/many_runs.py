@@ -124,7 +124,7 @@ def make_run(model: str, method: str, budget: float, seed: int, prompts: int) ->
             gpu_peak_bytes=0, batch=8, paper_full_mib=24.7, paper_peak_mib=24.7 * budget, last_tokens=tokens,
             least_share=1.0, sequence_bytes=1024 * tokens, full_sequence_bytes=1024 * TOKENS, last_bytes=1024 * tokens,
         ),
-        latency=Latency(0.1 + number / 1e12, 0.1, 10.0, 8, "cpu"),
+        latency=Latency(0.1 + number / 1e12, 0.1, 10.0, 8, "cpu", "a processor", prompts),
         evaluated={stem.partition("-")[0]: Evaluated({"batch": 8}, "ok", "1") for stem in EVALUATORS},
         metrics=metrics,
         finished="2026-01-01T00:00:00+00:00",

@@ -1,5 +1,6 @@
 """Policy files (`task=export export.policy=`): decisions of a static method for other programs (docs/deploy.md)."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -14,7 +15,6 @@ from kvbench.methods.shared.base import Method, Observer
 from kvbench.runs.check import check_job
 from kvbench.runs.generate.batch import load
 from kvbench.runs.job import Job
-from kvbench.runs.job_identity import identify_method
 from kvbench.runs.prepare import calibrate_job, prepare_method
 
 VERSION = 1
@@ -106,7 +106,7 @@ def describe_policy(job: Job, schedule: Schedule, used: str | None) -> dict[str,
         "segments": [[segment.height, segment.width] for segment in spec.segments],
         "method": {
             "name": job.method_name,
-            "settings": identify_method(job.section("method"), object(), job.method),
+            "settings": job.section("method"),
         },
         "calibration_sha256": used,
         "budget": {
@@ -116,5 +116,5 @@ def describe_policy(job: Job, schedule: Schedule, used: str | None) -> dict[str,
             "peak_tokens": int(sum_tokens(lengths).max()),
         },
         "cache_dtype": settings.cache_dtype,
-        "storage": None if packing is None else packing.storage.describe(),
+        "storage": None if packing is None else asdict(packing.storage),
     }

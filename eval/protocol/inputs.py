@@ -34,15 +34,11 @@ def hash_inputs(evaluator: Evaluator, metadata: Sequence[Mapping[str, object]], 
     return inputs
 
 
-def find_changes(stored: Mapping[str, str] | None, inputs: Inputs) -> list[str]:
-    """Return the names of the inputs that changed since a result was stored.
-
-    What cannot be read now counts as unchanged. All inputs of a result that was stored without them count as changed.
-    """
-    before = stored or {}
-    names = dict.fromkeys((*before, *inputs))
+def find_changes(stored: Mapping[str, str], inputs: Inputs) -> list[str]:
+    """Return the names of the inputs that changed since a result was stored; what cannot be read now is unchanged."""
+    names = dict.fromkeys((*stored, *inputs))
     unreadable = {name for name, digest in inputs.items() if digest is None}
-    return [name for name in names if name not in unreadable and before.get(name) != inputs.get(name)]
+    return [name for name in names if name not in unreadable and stored.get(name) != inputs.get(name)]
 
 
 def _hash(values: object) -> str:

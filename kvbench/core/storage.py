@@ -1,6 +1,6 @@
 """Low-bit storage of keys and values: settings of a run, and precisions that a method chooses."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from kvbench.core.config import ConfigError
@@ -27,11 +27,6 @@ class Precision(NamedTuple):
     bits: int
     shared: bool = False
     predicted: bool = False
-
-    def __repr__(self) -> str:
-        """Return the fields; calibrations that are older than `predicted` are named without it."""
-        more = ", predicted=True" if self.predicted else ""
-        return f"Precision(bits={self.bits}, shared={self.shared}{more})"
 
 
 def find_stored_bits(bits: int, tokens: int) -> int:
@@ -145,11 +140,6 @@ class StorageConfig:
     def has_fixed_levels(self) -> bool:
         """Whether keys or values have levels that are fixed in advance, so that single tokens stay in 16 bits."""
         return bool({"codebook", "rotated"} & {self.keys, self.values})
-
-    def describe(self) -> dict[str, object]:
-        """Return the settings as records of runs have them: newer ones only if they are set."""
-        newer = {"key_bits": None, "value_bits": None, "exempt": 0, "centroids": None}
-        return {name: value for name, value in asdict(self).items() if newer.get(name, ...) != value}
 
 
 _BITS: dict[str, tuple[int, ...]] = {"rotated": (16, *ROTATED_BITS), "fp8": (8,)}

@@ -151,10 +151,7 @@ def _list_differences(
 
 
 def _resolve(value: object, run: Results) -> object:
-    """Return a setting of conf/ with `${key}` or `${oc.select:key,value}` replaced by the run's value of that key.
-
-    Runs from before a group was added have its default choice.
-    """
+    """Return a setting of conf/ with `${key}` or `${oc.select:key,value}` replaced by the run's value of that key."""
     pattern = r"\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}"
     reference = re.fullmatch(pattern, value) if isinstance(value, str) else None
     if reference is None:
@@ -162,9 +159,6 @@ def _resolve(value: object, run: Results) -> object:
     key, otherwise = reference.groups()
     if (found := run.setting(key)) is not None:
         return found
-    group, _, name = key.partition(".")
-    if group in DEFAULTS and group not in run.config:
-        return _load(f"{group}/{DEFAULTS[group]}").get(name)
     return None if otherwise is None else yaml.safe_load(otherwise)
 
 

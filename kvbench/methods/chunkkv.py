@@ -32,7 +32,7 @@ class ChunkKV(Wrapper):
     chunk: int = 20
 
     recordable: ClassVar[bool] = True
-    own_revision: ClassVar[int] = 1  # protected slots counted 0 in means; heads of short texts kept one set
+    revision: ClassVar[int] = 1  # protected slots counted 0 in means; heads of short texts kept one set
     limits = set_limits(chunk=Limit(1))
 
     @property

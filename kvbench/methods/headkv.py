@@ -1,6 +1,6 @@
 """HeadKV: local heads keep only the newest lines, global heads also keep history (arXiv:2605.20600)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.shared.base import ADDED_WITH_LEADING, SHARE, Artifact, Limit, Method, set_limits
+from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method, set_limits
 from kvbench.methods.shared.even_shares import share_by_head
 from kvbench.methods.shared.select import (
     BranchMode,
@@ -84,8 +84,7 @@ class HeadKV(Method):
     attention: LineAttention = "prob"
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
-    added: ClassVar[Mapping[str, object]] = ADDED_WITH_LEADING
-    text_revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
+    revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
     limits = set_limits(
         threshold=SHARE,
         ratio=SHARE,

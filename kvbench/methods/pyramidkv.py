@@ -31,7 +31,7 @@ class PyramidKV(WindowAttention):
 
     beta: float = 20
 
-    text_revision: ClassVar[int] = 1  # capacities were for the longest prompt
+    revision: ClassVar[int] = 3  # capacities were for the longest prompt of texts
     limits = set_limits(beta=Limit(1))
 
     @property

@@ -41,7 +41,7 @@ class Quest(Method):
 
     uses = Uses(sparse_reads=True)
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
-    text_revision: ClassVar[int] = 1  # beside a longer text, one that fits was read in part
+    revision: ClassVar[int] = 1  # beside a longer text, one that fits was read in part
     limits = set_limits(attention_budget=Limit(1), page=Limit(1), dense_layers=Limit(0))
 
     @property

@@ -28,7 +28,7 @@ class Random(Scored):
     seed: int = 0
 
     own_state: ClassVar[int] = 1
-    text_revision: ClassVar[int] = 1  # draws depended on the padding in front of a prompt
+    revision: ClassVar[int] = 2  # draws depended on the padding in front of a prompt
 
     @property
     def graph_obstacle(self) -> str:

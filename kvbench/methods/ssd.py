@@ -87,8 +87,7 @@ class SSD(Scored):
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
     own_state: ClassVar[int] = 1
-    revision: ClassVar[int] = 1  # the queries of a padded prompt counted more than others
-    text_revision: ClassVar[int] = 1  # capacities were for the longest prompt
+    revision: ClassVar[int] = 2  # capacities were for the longest prompt of texts
     limits = set_limits(
         threshold=SHARE,
         near=Limit(0),

@@ -1,6 +1,5 @@
 """StreamingLLM: attention sinks and a recent window."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import ADDED_WITH_LEADING, Artifact, Limit, Method, set_limits
+from kvbench.methods.shared.base import Artifact, Limit, Method, set_limits
 from kvbench.methods.shared.even_shares import share_evenly
 from kvbench.methods.shared.select import check_capacity, spread_capacity
 from kvbench.methods.shared.view import View
@@ -37,9 +36,7 @@ class StreamingLLM(Method):
 
     static: ClassVar[bool] = True
     limits = set_limits(leading=Limit(0))
-    revision: ClassVar[int] = 1  # the remainder of floor(B / T) was unused
-    text_revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
-    added: ClassVar[Mapping[str, object]] = ADDED_WITH_LEADING
+    revision: ClassVar[int] = 2  # padding in front of a prompt reduced what is kept
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse more sinks than the model has, and a budget below them or below one token per head."""

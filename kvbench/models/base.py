@@ -200,7 +200,6 @@ class Model(ModelDefaults, ABC):
         output: kind of its samples, `images` or `texts`.
         half: dtype of its blocks on a GPU, as in the official program's autocast.
         revision: increased when the same settings draw other samples than before, so that old runs are not reused.
-        added: settings that are newer than runs of the model, with the value of those runs, which identities leave out.
         unused: settings that change no sample, which identities leave out.
         processes: processes that share the model; set before `load`.
         weights_sha256: hash of the loaded weights, part of a run's identity; empty until `load`.
@@ -210,7 +209,6 @@ class Model(ModelDefaults, ABC):
     output: ClassVar[str] = "images"
     half: ClassVar[torch.dtype] = torch.bfloat16
     revision: ClassVar[int] = 0
-    added: ClassVar[Mapping[str, object]] = {}
     unused: ClassVar[tuple[str, ...]] = ()
     processes: Processes = ALONE
     weights_sha256: str = ""

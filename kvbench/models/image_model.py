@@ -66,7 +66,6 @@ class ImageModel(Model, Generic[N, T]):
 
     networks: ClassVar[tuple[Callable[[Any], Any], Callable[[Any], Any]]]  # make transformer and tokenizer
     decoding: ClassVar[Decoding] = Decoding()
-    added: ClassVar[Mapping[str, object]] = {"decoder_dtype": "float32", "rounding": "nearest"}
 
     @property
     @abstractmethod

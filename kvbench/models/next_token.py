@@ -1,7 +1,7 @@
 """Base classes of next-token models, whose decoder draws texts or images token by token."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -215,7 +215,6 @@ class PromptedImageModel(NextTokenImageModel[N, T]):
     prompt_tokens: int = 64
     rounding: Rounding = "truncate"
 
-    added: ClassVar[Mapping[str, object]] = {**ImageModel.added, "rounding": "truncate"}
     config_section: ClassVar[str] = ""  # of the language model in the config.json of `weights`
 
     def __post_init__(self) -> None:

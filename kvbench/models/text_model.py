@@ -83,6 +83,7 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
     tensor_parallel: int = 1
 
     output: ClassVar[str] = "texts"
+    revision: ClassVar[int] = 1  # top-k and top-p cut ties in an arbitrary order
 
     def __post_init__(self) -> None:
         require_positive("model", prompt_tokens=self.prompt_tokens, chunk=self.chunk)
@@ -114,12 +115,6 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
                 "prompts.length or prompts.context"
             )
         return replace(self.shape.describe(self.name, segments, 1), padding_counts=self.count_padding)
-
-    @property
-    def revision(self) -> int:  # type: ignore[override]  # depends on the settings
-        """1 where top-k or top-p cut ties in an arbitrary order before, 0 for other settings."""
-        sampling = self.sampling
-        return int(sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1))
 
     @property
     def parameters(self) -> int:

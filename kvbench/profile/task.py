@@ -176,10 +176,10 @@ def _hash_job(job: Job) -> str:
         asdict(job.settings.profile),
         job.settings.device,
         job.cache_plan.graph_obstacle is None,
-        *(["batch_invariant"] if job.settings.batch_invariant else []),
-        *([job.settings.noise] if job.settings.noise != "stream" else []),
+        job.settings.batch_invariant,
+        job.settings.noise,
         describe_dtype(job),
-        *([] if packing is None else [asdict(packing) | {"storage": packing.storage.describe()}]),
+        None if packing is None else asdict(packing),
         torch.get_num_threads(),
         job.prompts_sha256,
     ]

@@ -132,7 +132,7 @@ def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, 
         note = f"batch {memory.batch}; {rebuilt:.2f} during a layer's rebuild, {flying:.2f} more in flight{state}"
         yield "MiB stored", f"{memory.peak_bytes / MIB:.2f}", "", "", note
     notes = [latency.device, f"batch {latency.batch}"]
-    if latency.samples is not None and latency.others:
+    if latency.others:
         total = latency.samples + latency.others
         notes.append(
             f"of {latency.samples} of {total} samples: others had another batch size, machine or load"

@@ -30,16 +30,15 @@ def average_latency(every: Sequence[Latency]) -> Latency:
     """Return the mean times of the runs that ran under the most common condition; samples of others are counted."""
     conditions = [(one.batch, one.device, one.machine, one.busy) for one in every]
     chosen = max(conditions, key=lambda one: (conditions.count(one), one[0]))
-    total = sum((one.samples or 1) + one.others for one in every)
+    total = sum(one.samples + one.others for one in every)
     every = [one for one, condition in zip(every, conditions, strict=True) if condition == chosen]
-    samples = sum(one.samples or 1 for one in every)
+    samples = sum(one.samples for one in every)
     means: dict[str, object] = {}
     for name in TIMES:
         known = [value for one in every if isinstance(value := getattr(one, name), int | float)]
         if known:
             means[name] = fmean(known)
-    known_samples = None if any(one.samples is None for one in every) else samples
-    return replace(every[0], **means, samples=known_samples, others=total - samples)  # type: ignore[arg-type]
+    return replace(every[0], **means, samples=samples, others=total - samples)  # type: ignore[arg-type]
 
 
 def average_steps(every: Sequence[Sequence[Step]]) -> tuple[Step, ...]:

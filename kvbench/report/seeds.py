@@ -24,7 +24,16 @@ from kvbench.runs.record.results import Results
 
 Seeds = Literal["mean", "each"]
 """Rows of tables: one for all seeds, or one for each."""
-SHARED_SETTINGS = ("method", "sinks", "prompts", "cache_dtype", "batch_size", "batch_invariant")
+SHARED_SETTINGS = (
+    "method",
+    "sinks",
+    "prompts",
+    "cache_dtype",
+    "storage",
+    "batch_size",
+    "batch_invariant",
+    "noise",
+)
 """Settings that joined runs share, besides model, budget, device and the calibration's settings."""
 READ_ERRORS = (OSError, ValueError, KeyError, TypeError)
 """Errors of reading the samples of a run that are missing, damaged or of other prompts."""
@@ -119,10 +128,7 @@ def is_calibrated(run: Results) -> bool:
 
 
 def find_code(run: Results) -> list[tuple[str, str, int | str]]:
-    """Return the code of a run's method and model: part, class, and the revision or, without a pin, the hash of each.
-
-    Runs of earlier versions have none.
-    """
+    """Return the code of a run's method and model: part, class, and its revision or, without a pin, its hash."""
     parts = (run.provenance or {}).get("classes")
     return [
         (part, name, one.get("revision", 0) if one.get("pinned") else str(one.get("sha256")))
@@ -218,18 +224,10 @@ def _pair_members(ours: Sequence[Results], theirs: Sequence[Results]) -> list[tu
     return pairs
 
 
-def _leave_out_unset(storage: object) -> object:
-    """Return storage settings without null, 0 and false, which earlier runs do not record for all keys."""
-    return (
-        {key: value for key, value in storage.items() if value} if isinstance(storage, Mapping) else storage
-    )
-
-
 def _find_key(run: Results) -> Hashable:
     """Return the key that joined runs share: everything that is recorded but seeds, and the sources of weights."""
     known, calibrate, model = run.provenance or {}, run.setting("calibrate"), run.setting("model")
-    settings: list[object] = [*(run.setting(name) for name in SHARED_SETTINGS), run.noise]
-    settings.append(_leave_out_unset(run.setting("storage")))
+    settings: list[object] = [run.setting(name) for name in SHARED_SETTINGS]
     if isinstance(calibrate, Mapping) and is_calibrated(run):
         settings.append({**calibrate, "seed": None, "orders": None})
     settings.append(find_code(run))

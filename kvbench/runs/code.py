@@ -79,9 +79,9 @@ def is_pinned(cls: type) -> bool:
 
 
 def find_revision(cls: type) -> int:
-    """Return the `revision` of a class, or a wrapper's `own_revision`; 0 for a class without one."""
+    """Return the `revision` of a class; 0 for a class without one."""
     revision = getattr(cls, "revision", 0)
-    return revision if isinstance(revision, int) else int(getattr(cls, "own_revision", 0))
+    return revision if isinstance(revision, int) else 0
 
 
 def read_pinned(cls: type) -> Code:

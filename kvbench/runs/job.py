@@ -131,18 +131,13 @@ class Job:
     def model_settings(self) -> Config:
         """The model's settings without those that change nothing but rounding, and without sources of weights.
 
-        Defaults that a model gives to other groups are left out: the groups have them as settings. So are newer
-        settings at the values of earlier runs (`Model.added`); `auto` has its meaning on the run's device.
+        Defaults that a model gives to other groups are left out: the groups have them as settings. `auto` has its
+        meaning on the run's device.
         """
         defaults = (f"default_{name}" for name in ("alpha", "tau", "leading", "prompts", "eval", "windows"))
         left_out = ("sources", "tensor_parallel", *defaults, *self.model.unused)
         settings = {**self.section("model"), **self.model.resolve_settings(self.settings.device)}
-        neutral = self.model.added
-        return {
-            key: value
-            for key, value in settings.items()
-            if key not in left_out and not (key in neutral and value == neutral[key])
-        }
+        return {key: value for key, value in settings.items() if key not in left_out}
 
     def section(self, group: str) -> Config:
         """Return a group of the configuration; empty if there is none."""

@@ -1,21 +1,17 @@
 """Identity of a job: everything that determines the bytes of its samples, and the label of its file names."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
-from kvbench.core.segments import ModelSpec
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.engine.coding.formats import CODEBOOK_REVISION
 from kvbench.methods.shared.base import Method
-from kvbench.models.base import Model
 from kvbench.runs.code import identify_code
 from kvbench.runs.job import Job
 from kvbench.runs.prepare import Calibrations
 from kvbench.runs.record.folder import slug
 from kvbench.runs.run_hash import Identity
-
-NEW_IN_BASES = ("leading", "project", "redraw", "window", "seed", "error")
-"""Those of `Method.added` that are newer than runs of methods around a base, whose identities have the others."""
 
 
 def identify(job: Job, calibrations: Calibrations) -> Identity:
@@ -24,10 +20,9 @@ def identify(job: Job, calibrations: Calibrations) -> Identity:
     given = str(needs) if isinstance(needs, Path) else object()  # the file's location does not matter
     code = {part: sha256 for part, classes in job.classes.items() if (sha256 := identify_code(part, classes))}
     return Identity(
-        model={**job.model_settings, **_revise(job.model)},
+        model={**job.model_settings, "revision": job.model.revision},
         weights=job.model.weights_sha256,
-        method=identify_method(job.section("method"), given, job.method)
-        | revise_method(job.method, job.model.spec),
+        method=identify_method(job.section("method"), given, job.method),
         calibration=calibrations.artifact_sha256,
         budget=job.allowance.requested.exact,
         prompts=job.prompts_sha256,
@@ -42,30 +37,18 @@ def identify(job: Job, calibrations: Calibrations) -> Identity:
     )
 
 
-def _revise(one: Method | Model) -> dict[str, int]:
-    return {"revision": one.revision} if one.revision else {}
-
-
-def revise_method(method: Method, spec: ModelSpec) -> dict[str, int]:
-    """Return the revisions of a method that concern a model, without zeros."""
-    of_texts = method.text_revision if spec.writes_text else 0
-    return _revise(method) | ({"text_revision": of_texts} if of_texts else {})
-
-
 def identify_method(section: Mapping[str, object], given: object, method: Method) -> dict[str, object]:
-    """Return the settings that identify a method, without the `given` path and `added` ones at their neutral values."""
-    added = method.added
-    settings = {k: v for k, v in section.items() if v != given and (k not in added or v != added[k])}
-    return _leave_out_of_bases(settings, method)
+    """Return the settings that identify a method, without the `given` path, and the revision of each class in it.
 
-
-def _leave_out_of_bases(settings: dict[str, object], method: Method) -> dict[str, object]:
-    """Leave settings that are newer than runs of wrappers out of the settings of a method's bases."""
-    base, inner = getattr(method, "base", None), settings.get("base")
-    if not isinstance(base, Method) or not isinstance(inner, Mapping):
-        return settings
-    kept = {k: v for k, v in inner.items() if k not in NEW_IN_BASES or v != base.added.get(k, ...)}
-    return settings | {"base": _leave_out_of_bases(kept, base)}
+    A method around another one has a revision of its own, and the settings of the inner method have that one's.
+    """
+    settings = {key: value for key, value in section.items() if value != given}
+    inner = {
+        key: identify_method(value, given, getattr(method, key))
+        for key, value in settings.items()
+        if isinstance(value, Mapping) and isinstance(getattr(method, key, None), Method)
+    }
+    return {**settings, **inner, "revision": method.revision}
 
 
 def _name_low_bit_dtype(job: Job) -> str:
@@ -97,7 +80,7 @@ def _describe_storage(job: Job, calibrations: Calibrations) -> dict[str, object]
     if packing is None:
         return None
     named = ("key_bits", "value_bits")
-    settings = {name: value for name, value in packing.storage.describe().items() if name not in named}
+    settings = {name: value for name, value in asdict(packing.storage).items() if name not in named}
     used = {} if books is None else {"codebooks": books, "revision": CODEBOOK_REVISION}
     return {**settings, "codebooks": None, **used}
 

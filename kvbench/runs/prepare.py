@@ -130,16 +130,12 @@ def locate_calibration(job: Job, observer: Observer) -> tuple[Path, dict[str, ob
         "prompts_sha256": hash_prompts(job.calibration_prompts),
         "seed": job.settings.calibrate.seed,
         "device": torch.device(job.settings.device).type,
+        "batch_invariant": job.settings.batch_invariant,
+        "noise": job.settings.noise,
+        "batch": 1 if observer.uses.codebooks else _choose_batch_size(job),
     }
     if observer.uses.codebooks:
         metadata["codebooks"] = f"{choose_codebooks([observer])!r}, revision {CODEBOOK_REVISION}"
-    if job.settings.batch_invariant:
-        metadata["batch_invariant"] = True
-    if job.settings.noise != "stream":  # earlier calibrations are of streams
-        metadata["noise"] = job.settings.noise
-    # Earlier versions took one prompt at a time; observers of codebooks still do.
-    if (batch := _choose_batch_size(job)) > 1 and not observer.uses.codebooks:
-        metadata["batch"] = batch
     classes = {"method": tuple(find_inner_classes(observer)), "model": job.classes["model"]}
     if code := {
         part: sha256 for part, several in classes.items() if (sha256 := identify_code(part, several))

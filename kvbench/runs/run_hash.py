@@ -22,9 +22,9 @@ class Identity:
         label: readable start of the folder's name; not hashed.
         bound: name of a bound's run, which otherwise equals the reference; None for other runs.
         storage: settings of low-bit storage and the SHA-256 of its codebooks; None for other storage.
-        batch_invariant: whether attention is batch invariant; hashed only if it is, so other runs keep their names.
-        noise: kind of noise; hashed only if it is not `stream`.
-        code: SHA-256 of the code of method or model, by part, where it matches no pin; hashed only if there is one.
+        batch_invariant: whether attention is batch invariant.
+        noise: kind of noise.
+        code: SHA-256 of the code of method or model, by part, where it matches no pin; None if all matches.
     """
 
     model: Mapping[str, object]
@@ -45,6 +45,4 @@ class Identity:
     @property
     def hash(self) -> str:
         """The first ten hex digits of the SHA-256 of all but the label."""
-        neutral = {"batch_invariant": False, "noise": "stream", "code": None}
-        left_out = {"label", *(name for name, value in neutral.items() if getattr(self, name) == value)}
-        return hash_values({name: value for name, value in vars(self).items() if name not in left_out})[:10]
+        return hash_values({name: value for name, value in vars(self).items() if name != "label"})[:10]

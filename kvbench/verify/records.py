@@ -65,7 +65,7 @@ def check_summary(
         yield Finding("samples.jsonl", f"damaged ({error})")
         return
     memory = summarise_memory(costs, job.model.spec, budget, job.cache_plan.dtype.itemsize)
-    latency = summarise_latency(costs, job.settings.device)
+    latency = summarise_latency(costs)
     for part, given, known in (("memory", memory, results.memory), ("latency", latency, results.latency)):
         ours, theirs = asdict(given), asdict(known)  # type: ignore[call-overload]
         for name, value in ours.items():

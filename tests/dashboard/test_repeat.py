@@ -64,9 +64,7 @@ def test_a_bound_is_repeated_with_its_task() -> None:
     assert "task=bounds" in write_command(run)
 
 
-def test_a_run_of_before_noise_by_counter_is_repeated_with_its_streams() -> None:
-    words = write_command(made_up("full", 1.0, {}, config={"model": {"name": "var_d30"}, "device": "cuda"}))
-    assert "noise=stream" in words
-    assert "noise" not in write_command(
-        made_up("full", 1.0, {}, config={"model": {"name": "var_d30"}, "device": "cpu"})
-    )
+@pytest.mark.parametrize(("device", "told"), [("cuda", True), ("cpu", False)])
+def test_noise_is_told_where_it_is_not_the_device_s_own(device: str, told: bool) -> None:
+    config = {"model": {"name": "var_d30"}, "device": device, "noise": "stream"}
+    assert ("noise=stream" in write_command(made_up("full", 1.0, {}, config=config))) == told

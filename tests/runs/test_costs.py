@@ -17,6 +17,7 @@ SPEC = ModelSpec("small", 3, 4, 64, next_scale([(1, 1), (2, 2), (3, 3)]), branch
 COST = Cost(
     batch=2, seconds=1.0, peak_tokens=48, peak_bytes=5, rebuild_bytes=6, transient_bytes=7, state_bytes=8,
     gpu_peak_bytes=9, last_tokens=30, least_share=0.5, lse_drift=-0.25, longest=5, sequence_bytes=10, last_bytes=4,
+    device="cpu", machine="A", load=0.5,
 )  # fmt: skip
 
 
@@ -71,7 +72,7 @@ def test_utilisation_is_a_mean_of_the_samples_that_dropped_anything() -> None:
 )
 def test_latency(seconds: tuple[float, ...], mean: float, median: float, rate: float) -> None:
     costs = [replace(COST, seconds=one, batch=4) for one in seconds]
-    latency = summarise_latency(costs, "cpu")
+    latency = summarise_latency(costs)
     assert latency.seconds_per_image == pytest.approx(mean)
     assert latency.seconds_per_image_median == pytest.approx(median)
     assert latency.images_per_second == pytest.approx(rate)
@@ -89,18 +90,16 @@ def test_latency(seconds: tuple[float, ...], mean: float, median: float, rate: f
     ],
 )
 def test_times_of_other_conditions_are_left_out(other: dict[str, Any]) -> None:
-    usual = replace(COST, batch=8, device="cpu", machine="A", load=0.5, seconds=2.0, tokens=10)
+    usual = replace(COST, batch=8, seconds=2.0, tokens=10)
     slow = replace(usual, seconds=100.0, tokens=7, **other)
-    latency = summarise_latency(
-        [slow, usual, replace(usual, seconds=4.0), slow, replace(usual, load=1.4)], "cpu"
-    )
+    latency = summarise_latency([slow, usual, replace(usual, seconds=4.0), slow, replace(usual, load=1.4)])
     assert latency.seconds_per_image == pytest.approx((2 + 4 + 2) / 3)
     assert latency.seconds_per_image_median == 2
     assert latency.images_per_second == pytest.approx(3 / 8)
     assert latency.tokens_per_second == pytest.approx(30 / 8)
     assert (latency.batch, latency.device, latency.machine, latency.busy) == (8, "cpu", "A", False)
     assert (latency.samples, latency.others, latency.mark) == (3, 2, "~")
-    most = summarise_latency([slow, slow, usual], "cpu")
+    most = summarise_latency([slow, slow, usual])
     assert (most.seconds_per_image, most.samples, most.others) == (100, 2, 1)
 
 

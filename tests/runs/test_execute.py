@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kvbench.core.budget import InfeasibleBudget
-from kvbench.core.config import ConfigError, import_target
+from kvbench.core.config import ConfigError
 from kvbench.core.settings import Shard
 from kvbench.engine.ledger import BudgetExceeded
 from kvbench.eval.files.images import ImageSet
@@ -308,17 +308,6 @@ def test_an_evaluator_is_pending_if_its_result_is_not_current(
     monkeypatch.setattr(scoring, "find_missing", lambda _: [] if works else ["a file"])
     known = made_up("m", 0.1, {}, evaluated={} if entry is None else {"psnr": entry})
     assert bool(find_pending({"psnr": Psnr()}, {"psnr": {"works": True}}, {"psnr": {}}, known)) == pending
-
-
-@pytest.mark.parametrize("old", scoring.MOVED_TARGETS)
-def test_a_result_stays_current_if_only_its_class_moved(old: str) -> None:
-    new = scoring.MOVED_TARGETS[old]
-    assert import_target(new, "eval").__name__ == old.rpartition(".")[2]
-    for stored, pending in ((old, False), (new, False), (f"other.{old}", True)):
-        entry = Evaluated({"batch": 8, "space": {"_target_": stored, "path": None}}, "ok", "p")
-        settings = {"psnr": {"batch": 8, "space": {"_target_": new, "path": None}}}
-        known = made_up("m", 0.1, {}, evaluated={"psnr": entry})
-        assert bool(find_pending({"psnr": Psnr()}, settings, {"psnr": {}}, known)) == pending
 
 
 def test_progress_counts_every_image_of_a_prompt(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from kvbench.eval.distribution.cmmd import CmmdReal
 from kvbench.eval.distribution.fid import FidReal
 from kvbench.eval.distribution.mind import MindReal
 from kvbench.eval.distribution.precision_recall import PrecisionRecallReal
-from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import Instance
 from kvbench.eval.geneval.score import GenEval
 from kvbench.eval.paired.psnr import Psnr
@@ -214,45 +213,3 @@ def test_real_images_that_were_replaced_count(
         assert value(second, metric) != value(first, metric)
     shutil.rmtree(real)
     assert execute.run(make_image_job(tmp_path / "runs", evaluators)).results == second.results
-
-
-def forget_inputs(folder: Path) -> None:
-    """Rewrite results.json as an earlier version wrote it."""
-    values = json.loads((folder / "results.json").read_text())
-    for entry in values["evaluated"].values():
-        del entry["inputs"]
-    (folder / "results.json").write_text(json.dumps(values))
-
-
-def test_results_of_earlier_versions_are_computed_anew_if_they_read_more_than_samples(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    answers = ["wrong"] * COUNT
-    outcome = execute.run(make_text_job(tmp_path, answers, {"length": TextLength()}))
-    forget_inputs(outcome.folder)
-    assert execute.run(make_text_job(tmp_path, answers, {"length": TextLength()})).reused
-    outcome = execute.run(make_text_job(tmp_path, answers))
-    forget_inputs(outcome.folder)
-    again = execute.run(make_text_job(tmp_path, answers))
-    assert "same (prompts.answer, code not recorded)" in caplog.text
-    assert again.results.metrics == outcome.results.metrics
-    assert execute.run(make_text_job(tmp_path, answers)).reused
-
-
-@dataclass(frozen=True)
-class Lacking(Same):
-    """Lacks a file."""
-
-    weights: ClassVar[tuple[Weight, ...]] = (Weight("late.pt"),)
-
-
-def test_a_result_of_an_earlier_version_stays_where_it_cannot_be_computed(tmp_path: Path) -> None:
-    present, absent = {"same": Same()}, {"same": Lacking()}
-    outcome = execute.run(make_text_job(tmp_path, ["wrong"] * COUNT, present))
-    forget_inputs(outcome.folder)
-    assert execute.run(make_text_job(tmp_path, ["wrong"] * COUNT, absent)).reused
-    changed = execute.run(make_text_job(tmp_path, ["other"] * COUNT, present))
-    assert changed.results.metrics["same"].status == "ok"
-    anew = execute.run(make_text_job(tmp_path, ["wrong"] * COUNT, absent))
-    assert anew.results.metrics["same"].status == "skipped"

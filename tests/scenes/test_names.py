@@ -117,4 +117,3 @@ def test_a_run_is_identified_by_the_words_not_by_the_path(file: Path, tmp_path: 
     write_names(other, ROWS[:2])
     assert find(file) == find(moved) != find(other)
     assert find("scenes") is None
-    assert type(configured("model=infinity_tiny")).added["captions"] == "scenes"

@@ -28,6 +28,7 @@ def describe_run(
         "protect": {"sinks": sinks},
         "sinks": sinks,
         "seed": seed,
+        "noise": "stream",
     }
     provenance = {
         "versions": {"kvbench": "0.1.0"},

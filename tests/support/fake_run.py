@@ -107,6 +107,8 @@ def job_in(root: Path, count: int = 10, method: object = None, **more: Any) -> J
         "model": {"name": "fake", "sources": {"path": "/somewhere"}},
         "method": {"_target_": type(method).__qualname__, **vars(method)},
         "eval": {name: vars(one) for name, one in more.get("evaluators", {"psnr": Psnr()}).items()},
+        "cache_dtype": values["cache_dtype"],
+        "noise": values.get("noise", "stream"),
     }
     return Job(
         **{

@@ -26,7 +26,12 @@ def made_up(
         "reference": None if method == "full" else "full-0",
         "method": method,
         "n": 96,
-        "config": {"model": {"name": model}, "method": {"sinks": 1}},
+        "config": {
+            "model": {"name": model},
+            "method": {"sinks": 1},
+            "cache_dtype": "auto",
+            "noise": "stream",
+        },
         "provenance": None,
         "memory": Memory(
             budget_tokens=tokens * budget,
@@ -53,6 +58,8 @@ def made_up(
             images_per_second=3.0,
             batch=16,
             device="cpu",
+            machine="a processor",
+            samples=96,
         ),
         "metrics": metrics,
     }

@@ -58,7 +58,7 @@ function drawRetention() {
         { class: "empty" },
         run
           ? run.retention.reason
-          : "No run here has a retention.json. Runs of older versions have none; a run that is made again has.",
+          : "No run here has a retention.json.",
       ),
     );
     byId("keptNote").textContent = "";

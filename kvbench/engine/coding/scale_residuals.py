@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.coding.codebooks import BITS, fit_books, list_shapes
-from kvbench.methods.shared.base import Artifact, Observer, name_settings
+from kvbench.methods.shared.base import Artifact, Observer
 from kvbench.methods.shared.view import View
 
 SIDES = ("keys", "values")
@@ -75,7 +75,7 @@ def share_energies(tensors: Mapping[str, Tensor], side: str) -> tuple[list[float
     return (plain / energy).tolist(), (predicted / energy).tolist()
 
 
-@dataclass(repr=False)
+@dataclass
 class ScaleResiduals(Observer):
     """Measures how well a scale is predicted by the scale before, and fits codebooks to the differences.
 
@@ -102,10 +102,6 @@ class ScaleResiduals(Observer):
     )
 
     kind: ClassVar[str] = "scale_residuals"
-
-    def __repr__(self) -> str:
-        """Return the settings; calibrations that are older than `bits` are named without it."""
-        return name_settings(self, {"bits": BITS})
 
     def prepare(self, spec: ModelSpec) -> None:
         """Drop all sampled tokens and sums."""

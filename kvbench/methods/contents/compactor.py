@@ -1,6 +1,5 @@
 """Leverage of keys, attention without a mask, and Compactor, the sum of both."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import ADDED, Limit, set_limits
+from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_leading, smooth, softmax_seen
 from kvbench.methods.shared.uses import SOLVED_BY_LIBRARY
@@ -143,16 +142,8 @@ class NonCausal(Scored):
 
     recordable: ClassVar[bool] = True
     own_state: ClassVar[int] = 1
-    text_revision: ClassVar[int] = 1  # the last chunk was masked by default
+    revision: ClassVar[int] = 4  # the last chunk of a text was masked by default
     limits = set_limits(chunk=Limit(1))
-
-    @property
-    def revision(self) -> int:  # type: ignore[override]  # depends on a setting
-        """3 with `official_padding`, which masked as many slots of a last chunk as a prompt had padding; otherwise 2.
-
-        Revision 2: chunks and first tokens began in the padding of a prompt.
-        """
-        return 2 + self.official_padding
 
     @property
     def heads_independent(self) -> bool:
@@ -205,13 +196,8 @@ class Compactor(NonCausal):
     sketch: int = 48
     seed: int = 0
 
-    added: ClassVar[Mapping[str, object]] = ADDED  # `leading` is as old as the method
+    revision: ClassVar[int] = 6  # the last chunk of a text was masked by default
     limits = set_limits(chunk=Limit(1), mix=Limit(0), trailing=Limit(0), sketch=Limit(1))
-
-    @property
-    def revision(self) -> int:  # type: ignore[override]  # depends on a setting
-        """Two above the revision of `noncausal`: leverage was solved for in float32."""
-        return super().revision + 2
 
     @property
     def graph_obstacle(self) -> str:

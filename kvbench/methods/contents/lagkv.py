@@ -1,13 +1,12 @@
 """LagKV: scores by deviation relative to the range of the tokens that follow."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from kvbench.methods.shared.base import ADDED, Limit, set_limits
+from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.grouped import sum_runs
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_leading
@@ -38,7 +37,6 @@ class LagKV(Scored):
     cross_scoring: bool = False
 
     recordable: ClassVar[bool] = True
-    added: ClassVar[Mapping[str, object]] = ADDED  # `leading` is as old as the method
     revision: ClassVar[int] = 2  # the earliest tokens of an unscored part stayed
     limits = set_limits(lag=Limit(2, wants="must be at least 2, or null for segments"))
 

@@ -1,6 +1,5 @@
 """Knorm and CUR: scores by the norms of keys and values."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import ADDED, Limit, name_settings, set_limits
+from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.draws import DRAWN_ON_HOST, draw_normal
 from kvbench.methods.shared.grouped import sum_runs
 from kvbench.methods.shared.newest import fit_newest
@@ -18,8 +17,6 @@ from kvbench.methods.shared.select import find_leading
 from kvbench.methods.shared.view import View
 
 Kind = Literal["kv_product", "kv_avg", "key", "value"]
-NEWER: Mapping[str, object] = {"project": None, "redraw": False, "window": 0, "seed": 0}
-"""Settings of `CUR` that are newer than some runs and calibrations, with the value that these had."""
 
 
 @dataclass
@@ -67,14 +64,9 @@ class CUR(Scored):
     seed: int = 0
 
     recordable: ClassVar[bool] = True
-    added: ClassVar[Mapping[str, object]] = {**ADDED, **NEWER}  # `leading` is as old as the method
     limits = set_limits(
         block=Limit(1), project=Limit(1, wants="must be at least 1, or null for none"), window=Limit(0)
     )
-
-    def __repr__(self) -> str:
-        """Return the settings, which name calibrations with the method's scores."""
-        return name_settings(self, NEWER)
 
     @property
     def graph_obstacle(self) -> str | None:

@@ -1,6 +1,5 @@
 """Expected attention: scores by the attention expected from future queries."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,7 +10,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.expected.gaussian import expect_logits, fit_gaussian, rotate_gaussian
 from kvbench.methods.expected.queries import average_rotation, read_queries
-from kvbench.methods.shared.base import ADDED, Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.base import Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.shared.output_norms import measure_output
 from kvbench.methods.shared.scored import AdaptiveHeads
 from kvbench.methods.shared.select import find_leading, pair_halves, softmax_seen
@@ -91,7 +90,6 @@ class ExpectedAttention(AdaptiveHeads):
     heads: Literal["compete", "even"] = "compete"
 
     recordable: ClassVar[bool] = True
-    added: ClassVar[Mapping[str, object]] = ADDED  # `leading` is as old as the method
     revision: ClassVar[int] = 2  # below five tokens a head, no slot was safe
     limits = set_limits(
         epsilon=Limit(0),

@@ -1,6 +1,5 @@
 """Hard-KV: each head keeps the tokens that hold a share of the newest queries' attention mass."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal
@@ -14,7 +13,7 @@ from kvbench.methods.hardkv.calibration import Calibration, mark_top_p, solve_te
 from kvbench.methods.hardkv.merging import MergePlan, merge_exactly, merge_fixed_budget, merge_multi_to_one
 from kvbench.methods.hardkv.official import SINKS, rank_rewritten, select_sparse, weigh_slots
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
-from kvbench.methods.shared.base import ADDED, Artifact, Limit, set_limits
+from kvbench.methods.shared.base import Artifact, Limit, set_limits
 from kvbench.methods.shared.redundancy import measure_redundancy
 from kvbench.methods.shared.scored import LARGEST, Scored
 from kvbench.methods.shared.select import (
@@ -99,7 +98,6 @@ class HardKV(Scored):
     _temperatures: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
-    added: ClassVar[Mapping[str, object]] = ADDED  # `leading` is as old as the method
     revision: ClassVar[int] = 2  # before, means added to many votes were ties, and gradients could be NaN
     limits = set_limits(
         start=Limit(0, 1, "must lie in [0, 1]"),

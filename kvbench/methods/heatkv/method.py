@@ -1,6 +1,5 @@
 """HeatKV, its binary variant and the naive schedule (arXiv:2605.14877)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -15,7 +14,7 @@ from kvbench.core.segments import ModelSpec
 from kvbench.methods.heatkv.order_file import read_orders
 from kvbench.methods.heatkv.schedule import count_pruned_heads, fill_budget, schedule_evictions
 from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
-from kvbench.methods.shared.base import ADDED_WITH_LEADING, Artifact, Method, Observer, require_artifact
+from kvbench.methods.shared.base import Artifact, Method, Observer, require_artifact
 from kvbench.methods.shared.select import find_leading
 from kvbench.methods.shared.set_aside import set_aside
 from kvbench.methods.shared.view import View
@@ -51,8 +50,7 @@ class HeatKV(Method):
     fill: bool = False
 
     static: ClassVar[bool] = True
-    added: ClassVar[Mapping[str, object]] = ADDED_WITH_LEADING
-    text_revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
+    revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
 
     def needs(self) -> Observer | Path:
         """Return the calibration of S-CAS and CAS, or the order file."""

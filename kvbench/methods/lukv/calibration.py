@@ -34,7 +34,7 @@ class Context:
     utility: dict[int, Tensor] = field(default_factory=dict)
 
 
-@dataclass(repr=False)
+@dataclass
 class BudgetShares(FullScores):
     """Calibrates the share of tokens that each head discards at a global compression.
 

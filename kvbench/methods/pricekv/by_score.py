@@ -1,6 +1,5 @@
 """PriceKV by score: calibrated capacities of heads, filled with the tokens that another method scores highest."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,7 +9,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.pricekv.curves import keep_best, measure_errors
 from kvbench.methods.pricekv.greedy import allocate_calibrated, choose_floor
-from kvbench.methods.shared.base import ADDED_WITH_LEADING, Limit, set_limits
+from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.capacities import Ints
 from kvbench.methods.shared.full_scores import (
     CalibratedCapacities,
@@ -23,7 +22,7 @@ from kvbench.methods.shared.utility import measure_lost_utility
 from kvbench.methods.shared.view import View
 
 
-@dataclass(repr=False)
+@dataclass
 class ScoreErrors(FullScores):
     """Calibrates the error of heads that hold only the tokens that another method scores highest.
 
@@ -40,7 +39,6 @@ class ScoreErrors(FullScores):
     error: Literal["output", "oracle"] = "output"
 
     kind: ClassVar[str] = "score_errors"
-    newer: ClassVar[Mapping[str, object]] = {"error": "output"}
 
     def own_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """Return the shape of `error`."""
@@ -102,8 +100,7 @@ class PriceKVByScore(CalibratedCapacities):
     error: Literal["output", "oracle"] = "output"
     calibration_prompts: int = 10
 
-    added: ClassVar[Mapping[str, object]] = {**ADDED_WITH_LEADING, "error": "output"}
-    own_text_revision: ClassVar[int] = 1  # capacities were for the longest prompt
+    revision: ClassVar[int] = 1  # capacities were for the longest prompt of texts
     limits = set_limits(
         floor=Limit(1), price_decay=Limit(0, 1), queries=Limit(1), calibration_prompts=Limit(1)
     )

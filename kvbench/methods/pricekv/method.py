@@ -1,6 +1,6 @@
 """PriceKV: keeps the blocks of the past that minimise the error of attention's output under a shared budget."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import ClassVar, Literal
@@ -25,7 +25,6 @@ from kvbench.methods.pricekv.noise import PrecisionError, count_bits, list_preci
 from kvbench.methods.pricekv.predictions import allocate_predicted
 from kvbench.methods.pricekv.problem import list_sources
 from kvbench.methods.shared.base import (
-    ADDED_WITH_LEADING,
     Artifact,
     Limit,
     Method,
@@ -98,10 +97,8 @@ class PriceKV(Method):
     predicted: bool = False
 
     static: ClassVar[bool] = True
-    added: ClassVar[Mapping[str, object]] = {**ADDED_WITH_LEADING, "predicted": False}
     limits = set_limits(queries=Limit(1), recent=Limit(1, MAX_SOURCES - 1))
-    revision: ClassVar[int] = 1  # before, capacity was unused if no whole block fitted
-    text_revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
+    revision: ClassVar[int] = 2  # padding in front of a prompt reduced what is kept
 
     @property
     def uses(self) -> Uses:

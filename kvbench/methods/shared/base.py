@@ -108,23 +108,6 @@ def require_artifact(artifact: Artifact | None, lead: str) -> dict[str, Tensor]:
     return artifact.tensors
 
 
-def name_settings(one: Any, newer: Mapping[str, object], **more: object) -> str:
-    """Return the repr of a dataclass with `more` behind its fields, without `newer` ones at their neutral values.
-
-    Calibrations are named by it.
-    """
-    settings = {field.name: getattr(one, field.name) for field in fields(one) if field.repr} | more
-    shown = [f"{name}={value!r}" for name, value in settings.items() if newer.get(name, ...) != value]
-    return f"{type(one).__name__}({', '.join(shown)})"
-
-
-ADDED: Mapping[str, object] = {"refresh": 1, "ema": 0, "fill": False}
-"""Settings of methods that are newer than some runs, with the value that these runs had."""
-
-ADDED_WITH_LEADING: Mapping[str, object] = {**ADDED, "leading": 0}
-"""`ADDED` of methods that are older than their setting `leading`."""
-
-
 class Method:
     """Rule for what a cache keeps. Subclasses are dataclasses; their fields are the method's settings.
 
@@ -138,8 +121,6 @@ class Method:
             sequence. The cache then calls it once per (layer, segment) and reuses the result.
         recordable: a method that looks at data was written for recorded scales, see `graph_obstacle`.
         revision: increased when the same settings keep other tokens than before, so that old runs are not reused.
-        text_revision: the same for a change that concerns texts alone, so that runs of images keep their names.
-        added: settings that are newer than runs of the method, with a neutral value that identities leave out.
         strict: exceeding the budget is an error; otherwise tables show the measured peak. A field where a method can
             be either.
         spec: the model's shapes, set by `prepare`.
@@ -151,8 +132,6 @@ class Method:
     static: ClassVar[bool] = False
     recordable: ClassVar[bool] = False
     revision: ClassVar[int] = 0
-    text_revision: ClassVar[int] = 0
-    added: ClassVar[Mapping[str, object]] = ADDED
     strict: bool = True
 
     spec: ModelSpec
@@ -330,7 +309,7 @@ class Method:
 class Observer:
     """Calibration: accumulates statistics of generations with the full cache.
 
-    Subclasses are dataclasses; their fields are the calibration's settings.
+    Subclasses are dataclasses; their fields are the calibration's settings, and their repr names it.
 
     Attributes:
         kind: name of the artifact.

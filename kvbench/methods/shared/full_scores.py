@@ -1,10 +1,8 @@
 """Calibrations with another method's scores on full caches, and the base of methods that price capacities by them."""
 
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import Artifact, Observer, name_settings, require_artifact
+from kvbench.methods.shared.base import Artifact, Observer, require_artifact
 from kvbench.methods.shared.capacities import Ints
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import count_sinks
@@ -25,7 +23,7 @@ CAPACITY_COUNT = 18
 all tokens."""
 
 
-@dataclass(repr=False)
+@dataclass
 class FullScores(Observer):
     """Scores of another method on full caches, with the same capacity for all heads; a subclass writes `measure`.
 
@@ -34,17 +32,10 @@ class FullScores(Observer):
     Attributes:
         base: the method that scores.
         queries: number of evenly spaced queries of each segment.
-        newer: settings that are newer than some calibrations, with the neutral value that names leave out.
     """
 
     base: Scored
     queries: int = 64
-
-    newer: ClassVar[Mapping[str, object]] = {}
-
-    def __repr__(self) -> str:
-        """Return the settings that name a calibration, and how many first tokens never leave if any do."""
-        return name_settings(self, {"leading": 0, **self.newer}, leading=self.base.leading)
 
     def measure(self, view: View) -> None:
         """Add the statistics of one layer after a segment; the state of slots is current."""

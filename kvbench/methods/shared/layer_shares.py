@@ -58,7 +58,7 @@ class LayerShares(Scored):
 
     preference: Literal["calibrated", "previous"] = "calibrated"
 
-    text_revision: ClassVar[int] = 1  # capacities were for the longest prompt
+    revision: ClassVar[int] = 2  # capacities were for the longest prompt of texts
 
     def __post_init__(self) -> None:
         """Set `strict` if B is never exceeded."""

@@ -1,7 +1,6 @@
 """Base classes of methods that score tokens: each row keeps its slots of highest score."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.shared.base import (
-    ADDED_WITH_LEADING,
     SHARE,
     Artifact,
     Limit,
@@ -68,12 +66,11 @@ class Scored(Method):
 
     branch_mode: BranchMode = "per_row"
     sinks: int = 0
-    leading: int = field(default=0, repr=False)  # observers are named by `repr`
+    leading: int = 0
     refresh: int = 1
     ema: float = 0.0
 
     own_state: ClassVar[int] = 0
-    added: ClassVar[Mapping[str, object]] = ADDED_WITH_LEADING
     revision: ClassVar[int] = 1  # the remainder of floor(B / T) was unused
 
     @property

@@ -26,8 +26,6 @@ class Wrapper(Scored):
 
     Attributes:
         base: the inner method, which has scores and keeps the contents of slots.
-        own_revision: revision of what the wrapper itself does.
-        own_text_revision: text revision of what the wrapper itself does.
 
     Raises:
         ConfigError: the base is no such method.
@@ -36,12 +34,11 @@ class Wrapper(Scored):
     base: Scored
     branch_mode: BranchMode = field(default="per_row", init=False)
     sinks: int = field(default=0, init=False)
-    leading: int = field(default=0, init=False, repr=False)
+    leading: int = field(default=0, init=False)
     refresh: int = field(default=1, init=False)
     ema: float = field(default=0.0, init=False)
 
-    own_revision: ClassVar[int] = 0
-    own_text_revision: ClassVar[int] = 0
+    revision: ClassVar[int] = 0  # of what the wrapper itself does; the base has its own
 
     def __post_init__(self) -> None:
         """Check the base and take over its settings."""
@@ -58,16 +55,6 @@ class Wrapper(Scored):
         self.branch_mode, self.strict = self.base.branch_mode, self.base.strict
         self.sinks, self.leading = self.base.sinks, self.base.leading
         self.refresh, self.ema = self.base.refresh, self.base.ema
-
-    @property
-    def revision(self) -> int:  # type: ignore[override]  # depends on the base object
-        """Revision of the base and, in hundreds, of the wrapper."""
-        return self.base.revision + 100 * self.own_revision
-
-    @property
-    def text_revision(self) -> int:  # type: ignore[override]  # depends on the base object
-        """Text revision of the base and, in hundreds, of the wrapper."""
-        return self.base.text_revision + 100 * self.own_text_revision
 
     @property
     def uses(self) -> Uses:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -70,7 +70,6 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
 
     networks = (Infinity, BSQ)
     decoding = Decoding("bfloat16", half="autocast", half_pixels=True)
-    added: ClassVar[Mapping[str, object]] = {**ImageModel.added, "captions": "scenes"}
 
     def __post_init__(self) -> None:
         self._check_sources("text")

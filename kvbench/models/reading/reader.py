@@ -93,11 +93,6 @@ class Reader(Model, Generic[M]):
         """The model whose classes count in a run's identity."""
         return self.inner
 
-    @property
-    def added(self) -> Mapping[str, object]:  # type: ignore[override]  # the model has it
-        """Newer settings of the model, with the values of earlier runs."""
-        return self.inner.added
-
     def _describe(self, device: torch.device | str, **reading: object) -> Mapping[str, object]:
         return {**self.inner.resolve_settings(device), "reading": reading}
 

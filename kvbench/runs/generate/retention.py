@@ -53,7 +53,7 @@ class Retention:
 
 
 def read_retention(folder: Path) -> Retention | None:
-    """Read the retention of a run; None if it has none, as runs of older versions.
+    """Read the retention of a run; None if it has none.
 
     Raises:
         ConfigError: the file is damaged, or has another schema version.

@@ -22,9 +22,9 @@ class Cost:
         longest: tokens of the longest row between segments; None without rows.
         protected_drops: of this sample; None for none.
         processes: processes that share the model, whose memory is summed; None for one.
-        device: torch device; None in earlier versions.
-        machine: its processor (`describe_machine`); None in earlier versions.
-        load: load average per processor when the batch ended; None in earlier versions.
+        device: torch device.
+        machine: its processor (`describe_machine`).
+        load: load average per processor when the batch ended.
     """
 
     batch: int
@@ -46,15 +46,14 @@ class Cost:
     protected_drops: int | None = None
     sequence_bytes: int
     last_bytes: int
-    device: str | None = None
-    machine: str | None = None
-    load: float | None = None
+    device: str
+    machine: str
+    load: float
 
     @property
-    def condition(self) -> tuple[int, str | None, str | None, bool]:
+    def condition(self) -> tuple[int, str, str, bool]:
         """Batch size, kind of device, machine, and whether it was busy: times of one condition are comparable."""
-        kind = None if self.device is None else self.device.partition(":")[0]
-        return self.batch, kind, self.machine, self.load is not None and self.load > MAX_LOAD
+        return self.batch, self.device.partition(":")[0], self.machine, self.load > MAX_LOAD
 
 
 MAX_COSTS = (
@@ -95,11 +94,10 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
     )
 
 
-def summarise_latency(costs: Sequence[Cost], device: str) -> Latency:
+def summarise_latency(costs: Sequence[Cost]) -> Latency:
     """Return mean, median and throughput over the samples of a run that ran under the most common condition.
 
-    Of two conditions with as many samples, the larger batch counts, then the earlier one. `device` is the name of the
-    device for samples that record none.
+    Of two conditions with as many samples, the larger batch counts, then the earlier one.
     """
     numbers = Counter(cost.condition for cost in costs)
     chosen = max(numbers, key=lambda one: (numbers[one], one[0]))
@@ -112,7 +110,7 @@ def summarise_latency(costs: Sequence[Cost], device: str) -> Latency:
         seconds_per_image_median=median(seconds),
         images_per_second=len(seconds) / sum(seconds),
         batch=batch,
-        device=costs[0].device or device,
+        device=costs[0].device,
         tokens_per_second=sum(tokens) / sum(seconds) if len(tokens) == len(costs) else None,
         samples=len(costs),
         others=total - len(costs),

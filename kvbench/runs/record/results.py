@@ -148,10 +148,10 @@ class Latency:
         images_per_second: images over total time.
         batch: batch size, prompts.
         device: torch device.
+        machine: processor of these samples.
+        samples: number of these samples.
         tokens_per_second: tokens of these texts over total time; None for images.
-        samples: number of these samples; None in earlier versions, which joined all conditions.
         others: number of the samples that ran under other conditions and are left out.
-        machine: processor of these samples; None if it was not recorded.
         busy: whether the machine's load was above 1.5 per processor.
     """
 
@@ -160,10 +160,10 @@ class Latency:
     images_per_second: float
     batch: int
     device: str
+    machine: str
+    samples: int
     tokens_per_second: float | None = None
-    samples: int | None = None
     others: int = 0
-    machine: str | None = None
     busy: bool = False
 
     @property
@@ -181,14 +181,14 @@ class Evaluated:
         status: ok, skipped or failed.
         protocol: definition that it follows.
         lacking: missing requirements of a skipped evaluator, each with its remedy.
-        inputs: digests of the metadata and reference files that it reads, see `hash_inputs`; None in earlier versions.
+        inputs: digests of the metadata and reference files that it reads, see `hash_inputs`.
     """
 
     settings: object
     status: Status
     protocol: str
     lacking: tuple[str, ...] = ()
-    inputs: Mapping[str, str] | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,12 +238,12 @@ class Results:
     @property
     def stored(self) -> str:
         """The configured `cache_dtype`."""
-        return str(self.setting("cache_dtype") or "auto")
+        return str(self.setting("cache_dtype"))
 
     @property
     def noise(self) -> str:
-        """The kind of noise; earlier versions had streams alone."""
-        return str(self.setting("noise") or "stream")
+        """The kind of noise."""
+        return str(self.setting("noise"))
 
     @property
     def budget_text(self) -> str:

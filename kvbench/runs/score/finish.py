@@ -76,11 +76,10 @@ def read_inputs(job: Job, folder: RunFolder) -> dict[str, Inputs]:
 
 
 def _identify_code(job: Job, name: str) -> dict[str, str]:
-    """Return the hash of an evaluator's code if it matches no pin, and otherwise its revision if it has one."""
+    """Return the hash of an evaluator's code if it matches no pin, and otherwise its revision."""
     one, settings = job.evaluators[name], job.section("eval").get(name)
-    if code := identify_code(f"eval.{name}", list_classes(one, settings)):
-        return {"code": code}
-    return {"revision": str(one.revision)} if one.revision else {}
+    code = identify_code(f"eval.{name}", list_classes(one, settings))
+    return {"code": code} if code else {"revision": str(one.revision)}
 
 
 def _summarise(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) -> Results:
@@ -109,7 +108,7 @@ def _summarise(job: Job, folder: RunFolder, reference: Path | None, budget: Budg
         config=job.config,
         provenance=folder.read_json("provenance.json"),
         memory=memory,
-        latency=summarise_latency(costs, job.settings.device),
+        latency=summarise_latency(costs),
         steps=average_steps(traces),
     )
 

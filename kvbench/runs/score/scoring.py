@@ -18,16 +18,6 @@ from kvbench.runs.score.contact_sheet import draw_contact_sheet
 
 log = logging.getLogger(__name__)
 
-MOVED_TARGETS = {
-    "kvbench.eval.paired.metrics.Psnr": "kvbench.eval.paired.psnr.Psnr",
-    "kvbench.eval.paired.metrics.Ssim": "kvbench.eval.paired.ssim.Ssim",
-    "kvbench.eval.paired.metrics.Lpips": "kvbench.eval.paired.lpips.Lpips",
-    "kvbench.eval.spaces.base.Clean": "kvbench.eval.spaces.inception.Clean",
-    "kvbench.eval.spaces.base.Adm": "kvbench.eval.spaces.inception.Adm",
-    "kvbench.eval.spaces.base.AdmSpatial": "kvbench.eval.spaces.inception.AdmSpatial",
-}
-"""New `_target_` of each class that moved without a change: results stored under the old one stay current."""
-
 
 def find_pending(
     evaluators: Mapping[str, Evaluator],
@@ -42,11 +32,11 @@ def find_pending(
 
     def is_current(name: str) -> bool:
         entry = None if known is None else known.evaluated.get(name)
-        if entry is None or _update_targets(entry.settings) != settings.get(name) or entry.status == "failed":
+        if entry is None or entry.settings != settings.get(name) or entry.status == "failed":
             return False
         if entry.lacking:
             return bool(find_missing(evaluators[name]))
-        return not _find_changes(evaluators[name], inputs[name], entry)
+        return not find_changes(entry.inputs, inputs[name])
 
     return {name: one for name, one in evaluators.items() if not is_current(name)}
 
@@ -56,27 +46,9 @@ def describe_changes(pending: Mapping[str, Evaluator], inputs: Mapping[str, Inpu
     changes = []
     for name in pending.keys() & known.evaluated.keys():
         entry = known.evaluated[name]
-        names = [] if entry.lacking else _find_changes(pending[name], inputs[name], entry)
-        if names:
-            state = "not recorded" if entry.inputs is None else "changed"
-            changes.append(f"{name} ({', '.join(names)} {state})")
+        if names := [] if entry.lacking else find_changes(entry.inputs, inputs[name]):
+            changes.append(f"{name} ({', '.join(names)} changed)")
     return ", ".join(sorted(changes))
-
-
-def _find_changes(evaluator: Evaluator, inputs: Inputs, entry: Evaluated) -> list[str]:
-    """Return the inputs that changed; of a result without a record of them none if it cannot be computed here."""
-    if entry.inputs is None and find_missing(evaluator):
-        return []
-    return find_changes(entry.inputs, inputs)
-
-
-def _update_targets(stored: object) -> object:
-    """Return stored settings with the new `_target_` of each moved class."""
-    if not isinstance(stored, Mapping):
-        return stored
-    updated = {name: _update_targets(value) for name, value in stored.items()}
-    target = updated.get("_target_")
-    return updated | {"_target_": MOVED_TARGETS.get(str(target), target)} if target else updated
 
 
 def note_missing_packages(evaluators: Mapping[str, Evaluator]) -> None:
