@@ -96,7 +96,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     ),
     "cli.console": ("core",),
     "cli.config": ("cli.console", "conf", "core", "report.papers", "runs", "runs.record"),
-    "cli.sweeps": ("cli.config", "cli.console", "core"),
+    "cli.sweeps": ("cli.config", "cli.console", "core", "runs.record"),
     "cli.tasks": EVERYTHING,
     "cli.workers": ("cli.config", "cli.console", "cli.sweeps", "cli.tasks", "core", *RUNS, "runs.execute"),
     "cli.dispatch": EVERYTHING,

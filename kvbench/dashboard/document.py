@@ -35,7 +35,7 @@ CONTACT_SHEET = "contact_sheet.png"
 
 
 def make_document(runs_dir: Path, chosen: Sequence[Path] | None = None) -> dict[str, Any]:
-    """Return the runs below `runs_dir` with numbers and provenance, unfinished and damaged runs, and sweeps.
+    """Return the runs below `runs_dir` with numbers and provenance, other runs by name and state, and sweeps.
 
     With `chosen`, folders of runs below `runs_dir`, only these are read, and nothing is kept for the next page.
 
@@ -79,6 +79,7 @@ def make_document(runs_dir: Path, chosen: Sequence[Path] | None = None) -> dict[
         "sweepRuns": _list_sweep_runs(sweeps, folders.finished, runs_dir),
         "unfinished": [asdict(one) for one in folders.unfinished],
         "damaged": [asdict(one) for one in folders.damaged],
+        "earlier": folders.earlier,
         "shared": pool.values,
     }
 

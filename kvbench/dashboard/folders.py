@@ -1,4 +1,4 @@
-"""Run folders by state: finished, unfinished with progress, damaged."""
+"""Run folders by state: finished, unfinished with progress, damaged, of an earlier version."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from pathlib import Path
 from kvbench.core.config import MAX_PROMPTS, ConfigError
 from kvbench.core.files import parse_json, read_bytes, read_text
 from kvbench.core.plain_yaml import parse_yaml
+from kvbench.runs.record.earlier import is_earlier
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import FILE, Results, read_results
 
@@ -44,11 +45,12 @@ class Damaged:
 
 @dataclass(frozen=True)
 class RunFolders:
-    """Runs of a `runs_dir` by state, ordered by path."""
+    """Runs of a `runs_dir` by state, ordered by path; of an earlier version only the folder is read."""
 
     finished: Mapping[Path, Results]
     unfinished: tuple[Unfinished, ...]
     damaged: tuple[Damaged, ...]
+    earlier: tuple[str, ...]
 
 
 def find_folders(runs_dir: Path, chosen: Iterable[Path] | None = None) -> RunFolders:
@@ -59,9 +61,13 @@ def find_folders(runs_dir: Path, chosen: Iterable[Path] | None = None) -> RunFol
     finished: dict[Path, Results] = {}
     unfinished: list[Unfinished] = []
     damaged: list[Damaged] = []
+    earlier: list[str] = []
     for folder in sorted(runs_dir.glob("*/*/") if chosen is None else chosen):
         name = folder.relative_to(runs_dir).as_posix()
         if not any((folder / sign).is_file() for sign in RUN_FILES):
+            continue
+        if is_earlier(folder):
+            earlier.append(name)
             continue
         try:
             results = read_results(folder)
@@ -72,7 +78,7 @@ def find_folders(runs_dir: Path, chosen: Iterable[Path] | None = None) -> RunFol
             unfinished.append(_describe(folder, name))
         else:
             finished[folder] = results
-    return RunFolders(finished, tuple(unfinished), tuple(damaged))
+    return RunFolders(finished, tuple(unfinished), tuple(damaged), tuple(earlier))
 
 
 def read_lines(path: Path) -> list[Mapping[str, object]]:

@@ -93,7 +93,7 @@ def render_bundle(
 def _check_contents(
     document: Mapping[str, object], runs_dir: Path, leaderboard: Mapping[str, object] | None
 ) -> None:
-    shown = [document[key] for key in ("runs", "sweeps", "unfinished", "damaged")]
+    shown = [document[key] for key in ("runs", "sweeps", "unfinished", "damaged", "earlier")]
     if not any(shown) and not (leaderboard and leaderboard["datasets"]):
         raise ConfigError(f"runs_dir={runs_dir}: holds no runs")
 

@@ -19,6 +19,7 @@ from kvbench.data.flatten import (
     order_columns,
 )
 from kvbench.data.row_cache import JsonRows, import_polars, load_rows, scan_results
+from kvbench.runs.record.earlier import is_earlier
 from kvbench.runs.record.results import FILE, Results
 from kvbench.runs.record.samples import read_finished
 
@@ -63,7 +64,7 @@ def samples_df(source: Path | str | Iterable[Path | str] = "runs") -> "pl.DataFr
     """
     if isinstance(source, Path | str):
         root = _check_folder(source)
-        folders = sorted(root / folder for folder, _ in scan_results(root))
+        folders = sorted(root / folder for folder, _ in scan_results(root) if not is_earlier(root / folder))
     else:
         folders = [Path(folder) for folder in source]
     rows = [row for folder in folders for row in list_samples(folder)]

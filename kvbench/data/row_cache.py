@@ -18,6 +18,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import find_obstacle, hash_content, read_bytes, write_beside
 from kvbench.data import flatten
 from kvbench.data.flatten import ColumnType, FlatRow, find_kinds, flatten_run, merge_kinds
+from kvbench.runs.record.earlier import EarlierRun
 from kvbench.runs.record.results import FILE, read_results
 
 NAME = ".rows.parquet"
@@ -56,8 +57,11 @@ class _CachedRow(NamedTuple):
 
     @classmethod
     def make(cls, runs_dir: Path, folder: str, stamp: Stamp) -> "_CachedRow | None":
-        """Make the row of a run from its results; None if they were deleted meanwhile."""
-        run = read_results(runs_dir / folder)
+        """Make the row of a run from its results; None if they were deleted meanwhile, or are of an earlier version."""
+        try:
+            run = read_results(runs_dir / folder)
+        except EarlierRun:
+            return None
         if run is None:
             return None
         row: FlatRow = {"folder": folder, **flatten_run(run)}

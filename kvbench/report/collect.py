@@ -1,6 +1,6 @@
 """Results of finished runs, with their references and the bounds of these references.
 
-Damaged runs are left out; a warning names each.
+Damaged runs are left out, and a warning names each; so are runs of an earlier version.
 """
 
 import logging
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
+from kvbench.runs.record.earlier import EarlierRun, list_earlier, note_earlier
 from kvbench.runs.record.results import FILE, Results
 from kvbench.runs.record.samples import read_finished
 
@@ -15,7 +16,9 @@ log = logging.getLogger(__name__)
 
 
 def collect_runs(runs_dir: Path) -> list[Results]:
-    """Read the results of every finished run under `runs_dir`."""
+    """Read the results of every finished run under `runs_dir`; those of an earlier version are named in a warning."""
+    if note := note_earlier(list_earlier(runs_dir)):
+        log.warning(note)
     return read_runs(path.parent for path in sorted(runs_dir.glob(f"*/*/{FILE}")))
 
 
@@ -49,6 +52,8 @@ def _read_pairs(folders: Iterable[Path]) -> list[tuple[Path, Results]]:
     for folder in folders:
         try:
             run = read_finished(folder)
+        except EarlierRun:
+            continue
         except ConfigError as error:
             log.warning("left out: %s", error)
             continue

@@ -23,6 +23,7 @@ from kvbench.runs.job_identity import identify
 from kvbench.runs.prepare import Calibrations, calibrate_job, find_used_files, prepare_method
 from kvbench.runs.record.code_file import FILE as CODE_FILE
 from kvbench.runs.record.code_file import describe_change, write_code
+from kvbench.runs.record.earlier import SCHEMA_VERSION
 from kvbench.runs.record.folder import RunFolder
 from kvbench.runs.record.merge import import_run
 from kvbench.runs.record.origins import add_origins
@@ -161,6 +162,7 @@ def _locate(job: Job, identity: Identity, *, make: bool) -> RunFolder:
 def _describe_provenance(job: Job, calibrations: Calibrations) -> dict[str, object]:
     device, plan = job.settings.device, job.cache_plan
     return {
+        "schema_version": SCHEMA_VERSION,
         **provenance(device, plan.graph_obstacle),
         "weights_sha256": job.model.weights_sha256,
         "calibration_sha256": calibrations.artifact_sha256,

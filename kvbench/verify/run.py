@@ -12,6 +12,7 @@ from kvbench.eval.files.samples import SampleSetError
 from kvbench.runs.generate.batch import load
 from kvbench.runs.job import Job
 from kvbench.runs.prepare import Calibrations, calibrate_job, prepare_method
+from kvbench.runs.record.earlier import is_earlier
 from kvbench.runs.record.folder import read_records
 from kvbench.runs.record.results import Results, read_results
 from kvbench.verify.arithmetic import list_differences, use_threads
@@ -64,6 +65,8 @@ class MakeJob(Protocol):
 def verify_run(one: Recorded, make_job: MakeJob, choice: Choice) -> Verdict:
     """Return the verdict on a run; errors of the run and of this machine become findings."""
     findings: list[Finding] = []
+    if is_earlier(one.folder):
+        return Verdict(one.name, (Finding("run", "drawn by an earlier version", True),))
     try:
         results = read_results(one.folder)
         if results is None:

@@ -72,7 +72,7 @@ def weights_of_fake() -> str:
 def test_run_leaves_everything(whole: Path) -> None:
     results = json.loads((whole / "results.json").read_text())
     memory, full = results["memory"], 2 * 2 * 14
-    assert results["schema_version"] == 1
+    assert results["schema_version"] == 2
     assert memory["full_tokens"] == full
     assert memory["budget_tokens"] == full / 2
     assert 0 < memory["peak_tokens"] <= full / 2

@@ -84,9 +84,9 @@ def test_a_drift_may_be_negative(tmp_path: Path) -> None:
         ('"peak_tokens": 99', '"peak_tokens": true', r"damaged \(memory\.peak_tokens is True, not int\)"),
         ('"better": "higher"', '"better": "both"', r"damaged \(metrics\.psnr\.better is 'both', not "),
         ('"lacking": [\n', '"lacking": [\n 3,', r"damaged \(evaluated\.psnr\.lacking is 3, not str\)"),
-        ('"schema_version": 1', '"schema_version": 2', "has schema_version 2, this program reads 1"),
-        ('"schema_version": 1,', "", "has schema_version None, this program reads 1"),
-        ('"schema_version": 1,', '"schema_version": 1', "cannot be read "),
+        ('"schema_version": 2', '"schema_version": 3', "has schema_version 3, this program reads 2"),
+        ('"schema_version": 2,', "", "has schema_version None, this program reads 2"),
+        ('"schema_version": 2,', '"schema_version": 2', "cannot be read "),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, before: str, after: str, message: str) -> None:

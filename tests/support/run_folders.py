@@ -199,4 +199,4 @@ def write_unfinished_runs(runs_dir: Path) -> None:
     for number, outcome in enumerate(("started", "failed", "finished")):
         entry = {"overrides": ["budget=9"], "outcome": outcome, "error": "budget=9: too large"}
         (sweep / f"job-{number:05}.json").write_text(json.dumps(entry))
-    (parent / "swa-0.1" / "results.json").write_text('{"schema_version": 1, "run"')
+    (parent / "swa-0.1" / "results.json").write_text('{"schema_version": 2, "run"')

@@ -17,8 +17,9 @@ from kvbench.cli.config.command import SWEEP_TASKS
 from kvbench.cli.sweeps.sweeper import OWN_KEYS, split_product
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_values, parse_json, read_bytes, read_text, remove_unfinished, write_whole
+from kvbench.runs.record.earlier import OF_EARLIER_VERSION, is_earlier
 
-Outcome = Literal["missing", "started", "finished", "failed", "dropped"]
+Outcome = Literal["missing", "started", "finished", "failed", "dropped", "earlier"]
 
 PLAN = "sweep.json"
 NAME = "name.txt"
@@ -36,7 +37,8 @@ class Entry:
     Attributes:
         number: index of the job in the sweep.
         overrides: overrides of the job, including the ones that all jobs share.
-        outcome: `missing`: no result yet; `started`: running or killed; `dropped`: excluded from the sweep.
+        outcome: `missing`: no result yet; `started`: running or killed; `dropped`: excluded from the sweep; `earlier`:
+            finished by an earlier version, whose run does not count.
         folder: run folder of the job, if any.
         files: other files that the job wrote, such as calibrations.
         error: reason of a failure, in one line.
@@ -276,7 +278,12 @@ def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> Entry:
         pass
     except (ValueError, KeyError) as error:
         entry = replace(entry, outcome="failed", error=f"{path}: damaged ({error}); run the job again")
-    return replace(entry, outcome="dropped") if drop_of(folder, number).is_file() else entry
+    if drop_of(folder, number).is_file():
+        return replace(entry, outcome="dropped")
+    if entry.folder and is_earlier(Path(entry.folder)):
+        error = f"{entry.folder} is {OF_EARLIER_VERSION}; run the same command again to make it anew"
+        return Entry(number, overrides, "earlier", error=error)
+    return entry
 
 
 def _make_entry(number: int, values: object) -> Entry:

@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 from kvbench.cli.console import say
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import Settings
+from kvbench.runs.record.earlier import list_earlier, note_earlier
 from kvbench.runs.record.merge import merge_runs
 
 
@@ -27,6 +28,8 @@ def merge(_: DictConfig, settings: Settings) -> None:
         if settings.runs_dir.exists() and source.samefile(settings.runs_dir):
             raise ConfigError(f"from={source}: is runs_dir itself; name another folder")
     merged = [one for source in sources for one in merge_runs(source, settings.runs_dir)]
+    if note := note_earlier([folder for source in sources for folder in list_earlier(source)]):
+        say(note)
     problems = [one for one in merged if one.problem is not None]
     for one in problems:
         say(f"conflict: {one.name}: {one.problem}")

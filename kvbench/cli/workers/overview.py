@@ -12,19 +12,20 @@ from kvbench.cli.sweeps.jobs import PLAN, read_name
 from kvbench.cli.sweeps.progress import format_seconds, measure
 from kvbench.core.claims import is_held
 from kvbench.core.config import ConfigError
+from kvbench.runs.record.earlier import OF_EARLIER_VERSION, list_earlier
 
 COLUMNS = ("done", "running", "failed", "missing", "samples", "time left", "started")
 
 
 def show_all(console: Console, runs_dir: Path) -> None:
-    """Print the progress of every sweep in a folder of runs, the latest first, and the runs in progress.
+    """Print the progress of every sweep, the latest first, and the runs in progress and of an earlier version.
 
     Raises:
-        ConfigError: there is neither a sweep nor a run in progress.
+        ConfigError: there is none of these.
     """
     plans = sorted(runs_dir.glob(f"sweeps/*/{PLAN}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    running = find_running_folders(runs_dir)
-    if not (plans or running):
+    running, earlier = find_running_folders(runs_dir), list_earlier(runs_dir)
+    if not (plans or running or earlier):
         raise ConfigError(f"runs_dir={runs_dir}: holds no sweeps, and no run is in progress")
     rows, damaged = {}, []
     for folder in (plan.parent for plan in plans):
@@ -35,6 +36,8 @@ def show_all(console: Console, runs_dir: Path) -> None:
     if rows:
         console.print(_list_sweeps(rows))
     lines = [*damaged, f"runs in progress: {len(running)}", *(f"  {folder}" for folder in running)]
+    if earlier:
+        lines += [f"runs {OF_EARLIER_VERSION}: {len(earlier)}", *(f"  {folder}" for folder in earlier)]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

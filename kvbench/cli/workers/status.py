@@ -13,12 +13,13 @@ from kvbench.cli.sweeps.progress import count_drawn, find_running, format_second
 from kvbench.cli.workers.control import read_hold
 from kvbench.cli.workers.hosts import describe_host, read_stopped_hosts
 from kvbench.cli.workers.log import WorkerLog, read_logs
+from kvbench.runs.record.earlier import OF_EARLIER_VERSION
 
 MAX_ROWS = 40
 """Rows of a table without `verbose`."""
-ORDER = ("running", "failed", "interrupted", "dropped", "missing", "done")
+ORDER = ("running", "failed", "interrupted", "dropped", "missing", OF_EARLIER_VERSION, "done")
 """States of runs in the order of the table."""
-STATES = {"started": "interrupted", "finished": "done"}
+STATES = {"started": "interrupted", "finished": "done", "earlier": OF_EARLIER_VERSION}
 """States of idle jobs, if other than the outcome."""
 COLOURS = {"running": "green", "failed": "red", "interrupted": "yellow", "dropped": "yellow"}
 

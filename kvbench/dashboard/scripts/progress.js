@@ -1,11 +1,12 @@
-// Progress: incomplete sweeps, unfinished, failed and damaged runs.
+// Progress: incomplete sweeps, unfinished, failed and damaged runs, runs of an earlier version.
 
 function drawProgress() {
-  const { sweeps, unfinished, damaged } = DOC;
+  const { sweeps, unfinished, damaged, earlier } = DOC;
   const items = [
     ...sweeps.flatMap(describeSweep),
     ...unfinished.map(describeUnfinished),
-    ...damaged.map(describeDamaged),
+    ...damaged.map((run) => describeState(run.folder, run.reason, "bad")),
+    ...earlier.map((folder) => describeState(folder, "of an earlier version", "dim")),
   ];
   const box = byId("progress");
   box.hidden = !items.length;
@@ -15,6 +16,7 @@ function drawProgress() {
     [unfinished.length - failed.length, "unfinished runs"],
     [failed.length, "failed runs"],
     [damaged.length, "damaged runs"],
+    [earlier.length, "runs of an earlier version"],
   ];
   box.querySelector("summary").textContent = counts
     .filter(([count]) => count)
@@ -66,14 +68,8 @@ function describeUnfinished(run) {
   );
 }
 
-function describeDamaged(run) {
-  return make(
-    "li",
-    {},
-    make("span", {}, run.folder),
-    make("span", {}),
-    make("span", { class: "bad" }, run.reason),
-  );
+function describeState(folder, state, look) {
+  return make("li", {}, make("span", {}, folder), make("span", {}), make("span", { class: look }, state));
 }
 
 /** Return the time between a moment and the making of the page. */

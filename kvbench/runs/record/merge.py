@@ -12,6 +12,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import MAX_STREAMED, check_file, hash_path, read_bytes, write_beside
 from kvbench.core.links import find_leaving_link
 from kvbench.eval.files.kinds import SampleKind, find_stored_kind
+from kvbench.runs.record.earlier import is_earlier
 from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
 from kvbench.runs.record.origins import add_origins, read_origins
 from kvbench.runs.record.results import FILE, Results
@@ -43,7 +44,7 @@ class Merged(NamedTuple):
 
 
 def merge_runs(source: Path, runs_dir: Path) -> Iterator[Merged]:
-    """Merge every run and calibration of another folder of runs into `runs_dir`.
+    """Merge every run and calibration of another folder of runs into `runs_dir`, without runs of an earlier version.
 
     A damaged run, and one with a symbolic link that leaves its folder, has a problem and is left out.
 
@@ -60,7 +61,8 @@ def merge_runs(source: Path, runs_dir: Path) -> Iterator[Merged]:
         for path in sorted(model.glob("calibration-*.safetensors")):
             yield merge_file(path, runs_dir)
         for path in sorted(model.iterdir()):
-            if re.fullmatch(r".+-[0-9a-f]{10}", path.name) and find_stored_kind(path) is not None:
+            is_run = re.fullmatch(r".+-[0-9a-f]{10}", path.name) and find_stored_kind(path) is not None
+            if is_run and not is_earlier(path):
                 yield _merge_sound(path, runs_dir)
 
 

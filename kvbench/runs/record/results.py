@@ -12,9 +12,9 @@ from kvbench.engine.ledger import Step
 from kvbench.eval.files.prompt_lines import check_letters
 from kvbench.eval.protocol.records import read_fields
 from kvbench.eval.protocol.scores import Metric, Status
+from kvbench.runs.record.earlier import SCHEMA_VERSION, EarlierRun
 from kvbench.runs.record.sanity import check_results
 
-SCHEMA_VERSION = 1
 FILE = "results.json"
 MAX_LOAD = 1.5
 """Load average per processor above which a machine is busy."""
@@ -292,7 +292,8 @@ def read_results(folder: Path) -> Results | None:
     """Read the results of a run folder; None if there are none yet.
 
     Raises:
-        ConfigError: the file is damaged, or of another schema version.
+        EarlierRun: the run is of an earlier version.
+        ConfigError: the file is damaged, or of a later version.
     """
     path = folder / FILE
     if not path.is_file():
@@ -305,6 +306,8 @@ def read_results(folder: Path) -> Results | None:
         raise ConfigError(f"{path}: cannot be read ({error}); {remedy}") from None
     if isinstance(values, Mapping) and values.get("schema_version") != SCHEMA_VERSION:
         found = values.get("schema_version")
+        if found == 1:
+            raise EarlierRun(path)
         raise ConfigError(
             f"{path}: has schema_version {found}, this program reads {SCHEMA_VERSION}; use the one that wrote it"
         )

@@ -1,0 +1,50 @@
+"""Runs of an earlier version of kvbench, which stay on disk, are listed by name and are read no further.
+
+Schema 1 of results.json is theirs, and a provenance.json without a schema, which a run has before its results.
+"""
+
+import re
+from pathlib import Path
+
+from kvbench.core.config import ConfigError
+from kvbench.core.files import open_file, parse_json, read_text
+
+SCHEMA_VERSION = 2
+"""Schema of results.json and provenance.json (docs/results_schema.md)."""
+OF_EARLIER_VERSION = "of an earlier version"
+"""State of a run in lists."""
+_FIRST_SCHEMA = re.compile(rb'\s*\{\s*"schema_version": 1,')
+
+
+class EarlierRun(ConfigError):
+    """A run's results are of an earlier version; the message names the file and the remedy."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"{path}: {OF_EARLIER_VERSION}, which this one does not read; run it again: it gets a folder of its own"
+        )
+
+
+def is_earlier(folder: Path) -> bool:
+    """Return whether a run's folder was written by an earlier version, finished or not."""
+    try:
+        with open_file(folder / "results.json") as file:
+            return _FIRST_SCHEMA.match(file.read(64)) is not None
+    except OSError:
+        pass
+    try:
+        provenance = parse_json(read_text(folder / "provenance.json"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(provenance, dict) and "started" in provenance and "schema_version" not in provenance
+
+
+def list_earlier(runs_dir: Path) -> list[Path]:
+    """Return the folders of runs of an earlier version in a folder of runs, in order."""
+    return [folder for folder in sorted(runs_dir.glob("*/*/")) if is_earlier(folder)]
+
+
+def note_earlier(folders: list[Path]) -> str:
+    """Return a line with the names of runs of an earlier version; empty without any."""
+    names = ", ".join(f"{folder.parent.name}/{folder.name}" for folder in folders)
+    return f"{OF_EARLIER_VERSION}, left out: {names}" if folders else ""

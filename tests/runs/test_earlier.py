@@ -1,0 +1,126 @@
+"""Runs that an earlier version wrote are listed, and neither read nor resumed, taken, joined or copied."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import kvbench
+from kvbench.cli.sweeps.jobs import PLAN, Entry, open_folder, read_entries, write_entry
+from kvbench.cli.workers.overview import show_all
+from kvbench.cli.workers.status import show_status
+from kvbench.core.config import ConfigError
+from kvbench.core.files import hash_path
+from kvbench.dashboard.folders import find_folders
+from kvbench.data.frames import runs_df, samples_df
+from kvbench.report.collect import collect_runs
+from kvbench.report.dataset import read_published
+from kvbench.runs import execute
+from kvbench.runs.record.earlier import EarlierRun, is_earlier
+from kvbench.runs.record.merge import merge_runs
+from kvbench.runs.record.results import read_results
+from kvbench.verify.folders import Recorded
+from kvbench.verify.run import Choice, verify_run
+from tests.support.fake_run import job_in
+
+EARLIER = Path(__file__).parents[1] / "golden" / "earlier"
+MODEL = "infinity_tiny"
+FULL, RANDOM = "full-1f875a0b62", "random-0.1-ba654aedd3"
+NAMES = [f"{MODEL}/{FULL}", f"{MODEL}/{RANDOM}"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A finished run of an earlier version, and its reference without results, as a kill leaves it."""
+    shutil.copytree(EARLIER / MODEL, tmp_path / "runs" / MODEL)
+    (tmp_path / "runs" / MODEL / FULL / "results.json").unlink()
+    return tmp_path / "runs"
+
+
+def hash_files(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): hash_path(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_finished_and_unfinished_ones_are_known_by_their_files(runs: Path) -> None:
+    assert [is_earlier(runs / name) for name in NAMES] == [True, True]
+    with pytest.raises(
+        EarlierRun, match=r"random-0.1-ba654aedd3/results.json: of an earlier version, .* run it again"
+    ):
+        read_results(runs / NAMES[1])
+    assert not is_earlier(runs / MODEL)
+
+
+def test_a_run_of_this_version_is_none_even_before_its_results(tmp_path: Path) -> None:
+    folder = execute.run(job_in(tmp_path)).folder
+    assert not is_earlier(folder)
+    (folder / "results.json").unlink()
+    assert not is_earlier(folder)
+
+
+def test_status_report_and_dashboard_list_them(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    show_all(console, runs)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "runs of an earlier version: 2\n" in shown
+    assert all(f"  {runs / name}\n" in shown for name in NAMES)
+    assert collect_runs(runs) == []
+    assert [record.message for record in caplog.records] == [
+        f"of an earlier version, left out: {', '.join(NAMES)}"
+    ]
+    folders = find_folders(runs)
+    assert folders.earlier == tuple(NAMES)
+    assert (folders.finished, folders.unfinished, folders.damaged) == ({}, (), ())
+
+
+def test_frames_and_datasets_do_not_have_them(runs: Path) -> None:
+    pytest.importorskip("polars")
+    assert len(runs_df(runs)) == len(samples_df(runs)) == 0
+    with pytest.raises(ConfigError, match=r"results.json: of an earlier version"):
+        read_published([runs / NAMES[1]])
+
+
+def test_merging_leaves_them_where_they_are(runs: Path, tmp_path: Path) -> None:
+    assert list(merge_runs(runs, tmp_path / "other")) == []
+    assert not (tmp_path / "other").exists()
+
+
+def test_verification_says_so_and_finds_no_difference(runs: Path) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("made a job")
+
+    verdict = verify_run(Recorded(NAMES[1], runs / NAMES[1]), refuse, Choice(2, 0))  # type: ignore[arg-type]
+    assert verdict.describe() == f"not verifiable here: {NAMES[1]}: run: drawn by an earlier version"
+
+
+def test_jobs_of_a_sweep_that_it_finished_are_left_to_do(runs: Path) -> None:
+    words = ("method=random", "budget=0.1")
+    sweep = open_folder(runs, [words])
+    write_entry(sweep, Entry(0, words, "finished", str(runs / NAMES[1]), samples={str(runs / NAMES[1]): 2}))
+    [entry] = read_entries(sweep)
+    assert (entry.outcome, entry.folder, entry.samples) == ("earlier", None, {})
+    console = Console(file=io.StringIO(), width=200)
+    show_status(console, sweep)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "0 of an earlier version" in " ".join(shown.split())
+    assert f"{RANDOM} is of an earlier version; run the same command again" in " ".join(shown.split())
+    extended = open_folder(
+        runs, [words, ("method=h2o", "budget=0.1")]
+    )  # takes what other sweeps have finished
+    assert [entry.outcome for entry in read_entries(extended)] == ["missing", "missing"]
+    assert json.loads((sweep / PLAN).read_text()) == [list(words)]
+
+
+def test_the_same_command_makes_a_run_of_its_own(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = hash_files(runs / MODEL)
+    settings = {"model": MODEL, "budget": 0.1, "eval": ["psnr"], "runs_dir": str(runs)}
+    again = kvbench.run("random", prompts={"count": 2}, **settings)
+    more = kvbench.run("random", prompts={"count": 3}, **settings, runs_dirs=[str(EARLIER)])
+    assert not {again.folder.name, again.results.reference, more.folder.name} & {FULL, RANDOM}
+    assert "from full-1f875a0b62" not in caplog.text
+    assert "from random-0.1-ba654aedd3" not in caplog.text
+    after = hash_files(runs / MODEL)
+    assert {name: after[name] for name in before} == before
+    assert {run.run for run in collect_runs(runs)}.isdisjoint({FULL, RANDOM})
