@@ -23,6 +23,7 @@ from kvbench.dashboard.samples import list_samples
 from kvbench.dashboard.sweeps import Sweep, find_sweeps
 from kvbench.eval.protocol.intervals import NORMAL_CLUSTERS, SEED, find_quantile
 from kvbench.eval.protocol.ranges import find_range
+from kvbench.report.conditions import group_conditions
 from kvbench.report.drifts import Drifts
 from kvbench.report.figures.method_styles import COLOURS, DARK_COLOURS, choose_styles
 from kvbench.report.runs_table import SEED_COLUMNS, list_metrics, name_methods
@@ -46,6 +47,7 @@ def make_document(runs_dir: Path, chosen: Sequence[Path] | None = None) -> dict[
     folders, pool, readings = find_folders(runs_dir, chosen), Pool(), Readings(runs_dir)
     runs = list(folders.finished.values())
     labels = name_methods(runs, left_out=SEED_COLUMNS)
+    conditions = {id(run): where for where, own in group_conditions(runs).items() for run in own}
     places = {folder: number for number, folder in enumerate(folders.finished)}
     read = {folder: readings.read(folder, run) for folder, run in folders.finished.items()}
     samples = list_samples(folders.finished, read, pool)
@@ -53,6 +55,7 @@ def make_document(runs_dir: Path, chosen: Sequence[Path] | None = None) -> dict[
     described = [
         _describe_run(folder, run, label, places, pool)
         | {"folder": folder.relative_to(runs_dir).as_posix(), "samples": samples[folder]}
+        | {"conditions": conditions[id(run)]}
         | {"drift": pack_drift(drifts, run, pool)}
         for (folder, run), label in zip(folders.finished.items(), labels, strict=True)
     ]

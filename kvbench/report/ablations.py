@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kvbench.data.flatten import SECTIONS, Value, flatten_run
 from kvbench.eval.protocol.scores import Metric
+from kvbench.report.conditions import find_conditions
 from kvbench.report.memory import name_percent
 from kvbench.report.runs_table import SEED_COLUMNS, find_metric, list_metrics
 from kvbench.report.seeds import name_count, name_seeds
@@ -32,7 +33,7 @@ def find_ablations(runs: Sequence[Results]) -> list[Ablation]:
     groups: dict[Hashable, list[Results]] = {}
     for run in runs:
         if not is_full(run):
-            place = run.model_label, run.prompts_label, run.n, run.noise, run.method, run.memory.allowed
+            place = find_conditions(run), run.noise, run.method, run.memory.allowed
             groups.setdefault(place, []).append(run)
     return [ablation for group in groups.values() for ablation in _split_group(group)]
 

@@ -9,6 +9,7 @@ from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import is_full
 from kvbench.report.code_notes import list_notes
+from kvbench.report.conditions import find_conditions
 from kvbench.report.differences import find_pairs
 from kvbench.report.runs_table import find_metric, identifying_columns, list_metrics, order_runs
 from kvbench.report.seeds import (
@@ -39,7 +40,7 @@ def choose_calibrated(runs: Sequence[Results]) -> list[Results]:
 
 def _find_place(run: Results) -> Hashable:
     """Return what comparable rows share."""
-    return run.model, run.prompts_label, run.n, run.memory.allowed
+    return find_conditions(run), run.memory.allowed
 
 
 def make_calibration_rows(runs: Sequence[Results], runs_dir: Path, against: str | None = None) -> list[Row]:

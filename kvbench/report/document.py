@@ -8,6 +8,7 @@ from kvbench.core.files import write_whole
 from kvbench.eval.text.drift import TAIL
 from kvbench.report.ablations import find_ablations, find_best, is_full, make_ablation_rows, name_ablation
 from kvbench.report.code_notes import list_notes
+from kvbench.report.conditions import find_conditions
 from kvbench.report.drifts import make_tail_rows, read_drifts
 from kvbench.report.latex import format_latex, join_latex
 from kvbench.report.memory import IN_FLIGHT_COLUMN
@@ -99,9 +100,10 @@ def _write_markdown(sections: Sequence[Section], figures: Sequence[Path]) -> str
 
 
 def _list_dropped(rows: Sequence[Row]) -> list[str]:
-    """Return the columns that LaTeX leaves out; the smallest share of the budget stays if one is marked."""
+    """Return the columns that LaTeX leaves out, but a smallest share of the budget that is marked and n that differ."""
     marked = any(str(row.get(MIN_SHARE_COLUMN, "")).endswith("!") for row in rows)
-    return [name for name in OMITTED_COLUMNS if not (marked and name == MIN_SHARE_COLUMN)]
+    kept = {MIN_SHARE_COLUMN: marked, "n": len({row.get("n") for row in rows}) > 1}
+    return [name for name in OMITTED_COLUMNS if not kept.get(name)]
 
 
 def describe_rows(runs: Sequence[Results], rows: Sequence[Row]) -> str:
@@ -116,10 +118,10 @@ def describe_unused(runs: Sequence[Results]) -> str:
 
 
 def find_group(run: Results) -> Hashable:
-    """Return what competing runs share, prompts, budget, number of samples, noise and seeds; None for a full cache."""
+    """Return what competing runs share: conditions, budget, noise and seeds; None for a full cache."""
     if is_full(run):
         return None
-    return run.prompts_label, run.memory.allowed, run.n, run.noise, name_seeds(run)[0]
+    return find_conditions(run), run.memory.allowed, run.noise, name_seeds(run)[0]
 
 
 def write_latex(sections: Sequence[Section]) -> str:

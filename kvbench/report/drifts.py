@@ -12,8 +12,9 @@ from kvbench.eval.files.samples import Sample, read_samples
 from kvbench.eval.text import drift as code
 from kvbench.eval.text.drift import TAIL, Band, Drift, Place, find_worst, trace_drift
 from kvbench.report.ablations import is_full
+from kvbench.report.conditions import group_conditions
 from kvbench.report.runs_table import identifying_columns, name_methods, order_runs
-from kvbench.report.seeds import list_members
+from kvbench.report.seeds import list_members, name_count
 from kvbench.report.tables import Row, format_number
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import Results
@@ -22,9 +23,6 @@ KEPT = ".drift.kept"
 """File under `runs_dir` with the divergence of all runs that read texts."""
 DIGITS = 4
 """Digits of the table of the tail, in nats."""
-
-Group = tuple[str, str, tuple[int, ...]]
-"""Model, prompts and edges of the bins of runs that one figure compares."""
 
 
 class Drifts:
@@ -94,20 +92,21 @@ def read_drifts(runs_dir: Path, runs: Sequence[Results]) -> list[tuple[Results, 
     return pairs
 
 
-def group_drifts(runs_dir: Path, runs: Sequence[Results]) -> dict[Group, dict[str, dict[str, Drift]]]:
-    """Return the divergence of runs by budget and method, for each model, set of prompts and number of tokens."""
+def group_drifts(runs_dir: Path, runs: Sequence[Results]) -> dict[str, dict[str, dict[str, Drift]]]:
+    """Return the divergence of runs by budget and method, for each name of `group_conditions`."""
     pairs = read_drifts(runs_dir, runs)
-    names = name_methods([run for run, _ in pairs])
-    groups: dict[Group, dict[str, dict[str, Drift]]] = {}
-    for (run, drift), name in zip(pairs, names, strict=True):
-        group = groups.setdefault((run.model_label, run.prompts_label, drift.edges), {})
-        group.setdefault(run.budget_text, {})[name] = drift
+    drifts = {id(run): drift for run, drift in pairs}
+    groups: dict[str, dict[str, dict[str, Drift]]] = {}
+    for where, own in group_conditions([run for run, _ in pairs]).items():
+        for run, name in zip(own, name_methods(own), strict=True):
+            groups.setdefault(where, {}).setdefault(run.budget_text, {})[name] = drifts[id(run)]
     return groups
 
 
 def make_tail_rows(pairs: Sequence[tuple[Results, Drift]]) -> list[Row]:
     """Return a row for each run with the quantiles of KL over the scored tokens of all texts, in nats."""
     return [
-        {**cells, **{f"kl {name}": format_number(drift.tail[name], DIGITS) for name in TAIL}}
-        for cells, (_, drift) in zip(identifying_columns([run for run, _ in pairs]), pairs, strict=True)
+        {**cells, "n": name_count(run)}
+        | {f"kl {name}": format_number(drift.tail[name], DIGITS) for name in TAIL}
+        for cells, (run, drift) in zip(identifying_columns([run for run, _ in pairs]), pairs, strict=True)
     ]

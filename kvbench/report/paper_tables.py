@@ -8,6 +8,7 @@ from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import is_full
 from kvbench.report.code_notes import list_notes
+from kvbench.report.conditions import find_conditions
 from kvbench.report.differences import find_pairs
 from kvbench.report.document import find_group
 from kvbench.report.memory import name_percent
@@ -131,7 +132,7 @@ def find_significant(runs: Sequence[Results], runs_dir: Path) -> set[tuple[str, 
     groups: dict[Hashable, list[Results]] = {}
     for run in runs:
         if find_group(run) is not None:
-            groups.setdefault((run.model_label, find_group(run)), []).append(run)
+            groups.setdefault(find_group(run), []).append(run)
     best: set[tuple[str, str]] = set()
     for group in groups.values():
         differences: dict[tuple[str, str], Mapping[str, Metric]] = {}
@@ -204,8 +205,7 @@ def _group_runs(
 
 def _is_reference(run: Results, group: Sequence[Results]) -> bool:
     """Return whether an uncompressed run has the model, prompts, samples and noise of a compressed one."""
-    places = {(one.model_label, one.prompts_label, one.n, one.noise) for one in group}
-    return (run.model_label, run.prompts_label, run.n, run.noise) in places
+    return (find_conditions(run), run.noise) in {(find_conditions(one), one.noise) for one in group}
 
 
 def _make_table(

@@ -166,7 +166,9 @@ def show_runs(console: Console, runs: Sequence[Results], failures: Sequence[tupl
     if rows:
         models = list(dict.fromkeys(run.model_label for run in runs))
         wide = console.width >= INTERVAL_WIDTH
-        shown = drop_columns(rows, [*([] if wide else WIDE_COLUMNS), *([] if len(models) > 1 else ["model"])])
+        kept = ["n"] if len({row["n"] for row in rows}) > 1 else []
+        left_out = [name for name in WIDE_COLUMNS if not wide and name not in kept]
+        shown = drop_columns(rows, [*left_out, *([] if len(models) > 1 else ["model"])])
         title = ", ".join(models) + (" (± half of the 95 % interval)" if wide else "")
         lead = sum(name in identifying_columns(runs)[0] for name in shown[0])
         print_rows(console, title, shown, lead, "half" if wide else "value")

@@ -161,6 +161,11 @@ def name_count(run: Results) -> str:
     return " x ".join(map(str, counts))
 
 
+def list_counts(runs: Iterable[Results]) -> list[str]:
+    """Return the different numbers of samples of rows, as `name_count` writes them."""
+    return list(dict.fromkeys(map(name_count, runs)))
+
+
 def describe_means(
     rows: Iterable[Results], shown: Iterable[Metric | None] = (), *, df: str = "df", peaks: bool = True
 ) -> str:

@@ -42,6 +42,7 @@ def test_no_file_of_a_run_can_stop_the_page(runs_dir: Path, tmp_path: Path) -> N
     for name in ("samples.jsonl", "retention.json", "metrics/psnr-uint8.samples.jsonl", "config.yaml"):
         (folder / name).write_bytes(b'\xff\x00[1]\n{"index": "x"}\nnull\n')
     [run] = make_document(tmp_path)["runs"]
+    assert run["conditions"].startswith(f"{run['model']} ({run['prompts']}), n = {run['n']}")
     assert run["samples"]["index"] == []
     assert "damaged" in run["retention"]["reason"]
     assert run["reference"] is None

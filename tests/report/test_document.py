@@ -190,6 +190,9 @@ def test_latency_is_of_finished_profiles(tmp_path: Path) -> None:
             "full": [Timing(1, 2.0, 0.5, 3.0), Timing(4, 8.0, 2.0, 12.0)],
         }
     }
+    packed = {**json.loads(profile("done", "heatkv", 1)), "cache_dtype": "int4"}
+    (folder / "int4.json").write_text(json.dumps(packed))
+    assert set(read_profiles(tmp_path)) == {"m, x86, 2 threads", "m, x86, 2 threads, int4"}
     axes = draw_latencies(found["m, x86, 2 threads"], "m").axes[0]
     assert {line.get_label(): line.get_ydata().tolist() for line in axes.lines} == {
         "heatkv, 10 %": [1.0, 1.0],

@@ -32,7 +32,7 @@ def test_the_report_has_the_tail_of_kl_and_a_figure(tmp_path: Path, runs: list[R
     assert h2o == ["0.1875", "0.2500"]
     assert snapkv == ["0.0000", "4.0000"]
     text = write_report(tmp_path, runs, [tail]).read_text()
-    assert "| snapkv | 0.1 |" in text
+    assert "| snapkv | 0.1 | 2 |" in text
     assert r"KL over positions" in (tmp_path / "report.tex").read_text()
     assert make_tail(tmp_path, images) is None
 
@@ -73,12 +73,12 @@ def test_runs_of_other_texts_or_models_have_figures_of_their_own(tmp_path: Path,
     other = write_reading_runs(tmp_path, {"h2o": ((0.5,) * 8,)}, "decoder")
     short = write_reading_runs(tmp_path, {"h2o": ((0.5,) * 5,)}, "short")
     groups = group_drifts(tmp_path, [*runs, *other, *short])
-    assert [(model, edges[-1], list(budgets)) for (model, _, edges), budgets in groups.items()] == [
-        ("decoder", 8, ["0.1"]),
-        ("short", 5, ["0.1"]),
-        ("smollm2_135m", 8, ["0.1"]),
-    ]
-    assert set(groups[next(key for key in groups if key[0] == "smollm2_135m")]["0.1"]) == {"h2o", "snapkv"}
+    assert {where: list(budgets) for where, budgets in groups.items()} == {
+        "decoder (texts), n = 1": ["0.1"],
+        "short (texts), n = 1": ["0.1"],
+        "smollm2_135m (texts), n = 2": ["0.1"],
+    }
+    assert set(groups["smollm2_135m (texts), n = 2"]["0.1"]) == {"h2o", "snapkv"}
 
 
 def test_the_console_shows_the_worst_places(tmp_path: Path, runs: list[Results]) -> None:

@@ -38,7 +38,7 @@ def test_measured_stands_beside_published_under_its_own_name() -> None:
     assert full["psnr"] == full["lpips"] == full["psnr, infinity_2b / infinity_8b"] == "-"
     header = summary.make_title(table, runs)
     assert "Published: infinity_2b / infinity_8b, MS-COCO 2017 validation, batch 8; " in header
-    assert "measured: infinity_tiny, scenes, batch 16 " in header + " "
+    assert "measured: infinity_tiny, scenes, n = 96, batch 16 " in header + " "
 
 
 def test_methods_that_no_paper_has_stand_before_those_of_their_budget() -> None:

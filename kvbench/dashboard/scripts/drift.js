@@ -9,9 +9,8 @@ function drawDrift(runs) {
   const able = runs.filter((run) => run.drift);
   byId("drift").hidden = !able.length;
   if (!able.length) return;
-  const groups = groupBy(able, (run) => `${run.model}, ${run.prompts}, ${shared(run.drift.edges).at(-1)} tokens`);
+  const groups = groupBy(able, (run) => `${run.conditions}, ${shared(run.drift.edges).at(-1)} tokens`);
   fillSelect(byId("driftOf"), [...groups.keys()].map((name) => [name, name]));
-  byId("driftOf").parentElement.hidden = groups.size < 2;
   fillSelect(byId("course"), Object.entries(COURSES));
   const own = d3.sort(groups.get(byId("driftOf").value), (run) => run.budget, (run) => run.label);
   const budgets = [...new Set(own.map(formatBudget))];

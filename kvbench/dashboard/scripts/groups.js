@@ -103,6 +103,11 @@ function countSamples(row) {
   return [row.n, ...seeds].join(" × ");
 }
 
+/** Return the numbers of samples of rows. */
+function listCounts(rows) {
+  return [...new Set(rows.map(countSamples))].join(", ");
+}
+
 /** Show the runs behind a mean over seeds. */
 function openMerged(row, name, text, facts, show) {
   openDrawer(

@@ -19,12 +19,12 @@ function chooseMetrics(runs) {
   );
 }
 
-/** Return the best runs at a metric among two or more of the same model, prompts, seeds and budget. */
+/** Return the best runs at a metric among two or more of the same conditions, seeds and budget. */
 function findBest(runs, name) {
   const sign = DOC.metrics[name].better === "higher" ? 1 : -1;
   const own = runs.filter((run) => findMetric(run, name));
   const groups = groupBy(own, (run) =>
-    JSON.stringify([run.model, run.prompts, run.n, formatBudget(run), listMembers(run).map(({ seeds }) => seeds[0])]),
+    JSON.stringify([run.conditions, formatBudget(run), listMembers(run).map(({ seeds }) => seeds[0])]),
   );
   const best = new Set();
   for (const group of groups.values()) {
@@ -167,8 +167,10 @@ function mark() {
 function readOut(number) {
   const run = board.rows.get(number) ?? RUNS[number];
   if (!run) {
+    const rows = [...board.rows.values()];
     byId("reading").textContent =
-      `Dotted: the Pareto front, where no shown row is at least as good at lower cost. Bars: 95 % intervals${[...board.rows.values()].some((row) => row.merged) ? ", over prompts and seeds for means over seeds" : ""}.`;
+      "Dotted: the Pareto front of each model, prompt set and n: no shown row is at least as good at lower cost. Bars: " +
+      `95 % intervals${rows.some((row) => row.merged) ? ", over prompts and seeds for means over seeds" : ""}. n = ${listCounts(rows)}.`;
     return;
   }
   const name = byId("quality").value;

@@ -13,7 +13,7 @@ function listPoints(runs, name, axis) {
   return points.sort((a, b) => a.x - b.x);
 }
 
-/** Return the Pareto front: no other point is at least as good at no higher cost. */
+/** Return the front of points of equal conditions: no other is at least as good at no higher cost. */
 function findFront(points, better) {
   const sign = better === "higher" ? 1 : -1;
   const front = [];
@@ -40,13 +40,13 @@ function drawPareto(box, runs, name, axis, visit) {
     return;
   }
   const { better, unit } = DOC.metrics[name];
-  const front = findFront(points, better);
+  const fronts = [...groupBy(points, ({ run }) => run.conditions).values()].map((own) => findFront(own, better));
+  const front = fronts.flat();
   const width = Math.max(280, box.clientWidth || 800);
   const narrow = width < 560;
   const [low, high] = findRange(points);
   const log = low > 0 && high / low > 4;
   const certain = points.filter((point) => point.low !== null);
-  const line = [...front, { x: high, y: front.at(-1).y }];
   const plot = Plot.plot({
     width,
     height: narrow ? 300 : 400,
@@ -72,14 +72,16 @@ function drawPareto(box, runs, name, axis, visit) {
     },
     color: { type: "identity" },
     marks: [
-      Plot.line(line, {
-        x: "x",
-        y: "y",
-        curve: "step-after",
-        stroke: "currentColor",
-        strokeOpacity: 0.35,
-        strokeDasharray: "2 3",
-      }),
+      ...fronts.map((own) =>
+        Plot.line([...own, { x: high, y: own.at(-1).y }], {
+          x: "x",
+          y: "y",
+          curve: "step-after",
+          stroke: "currentColor",
+          strokeOpacity: 0.35,
+          strokeDasharray: "2 3",
+        }),
+      ),
       Plot.ruleX(certain, {
         x: "x",
         y1: "low",

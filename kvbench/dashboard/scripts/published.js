@@ -20,15 +20,14 @@ function drawPublished() {
 
 /** Return a note about models and data of published and measured numbers. */
 function describeTable(table) {
-  const models = [...new Set(table.rows.map((row) => RUNS[row.run].model))];
-  const prompts = [...new Set(table.rows.map((row) => RUNS[row.run].prompts))];
+  const runs = table.rows.map((row) => RUNS[row.run]);
+  const [models, prompts] = ["model", "prompts"].map((key) => [...new Set(runs.map((run) => run[key]))]);
   const same = models.every((model) => table.labels.some((label) => label.split(" ")[0] === model));
   const caution = same
     ? ""
     : " The models differ: what can be compared is the order of methods, not the numbers.";
-  const measured = `${models.join(", ")} on ${prompts.join(", ")}`;
-  const changes = explainChanges(table.rows.map((row) => RUNS[row.run]));
-  return `Published: ${table.labels.join(", ")} on ${table.data}. Measured: ${measured}.${caution}${changes}`;
+  const measured = `${models.join(", ")} on ${prompts.join(", ")}, n = ${listCounts(runs)}`;
+  return `Published: ${table.labels.join(", ")} on ${table.data}. Measured: ${measured}.${caution}${explainChanges(runs)}`;
 }
 
 function makeHeads(table) {
@@ -47,14 +46,15 @@ function makeHeads(table) {
       : measured.map((own) => make("th", {}, own === name ? "measured" : `measured, ${own}`))),
   ]);
   const also = table.also.map((name) => make("th", { rowspan: 2 }, nameMetric(name), ", measured"));
-  const keys = [...(severalModels(table) ? ["model"] : []), "method", "budget", ...table.keys].map((key) =>
+  const keys = [...listOwn(table), "method", "budget", ...table.keys].map((key) =>
     make("th", { class: "words", rowspan: 2 }, key.replace(/^(latency|method)\./, "")),
   );
   return make("thead", {}, make("tr", {}, ...keys, ...top, ...also), make("tr", {}, ...below));
 }
 
-function severalModels(table) {
-  return new Set(table.rows.map((row) => RUNS[row.run].model)).size > 1;
+/** Return the columns of model and n, where runs differ. */
+function listOwn(table) {
+  return ["model", "n"].filter((key) => new Set(table.rows.map((row) => RUNS[row.run][key])).size > 1);
 }
 
 function countMeasured(table, name, measured) {
@@ -64,7 +64,7 @@ function countMeasured(table, name, measured) {
 function makeRow(table, row) {
   const run = RUNS[row.run];
   const words = [
-    ...(severalModels(table) ? [run.model] : []),
+    ...listOwn(table).map((key) => run[key]),
     make("span", {}, makeSwatch(run.label), run.label),
     makeBudget(run),
     ...row.settings,

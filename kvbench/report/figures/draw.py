@@ -1,17 +1,22 @@
 """Figures of a report: metrics against memory, divergence over positions, time against batch size, retention maps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvbench.core.config import ConfigError
 from kvbench.report.ablations import is_full
+from kvbench.report.conditions import group_conditions
 from kvbench.report.drifts import group_drifts
-from kvbench.report.seeds import count_seeds, find_seeds, list_members, name_seeds
+from kvbench.report.seeds import count_seeds, find_seeds, list_counts, list_members, name_seeds
 from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.record.folder import slug
 from kvbench.runs.record.results import Results
+
+if TYPE_CHECKING:  # takes long to import
+    from matplotlib.figure import Figure
 
 NOT_INSTALLED = 'figures: matplotlib is not installed; pip install "kvbench[plots]"'
 """Line in place of figures without the `plots` extra."""
@@ -57,72 +62,73 @@ def draw_figures(
 
 
 def draw_fidelity(place: Path, runs: Sequence[Results], name: str, metrics: Sequence[str] = ()) -> list[Path]:
-    """Draw metrics against measured memory, for each model that has a method at two budgets.
+    """Draw metrics against measured memory, a figure for the runs that share `find_conditions`.
 
-    Of many methods there are several figures, `<name>-2.png` and so on.
+    Conditions without a method at two budgets have no figure. Of many methods there are several figures.
     """
-    from kvbench.report.figures import plots, styles  # take long to import
+    from kvbench.report.figures import plots  # takes long to import
 
-    models, paths = sorted({run.model_label for run in runs}), []
-    for model in models:
-        own = [run for run in runs if run.model_label == model]
-        prompts = ", ".join(sorted({run.prompts_label for run in own}))
-        title = f"{model} ({prompts}): metrics against measured memory, 95 % bands"
-        stem = name if len(models) == 1 else f"{name}-{slug(model)}"
-        for number, figure in enumerate(plots.draw_metrics(own, title + describe_joined(own), metrics), 1):
-            part = f"-{number}" if number > 1 else ""
-            paths.append(styles.save(figure, place / f"{stem}{part}.png"))
-    return paths
+    figures, what = {}, "metrics against measured memory, 95 % bands"
+    for where, own in group_conditions(runs).items():
+        figures[where] = plots.draw_metrics(own, f"{where}: {what}{describe_joined(own)}", metrics)
+    return save_groups(place, name, figures)
 
 
 def draw_drift(runs_dir: Path, place: Path, runs: Sequence[Results]) -> list[Path]:
-    """Draw the divergence over positions of runs that read texts, for each model and set of prompts.
+    """Draw the divergence over positions of runs that read texts, a figure for the runs that share `find_conditions`.
 
     Of several runs of a method at a budget that differ in nothing that is shown, the last one is drawn. Of many
-    methods there are several figures, `drift-2.png` and so on.
+    methods there are several figures.
     """
     if not (groups := group_drifts(runs_dir, runs)):
         return []
-    from kvbench.report.figures import drift_plots, styles  # take long to import
+    from kvbench.report.figures import drift_plots  # takes long to import
 
-    paths = []
-    for (model, prompts, _), drifts in groups.items():
-        title = f"{model} ({prompts}): divergence from the full cache over positions, 95 % bands"
-        stem = "drift" if len(groups) == 1 else f"drift-{slug(f'{model} {prompts}')}"
-        for number, figure in enumerate(drift_plots.draw_drifts(drifts, title), 1):
-            part = f"-{number}" if number > 1 else ""
-            paths.append(styles.save(figure, place / f"{stem}{part}.png"))
-    return paths
+    what = "divergence from the full cache over positions, 95 % bands"
+    figures = {where: drift_plots.draw_drifts(drifts, f"{where}: {what}") for where, drifts in groups.items()}
+    return save_groups(place, "drift", figures)
 
 
 def describe_joined(runs: Sequence[Results]) -> str:
     """Return the end of a title that says over what points are means; empty if over nothing."""
     noises, calibrations = (max(counts) for counts in zip(*map(count_seeds, runs), strict=True))
     kinds = [*(["seeds"] if noises > 1 else []), *(["calibrations"] if calibrations > 1 else [])]
-    return f", means over {' and '.join(kinds)}" if kinds else ""
+    return f", means over {' and '.join(kinds)}: {', '.join(list_counts(runs))}" if kinds else ""
 
 
 def draw_latency(runs_dir: Path, place: Path) -> list[Path]:
-    """Draw time against batch size, for each profiled model and device.
+    """Draw time against batch size, for each profiled model, device and dtype of the cache.
 
-    Of many methods there are several figures, `latency-2.png` and so on.
+    Of many methods there are several figures.
     """
-    from kvbench.report.figures import latency_plots, plots, styles  # take long to import
+    from kvbench.report.figures import latency_plots, plots  # take long to import
 
-    profiles, paths = latency_plots.read_profiles(runs_dir), []
-    for where, curves in profiles.items():
-        stem = "latency" if len(profiles) == 1 else f"latency-{slug(where)}"
-        for number, names in enumerate(plots.split_methods(sorted(curves)), 1):
-            figure = latency_plots.draw_latencies({name: curves[name] for name in names}, where)
-            part = f"-{number}" if number > 1 else ""
-            paths.append(styles.save(figure, place / f"{stem}{part}.png"))
+    groups = {
+        where: [
+            latency_plots.draw_latencies({name: curves[name] for name in names}, where)
+            for names in plots.split_methods(sorted(curves))
+        ]
+        for where, curves in latency_plots.read_profiles(runs_dir).items()
+    }
+    return save_groups(place, "latency", groups)
+
+
+def save_groups(place: Path, stem: str, groups: Mapping[str, Sequence["Figure"]]) -> list[Path]:
+    """Save figures as `<stem>.png`, `<stem>-2.png` and so on; those of several groups as `<stem>-<group>.png`."""
+    from kvbench.report.figures import styles  # takes long to import
+
+    drawn, paths = {name: figures for name, figures in groups.items() if figures}, []
+    for name, figures in drawn.items():
+        start = stem if len(drawn) == 1 else f"{stem}-{slug(name)}"
+        for number, figure in enumerate(figures, 1):
+            paths.append(styles.save(figure, place / f"{start}{f'-{number}' if number > 1 else ''}.png"))
     return paths
 
 
 def choose_mapped(runs: Sequence[Results]) -> list[Results]:
-    """Return the run of each model and compressing method whose budget is nearest to `MAP_BUDGET`."""
+    """Return the run of each model and compressing method with a budget next to `MAP_BUDGET` and most samples."""
     chosen: dict[tuple[str, str], Results] = {}
-    for run in sorted(runs, key=lambda run: abs(run.memory.budget - MAP_BUDGET)):
+    for run in sorted(runs, key=lambda run: (abs(run.memory.budget - MAP_BUDGET), -run.n)):
         if not is_full(run):
             chosen.setdefault((run.model, run.method), run)
     return [run for _, run in sorted(chosen.items())]
@@ -144,6 +150,6 @@ def draw_map(runs_dir: Path, run: Results, place: Path, *, seeded: bool = False)
     seed = f", seed {find_seeds(list_members(run)[0])[0]}" if seeded else ""
     joined = f", mean over {len(alike)} runs" if len(alike) > 1 else seed
     memory = f"measured memory {100 * run.memory.peak:.3g} % of the full cache"
-    title = f"{run.model_label}, {run.method}: {memory}{joined}"
+    title = f"{run.model_label} ({run.prompts_label}), n = {run.n}, {run.method}: {memory}{joined}"
     figure = retention_plots.draw_retention(retention_plots.average_maps(alike), title)
     return [styles.save(figure, place / f"retention-{slug(run.run)}.png")]

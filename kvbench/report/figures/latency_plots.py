@@ -28,9 +28,9 @@ Curves = Mapping[str, Sequence[Timing]]
 
 
 def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
-    """Return the profiles in a folder of runs, by model and device, then by method and budget.
+    """Return the profiles in a folder of runs, by model, device and dtype of the cache, then by method and budget.
 
-    The newest profile of a model, device, method and budget counts.
+    The newest profile of these counts.
 
     Raises:
         ConfigError: a profile is damaged.
@@ -43,7 +43,8 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
                 continue
             machine, rows = values["provenance"], [row for row in values["rows"] if row["status"] == "ok"]
             device = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
-            curves = profiles.setdefault(f"{values['model']}, {device}", {})
+            place = ", ".join(filter(None, (values["model"], device, values.get("cache_dtype"))))
+            curves = profiles.setdefault(place, {})
             for name in dict.fromkeys(row["cache"] for row in rows):
                 share = "" if name == "full" else f", {_name_budget(values['budget'])}"
                 curves[f"{name}{share}"] = sorted(_read_timing(row) for row in rows if row["cache"] == name)

@@ -18,7 +18,6 @@ from kvbench.report.figures.method_styles import COLOURS, Style, choose_styles
 from kvbench.report.figures.styles import strip_frame
 from kvbench.report.memory import uses_bytes
 from kvbench.report.runs_table import SEED_COLUMNS, find_metric, list_metrics, name_methods
-from kvbench.report.seeds import name_count
 from kvbench.runs.record.results import Results
 
 PANELS_PER_ROW = 4
@@ -51,14 +50,16 @@ def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
     """Return a metric's points of each method by ascending memory; runs without a value are left out.
 
     A method has a line for each set of settings, and of seeds, in which its runs differ; runs that `combine_seeds`
-    joined are one point at their mean. Of several runs with the same settings and budget, the first with the most
-    samples counts. Memory is counted in tokens unless some run needs bytes
-    (`uses_bytes`); runs without bytes are then left out.
+    joined are one point at their mean. Of several runs with the same settings and budget, the first one counts. Memory
+    is counted in tokens unless some run needs bytes (`uses_bytes`); runs without bytes are then left out.
+
+    Args:
+        runs: runs that share `find_conditions`: numbers of other samples are no points of one line.
+        name: name of the metric.
     """
     in_bytes = uses_bytes(runs)
     curves: dict[str, dict[Hashable, Point]] = {}
-    named = zip(name_methods(runs), runs, strict=True)
-    for method, run in sorted(named, key=lambda pair: -pair[1].n):
+    for method, run in zip(name_methods(runs), runs, strict=True):
         metric = find_metric(run, name)
         memory = run.memory.byte_peak if in_bytes else run.memory.peak
         if memory is not None and metric is not None and metric.value is not None:
@@ -104,8 +105,6 @@ def draw_metrics(runs: Sequence[Results], title: str, names: Sequence[str] = ())
     if not panels:
         return []
     styles, groups = choose_styles(methods), split_methods(methods)
-    counts = dict.fromkeys(name_count(run) for run in runs if any(find_metric(run, name) for name in panels))
-    title = f"{title}, n = {', '.join(counts)}"
     figures = []
     for number, group in enumerate(groups, 1):
         part = f" ({number} of {len(groups)})" if len(groups) > 1 else ""

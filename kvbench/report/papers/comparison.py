@@ -9,8 +9,9 @@ from rich.console import Console
 
 from kvbench.core.files import write_whole
 from kvbench.report.ablations import is_full
+from kvbench.report.conditions import find_conditions, group_conditions
 from kvbench.report.document import BOLD_NOTE, Section, describe_rows, find_group, write_latex
-from kvbench.report.figures.draw import NOT_INSTALLED, can_draw, draw_fidelity
+from kvbench.report.figures.draw import NOT_INSTALLED, can_draw, describe_joined, draw_fidelity, save_groups
 from kvbench.report.papers.printed import PrintedFigure
 from kvbench.report.papers.published import (
     COSTS,
@@ -22,7 +23,7 @@ from kvbench.report.papers.published import (
     prompts_of,
 )
 from kvbench.report.runs_table import find_metric, order_runs
-from kvbench.report.seeds import name_count
+from kvbench.report.seeds import list_counts, name_count
 from kvbench.report.tables import Cell, Row, drop_columns, print_rows, publish
 from kvbench.runs.record.results import Results
 
@@ -75,9 +76,8 @@ def _match(table: PublishedTable, runs: Sequence[Results]) -> list[tuple[Setting
 
 
 def _is_near(reference: Results, run: Results) -> bool:
-    """Return whether two runs share model, prompts and noise; the second has a similar budget or compresses nothing."""
-    fields = ("model_label", "prompts_label", "n", "noise")
-    alike = all(getattr(reference, name) == getattr(run, name) for name in fields)
+    """Return whether two runs share conditions and noise; the second has a similar budget or compresses nothing."""
+    alike = (find_conditions(reference), reference.noise) == (find_conditions(run), run.noise)
     shares = (run.memory.budget, run.memory.peak)
     close = any(abs(reference.memory.budget - share) <= TOLERANCE * share for share in shares)
     return alike and (close or is_full(run))
@@ -87,7 +87,7 @@ def make_title(table: PublishedTable, runs: Sequence[Results]) -> str:
     """Return a title that names the models and data of published and measured numbers."""
     models = sorted({run.model_label for run in runs})
     published = " / ".join(_find_labels(table, runs))
-    measured = [*models, *sorted({run.prompts_label for run in runs})]
+    measured = [*models, *sorted({run.prompts_label for run in runs}), f"n = {', '.join(list_counts(runs))}"]
     if set(table.metrics) & set(COSTS):
         measured.append("batch " + ", ".join(map(str, sorted({run.latency.batch for run in runs}))))
     return f"{table.source}: {table.title}. Published: {published}, {table.data}; measured: {', '.join(measured)}"
@@ -115,18 +115,18 @@ def show_comparison(console: Console, table: PublishedTable, runs: Sequence[Resu
 
 
 def draw_steps(console: Console, table: PublishedTable, runs: Sequence[Results], runs_dir: Path) -> None:
-    """Plot the cached tokens of each step into <table>.png, if some run recorded them."""
-    from kvbench.report.figures import step_plots, styles  # take long to import
+    """Plot the cached tokens of each step into <table>.png, for the runs that recorded them and share conditions."""
+    from kvbench.report.figures import step_plots  # takes long to import
 
     with_steps = [run for run in runs if run.steps]
     if not with_steps or table.figure is None:
         console.print(f"{table.name}: no run recorded its steps; set method.watch_lse=true", highlight=False)
         return
-    title = ", ".join(
-        sorted({f"{run.model_label}, {run.prompts_label}, n = {name_count(run)}" for run in with_steps})
-    )
-    path = styles.save(step_plots.draw_steps(with_steps, table.figure, title), runs_dir / f"{table.name}.png")
-    console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
+    figures = {}
+    for where, own in group_conditions(with_steps).items():
+        figures[where] = [step_plots.draw_steps(own, table.figure, where + describe_joined(own))]
+    for path in save_groups(runs_dir, table.name, figures):
+        console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
 
 
 def show_printed(
@@ -146,6 +146,7 @@ def _find_labels(table: PublishedTable, runs: Sequence[Results]) -> tuple[str, .
 def _list_settings(table: PublishedTable, run: Results, runs: Sequence[Results]) -> dict[str, Cell]:
     row: dict[str, Cell] = {"model": run.model_label} if len({r.model_label for r in runs}) > 1 else {}
     row |= {"prompts": run.prompts_label} if len({r.prompts_label for r in runs}) > 1 else {}
+    row |= {"n": name_count(run)} if len(list_counts(runs)) > 1 else {}
     row |= {"method": run.method, "budget": run.budget_text + "!" * (not run.memory.well_used)}
     for key in (*table.fixed, *table.keys):
         if key not in row:
