@@ -11,7 +11,6 @@ writes it.
 """
 
 import argparse
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.support.arguments import Option
-from benchmarks.support.build import build_model, built, composed, prepare_method
+from benchmarks.support.build import built, composed, prepare_method
 from benchmarks.support.kvpress_environment import make_environment
 from benchmarks.support.kvpress_reading import (
     Prepare,
@@ -32,13 +31,14 @@ from benchmarks.support.kvpress_reading import (
 )
 from benchmarks.support.kvpress_rows import COLUMNS, Compared, Row, join_texts
 from benchmarks.support.kvpress_twins import FUTURE, TWINS, Twin
-from benchmarks.support.table import Table
+from benchmarks.support.table import Table, write_csv
 from kvbench.core.budget import Budget
 from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.presses import PACKAGE, KVPress, find_ratio
 from kvbench.methods.shared.base import Method
 from kvbench.models.text_model import TextModel
+from kvbench.report.row_keys import Composed
 
 OPTIONS = {
     "make_environment": Option("", "folder of a new environment with kvpress; makes it and ends"),
@@ -62,12 +62,14 @@ class Case:
 
     Attributes:
         model: loaded.
+        shared: overrides of all rows, of the model and its texts.
         given: tokens of a text before it is compressed.
         kept: tokens that each head keeps of them.
         padding: tokens in front of padded texts.
     """
 
     model: TextModel
+    shared: Sequence[str]
     given: int
     kept: int
     padding: int
@@ -77,9 +79,15 @@ class Case:
         """Compression ratio of the presses."""
         return find_ratio(self.kept, self.given)
 
+    def list_overrides(self, twin: Twin | None) -> list[str]:
+        """Return the overrides of a row; the full cache's without a twin."""
+        if twin is None:
+            return [*self.shared, "method=full"]
+        return [*self.shared, f"budget={self.kept}", *twin.list_overrides(self.ratio)]
+
     def compare(self, twin: Twin, llama: Any, text: Sequence[int], full: Reading) -> Compared:
         """Read a text under a press, its method and its guest."""
-        overrides = [f"model={self.model.name}", *twin.list_overrides(self.ratio)]
+        overrides = self.list_overrides(twin)
 
         def prepare(spec: ModelSpec) -> Method:
             return prepare_method(spec, self.kept, overrides)
@@ -122,29 +130,25 @@ def main(options: argparse.Namespace) -> None:
             "makes an environment that has it; then run this with FOLDER/bin/python"
         )
     twins = _choose_twins(options.methods)
-    model = build_model(
-        options.model,
-        f"model.prompt_tokens={options.given}",
-        f"model.max_tokens={FUTURE + 2 * options.forced}",
-        "model.chat=false",
-    )
+    shared = _list_shared(options)
+    config = composed(shared)
+    model = built(config["model"])
     model.load("cpu")
-    texts = _read_texts(model, options.texts, options.given + options.forced)
+    texts = _read_texts(model, config["prompts"])
     llamas = {way: build_llama(model, way) for way in ("sdpa", "eager")}
     heads = len(texts) * model.spec.all_heads
     print(
         f"{model.name}: {len(texts)} texts, {options.kept} of {options.given} tokens a head, {options.forced} forced, "
         f"padding {options.padding}; heads of {heads} that keep other tokens; {options.threads} threads"
     )
-    case = Case(model, options.given, options.kept, options.padding)
+    case = Case(model, shared, options.given, options.kept, options.padding)
     table, rows = Table(COLUMNS, "method"), list[tuple[str, Row]]()
     for name, row in _list_rows(case, llamas, twins, texts):
         rows.append((name, row))
         table.add(name, *row)
     seconds = median(time_generate(llamas["sdpa"], text[: options.given], options.forced) for text in texts)
     print(f"transformers' generate with its full cache: {1e3 * seconds:.1f} ms a token")
-    if options.csv:
-        _write(Path(options.csv), heads, rows)
+    _write(options.csv, case, heads, rows)
     return None
 
 
@@ -157,14 +161,24 @@ def _choose_twins(names: str) -> list[Twin]:
     return [known[name] for name in names.split(",")]
 
 
-def _read_texts(model: TextModel, count: int, length: int) -> list[list[int]]:
-    """Return the first `length` tokens of `count` texts of `prompts=texts`."""
-    prompts = {
-        **composed(["prompts=texts"])["prompts"],
-        "count": count,
-        "length": length,
-        "given": length - 2,  # the most that a text may have
-    }
+def _list_shared(options: argparse.Namespace) -> list[str]:
+    """Return the overrides of all rows: the model and its texts."""
+    length = options.given + options.forced
+    return [
+        f"model={options.model}",
+        f"model.prompt_tokens={options.given}",
+        f"model.max_tokens={FUTURE + 2 * options.forced}",
+        "model.chat=false",
+        "prompts=texts",
+        f"prompts.count={options.texts}",
+        f"prompts.length={length}",
+        f"prompts.given={length - 2}",  # the most that a text may have
+    ]
+
+
+def _read_texts(model: TextModel, prompts: Mapping[str, Any]) -> list[list[int]]:
+    """Return the first `length` tokens of each text of `prompts=texts`."""
+    length = prompts["length"]
     texts = [model._text.encode(prompt.text)[:length] for prompt in built(prompts).load()]
     if any(len(text) < length for text in texts):
         raise ValueError(f"--given: a text has fewer than {length} tokens; lower --given or --forced")
@@ -188,17 +202,18 @@ def _list_rows(
         yield twin.method, join_texts(compared)
 
 
-def _write(path: Path, heads: int, rows: Sequence[tuple[str, Row]]) -> None:
-    """Write the table to a CSV file, with settings and notes of the twins."""
+def _write(path: str, case: Case, heads: int, rows: Sequence[tuple[str, Row]]) -> None:
+    """Write the table to a CSV file, with settings and notes of the twins, and the keys of its rows beside it."""
     twins = {twin.method: twin for twin in TWINS}
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["press", "method", *COLUMNS, "why"])
-        for name, row in rows:
-            cells = [
-                "" if cell is None else f"{cell} of {heads}" if form == "d" else format(cell, form)
-                for cell, form in zip(row, COLUMNS.values(), strict=True)
-            ]
-            twin = twins.get(name)
-            press, method, note = ("", name, "") if twin is None else (twin.press, twin.describe(), twin.note)
-            writer.writerow([f"`{press}`" if press else "", f"`{method}`", *cells, note])
+    lines, keys = [("press", "method", *COLUMNS, "why")], []
+    for name, row in rows:
+        cells = [
+            "" if cell is None else f"{cell} of {heads}" if form == "d" else format(cell, form)
+            for cell, form in zip(row, COLUMNS.values(), strict=True)
+        ]
+        twin = twins.get(name)
+        press, method, note = ("", name, "") if twin is None else (twin.press, twin.describe(), twin.note)
+        lines.append((f"`{press}`" if press else "", f"`{method}`", *cells, note))
+        overrides = case.list_overrides(twin)
+        keys.append(Composed(lines[-1][1], overrides, composed(overrides)))
+    write_csv(path, lines, keys)

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 WINDOW, CHUNK, LAG, FUTURE = 64, 20, 128, 512
-SNAPKV = {"window": WINDOW, "queries": "last", "pool": "avg", "kernel": 5}
-"""Settings with which `snapkv` is SnapKVPress."""
+SNAPKV = {
+    "window": WINDOW, "queries": "last", "pool": "avg", "kernel": 5, "softmax": "all", "group": "mean",
+}  # fmt: skip
+"""Settings with which `snapkv` is SnapKVPress; a model's own windows give others to each key that is not named."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +86,7 @@ TWINS: Sequence[Twin] = (
         {"n_future_positions": FUTURE},
         note="rounding in one head of the guest",
     ),
-    Twin(
-        "AdaKVPress",
-        "adakv",
-        SNAPKV,
-        {},
-        ("SnapKVPress", {"window_size": WINDOW}),
-        guest=False,
-    ),
+    Twin("AdaKVPress", "adakv", SNAPKV, {}, ("SnapKVPress", {"window_size": WINDOW}), guest=False),
     _around_snapkv("CriticalKVPress", "criticalkv"),
     _around_snapkv("CriticalAdaKVPress", "critical_adakv"),
     Twin(

@@ -1,8 +1,10 @@
 """Tables that are printed row by row during a measurement, and tables as CSV files."""
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+from kvbench.report.row_keys import Composed, write_keys
 
 
 class Table:
@@ -34,8 +36,13 @@ class Table:
         )
 
 
-def write_csv(path: str, rows: Iterable[Iterable[str]]) -> None:
-    """Write rows, the first with the columns, as a CSV file; an empty path writes nothing."""
+def write_csv(path: str, rows: Iterable[Iterable[str]], composed: Sequence[Composed] = ()) -> None:
+    """Write rows, the first with the columns, as a CSV file; an empty path writes nothing.
+
+    Rows that a configuration describes are `composed`: their keys are written beside the table.
+    """
     if path:
         with Path(path).open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows(rows)
+        if composed:
+            write_keys(Path(path), composed)

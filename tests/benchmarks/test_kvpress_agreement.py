@@ -18,7 +18,7 @@ from benchmarks.support.build import built, composed
 from benchmarks.support.kvpress_environment import make_environment
 from benchmarks.support.kvpress_reading import Reading, build_llama, read_on_engine, read_with_press
 from benchmarks.support.kvpress_rows import count_unequal, measure_gap, measure_kl
-from benchmarks.support.kvpress_twins import TWINS
+from benchmarks.support.kvpress_twins import TWINS, Twin
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
@@ -101,9 +101,18 @@ def test_what_is_counted() -> None:
     assert exp(measure_kl(theirs, other)) == pytest.approx((4 / 3) ** 0.5)
 
 
-def test_every_twin_is_a_method_of_conf() -> None:
-    for twin in TWINS:
-        assert isinstance(built(composed(twin.list_overrides(0.75))["method"]), Method)
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.method)
+def test_a_twin_is_the_same_method_whatever_defaults_a_model_has(twin: Twin) -> None:
+    """SnapKVPress's softmax is over all keys, and its scores are means over query heads (kvpress's snapkv_press.py)."""
+    models = ("smollm2_135m", "infinity_tiny")
+    on_texts, on_images = (
+        composed([f"model={name}", *twin.list_overrides(0.75)])["method"] for name in models
+    )
+    assert isinstance(built(on_texts), Method)
+    assert on_texts == on_images
+    own = on_texts.get("base", on_texts)
+    if "SnapKVPress" in (twin.press, *(twin.inner or ())):
+        assert (own["softmax"], own["group"], own["queries"]) == ("all", "mean", "last")
 
 
 @pytest.mark.parametrize(
@@ -130,8 +139,11 @@ def test_texts_are_as_long_as_asked() -> None:
     def encode(most: int) -> Any:
         return SimpleNamespace(_text=SimpleNamespace(encode=lambda text: list(text.encode())[:most]))
 
-    texts = kvpress_agreement._read_texts(encode(10**6), 2, 540)
+    prompts = composed(["prompts=texts", "prompts.count=2", "prompts.length=540", "prompts.given=538"])[
+        "prompts"
+    ]
+    texts = kvpress_agreement._read_texts(encode(10**6), prompts)
     assert [len(text) for text in texts] == [540, 540]
     assert texts[0] != texts[1]
     with pytest.raises(ValueError, match="--given: a text has fewer than 540"):
-        kvpress_agreement._read_texts(encode(539), 2, 540)
+        kvpress_agreement._read_texts(encode(539), prompts)

@@ -1,6 +1,7 @@
 """`task=report`: tables and figures of finished runs."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -10,6 +11,7 @@ from kvbench.cli.sweeps.jobs import read_entries
 from kvbench.cli.sweeps.outcomes import list_failures, list_profiles, list_runs
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import Settings
+from kvbench.dashboard.repeat import write_command
 from kvbench.report.calibrations import show_calibrations
 from kvbench.report.collect import collect_runs, read_with_references
 from kvbench.report.differences import show_differences
@@ -18,8 +20,9 @@ from kvbench.report.figures.draw import draw_figures
 from kvbench.report.paper_latex import write_paper
 from kvbench.report.paper_tables import Layout, check_metrics, make_paper_tables
 from kvbench.report.papers.speed import show_speed
-from kvbench.report.runs_table import show_runs
-from kvbench.report.seeds import combine_seeds
+from kvbench.report.row_keys import Composed, write_keys
+from kvbench.report.runs_table import order_runs, show_runs
+from kvbench.report.seeds import combine_seeds, list_members
 from kvbench.runs.record.results import Results
 
 SWEEP_FOLDER = "report"
@@ -58,9 +61,10 @@ def report(_: DictConfig, settings: Settings) -> None:
         say(f"left out: {line}")
     tables = (make_tail(runs_dir, rows), _compare(settings, rows, place))
     path = write_report(place, rows, [table for table in tables if table is not None], figures)
+    keys = write_keys(path.with_suffix(".csv"), _compose_rows(rows))
     layout = Layout(chosen.rows, chosen.columns, chosen.metrics)
     paper = write_paper(place, make_paper_tables(rows, runs_dir, layout, settings.against))
-    for written in (path, path.with_suffix(".tex"), path.with_suffix(".csv"), *paper, *figures):
+    for written in (path, path.with_suffix(".tex"), path.with_suffix(".csv"), keys, *paper, *figures):
         say(f"written: {written}")
     say(f"report: {place}")
 
@@ -73,6 +77,13 @@ def _read_runs(settings: Settings) -> tuple[list[Results], list[tuple[str, str]]
     entries = read_entries(sweep)
     place = sweep / SWEEP_FOLDER if settings.output is None else settings.writes
     return read_with_references(list_runs(entries)), list_failures(entries), place
+
+
+def _compose_rows(rows: Sequence[Results]) -> Iterator[Composed]:
+    """Yield what each run of a table's rows was composed of, in the order of report.csv."""
+    for run in (run for row in order_runs(rows) for run in list_members(row)):
+        words = shlex.split(write_command(run))[2:]
+        yield Composed(run.run, [word for word in words if not word.startswith("eval")], run.config)
 
 
 def _list_timed(settings: Settings) -> list[Path]:

@@ -1,0 +1,37 @@
+"""Keys of a table's rows, beside its CSV file: a default that moves later does not change what a row was."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kvbench.core.files import write_whole
+
+NAMING = ("model", "method", "prompts", "budget", "budget_unit", "seed", "cache_dtype", "storage", "noise")
+"""Keys of a configuration that are part of a run's name."""
+SUFFIX = ".keys.jsonl"
+"""End of the file's name, in place of `.csv`."""
+
+
+class Composed(NamedTuple):
+    """Name of a row, the overrides that compose it, and the configuration that they composed for its table."""
+
+    row: str
+    overrides: Sequence[str]
+    config: Mapping[str, object]
+
+
+def pick_keys(config: Mapping[str, object]) -> dict[str, object]:
+    """Return the keys of `NAMING` with their values; where a model's weights lie is no part of a name."""
+    keys = {name: config[name] for name in NAMING if name in config}
+    if isinstance(model := keys.get("model"), Mapping):
+        keys["model"] = {name: value for name, value in model.items() if name != "sources"}
+    return keys
+
+
+def write_keys(table: Path, rows: Iterable[Composed]) -> Path:
+    """Write a line of JSON for each row beside a table's CSV file: row, overrides and keys; return its path."""
+    entries = [{"row": row, "overrides": [*words], "keys": pick_keys(config)} for row, words, config in rows]
+    path = table.with_suffix(SUFFIX)
+    write_whole(path, "".join(json.dumps(entry) + "\n" for entry in entries))
+    return path

@@ -1,0 +1,83 @@
+"""Tables of the results: the keys of a row, recorded when its table was made, are what its overrides compose now."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.support.build import composed
+from benchmarks.support.jobs import make_job
+from benchmarks.support.table import write_csv
+from kvbench.report.row_keys import SUFFIX, Composed, pick_keys
+from kvbench.runs.job_identity import identify_method
+from tests.support.places import ROOT
+
+DATA = ROOT / "docs" / "results" / "data"
+WITHOUT = DATA / "without_keys.txt"
+"""Tables that were made before their commands recorded keys. A table that is made again leaves the list."""
+TABLES = sorted(path.relative_to(DATA).as_posix() for path in DATA.glob("*/*.csv"))
+RECORDED = [name for name in TABLES if (DATA / name).with_suffix(SUFFIX).exists()]
+
+
+def read_keys(table: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in table.with_suffix(SUFFIX).read_text().splitlines()]
+
+
+def flatten(path: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flatten(f"{path}.{key}" if path else key, item)
+    else:
+        yield path, value
+
+
+def find_changes(entry: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a row that compose to other values now, of those that count in the identity of a run."""
+    job, sides = make_job(entry["overrides"]), []
+    for config in ({**job.config, **entry["keys"]}, job.config):
+        own = replace(job, config=config)
+        method = identify_method(own.section("method"), object(), job.method)
+        keys = {**pick_keys(config), "model": own.model_settings, "method": method}
+        sides.append(dict(flatten("", json.loads(json.dumps(keys)))))
+    then, now = sides
+    names = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+    return [f"{entry['row']}: {name} was {then.get(name)}, is {now.get(name)}" for name in names]
+
+
+def test_every_table_has_keys_or_is_listed_as_without() -> None:
+    assert WITHOUT.read_text().split() == [name for name in TABLES if name not in RECORDED]
+    for name in RECORDED:
+        assert len(read_keys(DATA / name)) >= len((DATA / name).read_text().splitlines()) - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECORDED)
+def test_rows_compose_to_what_they_were(name: str) -> None:
+    assert [change for entry in read_keys(DATA / name) for change in find_changes(entry)] == []
+
+
+def test_a_row_whose_default_moved_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when models got windows of their own."""
+    overrides, plain = ["model=smollm2_135m", "method=snapkv"], ["method=h2o"]
+    rows = [
+        Composed("snapkv", overrides, composed([*overrides, "windows=image"])),
+        Composed("h2o", plain, composed(plain)),
+    ]
+    monkeypatch.chdir(tmp_path)
+    write_csv("", [["method"]], rows)  # no table is made
+    assert list(tmp_path.iterdir()) == []
+    write_csv("one.csv", [["method"], ["snapkv"], ["h2o"]], rows)
+    moved, same = read_keys(tmp_path / "one.csv")
+    assert find_changes(same) == []
+    assert find_changes(moved) == [
+        "snapkv: method.group was mean, is max",
+        "snapkv: method.kernel was 5, is 7",
+        "snapkv: method.queries was grid, is last",
+        "snapkv: method.softmax was all, is prefix",
+        "snapkv: method.window was 16, is 8",
+    ]
+    del moved["keys"]["method"]["window"]
+    assert "snapkv: method.window was None, is 8" in find_changes(moved)
