@@ -1,12 +1,13 @@
 """Finished runs and their samples as polars frames (docs/data.md)."""
 
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json, read_text, write_beside
+from kvbench.core.files import parse_json, read_text, write_whole
 from kvbench.data.flatten import (
     FIXED,
     SAMPLE,
@@ -134,8 +135,17 @@ def export_frames(runs_dir: Path, form: str, output: Path | None = None) -> list
         raise ConfigError(f"runs_dir={runs_dir}: holds no finished runs")
     paths = []
     for name, frame in (("runs", runs), ("samples", samples_df(runs_dir))):
-        path = (output or runs_dir) / f"{name}.{form}"
-        with write_beside(path) as beside:
-            (frame.write_csv if form == "csv" else frame.write_parquet)(beside)
-        paths.append(path)
+        paths.append((output or runs_dir) / f"{name}.{form}")
+        write_frame(frame, paths[-1])
     return paths
+
+
+def write_frame(frame: "pl.DataFrame", path: Path) -> None:
+    """Write a frame atomically, as CSV or Parquet by the path's suffix.
+
+    Raises:
+        OSError: the file cannot be written; polars has errors of its own for a full disk.
+    """
+    content = io.BytesIO()
+    (frame.write_csv if path.suffix == ".csv" else frame.write_parquet)(content)
+    write_whole(path, content.getvalue())

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kvbench.core.config import ConfigError
 from kvbench.core.files import check_file, hash_path, hash_values, name_sample, read_text
 from kvbench.core.links import find_leaving_link
-from kvbench.data.frames import frame_runs, samples_df
+from kvbench.data.frames import frame_runs, samples_df, write_frame
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
 from kvbench.eval.files.readings import ReadingSet, strip_states
 from kvbench.eval.files.samples import SampleSet
@@ -143,11 +143,10 @@ def _check_packages() -> None:
 def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
     """Write all files except the card."""
     opened = [(run, open_samples(run.folder)) for run in runs]  # compares each file with its record
-    (out / RUNS_FILE.parent).mkdir(parents=True)
     frame = read_runs({run.path: run.results for run in runs})
-    frame.write_parquet(out / RUNS_FILE)
+    write_frame(frame, out / RUNS_FILE)
     samples = _read_samples(opened, frame)
-    samples.write_parquet(out / SAMPLES_FILE)
+    write_frame(samples, out / SAMPLES_FILE)
     for run, stored in opened:
         _copy(out / "runs" / run.path, (run.folder / name for name in RUN_FILES))
         target = out / stored.kind / run.path
@@ -158,7 +157,7 @@ def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
             _link(run.folder / stored.kind, target, names)
         _write_records(run.folder, out / "runs" / run.path, [target / name for name in names])
     if (out / IMAGES.kind).is_dir():
-        _list_images(samples).write_parquet(out / IMAGES.kind / "metadata.parquet")
+        write_frame(_list_images(samples), out / IMAGES.kind / "metadata.parquet")
 
 
 def read_runs(runs: Mapping[str, Results]) -> "polars.DataFrame":

@@ -8,9 +8,11 @@ import pytest
 from hydra.core.plugins import Plugins
 
 from kvbench.cli import app
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.loader import forget_files
 from kvbench.cli.config.messages import check_arguments
-from kvbench.cli.config.search_path import PluginSearchPath
+from kvbench.cli.config.search_path import PluginSearchPath, list_methods
+from kvbench.cli.tasks import calibrate, doctor
 
 Add = Callable[[str, str], str]
 """Adds a file to the folder; gives the word that names the folder."""
@@ -130,3 +132,41 @@ def test_a_good_file_passes_beside_good_ones(add: Add) -> None:
     add("sweeps/mine.yaml", "# @package _global_\nhydra: {sweeper: {params: {method: 'mine,full'}}}\n")
     named = add("method/mine.yaml", "defaults: [h2o, _self_]\nrecent: 0.25\n")
     assert check_arguments(["-m", "sweeps=mine", "budget=0.5", named]) is None
+
+
+@pytest.mark.parametrize("target", ["nowhere.Method", "kvbench.methods.h2o.Nothing", "builtins.int"])
+def test_a_method_without_a_class_stops_no_list(
+    add: Add, caplog: pytest.LogCaptureFixture, target: str
+) -> None:
+    add("method/mine.yaml", f"_target_: {target}\n")
+    with hydra_of_kvbench():
+        methods = list_methods("next-scale")
+    assert ("h2o" in methods, "mine" in methods) == (True, False)
+    assert "left out: method=mine: " in caplog.text
+
+
+def test_a_method_that_cannot_be_made_stops_no_calibration(
+    add: Add, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add("method/mine.yaml", "_target_: kvbench.methods.h2o.H2O\nnonsense: 1\n")
+    monkeypatch.setattr(calibrate, "list_methods", lambda _: ["mine", "heatkv"])
+    with hydra_of_kvbench():
+        [observer] = calibrate.list_observers(compose_job([])[0])
+    assert observer.kind == "attention_by_scale"
+    assert "left out: method=mine: TypeError: " in caplog.text
+
+
+@pytest.mark.parametrize("text", ["mine:\n  _target_: nowhere.Metric\n", "_target_: nowhere.Metric\n"])
+def test_a_metric_without_a_class_stops_no_doctor(
+    add: Add, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    add("eval/mine.yaml", text)
+    monkeypatch.setattr(doctor, "list_choices", lambda _: ["mine", "psnr", "none"])
+    monkeypatch.setattr(doctor, "examine", lambda evaluators, _: [*evaluators])
+    shown: list[str] = []
+    monkeypatch.setattr(doctor, "show_findings", shown.extend)
+    with hydra_of_kvbench():
+        cfg = compose_job([])[0]
+        doctor.doctor(cfg, read_settings(cfg))
+    assert shown == ["psnr"]
+    assert "left out: eval." in caplog.text

@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from kvbench.cli.tasks.publish import parse_words
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_content, hash_path
+from kvbench.data.frames import export_frames
 from kvbench.eval.files.readings import read_stored
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.report.dataset import choose_name, prepare_dataset, read_published
@@ -337,3 +339,23 @@ def test_readings_are_published_without_hidden_states(tmp_path: Path) -> None:
     samples = pl.read_parquet(tmp_path / "set" / "data" / "samples.parquet")
     files = samples.filter(pl.col("folder").str.contains("h2o"))["file"]
     assert all((tmp_path / "set" / file).is_file() for file in files)
+
+
+WRITES: dict[str, Callable[[Path, Path], object]] = {
+    "publish": lambda run, out: prepare_dataset(read_published([run]), out / "set"),
+    "parquet": lambda run, out: export_frames(run.parents[1], "parquet", out),
+    "csv": lambda run, out: export_frames(run.parents[1], "csv", out),
+}
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_full_disk_is_an_error_of_the_system(made: Path, tmp_path: Path, kind: str) -> None:
+    """The kernel refuses to write more than 100 bytes of a file, as a full disk does."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*runs\.(parquet|csv)'"):
+            WRITES[kind](made, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []

@@ -1,8 +1,10 @@
 """Search path of configuration files: kvbench's, plugins', and `hydra.searchpath`."""
 
 import importlib
+import logging
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import hydra
@@ -17,6 +19,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from kvbench.cli.config.added_files import AddedFile, check_files, list_files
 from kvbench.core.config import ConfigError
 from kvbench.core.plugins import find_plugins
+
+log = logging.getLogger(__name__)
 
 
 class PluginSearchPath(SearchPathPlugin):
@@ -50,17 +54,29 @@ def list_choices(group: str) -> list[str]:
 def list_methods(family: str) -> list[str]:
     """Return the choices of `method=` for models of a family; Hydra must be initialised.
 
-    Only a file without its own `_target_` is composed, because composing all takes seconds.
+    A method whose class cannot be imported is left out, and named in a warning. Only a file without its own
+    `_target_` is composed, because composing all takes seconds.
     """
     loader: Any = GlobalHydra.instance().config_loader()
     names = []
     for name in list_choices("method"):
-        own = loader.repository.load_config(f"method/{name}").config
-        target = own.get("_target_") or hydra.compose(f"method/{name}").method._target_
-        kind: Any = hydra.utils.get_class(target)
-        if family in kind.families:
-            names.append(name)
+        with leaving_out(f"method={name}"):
+            own = loader.repository.load_config(f"method/{name}").config
+            target = own.get("_target_") or hydra.compose(f"method/{name}").method._target_
+            kind: Any = hydra.utils.get_class(target)
+            if family in kind.families:
+                names.append(name)
     return names
+
+
+@contextmanager
+def leaving_out(choice: str) -> Iterator[None]:
+    """Log an error of a choice in one line; a file of the user's stops no command that lists all of them."""
+    try:
+        yield
+    except Exception as error:  # its class may raise anything
+        cause = error.__cause__ or error
+        log.warning("left out: %s: %s: %s", choice, type(cause).__name__, " ".join(str(cause).split()))
 
 
 def check_search_path() -> None:

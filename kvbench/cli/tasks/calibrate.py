@@ -6,7 +6,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.config.search_path import list_methods
+from kvbench.cli.config.search_path import leaving_out, list_methods
 from kvbench.cli.console import say
 from kvbench.cli.tasks.job import make_job
 from kvbench.core.settings import Settings
@@ -82,6 +82,7 @@ def list_observers(cfg: DictConfig) -> list[Observer]:
     other, needs = cfg.copy(), []
     OmegaConf.set_struct(other, False)
     for name in list_methods(instantiate(cfg.model).spec.family):
-        other.method = hydra.compose(f"method/{name}").method
-        needs.append(instantiate(other.method).needs())
+        with leaving_out(f"method={name}"):
+            other.method = hydra.compose(f"method/{name}").method
+            needs.append(instantiate(other.method).needs())
     return list({repr(one): one for one in needs if isinstance(one, Observer)}.values())

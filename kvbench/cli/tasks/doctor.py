@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.config.search_path import list_choices
+from kvbench.cli.config.search_path import leaving_out, list_choices
 from kvbench.cli.tasks.findings import Finding, show_findings
 from kvbench.core.devices import count_gpus
 from kvbench.core.extras import list_extras
@@ -27,7 +27,10 @@ def doctor(_: DictConfig, settings: Settings) -> None:
     """Do `task=doctor`: describe this machine and this installation; nothing is loaded."""
     chosen = [name for name in list_choices("eval") if name != "none"]
     every = hydra.compose("config", overrides=[f"eval=[{','.join(chosen)}]"]).eval
-    evaluators = {name: instantiate(node) for name, node in every.items()}
+    evaluators = {}
+    for name, node in every.items():
+        with leaving_out(f"eval.{name}"):
+            evaluators[name] = instantiate(node)
     show_findings(list(examine(evaluators, settings.runs_dir)))
 
 
