@@ -4,6 +4,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvbench.core.imports import note_imports
+
 if TYPE_CHECKING:
     from kvbench.cli.api import Comparison as Comparison
     from kvbench.cli.api import Difference as Difference
@@ -21,6 +23,7 @@ __version__ = "0.1.0"
 _ROOT = Path(__file__).resolve().parent.parent
 if (_ROOT / "run.py").is_file():
     __path__.append(str(_ROOT))
+note_imports()
 
 _PUBLIC = {
     **dict.fromkeys(("run", "compare", "Run", "Comparison", "Difference"), "kvbench.cli.api"),

@@ -47,7 +47,9 @@ def export_policy(job: Job, path: Path) -> None:
     if method.uses.precisions:
         tensors |= tabulate_precisions(spec, method)
     try:
-        checkpoint.save(path, tensors, describe_policy(job, schedule, calibrations.artifact_sha256))
+        checkpoint.save(
+            path, tensors, describe_policy(job, schedule, calibrations.digests["calibration_sha256"])
+        )
     except OSError as error:
         raise ConfigError(f"export.policy={path}: cannot be written ({error})") from None
 

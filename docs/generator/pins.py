@@ -1,4 +1,4 @@
-"""Pins of kvbench's classes: `make pins` writes their revisions and code hashes."""
+"""Pins of kvbench's code: `make pins` writes the revisions of classes and what stands for each file."""
 
 import json
 import pkgutil
@@ -9,9 +9,19 @@ from pathlib import Path
 
 import kvbench.conf
 import kvbench.methods
-from kvbench.core.files import write_whole
+from kvbench.core.files import hash_values, write_whole
 from kvbench.methods.shared.base import Observer
-from kvbench.runs.code import PINS_FILE, Pin, find_revision, name_class, read_pinned
+from kvbench.runs.code import (
+    CLASS_PACKAGES,
+    ENGINE_PACKAGES,
+    PINS_FILE,
+    Pins,
+    digest_trees,
+    find_revision,
+    hash_texts,
+    name_class,
+    read_packages,
+)
 
 GROUPS = ("method", "model", "eval")
 """Groups of the configuration whose classes decide samples and scores."""
@@ -38,15 +48,17 @@ def _find_observers() -> Iterator[type]:
                 yield value
 
 
-def measure_pins() -> dict[str, Pin]:
+def measure_pins() -> Pins:
     """Return the pins that fit the code as it is."""
-    return {name_class(one): Pin(find_revision(one), read_pinned(one).sha256) for one in list_classes()}
+    classes, engine = read_packages(CLASS_PACKAGES), read_packages(ENGINE_PACKAGES)
+    revisions = {name_class(one): find_revision(one) for one in list_classes()}
+    trees = digest_trees(classes), hash_values(digest_trees(engine))
+    return Pins(hash_texts(classes), hash_texts(engine), trees[1], trees[0], revisions)
 
 
-def format_pins(pins: dict[str, Pin]) -> str:
-    """Return pins as JSON, one class a line."""
-    lines = [f"{json.dumps(name)}: {json.dumps(pin)}" for name, pin in pins.items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+def format_pins(pins: Pins) -> str:
+    """Return pins as JSON, one module or class a line."""
+    return json.dumps(pins._asdict(), indent=0) + "\n"
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "profile": ("core", *ENGINE, "kernels", *CONTRACT, "methods.full", *MODELS, *RUNS, "runs.execute"),
     "policy": ("core", "engine", *CONTRACT, "runs", "runs.generate"),
     "data": ("core", "runs.record"),
-    "report": ("core", "data", "engine", "eval", "plan", "runs.generate", "runs.record"),
+    "report": ("core", "data", "engine", "eval", "plan", "runs.code", "runs.generate", "runs.record"),
     "report.figures": ("core", "engine", "eval", "report", "runs.generate", "runs.record"),
     "report.papers": ("core", "engine", "methods", "report", "report.figures", "runs.record"),
     "verify": ("core", "data", *ENGINE, "eval", *RUNS, "report"),

@@ -1,111 +1,197 @@
-"""Source code that decides what a class does: its definition and all that it uses, read from syntax trees."""
+"""Source code that decides what a class does: its file and the files that this one imports, as syntax trees."""
 
 import ast
 import importlib.util
+import inspect
 import linecache
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FunctionType, ModuleType
 
 from kvbench.core.files import hash_content, hash_values, read_bytes
+from kvbench.core.imports import find_import_time
 
-Definition = tuple[str, str]
-"""Module and top-level name; an empty name is the whole module."""
 CONSTANTS = (bool, int, float, str, tuple)
-COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.Match)
 UNREAD_FIELDS = frozenset({"kind", "type_comment", "type_ignores"})
 """Fields of syntax trees without effect on what runs."""
+NOTEBOOK = "__main__"
+
+Source = tuple[Path | None, bytes]
+"""File of a module, None for the cells of a notebook, and its content as this process imported it."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """Code that decides what some classes do.
+    """Code that decides what a class does.
 
     Attributes:
-        definitions: twelve hex digits of the SHA-256 of each definition's syntax tree, by `module:name`.
+        files: first twelve hex digits of the SHA-256 of each file's syntax tree, or of a compiled module's bytes, by
+            module.
         libraries: top-level names of the imported packages whose code is not read.
-        sources: content of the files that hold the definitions, as it was read, by module; the path is None for cells
-            of a notebook.
+        sources: the files that were read, by module.
     """
 
-    definitions: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     libraries: frozenset[str] = frozenset()
-    sources: Mapping[str, tuple[Path | None, bytes]] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the definitions; comments, formatting and docstrings do not count."""
-        return hash_values(dict(self.definitions))
+        """SHA-256 of the files; comments, formatting and docstrings do not count."""
+        return hash_values(dict(self.files))
 
 
-@dataclass(frozen=True)
-class _Module:
-    """A module's statements by the name that they bind, its imports by name, and its other statements."""
-
-    name: str
-    path: Path | None
-    bindings: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    imports: dict[str, Definition] = field(default_factory=dict)
-    effects: list[ast.stmt] = field(default_factory=list)
+class ChangedFileError(ValueError):
+    """A file was edited between its import and the first look at it, so that what runs is unknown."""
 
 
-_READ: dict[str, tuple[object, object, Path | None, bytes | None]] = {}
-"""State (`_find_state`), import specification, file and content of each module that was read."""
+_READ: dict[str, tuple[object, object, Path, bytes]] = {}
+"""State, import specification, file and content of each module that was read."""
 
 
-def read_loaded(is_read: Callable[[str], bool]) -> int:
-    """Read the loaded modules that count, and return a number that changes if other code would be executed.
-
-    A module is read once after it was loaded, so that a later edit, which this process does not execute, does not
-    count; `importlib.reload` counts, and so does an edit of a module that is not loaded yet.
-    """
-    for name in {*_READ, *(name for name in [*sys.modules] if is_read(name))}:
-        _read_source(name)
-    return hash(tuple((name, str(state)) for name, (state, *_) in sorted(_READ.items())))
-
-
-def read_code(
-    classes: Iterable[type],
-    is_read: Callable[[str], bool],
-    replace: Callable[[str, str], str | None] = lambda *_: None,
-) -> Code:
-    """Return the definitions of classes and, recursively, of everything that they name.
+def read_code(cls: type, is_read: Callable[[str], bool]) -> Code:
+    """Return the code of a class's module and of every module that it imports, directly or not, anywhere in its file.
 
     Names in strings, and what other modules assign at run time, are not followed.
 
     Args:
-        classes: where to begin.
-        is_read: whether the code of a module, given by its dotted name, counts.
-        replace: text in place of the tree of a definition (module, name) and of all that it uses; None to read it.
+        cls: where to begin.
+        is_read: whether the code of a module, given by its dotted name, counts; other packages are named.
 
     Raises:
-        ValueError: a class has no Python source.
+        ValueError: the class has no source.
+        ChangedFileError: a file was edited after it was imported and before it was read.
     """
-    pending = [(one.__module__, one.__qualname__.partition(".")[0]) for one in classes]
-    for name, definition in pending:
-        if (module := _read(name)) is None or definition not in module.bindings:
-            raise ValueError(f"{name}.{definition}: has no Python source; define the class in a module")
-    definitions, libraries, sources, seen = {}, set(), {}, set(pending)
+    begin = cls.__module__
+    own = _write_cells(cls) if begin == NOTEBOOK else None
+    pending, seen, libraries = [begin], {begin}, set()
+    sources: dict[str, Source] = {}
+    files: dict[str, str] = {}
     while pending:
-        name, definition = pending.pop()
-        if not is_read(name):
-            libraries.add(name.partition(".")[0])
-        elif (text := replace(name, definition)) is not None:
-            definitions[f"{name}:{definition}"] = text
-        elif (module := _read(name)) is not None:
-            statements = _find_statements(module, definition)
-            if statements:
-                sources[name] = module.path, _read_source(name)[1] or b""
-                definitions[f"{name}:{definition}"] = hash_content(*map(describe_tree, statements))[:12]
-            used = {place for one in statements for place in _list_used(module, one, is_read)}
-            if definition in module.imports:
-                used.add(_resolve(module.imports[definition], [], is_read))
-            pending += used - seen
-            seen |= used
-    return Code(dict(sorted(definitions.items())), frozenset(libraries), sources)
+        name = pending.pop()
+        source = (None, own) if own is not None and name == begin else read_source(name)
+        if source is None:
+            continue  # a folder without __init__.py, or an optional module that is missing
+        sources[name] = source
+        files[name], imports = _read_tree(name, *source)
+        libraries |= {one.partition(".")[0] for one in imports if not is_read(one)}
+        used = {part for one in imports if is_read(one) and _exists(one) for part in _list_parents(one)}
+        pending += [one for one in used - seen if is_read(one)]
+        seen |= used
+    if begin not in sources:
+        raise ValueError(f"{begin}.{cls.__qualname__}: has no Python source; define the class in a module")
+    return Code(dict(sorted(files.items())), frozenset(libraries), sources)
+
+
+def hold_loaded(is_read: Callable[[str], bool]) -> int:
+    """Read the loaded modules that count; return a number that changes if other code would be executed.
+
+    A module is read once after it was loaded: a later edit, which this process does not execute, does not count.
+    `importlib.reload` counts, and so does an edit of a module that is not loaded yet.
+
+    Raises:
+        ChangedFileError: a file was edited after it was imported and before it was read.
+    """
+    for name in {*_READ, *(name for name in [*sys.modules] if is_read(name))}:
+        read_source(name)
+    return hash(tuple((name, str(state)) for name, (state, *_) in sorted(_READ.items())))
+
+
+def read_source(name: str) -> tuple[Path, bytes] | None:
+    """Return a module's file and its content as it was imported, or would be; None if there is no file.
+
+    Raises:
+        ChangedFileError: the file was edited after it was imported and before it was read.
+    """
+    loaded = sys.modules.get(name)
+    spec = find_spec(name) if loaded is None else getattr(loaded, "__spec__", None)
+    if loaded is not None and name in _READ and _READ[name][0] == id(spec):
+        return _READ[name][2:]
+    file = getattr(loaded, "__file__", getattr(spec, "origin", None))
+    path = Path(file) if file is not None else None
+    if path is None or not path.is_file():
+        return None
+    status = path.stat()
+    state = (path, status.st_size, status.st_ctime_ns) if loaded is None else id(spec)
+    if name not in _READ or _READ[name][0] != state:
+        if loaded is not None and status.st_ctime_ns > find_import_time(name):
+            raise ChangedFileError(f"{path} was edited after {name} was imported; start the command again")
+        _READ[name] = (
+            state,
+            spec,
+            path,
+            read_bytes(path),
+        )  # with the specification held, no other gets its id
+    return _READ[name][2:]
+
+
+def find_spec(name: str) -> ModuleSpec | None:
+    """Return where a module would be imported from, without importing its parents; None if it is not found."""
+    parent, _, _ = name.rpartition(".")
+    if not parent:
+        try:
+            return importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            return None
+    known = sys.modules.get(parent)
+    outer = find_spec(parent) if known is None else None
+    places = getattr(known, "__path__", None) if outer is None else outer.submodule_search_locations
+    if places is None:
+        return None
+    found = (one.find_spec(name, places) for one in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def _exists(name: str) -> bool:
+    return name in sys.modules or find_spec(name) is not None
+
+
+def _list_parents(name: str) -> Iterator[str]:
+    """Yield a module and the packages around it, which are executed before it."""
+    while name:
+        yield name
+        name, _, _ = name.rpartition(".")
+
+
+def digest_source(name: str, content: bytes) -> str:
+    """Return the digits that stand for a file of Python, without comments, formatting and docstrings."""
+    return _read_tree(name, None, content)[0]
+
+
+@cache
+def _read_tree(name: str, path: Path | None, content: bytes) -> tuple[str, frozenset[str]]:
+    """Return the digits that stand for a file, and the names in its imports, modules or what is in them."""
+    if path is not None and path.suffix != ".py":
+        return hash_content(content)[:12], frozenset()
+    tree = ast.parse(content)
+    is_package = path is not None and path.name == "__init__.py"
+    imports = {one for node in _walk(tree) for one in _list_imports(name, is_package, node)}
+    return hash_content(describe_tree(tree))[:12], frozenset(imports)
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a statement and those inside it but what only type checkers execute."""
+    yield node
+    test = getattr(node, "test", None)
+    typing = "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
+    for inner in node.orelse if typing and isinstance(node, ast.If) else ast.iter_child_nodes(node):
+        if not isinstance(inner, ast.expr):
+            yield from _walk(inner)
+
+
+def _list_imports(module: str, is_package: bool, node: ast.AST) -> Iterator[str]:
+    """Yield the dotted names of modules in an import, and of what is imported from them, which may be a module."""
+    if isinstance(node, ast.Import):
+        yield from (one.name for one in node.names)
+    if isinstance(node, ast.ImportFrom):
+        parents = module.split(".")[: is_package - node.level or None] if node.level else []
+        source = ".".join([*parents, *([node.module] if node.module else [])])
+        yield source
+        yield from (f"{source}.{one.name}" for one in node.names if one.name != "*")
 
 
 def describe_tree(node: object) -> str:
@@ -131,156 +217,44 @@ def _is_text(body: list[ast.stmt]) -> bool:
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
-def _read(name: str) -> _Module | None:
-    """Return a module; None if it does not exist or is not Python source."""
-    path, content = _read_source(name)
-    return None if content is None else _parse(name, path, content)
+def _write_cells(cls: type) -> bytes | None:
+    """Return the definitions, constants and imports of a notebook that one of its classes uses, as a source text.
 
-
-def _read_source(name: str) -> tuple[Path | None, bytes | None]:
-    """Return a module's file and its content; None if there is none."""
-    state = _find_state(name)
-    if name not in _READ or _READ[name][0] != state:
-        path, loaded = _find_path(name), sys.modules.get(name)
-        spec = getattr(loaded, "__spec__", None)  # held, so that no other one gets its id
-        content = read_bytes(path) if path is not None else _collect_cells(loaded)
-        _READ[name] = state, spec, path, content
-    return _READ[name][2:]
-
-
-def _find_state(name: str) -> object:
-    """Return what changes when other code of a module would be executed: its file, or another import of it."""
-    loaded = sys.modules.get(name)
-    if loaded is not None:
-        return id(loaded.__spec__) if hasattr(loaded, "__file__") else _collect_cells(loaded)
-    path = _find_path(name)
-    return None if path is None else (path, path.stat().st_size, path.stat().st_mtime_ns)
-
-
-def _find_path(name: str) -> Path | None:
-    """Return the source file of a module, which may be loaded or not; None if there is none."""
-    loaded = sys.modules.get(name)
-    file = getattr(loaded, "__file__", None)
-    if loaded is None:
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, AttributeError, ValueError):  # a parent is missing or is not a package
-            spec = None
-        file = None if spec is None else spec.origin
-    return Path(file) if file is not None and file.endswith(".py") and Path(file).is_file() else None
-
-
-def _collect_cells(module: ModuleType | None) -> bytes | None:
-    """Return the cells of a notebook that define what `__main__` holds, and its constants; None for other modules."""
-    if module is None or module.__name__ != "__main__":
+    None if `__main__` is a program, which counts by its file, or has no text.
+    """
+    space = vars(sys.modules[NOTEBOOK])
+    if "__file__" in space:
         return None
-    values = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    own = [value for value in values.values() if getattr(value, "__module__", None) == "__main__"]
-    members = [*own, *(inner for one in own if isinstance(one, type) for inner in vars(one).values())]
-    codes = [one.__code__ for one in members if isinstance(one, FunctionType)]
-    cells = ["".join(linecache.getlines(name)) for name in dict.fromkeys(code.co_filename for code in codes)]
-    constants = [f"{name} = {value!r}" for name, value in values.items() if isinstance(value, CONSTANTS)]
-    return "\n".join([*cells, *constants]).encode() if any(cells) else None
-
-
-@cache
-def _parse(name: str, path: Path | None, content: bytes) -> _Module:
-    """Return a module's statements, sorted by what they bind."""
-    module = _Module(name, path)
-    for statement in ast.parse(content).body:
-        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+    lines: dict[str, str] = {}
+    pending = [cls.__name__]
+    while pending:
+        name = pending.pop()
+        if name in lines or name not in space:
             continue
-        inner = list(ast.walk(statement)) if isinstance(statement, COMPOUND) else [statement]
-        imports = dict(place for node in inner for place in _list_imports(module, node))
-        module.imports.update(imports)
-        bound = {text for node in inner for text in _list_bound(node)}
-        for text in bound:
-            module.bindings.setdefault(text, []).append(statement)
-        # What a program or a notebook does is no part of what it defines.
-        if not bound and not imports and not _is_text([statement]) and name != "__main__":
-            module.effects.append(statement)
-    return module
+        lines[name] = line = _write_name(name, space[name])
+        pending += [node.id for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Name)]
+    return "\n".join(lines[name] for name in sorted(lines)).encode() if lines.get(cls.__name__) else None
 
 
-def _list_imports(module: _Module, node: ast.AST) -> Iterator[tuple[str, Definition]]:
-    """Yield the names that an import binds, with what they are."""
-    if isinstance(node, ast.Import):
-        for one in node.names:
-            whole = one.asname or one.name.partition(".")[0]
-            yield whole, (one.name if one.asname else whole, "")
-    if isinstance(node, ast.ImportFrom):
-        for one in node.names:
-            yield one.asname or one.name, (_name_source(module, node), "" if one.name == "*" else one.name)
+def _write_name(name: str, value: object) -> str:
+    """Return the statement that binds a name of a notebook: a definition, an import or a constant; empty for others."""
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__}"
+    if isinstance(value, CONSTANTS):
+        return f"{name} = {value!r}"
+    module = getattr(value, "__module__", None)
+    if module != NOTEBOOK:
+        return f"from {module} import {name}" if module else ""
+    members = [value, *vars(value).values()] if isinstance(value, type) else [value]
+    codes = [one.__code__ for one in map(_unwrap, members) if isinstance(one, FunctionType)]
+    for cell in dict.fromkeys("".join(linecache.getlines(code.co_filename)) for code in codes):
+        for statement in ast.parse(cell).body:
+            if getattr(statement, "name", None) == name:
+                return ast.unparse(statement)
+    return ""
 
 
-def _name_source(module: _Module, node: ast.ImportFrom) -> str:
-    """Return the dotted name of the module that an import reads, which may be relative."""
-    if not node.level:
-        return node.module or ""
-    parents = module.name.split(".")
-    parents = parents[
-        : len(parents) - node.level + (module.path is not None and module.path.name == "__init__.py")
-    ]
-    return ".".join([*parents, *([node.module] if node.module else [])])
-
-
-def _list_bound(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a statement, which is no import, binds."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for target in targets:
-            elements = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
-            yield from (one.id for one in elements if isinstance(one, ast.Name))
-
-
-def _find_statements(module: _Module, definition: str) -> list[ast.stmt]:
-    """Return the statements of a definition, with those that the module executes for every import."""
-    if definition in module.bindings:
-        return [*module.bindings[definition], *module.effects]
-    if definition in module.imports:
-        return module.effects
-    names = module.bindings if not definition else ["__getattr__"]
-    return [one for name in names for one in module.bindings.get(name, ())] + module.effects
-
-
-def _list_used(module: _Module, statement: ast.stmt, is_read: Callable[[str], bool]) -> Iterator[Definition]:
-    """Yield the definitions that a statement names, in its module and in others."""
-    imports = module.imports | {
-        name: place for node in ast.walk(statement) for name, place in _list_imports(module, node)
-    }
-    inner: set[int] = set()
-    for node in ast.walk(statement):  # outer attributes first: `a.b.c` before its part `a.b`
-        root, names = _read_chain(node)
-        if root is None or id(root) in inner:
-            continue
-        inner.add(id(root))
-        if root.id in module.bindings:
-            yield module.name, root.id
-        elif root.id in imports:
-            yield _resolve(imports[root.id], names, is_read)
-        elif "*" in imports:
-            yield imports["*"]
-
-
-def _read_chain(node: ast.AST) -> tuple[ast.Name | None, list[str]]:
-    """Return the name at the root of `root.a.b` and the attributes; None for anything else."""
-    names: list[str] = []
-    while isinstance(node, ast.Attribute):
-        names.insert(0, node.attr)
-        node = node.value
-    return (node, names) if isinstance(node, ast.Name) else (None, [])
-
-
-def _resolve(place: Definition, names: list[str], is_read: Callable[[str], bool]) -> Definition:
-    """Return the definition that attributes of an import lead to; names of submodules are followed."""
-    module, name = place
-    path = [*([name] if name else []), *names]
-    while path and is_read(module):
-        source = _read(module)
-        known = source is not None and (path[0] in source.bindings or path[0] in source.imports)
-        if known or _find_path(f"{module}.{path[0]}") is None:
-            break
-        module = f"{module}.{path.pop(0)}"
-    return module, path[0] if path else ""
+def _unwrap(member: object) -> object:
+    """Return the function behind a decorator, a property, a class method or a static one."""
+    inner = getattr(member, "fget", None) or getattr(member, "__func__", None) or member
+    return inspect.unwrap(inner) if callable(inner) else inner

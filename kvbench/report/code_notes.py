@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.seeds import describe_means, find_code, list_members
+from kvbench.runs.code import identify_engine
 from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import Results
 
@@ -26,7 +27,34 @@ def list_notes(
 ) -> list[str]:
     """Return the sentences below a table, on means over seeds (`describe_means`) and on uncommitted changes."""
     means, checkout = describe_means(rows, shown, df=df, peaks=peaks), describe_checkout(rows)
-    return [note for note in (means, checkout, describe_mixed(rows), describe_times(rows)) if note]
+    notes = (means, checkout, describe_mixed(rows), describe_digests(rows), describe_times(rows))
+    return [note for note in notes if note]
+
+
+def list_digests(rows: Sequence[Results]) -> list[dict[str, str]]:
+    """Return, for each row, the first digits of its engine's hash and of its calibration's where these differ.
+
+    Engines differ within the rows or from the engine of this program; calibrations of one name differ in their numbers.
+    """
+    known = [row.provenance or {} for row in rows]
+    engines = {str(one["engine_sha256"]) for one in known if "engine_sha256" in one}
+    marked = ("engine",) if engines - {identify_engine()} else ()
+    calibrations: dict[object, set[object]] = {}
+    for one in known:
+        calibrations.setdefault(one.get("calibration"), set()).add(one.get("calibration_sha256"))
+    if any(len(digests) > 1 for name, digests in calibrations.items() if name is not None):
+        marked += ("calibration",)
+    return [{name: str(one.get(f"{name}_sha256") or "-")[:COLUMN_DIGITS] for name in marked} for one in known]
+
+
+def describe_digests(rows: Sequence[Results]) -> str:
+    """Return a sentence on runs made by another engine than this program's; empty without any."""
+    runs = [member for row in rows for member in list_members(row)]
+    ours = identify_engine()
+    others = [run.run for run in runs if (run.provenance or {}).get("engine_sha256", ours) != ours]
+    if not others:
+        return ""
+    return f"{len(others)} of {len(runs)} runs: made by another engine, kernels or core than this program's."
 
 
 def describe_times(rows: Sequence[Results]) -> str:
@@ -43,7 +71,7 @@ def describe_mixed(rows: Sequence[Results]) -> str:
     if not mixed:
         return ""
     names = list(dict.fromkeys(name_origin(one) for origins in mixed for one in origins))
-    return f"{len(mixed)} of {len(runs)} runs: resumed with other code, versions or machines ({'; '.join(names)})."
+    return f"{len(mixed)} of {len(runs)} runs: made on several commits, versions or machines ({'; '.join(names)})."
 
 
 def name_origin(origin: Mapping[str, object]) -> str:

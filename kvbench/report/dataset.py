@@ -26,6 +26,7 @@ from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
 from kvbench.eval.files.readings import ReadingSet, strip_states
 from kvbench.eval.files.samples import SampleSet
 from kvbench.eval.files.texts import TextSet
+from kvbench.report.code_notes import describe_digests
 from kvbench.report.publication import check_replaceable, replace_folder, write_file_list
 from kvbench.report.runs_table import make_rows
 from kvbench.report.tables import escape_markdown, format_markdown
@@ -233,7 +234,10 @@ def write_card(
         models=sorted({run.model for run in results}),
         methods=sorted({run.method for run in results}),
         prompts=sorted({run.prompts_label for run in results}),
-        origins=list(dict.fromkeys(_describe_origin(run) for run in results)),
+        origins=[
+            *dict.fromkeys(_describe_origin(run) for run in results),
+            *filter(None, [describe_digests(results)]),
+        ],
         table=format_markdown(make_rows(results)),
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from rich.console import Console
 
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.code_notes import list_notes, name_code
+from kvbench.report.code_notes import list_digests, list_notes, name_code
 from kvbench.report.memory import IN_FLIGHT_COLUMN, TIME_COLUMNS, list_costs
 from kvbench.report.seeds import count_seeds, find_seeds, list_members, name_seeds
 from kvbench.report.tables import Cell, Row, drop_columns, list_shown, print_rows
@@ -115,7 +115,7 @@ def identifying_columns(runs: Sequence[Results]) -> list[Row]:
     several = len({run.prompts_label for run in runs}) > 1
     mixed, noisy = (len(values) > 1 for values in ({run.stored for run in runs}, {run.noise for run in runs}))
     rows: list[Row] = []
-    for run in runs:
+    for run, digests in zip(runs, list_digests(runs), strict=True):
         row: dict[str, Cell] = {"model": run.model_label}
         row |= {"prompts": run.prompts_label} if several else {}
         row |= {"method": run.method, "budget": run.budget_text}
@@ -123,7 +123,9 @@ def identifying_columns(runs: Sequence[Results]) -> list[Row]:
         row |= {"noise": run.noise} if noisy else {}
         own = read_settings(run)
         values = {name: own.get(name) for name in settings}
-        rows.append(row | {name: "-" if value is None else str(value) for name, value in values.items()})
+        rows.append(
+            row | digests | {name: "-" if value is None else str(value) for name, value in values.items()}
+        )
     return rows
 
 

@@ -235,7 +235,7 @@ def _find_key(run: Results) -> Hashable:
     settings: list[object] = [run.setting(name) for name in SHARED_SETTINGS]
     if isinstance(calibrate, Mapping) and is_calibrated(run):
         settings.append({**calibrate, "seed": None, "orders": None})
-    settings.append(find_code(run))
+    settings += [find_code(run), known.get("engine_sha256")]
     weights = known.get("weights_sha256")
     if isinstance(model, Mapping):
         settings.append(

@@ -7,17 +7,20 @@ times of the files instead; if any differs, the full call is made.
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
 from kvbench.core.files import hash_values, parse_json, read_text, resolve_path, write_whole
+from kvbench.core.imports import STARTED
+from kvbench.core.source import find_spec
 from kvbench.eval.protocol.records import read_fields
+from kvbench.runs.code import describe_code, find_versions, identify_engine
+from kvbench.runs.record.digests import read_digests
 from kvbench.runs.record.results import Outcome, read_results
 
 if TYPE_CHECKING:  # imports torch
@@ -26,21 +29,25 @@ if TYPE_CHECKING:  # imports torch
 VARIABLE_PREFIXES = ("HOME", "KVBENCH_", "HF_", "TORCH_HOME")
 """Prefixes of environment variables that locate weights."""
 
-
-STARTED = time.time_ns()
-"""Time in nanoseconds before which this process's source files were written."""
-
 _FileState = tuple[str, int, int, int]
 """Name, size, and times of modification and of change of a file."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """Path of the run in `runs_dir`, and the state of everything that the call depends on."""
+    """What an answered call depends on.
+
+    Attributes:
+        folder: path of the run in `runs_dir`.
+        stamps: state of each file and folder, by path.
+        origins: places of each package that was or would be imported, by top-level name.
+        versions: versions of the packages whose code is not read, by name.
+    """
 
     folder: str
     stamps: Mapping[str, str]
-    packages: Mapping[str, bool]
+    origins: Mapping[str, str]
+    versions: Mapping[str, str]
 
 
 def recall(runs_dir: Path, config: Mapping[str, object], method: str) -> Outcome | None:
@@ -55,7 +62,9 @@ def recall(runs_dir: Path, config: Mapping[str, object], method: str) -> Outcome
             return None
     except (OSError, ValueError):
         return None
-    if any((find_spec(name) is not None) != known for name, known in call.packages.items()):
+    if any(_find_origin(name) != place for name, place in call.origins.items()):
+        return None
+    if call.versions and find_versions(call.versions) != call.versions:
         return None
     folder = runs_dir / call.folder
     return Outcome(folder, read_results(folder), reused=True)
@@ -64,17 +73,22 @@ def recall(runs_dir: Path, config: Mapping[str, object], method: str) -> Outcome
 def remember(job: "Job", outcome: Outcome, *used: Path | None) -> None:
     """Write a finished call to `runs_dir` for `recall`.
 
-    Nothing is written if the job has a logger, if a metric failed, or if code, prompts or references changed after they
-    were read or cannot be read. `used` are the calibration or order file of its method, and its codebooks; None is
-    ignored.
+    Nothing is written if the job has a logger, if a metric failed, if the run was made by another calibration or
+    engine, or if code, prompts or references changed after they were read or cannot be read. `used` are the
+    calibration or order file of its method, and its codebooks; None is ignored.
     """
     assert outcome.results is not None
     failed = any(one.status == "failed" for one in outcome.results.evaluated.values())
-    if job.logger is not None or failed:
+    if (
+        job.logger is not None
+        or failed
+        or read_digests(outcome.folder).get("engine_sha256") != identify_engine()
+    ):
         return
     reference, evaluators = outcome.results.reference, list(job.evaluators.values())
-    packages = {target.partition(".")[0] for target in _find(job.config, "_target_")} | {"kvbench"}
-    sources, inputs = list(_source_files(packages)), _list_inputs(job, outcome.folder)
+    code = describe_code({*chain(*job.classes.values(), *job.evaluator_classes.values())})
+    sources = [*_list_own_files(), *(path for path, _ in code.sources.values() if path is not None)]
+    inputs = _list_inputs(job, outcome.folder)
     watched = [
         outcome.folder,
         *([] if reference is None else [outcome.folder.parent / reference]),
@@ -89,9 +103,11 @@ def remember(job: "Job", outcome: Outcome, *used: Path | None) -> None:
         stamps = {str(path): _stamp(path) for path in dict.fromkeys(path.absolute() for path in watched)}
     except OSError:  # a file vanished, or may not be read
         return
-    required = sorted({name for one in evaluators for name in one.packages})
-    known = {name: find_spec(name) is not None for name in required}
-    call = _Call(str(outcome.folder.relative_to(job.settings.runs_dir)), stamps, known)
+    required = {name for one in evaluators for name in one.packages}
+    modules = {name.partition(".")[0] for name in code.sources}
+    origins = {name: _find_origin(name) for name in sorted({"kvbench", *required, *modules, *code.libraries})}
+    folder = str(outcome.folder.relative_to(job.settings.runs_dir))
+    call = _Call(folder, stamps, origins, find_versions(code.libraries))
     path = _path(job.settings.runs_dir, job.config, job.method_name)
     write_whole(path, json.dumps(asdict(call), indent=1) + "\n")
 
@@ -173,17 +189,25 @@ def _named_files(config: Mapping[str, object]) -> Iterator[Path]:
             yield from (path for path in map(resolve_path, _find(group)) if path.exists())
 
 
-def _find(node: object, key: str | None = None) -> Iterator[str]:
-    """Yield all strings below a node of a configuration, or only the strings under one key."""
-    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-    for name, value in items:
-        if isinstance(value, str) and value and key in (None, name):
+def _find(node: object) -> Iterator[str]:
+    """Yield all strings below a node of a configuration."""
+    items = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+    for value in items:
+        if isinstance(value, str) and value:
             yield value
-        yield from _find(value, key)
+        yield from _find(value)
 
 
-def _source_files(packages: set[str]) -> Iterator[Path]:
-    """Yield the files of all imported modules of some packages."""
+def _list_own_files() -> Iterator[Path]:
+    """Yield the files of all imported modules of kvbench."""
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in packages and (file := getattr(module, "__file__", None)):
+        if name.partition(".")[0] == "kvbench" and (file := getattr(module, "__file__", None)):
             yield Path(file)
+
+
+def _find_origin(package: str) -> str:
+    """Return the places of a package that is or would be imported, as one text; empty if there is none."""
+    spec = find_spec(package)
+    return (
+        "" if spec is None else os.pathsep.join([str(spec.origin), *(spec.submodule_search_locations or ())])
+    )

@@ -1,69 +1,108 @@
-"""Code of the classes that decide a run's samples and scores, and the pins of this repository's own classes."""
+"""Code that a run was made by: of its classes, which have pins in a release, and of the engine."""
 
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_values
-from kvbench.core.source import Code, read_code, read_loaded
+from kvbench.core.files import hash_content, hash_values, read_bytes
+from kvbench.core.source import (
+    ChangedFileError,
+    Code,
+    digest_source,
+    find_spec,
+    hold_loaded,
+    read_code,
+    read_source,
+)
 
 PINS_FILE = Path(__file__).parents[1] / "assets" / "pins.json"
-READ_PACKAGES = frozenset({"eval", "methods", "models", "scenes"})
-"""Packages of kvbench whose code counts; engine, kernels, core and the conduct of runs do not."""
+CLASS_PACKAGES = ("eval", "methods", "models", "scenes")
+"""Packages of kvbench whose code belongs to the name of a run; the conduct of runs does not."""
+ENGINE_PACKAGES = ("core", "engine", "kernels")
+"""Packages of kvbench whose code is recorded beside a run."""
 LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 
-class Pin(NamedTuple):
-    """Revision of a class and the SHA-256 of its code at that revision."""
+class Pins(NamedTuple):
+    """Code of a release.
 
-    revision: int
-    sha256: str
+    Attributes:
+        class_texts: SHA-256 of all files of `CLASS_PACKAGES`: where it fits, every class is as released.
+        engine_texts: SHA-256 of all files of `ENGINE_PACKAGES`.
+        engine: SHA-256 of their syntax trees.
+        modules: what stands for the file of each module of `CLASS_PACKAGES`, as in `Code.files`.
+        revisions: revision of each class by dotted name.
+    """
+
+    class_texts: str
+    engine_texts: str
+    engine: str
+    modules: Mapping[str, str]
+    revisions: Mapping[str, int]
+
+
+@cache
+def read_pins() -> Pins:
+    """Return the pins of this release."""
+    return Pins(**json.loads(PINS_FILE.read_text(encoding="utf-8")))
 
 
 def identify_code(key: str, classes: Collection[type]) -> str | None:
-    """Return a hash of the code of the classes under a config key; None if all match their pins.
+    """Return a hash of the code of the classes under a config key; None if all are as released.
 
-    A class that matches its pin counts by its revision, which its user hashes. The code of any other class counts as
-    syntax trees, without comments, formatting and docstrings, and the packages that it imports count by version, except
-    kvbench and what kvbench requires.
+    A class that is as released counts by its revision, which its user hashes. Any other class counts by its file and
+    the files that this one imports, as syntax trees without comments, formatting and docstrings; other packages count
+    by version, except what kvbench requires.
 
     Raises:
-        ConfigError: a class has no Python source and is of no installed package.
+        ConfigError: a class has no source, or a file was edited after it was imported.
     """
-    changed = [one for one in classes if not is_pinned(one)]
     try:
-        codes = {name_class(one): _read_changed(one) for one in changed}
+        codes = {name_class(one): read_class(one) for one in classes if not is_pinned(one)}
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from None
     values = {name: [code.sha256, find_versions(code.libraries)] for name, code in codes.items()}
     return hash_values(values) if values else None
 
 
-def describe_code(classes: Collection[type]) -> Code:
-    """Return all definitions of classes and what they use, and the sources of classes that match no pin."""
-    codes = {one: _read_own(one, read_loaded(_counts), with_pins=False) for one in classes}
-    changed = [code for one, code in codes.items() if not is_pinned(one)]
+@cache
+def identify_engine() -> str:
+    """Return the SHA-256 of the syntax trees of engine, kernels and core, as of the first call.
+
+    Raises:
+        ConfigError: a file was edited after it was imported.
+    """
+    pins = read_pins()
+    try:
+        texts = read_packages(ENGINE_PACKAGES)
+    except ChangedFileError as error:
+        raise ConfigError(str(error)) from None
+    return pins.engine if hash_texts(texts) == pins.engine_texts else hash_values(digest_trees(texts))
+
+
+def describe_code(classes: Iterable[type]) -> Code:
+    """Return the files of the classes that are not as released, all together."""
+    codes = [read_class(one) for one in classes if not is_pinned(one)]
     return Code(
-        {name: text for code in codes.values() for name, text in code.definitions.items()},
-        frozenset(name for code in changed for name in code.libraries),
-        {name: source for code in changed for name, source in code.sources.items()},
+        {name: digits for code in codes for name, digits in code.files.items()},
+        frozenset(name for code in codes for name in code.libraries),
+        {name: source for code in codes for name, source in code.sources.items()},
     )
 
 
 def describe_classes(classes: Collection[type]) -> dict[str, object]:
-    """Return revision, code hash and whether both match a pin, for each class by its dotted name."""
+    """Return the revision of each class by dotted name, whether it is as released, and the hash of its code if not."""
     return {
         name_class(one): {
             "revision": find_revision(one),
-            "sha256": describe_code([one]).sha256,
+            "sha256": None if is_pinned(one) else read_class(one).sha256,
             "pinned": is_pinned(one),
         }
         for one in classes
@@ -71,11 +110,19 @@ def describe_classes(classes: Collection[type]) -> dict[str, object]:
 
 
 def is_pinned(cls: type) -> bool:
-    """Return whether a class matches its pin in revision and code, or belongs to a package of kvbench without pins."""
+    """Return whether revision and code of a class are as released, or it is of a package of kvbench without pins."""
     if cls.__module__.startswith("kvbench.") and not _counts_in_kvbench(cls.__module__):
         return True
-    pin = read_pins().get(name_class(cls))
-    return pin is not None and pin == (find_revision(cls), read_pinned(cls).sha256)
+    pins = read_pins()
+    if pins.revisions.get(name_class(cls)) != find_revision(cls):
+        return False
+    return _is_released(hold_loaded(_counts)) or read_class(cls).files.items() <= pins.modules.items()
+
+
+@cache
+def _is_released(_: int) -> bool:
+    """Return whether all files of classes are those of the release."""
+    return hash_texts(read_packages(CLASS_PACKAGES)) == read_pins().class_texts
 
 
 def find_revision(cls: type) -> int:
@@ -84,74 +131,86 @@ def find_revision(cls: type) -> int:
     return revision if isinstance(revision, int) else 0
 
 
-def read_pinned(cls: type) -> Code:
-    """Return the code of a class of kvbench, whose pin holds its SHA-256."""
-    return _read_pinned(cls, read_loaded(_counts))
+def read_class(cls: type) -> Code:
+    """Return the code of a class: its file and those that this one imports, as far as they count.
 
+    What counts lies in its own distribution, in `CLASS_PACKAGES` of kvbench or outside site-packages.
 
-@cache
-def _read_pinned(cls: type, _: int) -> Code:
-    return read_code([cls], _counts_in_kvbench)
-
-
-def _read_changed(cls: type) -> Code:
-    """Return the code of a class without a matching pin; classes with one, which it uses, count by their revision."""
-    return _read_own(cls, read_loaded(_counts), with_pins=True)
-
-
-@cache
-def _read_own(cls: type, _: int, *, with_pins: bool) -> Code:
-    """Return the code of a class in its package, in kvbench and in modules of no installed package.
-
-    Without Python source the class counts by the version of its package.
+    Raises:
+        ValueError: the class has no source, or a file was edited after it was imported.
     """
-    top = cls.__module__.partition(".")[0]
-
-    def is_read(module: str) -> bool:
-        return _counts(module) or module.partition(".")[0] == top != "kvbench"
-
-    def replace(module: str, name: str) -> str | None:
-        if not with_pins or f"{module}.{name}" not in read_pins():
-            return None
-        known = getattr(sys.modules.get(module), name, None)
-        if isinstance(known, type) and known is not cls and is_pinned(known):
-            return f"revision {find_revision(known)}"
-        return None
-
-    try:
-        return read_code([cls], is_read, replace)
-    except ValueError:
-        if not find_versions([top]):
-            raise
-        return Code(libraries=frozenset([top]))
+    return _read_class(cls, hold_loaded(_counts))
 
 
 @cache
+def _read_class(cls: type, _: int) -> Code:
+    own = _list_own(cls.__module__.partition(".")[0])
+    return read_code(cls, lambda module: module.partition(".")[0] in own or _counts(module))
+
+
+def _list_own(package: str) -> frozenset[str]:
+    """Return the top-level names of the distribution that installed a package; none for other packages."""
+    if package == "kvbench" or _is_loose(package):
+        return frozenset()
+    names = _find_distributions()
+    own = {*names.get(package, ())}
+    return frozenset([package, *(name for name, several in names.items() if own & {*several})])
+
+
 def _counts(module: str) -> bool:
-    return _counts_in_kvbench(module) or _is_loose(module.partition(".")[0])
+    top = module.partition(".")[0]
+    return _counts_in_kvbench(module) if top == "kvbench" else _is_loose(top)
 
 
 def _counts_in_kvbench(module: str) -> bool:
-    top, _, rest = module.partition(".")
-    return top == "kvbench" and rest.partition(".")[0] in READ_PACKAGES
+    return module.startswith(tuple(f"kvbench.{package}" for package in CLASS_PACKAGES))
 
 
 @cache
 def _is_loose(top: str) -> bool:
-    """Return whether a top-level module belongs neither to kvbench, the standard library, nor an installed package."""
-    if top == "kvbench" or top in sys.stdlib_module_names:
+    """Return whether a top-level module is of neither kvbench, the standard library, nor a folder of packages."""
+    if top == "__main__":
+        return True
+    spec = None if top == "kvbench" or top in sys.stdlib_module_names else find_spec(top)
+    if spec is None:
         return False
-    try:
-        spec = find_spec(top)
-    except (ImportError, ValueError):  # `__main__` has no specification
-        return False
-    origin = None if spec is None else spec.origin
-    return origin is not None and origin.endswith(".py") and not LIBRARY_FOLDERS & {*Path(origin).parts}
+    places = (
+        [spec.origin] if spec.has_location and spec.origin else [*(spec.submodule_search_locations or ())]
+    )
+    return any(not LIBRARY_FOLDERS & {*Path(place).parts} for place in places)
+
+
+def read_packages(packages: Iterable[str]) -> dict[str, bytes]:
+    """Return the text of each module in packages of kvbench, as it was imported or, if it was not, as it is on disk.
+
+    Raises:
+        ChangedFileError: a file was edited after it was imported.
+    """
+    texts: dict[str, bytes] = {}
+    for package in packages:
+        spec = find_spec(f"kvbench.{package}")
+        for place in map(Path, (spec and spec.submodule_search_locations) or ()):
+            for path in sorted(place.rglob("*.py")):
+                parts = path.relative_to(place).with_suffix("").parts
+                name = ".".join(["kvbench", package, *parts]).removesuffix(".__init__")
+                loaded = read_source(name) if name in sys.modules else None
+                texts[name] = read_bytes(path) if loaded is None else loaded[1]
+    return texts
+
+
+def hash_texts(texts: Mapping[str, bytes]) -> str:
+    """Return the SHA-256 of files by module."""
+    return hash_values({name: hash_content(text) for name, text in texts.items()})
+
+
+def digest_trees(texts: Mapping[str, bytes]) -> dict[str, str]:
+    """Return what stands for the syntax tree of each file by module."""
+    return {name: digest_source(name, text) for name, text in texts.items()}
 
 
 def find_versions(packages: Collection[str]) -> dict[str, str]:
     """Return the versions of installed packages by import name, without kvbench and what it requires."""
-    outside = sorted(set(packages) - sys.stdlib_module_names - _list_required() - {"kvbench"})
+    outside = sorted({*packages} - sys.stdlib_module_names - _list_required() - {"kvbench"})
     if not outside:
         return {}
     names = _find_distributions()
@@ -176,12 +235,6 @@ def _list_required() -> frozenset[str]:
 
 _find_distributions = cache(packages_distributions)
 """The distributions of each top-level package, read once, which takes a third of a second."""
-
-
-@cache
-def read_pins() -> Mapping[str, Pin]:
-    """Return the pins of kvbench's classes by dotted name."""
-    return {name: Pin(*pin) for name, pin in json.loads(PINS_FILE.read_text(encoding="utf-8")).items()}
 
 
 def name_class(cls: type) -> str:

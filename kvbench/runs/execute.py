@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import read_bytes
 from kvbench.eval.files.kinds import find_kind
 from kvbench.runs.check import check_job
-from kvbench.runs.code import describe_classes, describe_code
+from kvbench.runs.code import describe_classes, describe_code, identify_engine, read_pins
 from kvbench.runs.generate.batch import load, open_cache
 from kvbench.runs.generate.blocks import generate
 from kvbench.runs.generate.taken import note_prompts, take_samples
@@ -23,6 +23,7 @@ from kvbench.runs.job_identity import identify
 from kvbench.runs.prepare import Calibrations, calibrate_job, find_used_files, prepare_method
 from kvbench.runs.record.code_file import FILE as CODE_FILE
 from kvbench.runs.record.code_file import describe_change, write_code
+from kvbench.runs.record.digests import describe_difference, read_digests
 from kvbench.runs.record.earlier import SCHEMA_VERSION
 from kvbench.runs.record.folder import RunFolder
 from kvbench.runs.record.merge import import_run
@@ -120,6 +121,7 @@ def _check(job: Job) -> None:
     note_missing_packages(job.evaluators)
     check_job(job)
     check_logger(job.logger)
+    identify_engine()  # refuses a file that was edited after its import, before anything is written
 
 
 def open_folder(job: Job, calibrations: Calibrations) -> RunFolder:
@@ -131,6 +133,7 @@ def open_folder(job: Job, calibrations: Calibrations) -> RunFolder:
     folder = _locate(job, identity, make=True)
     if not folder.finished():
         folder.remove_leftovers()
+    _settle_digests(job, folder, {**calibrations.digests, "engine_sha256": identify_engine()})
     if not (folder.path / CODE_FILE).exists() and not folder.recorded():
         _record_code(job, folder, identity)
     if not (folder.path / "provenance.json").exists() and not (folder.path / "config.yaml").exists():
@@ -141,11 +144,25 @@ def open_folder(job: Job, calibrations: Calibrations) -> RunFolder:
     return folder
 
 
+def _settle_digests(job: Job, folder: RunFolder, ours: Mapping[str, object]) -> None:
+    """Keep the samples of a whole run that was made by another calibration or engine, and say so; else remove them.
+
+    Raises:
+        ConfigError: another process draws the run.
+    """
+    if not (difference := describe_difference(read_digests(folder.path), ours)):
+        return
+    if folder.is_whole(len(job.prompts), read=job.is_leader):
+        log.warning(f"{folder.path.name}: found, made by {difference}; delete the folder to draw it anew")
+    elif (count := folder.start_anew(ours)) is not None:
+        log.warning(f"{folder.path.name}: {count} samples made by {difference} are drawn anew")
+
+
 def _record_code(job: Job, folder: RunFolder, identity: Identity) -> None:
     """Write the code of a new run, and log how it differs from an equal run with other code."""
     codes = {part: describe_code(classes) for part, classes in job.classes.items()}
     plain = replace(identity, code=None).hash
-    if (change := describe_change(folder.path, plain, codes)) is not None:
+    if (change := describe_change(folder.path, plain, codes, read_pins().modules)) is not None:
         log.warning(change)
     write_code(folder, plain, codes)
 
@@ -165,7 +182,9 @@ def _describe_provenance(job: Job, calibrations: Calibrations) -> dict[str, obje
         "schema_version": SCHEMA_VERSION,
         **provenance(device, plan.graph_obstacle),
         "weights_sha256": job.model.weights_sha256,
-        "calibration_sha256": calibrations.artifact_sha256,
+        "calibration": calibrations.artifact_file and calibrations.artifact_file.name,
+        **calibrations.digests,
+        "engine_sha256": identify_engine(),
         "classes": {part: describe_classes(classes) for part, classes in job.classes.items()},
         "sources": {part: source.describe() for part, source in job.model.list_sources().items()},
         "arithmetic": describe_arithmetic(device, job.model.spec.head_dim, plan.dtype),

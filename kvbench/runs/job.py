@@ -150,6 +150,12 @@ class Job:
         parts: Mapping[str, object] = {"method": self.method, "model": self.model.identified}
         return {name: list_classes(one, self.section(name)) for name, one in parts.items()}
 
+    @cached_property
+    def evaluator_classes(self) -> Mapping[str, tuple[type, ...]]:
+        """Classes of each evaluator, nested ones included, whose code decides its scores."""
+        settings = self.section("eval")
+        return {name: list_classes(one, settings.get(name)) for name, one in self.evaluators.items()}
+
     @contextmanager
     def hold(self, path: Path) -> Iterator[None]:
         """Claim a piece of work (`kvbench.core.claims.claim`); wait for its holder if `wait_for_others`.

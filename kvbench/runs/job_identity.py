@@ -23,7 +23,7 @@ def identify(job: Job, calibrations: Calibrations) -> Identity:
         model={**job.model_settings, "revision": job.model.revision},
         weights=job.model.weights_sha256,
         method=identify_method(job.section("method"), given, job.method),
-        calibration=calibrations.artifact_sha256,
+        calibration=calibrations.artifact_file and calibrations.artifact_file.name,
         budget=job.allowance.requested.exact,
         prompts=job.prompts_sha256,
         seed=job.settings.seed,
@@ -72,16 +72,16 @@ def describe_dtype(job: Job) -> str:
 
 
 def _describe_storage(job: Job, calibrations: Calibrations) -> dict[str, object] | None:
-    """Return the settings of low-bit storage with the hash of its codebooks; None for other storage.
+    """Return the settings of low-bit storage with the name of its codebooks; None for other storage.
 
     The dtype's name has the bits.
     """
-    packing, books = job.cache_plan.packing, calibrations.books_sha256
+    packing, books = job.cache_plan.packing, calibrations.books_file
     if packing is None:
         return None
     named = ("key_bits", "value_bits")
     settings = {name: value for name, value in asdict(packing.storage).items() if name not in named}
-    used = {} if books is None else {"codebooks": books, "revision": CODEBOOK_REVISION}
+    used = {} if books is None else {"codebooks": books.name, "revision": CODEBOOK_REVISION}
     return {**settings, "codebooks": None, **used}
 
 

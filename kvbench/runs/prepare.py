@@ -32,20 +32,39 @@ OF_PIXELS = ("decoder_dtype", "rounding")
 """Settings of a model that change the pixels of decoded latents, and no calibration."""
 
 
+class UsedFile(NamedTuple):
+    """File of a calibration, or one that the user gives in its place.
+
+    Attributes:
+        name: what a run's name takes: the name of a calibration, which stands for all that it is made from and is the
+            same on every machine; the content of a given file.
+        sha256: of its content.
+    """
+
+    name: str
+    sha256: str
+
+
 class Calibrations(NamedTuple):
-    """Calibrations of a job, and the SHA-256 of their files.
+    """Calibrations of a job and their files.
 
     Attributes:
         artifact: calibration of the method; None if it needs none.
-        artifact_sha256: of its file, or of the file that the method reads instead.
+        artifact_file: its file, or the file that the method reads instead.
         books: static codebooks; None if none are needed.
-        books_sha256: of their file.
+        books_file: their file.
     """
 
-    artifact: Artifact | None
-    artifact_sha256: str | None
-    books: CodebookTensors | None
-    books_sha256: str | None
+    artifact: Artifact | None = None
+    artifact_file: UsedFile | None = None
+    books: CodebookTensors | None = None
+    books_file: UsedFile | None = None
+
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """SHA-256 of the files, as provenance.json has them."""
+        files = {"calibration_sha256": self.artifact_file, "codebooks_sha256": self.books_file}
+        return {name: file and file.sha256 for name, file in files.items()}
 
 
 def calibrate_job(job: Job) -> Calibrations:
@@ -57,8 +76,13 @@ def calibrate_job(job: Job) -> Calibrations:
     needs, codebooks = job.method.needs(), job.cache_plan.codebooks
     artifact = observe(job, [needs])[0] if isinstance(needs, Observer) else None
     books = None if codebooks is None else observe(job, [codebooks])[0].tensors
-    hashes = [None if path is None else hash_path(path) for path in find_used_files(job)]
-    return Calibrations(artifact, hashes[0], books, hashes[1])
+    files = [path and _describe_file(path, given=path == needs) for path in find_used_files(job)]
+    return Calibrations(artifact, files[0], books, files[1])
+
+
+def _describe_file(path: Path, *, given: bool) -> UsedFile:
+    sha256 = hash_path(path)
+    return UsedFile(sha256 if given else path.stem, sha256)
 
 
 def find_used_files(job: Job) -> tuple[Path | None, Path | None]:

@@ -14,17 +14,17 @@ class Identity:
         model: settings of the model, sampling included.
         weights: SHA-256 of the weights.
         method: class and settings of the method.
-        calibration: SHA-256 of the calibration or order file.
+        calibration: name of the calibration, or SHA-256 of the file that the user gives.
         budget: capacity B as an exact fraction, or exact bytes: `7344/5 bytes`.
         prompts: SHA-256 of the prompts' texts.
         seed: seed of the noise.
         cache_dtype: dtype of stored keys and values, or the low-bit `cache_dtype`.
         label: readable start of the folder's name; not hashed.
         bound: name of a bound's run, which otherwise equals the reference; None for other runs.
-        storage: settings of low-bit storage and the SHA-256 of its codebooks; None for other storage.
+        storage: settings of low-bit storage and the name of its codebooks; None for other storage.
         batch_invariant: whether attention is batch invariant.
         noise: kind of noise.
-        code: SHA-256 of the code of method or model, by part, where it matches no pin; None if all matches.
+        code: SHA-256 of the code of method or model, by part, where it is not as released; None if all is.
     """
 
     model: Mapping[str, object]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kvbench.core.files import hash_values, parse_json, read_bytes, read_text
 from kvbench.core.plain_yaml import parse_yaml
-from kvbench.runs.code import describe_classes, describe_code
+from kvbench.runs.code import describe_classes, describe_code, read_pins
 from kvbench.runs.job import Job
 from kvbench.runs.job_identity import identify
 from kvbench.runs.prepare import Calibrations
@@ -70,7 +70,7 @@ def check_calibration(
     calibrations: Calibrations, provenance: Mapping[str, Any], *, same_arithmetic: bool
 ) -> Iterator[Finding]:
     """Yield a finding if a calibration that was made again in the same arithmetic has another hash."""
-    known, here = provenance.get("calibration_sha256"), calibrations.artifact_sha256
+    known, here = provenance.get("calibration_sha256"), calibrations.digests["calibration_sha256"]
     if known != here and (same_arithmetic or None in (known, here)):
         yield Finding("calibration", f"the record has SHA-256 {_cut(known)}, made again it has {_cut(here)}")
 
@@ -93,7 +93,7 @@ def check_code(job: Job, recorded: Recordings, folder: Path) -> Iterator[Finding
             is_kvbench = is_same_commit and name.startswith("kvbench.")
             if (said := _compare_class(known.get(name), here.get(name), is_kvbench)) is not None:
                 yield Finding(f"code of {part}", f"{name} {said}", not (is_kvbench or is_own))
-        yield from _check_definitions(job, part, recorded, is_same_commit, is_own)
+        yield from _check_files(job, part, recorded, is_same_commit, is_own)
 
 
 def _is_copy(cls: type, folder: Path) -> bool:
@@ -115,30 +115,21 @@ def _compare_class(known: Any, here: Any, is_same_commit: bool) -> str | None:
     return None if known.get("sha256") == here["sha256"] else "has other code here than in the record"
 
 
-def _check_definitions(
+def _check_files(
     job: Job, part: str, recorded: Recordings, is_same_commit: bool, is_own: bool
 ) -> Iterator[Finding]:
-    """Check that code.json agrees with itself, with provenance.json, and with the code here at the same commit."""
+    """Check that code.json exists, agrees with itself and with the code here."""
     entry, what = recorded.code.get(part), f"code of {part}"
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("definitions"), dict):
-        if recorded.code:
-            yield Finding(what, f"{CODE_FILE} is damaged")
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("files"), dict):
+        yield Finding(what, f"{CODE_FILE} is missing or damaged")
         return
-    definitions, sha256 = entry["definitions"], entry.get("sha256")
-    if hash_values(definitions) != sha256:
-        yield Finding(what, f"definitions in {CODE_FILE} do not have its SHA-256 {_cut(sha256)}")
-    known = list((recorded.provenance["classes"].get(part) or {}).values())
-    own = {one.get("sha256") for one in known} - {
-        hash_values({})
-    }  # without classes whose code does not count
-    if len(own) == 1 and own != {sha256}:
-        yield Finding(what, f"{CODE_FILE} and provenance.json have different SHA-256")
-    names = list_changed(definitions, describe_code(job.classes[part]).definitions)
-    is_kvbench = is_same_commit and all(name.startswith("kvbench.") for name in names)
-    is_pinned = all(one.get("pinned") is True for one in known)
-    if names and (is_kvbench or not is_pinned):
+    files, sha256 = entry["files"], entry.get("sha256")
+    if hash_values(files) != sha256:
+        yield Finding(what, f"files in {CODE_FILE} do not have its SHA-256 {_cut(sha256)}")
+    if names := list_changed(files, describe_code(job.classes[part]).files, read_pins().modules):
+        is_kvbench = is_same_commit and all(name.startswith("kvbench.") for name in names)
         more = f" and {len(names) - SHOWN} more" if names[SHOWN:] else ""
-        text = f"definitions differ from the code here: {', '.join(names[:SHOWN])}{more}"
+        text = f"files differ from the code here: {', '.join(names[:SHOWN])}{more}"
         yield Finding(what, text, not (is_kvbench or is_own))
 
 
@@ -185,7 +176,7 @@ def check_reference(job: Job, provenance: Mapping[str, Any], name: str | None) -
         if name is not None:
             yield Finding("reference", f"is {name:.80}; the full cache's run has none")
         return
-    ours = identify(job.reference, Calibrations(None, None, None, None))
+    ours = identify(job.reference, Calibrations())
     digests = (ours.hash, replace(ours, weights=str(provenance.get("weights_sha256"))).hash)
     if name is None or Path(name).name != name or RunName.of(name).hash not in digests:
         yield Finding(
@@ -199,19 +190,18 @@ def check_name(job: Job, calibrations: Calibrations, recorded: Recordings, name:
     Weights and calibration count as recorded; the code here is the recorded code.
     """
     ours, known = identify(job, calibrations), recorded.provenance
-    record = replace(
-        ours, weights=str(known.get("weights_sha256")), calibration=known.get("calibration_sha256")
-    )
+    record = replace(ours, weights=str(known.get("weights_sha256")), calibration=known.get("calibration"))
     label, digest = RunName.of(name)
     if label != record.label:
         yield Finding("name", f"the folder is called {label}, its record gives {record.label}")
     if digest == record.hash:
         return
     if digest == ours.hash:  # so the record of weights or calibration is wrong
-        for key, right in (("weights", ours.weights), ("calibration", ours.calibration)):
-            if known.get(f"{key}_sha256") != right:
+        for key, right in (("weights_sha256", ours.weights), ("calibration", ours.calibration)):
+            if known.get(key) != right:
                 yield Finding(
-                    key, f"the folder's name contains SHA-256 {_cut(right)}, provenance.json does not"
+                    key.partition("_")[0],
+                    f"the folder's name contains {_cut(right)}, provenance.json does not",
                 )
         return
     yield Finding("name", f"the folder's name ends with {digest}, the hash of its record is {record.hash}")

@@ -81,7 +81,7 @@ def draw_again(
         chunks: prompts that were drawn together.
     """
     if job.reads and not job.is_reference:
-        full, none = job.reference, Calibrations(None, None, None, None)
+        full, none = job.reference, Calibrations()
         folder = RunFolder(
             job.settings.runs_dir, job.model.name, RunName("full", "again"), kind=find_kind(job.model.output)
         )

@@ -99,9 +99,8 @@ def _verify(
     findings += [*weights, *code]
     differences = list_differences(job, recorded.provenance)
     if weights or code:
-        given = Calibrations(None, recorded.provenance.get("calibration_sha256"), None, None)
         if not code:
-            findings += check_name(job, given, recorded, folder.name)
+            findings += check_name(job, Calibrations(), recorded, folder.name)
             findings += check_reference(job, recorded.provenance, results.reference)
         return _add_scores(Verdict(one.name), job, one, results, findings, exact=not differences)
     calibrations = calibrate_job(job)

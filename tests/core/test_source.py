@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -11,7 +12,8 @@ from types import ModuleType
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from kvbench.core.source import Code, describe_tree, read_code, read_loaded
+from kvbench.core.imports import find_import_time
+from kvbench.core.source import ChangedFileError, Code, describe_tree, hold_loaded, read_code
 
 FILES = {
     "__init__.py": "",
@@ -19,6 +21,7 @@ FILES = {
 import functools
 import own.deep.maths
 import own.whole as alias
+import own.plain.h
 from own import helpers, again
 from own.base import Base
 from typing import TYPE_CHECKING
@@ -43,6 +46,7 @@ class Method(Base):
 
     def keep(self, view: "Kind"):
         from own.late import later
+        import own.plain.fast
         total = own.deep.maths.add(helpers.scale(view), again.again(WEIGHTS["a"]))
         return later(alias.value + remember(total), f"{total:.2f}")
 """,
@@ -73,6 +77,9 @@ def unused(x):
     "late.py": "def later(x, text):\n    return x\n",
     "registry.py": "REGISTRY = {}\nREGISTRY['a'] = 1\n",
     "types_only.py": "class Kind:\n    pass\n",
+    "not_imported.py": "value = 1\n",
+    "plain/h.py": "sign = 1\n",
+    "plain/fast.so": "compiled",
 }
 COUNTS = [
     ("method.py", "RATE = 2", "RATE = 3"),
@@ -88,15 +95,17 @@ COUNTS = [
     ("whole.py", "value = 5", "value = 4"),
     ("late.py", "return x", "return text"),
     ("registry.py", "= 1", "= 2"),
+    ("helpers.py", "def unused(x):\n    return x", "def unused(x):\n    return -x"),
+    ("__init__.py", "", "import numpy"),
+    ("plain/h.py", "sign = 1", "sign = -1"),
+    ("plain/fast.so", "compiled", "compiled again"),
 ]
 NEUTRAL = [
     ("method.py", "RATE = 2", "RATE = 2  # a rate\n\n"),
     ("method.py", "'''A method.'''", "'''Another text.'''"),
     ("method.py", 'WEIGHTS = {"a": RATE}', "WEIGHTS = {\n    'a': RATE,\n}"),
-    ("helpers.py", "def unused(x):\n    return x", "def unused(x):\n    return -x"),
-    ("final.py", "def other(x):\n    return x\n", ""),
-    ("whole.py", "unread = 6", "unread = 7"),
     ("types_only.py", "pass", "x: int"),
+    ("not_imported.py", "1", "2"),
 ]
 Measure = Callable[..., Code]
 
@@ -119,7 +128,7 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Measure
             path.write_text(text.replace(old, new, 1) if name == file else text)
         forget()
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
-        return read_code([load().Method], is_own)
+        return read_code(load().Method, is_own)
 
     yield write
     forget()
@@ -143,33 +152,42 @@ def test_an_edit_without_effect_does_not(measure: Measure, file: str, old: str, 
     assert measure().sha256 == measure(file, old, new).sha256
 
 
-def test_definitions_and_libraries_are_named(measure: Measure) -> None:
+def test_files_and_libraries_are_named(measure: Measure) -> None:
+    """A folder without `__init__.py` has no file; what only type checkers import does not count."""
     code = measure()
-    assert {"own.method:Method", "own.helpers:_inner", "own.final:last", "own.deep.maths:add"} <= set(
-        code.definitions
-    )
-    assert not any("unused" in name or "types_only" in name for name in code.definitions)
-    assert code.libraries == {"functools"}
+    read = {"method", "base", "helpers", "again", "final", "deep", "deep.maths", "whole", "late", "registry"}
+    assert {*code.files} == {"own", *(f"own.{name}" for name in read | {"plain.h", "plain.fast"})}
+    assert code.libraries == {"functools", "numpy", "typing"}
     path, content = code.sources["own.late"]
     assert path is not None
     assert (path.name, content.decode()) == ("late.py", FILES["late.py"])
 
 
 def test_an_edit_that_this_process_does_not_execute_does_not_count(measure: Measure, tmp_path: Path) -> None:
-    before, loaded = measure(), read_loaded(is_own)
+    before, loaded = measure(), hold_loaded(is_own)
     path = tmp_path / "own" / "final.py"
     path.write_text(path.read_text().replace("x + 1", "x + 2"))
-    assert (read_code([load().Method], is_own), read_loaded(is_own)) == (before, loaded)
+    assert (read_code(load().Method, is_own), hold_loaded(is_own)) == (before, loaded)
     importlib.reload(sys.modules["own.final"])
-    assert read_loaded(is_own) != loaded
-    assert read_code([load().Method], is_own).sha256 != before.sha256
+    assert hold_loaded(is_own) != loaded
+    assert read_code(load().Method, is_own).sha256 != before.sha256
 
 
-def test_text_replaces_a_definition_with_all_that_it_uses(measure: Measure) -> None:
+def test_an_edit_before_the_first_look_is_refused(measure: Measure, tmp_path: Path) -> None:
+    """Whether the old or the new text runs cannot be known, whatever the time of modification says."""
     measure()
-    code = read_code([load().Method], is_own, lambda module, name: "pinned" if name == "Base" else None)
-    assert code.definitions["own.base:Base"] == "pinned"
-    assert not any(name.startswith("own.registry") for name in code.definitions)
+    importlib.reload(sys.modules["own.final"])
+    path = tmp_path / "own" / "final.py"
+    times = path.stat()
+    while path.stat().st_ctime_ns <= find_import_time(
+        "own.final"
+    ):  # a file's clock ticks every few milliseconds
+        path.write_text(path.read_text())
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(
+        ChangedFileError, match=r"final\.py was edited after own\.final was imported; start the"
+    ):
+        read_code(load().Method, is_own)
 
 
 def test_cells_of_a_notebook_are_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +195,7 @@ def test_cells_of_a_notebook_are_source(monkeypatch: pytest.MonkeyPatch) -> None
     shell = InteractiveShell()
 
     def read() -> str:
-        return read_code([shell.user_ns["Mine"]], lambda module: module == "__main__").sha256
+        return read_code(shell.user_ns["Mine"], lambda module: module == "__main__").sha256
 
     try:
         shell.run_cell("RATE = 2\nprint(RATE)")
@@ -199,7 +217,7 @@ def test_cells_of_a_notebook_are_source(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_class_without_source_is_refused() -> None:
     with pytest.raises(ValueError, match=r"own\.Made: has no Python source"):
-        read_code([type("Made", (), {"__module__": "own"})], is_own)
+        read_code(type("Made", (), {"__module__": "own"}), is_own)
 
 
 def test_trees_name_only_what_is_there() -> None:

@@ -72,7 +72,7 @@ def test_bits_of_keys_and_values_name_a_run_once(tmp_path: Path) -> None:
 def test_storage_is_identified_by_all_settings_but_bits(tmp_path: Path) -> None:
     job = job_of(tmp_path, cache_dtype="int4", storage=StorageConfig(group=2))
     job.model.load("cpu")
-    storage = identify(job, Calibrations(None, None, None, None)).storage
+    storage = identify(job, Calibrations()).storage
     assert storage == {
         "keys": "channel", "values": "token", "group": 2, "residual": 0, "before_rotation": True, "exempt": 0,
         "centroids": None, "codebooks": None,

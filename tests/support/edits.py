@@ -53,8 +53,11 @@ class Keeper(Method):
         return torch.zeros_like(ranks, dtype=torch.bool).scatter(-1, best, True)
 """
 RANKING = """
+from study.plain.steps import STEP
+
+
 def draw(position):
-    return (position * 37 % 101).float()
+    return (position * STEP % 101).float()
 
 
 def scale(ranks):
@@ -69,6 +72,8 @@ FILES = {
     "mine.py": METHOD,
     "base.py": BASE,
     "ranking.py": RANKING,
+    "plain/steps.py": "STEP = 37\n",
+    "unused.py": "VALUE = 1\n",
     "conf/__init__.py": "",
     "conf/method/mine.yaml": "_target_: study.mine.Mine\n",
 }
@@ -111,8 +116,9 @@ EDITS = (
         "ranking.py",
         "    return ranks\n",
         "    return -ranks\n",
-        counts=False,
     ),
+    Edit("a helper in a folder without __init__", "plain/steps.py", "STEP = 37", "STEP = 41"),
+    Edit("a module that nothing imports", "unused.py", "1", "2", counts=False),
 )
 
 

@@ -1,6 +1,7 @@
 """Verification of what a run is: weights, configuration, code, calibration, reference and name."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from kvbench.core.files import hash_values
-from kvbench.runs.prepare import Calibrations
+from kvbench.runs.prepare import Calibrations, UsedFile
 from kvbench.verify.identity import check_calibration
 from kvbench.verify.run import Choice
 from tests.support.verification import edit, named, verify
@@ -39,15 +40,23 @@ def test_a_configuration_is_named(run: Path) -> None:
 def test_code_of_a_method_is_named(run: Path) -> None:
     def change(all_: Any, *, agreeing: bool) -> None:
         method = all_["method"]
-        method["definitions"]["kvbench.methods.streaming_llm:StreamingLLM"] = "0" * 12
-        method["sha256"] = hash_values(method["definitions"]) if agreeing else method["sha256"]
+        method["files"]["kvbench.methods.streaming_llm"] = "0" * 12
+        method["sha256"] = hash_values(method["files"]) if agreeing else method["sha256"]
 
     for agreeing in (False, True):
         edit(run / "code.json", lambda all_, same=agreeing: change(all_, agreeing=same))
         verdict = verify(run, Choice(1, 0))[run.name]
         assert (verdict.status, named(verdict)) == ("differs", {"code of method"})
         assert ("do not have its SHA-256" in verdict.describe()) != agreeing
-    assert "kvbench.methods.streaming_llm:StreamingLLM" in verdict.describe()
+    assert "kvbench.methods.streaming_llm" in verdict.describe()
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("{")])
+def test_code_that_is_not_recorded_is_named(run: Path, damage: Callable[[Path], object]) -> None:
+    damage(run / "code.json")
+    verdict = verify(run, Choice(1, 0))[run.name]
+    assert (verdict.status, named(verdict)) == ("differs", {"code of method", "code of model"})
+    assert "code.json is missing or damaged" in verdict.describe()
 
 
 def test_other_code_of_the_commit_that_verifies_is_named(run: Path) -> None:
@@ -69,7 +78,7 @@ def test_other_code_of_the_commit_that_verifies_is_named(run: Path) -> None:
 def test_a_calibration_has_its_hash_in_the_same_arithmetic(
     recorded: str | None, same: bool, differs: bool
 ) -> None:
-    again = Calibrations(None, "b", None, None)
+    again = Calibrations(artifact_file=UsedFile("a", "b"))
     found = list(check_calibration(again, {"calibration_sha256": recorded}, same_arithmetic=same))
     assert bool(found) == differs
     assert not list(check_calibration(again, {"calibration_sha256": "b"}, same_arithmetic=True))

@@ -10,11 +10,13 @@ from tqdm import tqdm
 from kvbench.core.background import Work, working_beside
 from kvbench.core.budget import Budget
 from kvbench.core.claims import claim
+from kvbench.core.config import ConfigError
 from kvbench.core.devices import if_it_fits
 from kvbench.engine.cache import KVCache
 from kvbench.runs.generate.batch import Batch, draw
 from kvbench.runs.generate.retention import FILE as RETENTION
 from kvbench.runs.job import Job
+from kvbench.runs.record.digests import describe_difference, read_digests
 from kvbench.runs.record.folder import RunFolder, blocks
 
 log = logging.getLogger(__name__)
@@ -29,8 +31,9 @@ def generate(job: Job, folder: RunFolder, cache: KVCache, budget: Budget) -> boo
 
     Raises:
         Busy: the context of a block refuses it.
+        ConfigError: another process started the run anew with another calibration or engine.
     """
-    settings = job.settings
+    settings, digests = job.settings, read_digests(folder.path)
     shard = blocks(len(job.prompts), settings.batch_size, settings.shard.index, settings.shard.count)
     missing = _find_missing(job, folder, shard)
     draw_chunk = partial(_draw_if_it_fits, job, cache, budget)
@@ -48,6 +51,8 @@ def generate(job: Job, folder: RunFolder, cache: KVCache, budget: Budget) -> boo
                     if not claims.enter_context(claim(path, wait=wait, lapse=settings.work.lapse)):
                         refused.append(block)
                         continue
+                    if difference := describe_difference(read_digests(folder.path), digests):
+                        raise ConfigError(f"{folder.path}: started anew by a process with {difference}")
                     if len(folder.samples(block)) < len(block):
                         with job.around_block(folder.path, block):
                             limit = _generate_block(draw_chunk, folder, block, limit, save)

@@ -17,6 +17,7 @@ from kvbench.core.files import check_file, write_beside
 from kvbench.runs.generate.retention import FILE as RETENTION
 from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.job import Job
+from kvbench.runs.record.digests import describe_difference, read_digests
 from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
 from kvbench.runs.record.merge import PROMPT_LISTS, copy_samples
 from kvbench.runs.record.origins import add_origins, read_origins
@@ -73,6 +74,9 @@ def _count_bytes(path: Path) -> int:
 def _take_from(source: Path, job: Job, folder: RunFolder) -> None:
     """Copy the samples of one run that this run lacks, with their part of its description."""
     known, total = folder.samples(), len(job.prompts)
+    if difference := describe_difference(read_digests(source), read_digests(folder.path)):
+        log.info("%s: takes nothing from %s, made by %s", folder.path.name, source.name, difference)
+        return
     wanted = {prompt.index: prompt for prompt in job.prompts if prompt.index not in known}
     try:
         records = [

@@ -1,4 +1,4 @@
-"""Record of a run's code in its folder: definitions in code.json, and copies of sources that no commit holds."""
+"""Record of a run's code in its folder: its files in code.json, and copies of those that no commit holds."""
 
 import json
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ FILE = "code.json"
 SOURCE = "source"
 """Folder of the copies."""
 SHOWN = 3
-"""Definitions that a message names."""
+"""Files that a message names."""
 
 
 def write_code(folder: RunFolder, plain: str, codes: Mapping[str, Code]) -> None:
-    """Write the code of a run's parts (method, model) into its folder.
+    """Write the code of a run's parts (method, model) into its folder; classes that match a pin have no files in it.
 
     Files that kvbench's checkout has not committed, and files outside it, are copied to source/. `plain` is the hash of
     the run's identity without its code.
@@ -27,8 +27,8 @@ def write_code(folder: RunFolder, plain: str, codes: Mapping[str, Code]) -> None
     for module in _list_uncommitted({module: path for module, (path, _) in sources.items()}):
         path, content = sources[module]
         name = module.replace(".", "/") + ("/__init__" if path and path.name == "__init__.py" else "")
-        folder.write(f"{SOURCE}/{name}.py", content)
-    parts = {name: {"sha256": code.sha256, "definitions": code.definitions} for name, code in codes.items()}
+        folder.write(f"{SOURCE}/{name}{path.suffix if path else '.py'}", content)
+    parts = {name: {"sha256": code.sha256, "files": code.files} for name, code in codes.items()}
     folder.write(FILE, json.dumps({"plain": plain, **parts}, indent=1))
 
 
@@ -45,17 +45,22 @@ def _list_uncommitted(paths: Mapping[str, Path | None]) -> list[str]:
     return [module for module in sorted(paths) if module not in inside or inside[module].resolve() in changed]
 
 
-def describe_change(folder: Path, plain: str, codes: Mapping[str, Code]) -> str | None:
-    """Return a line on the code that changed since the latest run of equal settings; None if no code changed."""
+def describe_change(
+    folder: Path, plain: str, codes: Mapping[str, Code], released: Mapping[str, str]
+) -> str | None:
+    """Return a line on the files that changed since the latest run of equal settings; None if none changed.
+
+    `released` stands for the files of parts that are as released, which have none in their record.
+    """
     label, _, _ = folder.name.rpartition("-")
     others = [path for path in folder.parent.glob(f"{label}-*/{FILE}") if path.parent != folder]
     for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             record = parse_json(read_text(path))
-            known = {part: record[part]["definitions"] for part in codes if record["plain"] == plain}
+            known = {part: record[part]["files"] for part in codes if record["plain"] == plain}
         except (OSError, ValueError, KeyError, TypeError):  # a damaged record of another run does no harm
             continue
-        names = [name for part in known for name in list_changed(known[part], codes[part].definitions)]
+        names = [name for part in known for name in list_changed(known[part], codes[part].files, released)]
         if names:
             shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if names[SHOWN:] else "")
             finished = (path.parent / RESULTS_FILE).is_file()
@@ -64,6 +69,9 @@ def describe_change(folder: Path, plain: str, codes: Mapping[str, Code]) -> str 
     return None
 
 
-def list_changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the definitions that were changed, added or removed."""
-    return [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+def list_changed(
+    before: Mapping[str, str], after: Mapping[str, str], released: Mapping[str, str]
+) -> list[str]:
+    """Return the files that were changed, added or removed; one that a side does not have is as released."""
+    sides = ({**released, **before}, {**released, **after})
+    return [name for name in sorted({*before, *after}) if sides[0].get(name) != sides[1].get(name)]

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from kvbench.core.claims import claim, remove_lapsed
+from kvbench.core.claims import claim, is_held, remove_lapsed
 from kvbench.core.config import ConfigError
 from kvbench.core.files import (
     hash_content,
@@ -30,12 +30,15 @@ from kvbench.core.files import (
     write_whole,
 )
 from kvbench.eval.files.kinds import IMAGES, SampleKind
+from kvbench.runs.record.digests import describe_difference, read_digests
 from kvbench.runs.record.results import FILE
 from kvbench.runs.run_hash import Identity
 
 RECORDS = "samples.jsonl"
-CLAIMS = (".lock*", ".merge*", ".take*", ".block-*", ".eval-*")
+WORK_CLAIMS = (".merge*", ".take*", ".block-*", ".eval-*")
 """Names of the claims on a run's work (`RunFolder.place`)."""
+CLAIMS = (".lock*", *WORK_CLAIMS)
+"""Names of all claims in a run's folder."""
 
 SampleRecord = Mapping[str, object]
 """A line of samples.jsonl."""
@@ -135,6 +138,28 @@ class RunFolder:
         for path in chain.from_iterable(self.path.glob(pattern) for pattern in CLAIMS):
             with suppress(OSError):  # the folder may belong to another user
                 remove_lapsed(path)
+
+    def start_anew(self, digests: Mapping[str, object]) -> int | None:
+        """Remove the samples of a run that `digests` did not make; return their number.
+
+        Returns:
+            None if another process did so in the meantime.
+
+        Raises:
+            ConfigError: another process draws the run.
+        """
+        with self.locked():
+            if not describe_difference(read_digests(self.path), digests):
+                return None
+            if any(is_held(path) for pattern in WORK_CLAIMS for path in self.path.glob(pattern)):
+                raise ConfigError(
+                    f"{self.path}: another process draws it with other code or another calibration; wait for it, or "
+                    "stop it"
+                )
+            count = len(self._records())
+            for name in (FILE, RECORDS, "retention.json", "code.json", "config.yaml", "provenance.json"):
+                (self.path / name).unlink(missing_ok=True)
+            return count
 
     def place(self, work: str) -> Path:
         """Return the path of the claim on a piece of the run's work (`kvbench.core.claims.claim`)."""

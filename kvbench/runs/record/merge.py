@@ -12,6 +12,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import MAX_STREAMED, check_file, hash_path, read_bytes, write_beside
 from kvbench.core.links import find_leaving_link
 from kvbench.eval.files.kinds import SampleKind, find_stored_kind
+from kvbench.runs.record.digests import describe_difference, read_digests
 from kvbench.runs.record.earlier import is_earlier
 from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
 from kvbench.runs.record.origins import add_origins, read_origins
@@ -97,6 +98,8 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
         if one.exists() and (link := find_leaving_link(one, one.parent)) is not None:
             return Merged(name, problem=_describe_link(link))
     results = read_finished(path)  # nothing is copied of a run whose results are damaged
+    if difference := describe_difference(read_digests(path), read_digests(target)):
+        return Merged(name, problem=f"was made by {difference}; the existing run is kept")
     theirs = list(read_records(path).values())
     folder = RunFolder(*where, kind=kind)
     with claim(folder.place("merge")):

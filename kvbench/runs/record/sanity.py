@@ -5,6 +5,7 @@ from typing import Protocol
 
 from kvbench.core.config import MAX_PROMPTS
 from kvbench.eval.protocol.scores import Metric
+from kvbench.runs.record.digests import DIGESTS
 from kvbench.runs.record.names import is_folder_name
 
 SIGNED_COSTS = ("lse_drift",)
@@ -16,7 +17,7 @@ MAX_DIGITS = 12
 SECTIONS = ("model", "prompts", "method", "eval", "calibrate", "storage", "windows")
 """Sections of a configuration that tables read."""
 SEEDS = ("seed", "calibrate.seed")
-HASHES = ("weights_sha256", "calibration_sha256")
+HASHES = ("weights_sha256", "calibration", *DIGESTS)
 """Texts of the provenance by which runs are grouped."""
 
 

@@ -11,7 +11,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.inputs import Inputs, hash_inputs
 from kvbench.eval.protocol.records import read_fields
-from kvbench.runs.code import identify_code, list_classes
+from kvbench.runs.code import identify_code
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
 from kvbench.runs.record.folder import RECORDS, RunFolder, SampleRecord
@@ -76,10 +76,9 @@ def read_inputs(job: Job, folder: RunFolder) -> dict[str, Inputs]:
 
 
 def _identify_code(job: Job, name: str) -> dict[str, str]:
-    """Return the hash of an evaluator's code if it matches no pin, and otherwise its revision."""
-    one, settings = job.evaluators[name], job.section("eval").get(name)
-    code = identify_code(f"eval.{name}", list_classes(one, settings))
-    return {"code": code} if code else {"revision": str(one.revision)}
+    """Return the hash of an evaluator's code if it is not as released, and otherwise its revision."""
+    code = identify_code(f"eval.{name}", job.evaluator_classes[name])
+    return {"code": code} if code else {"revision": str(job.evaluators[name].revision)}
 
 
 def _summarise(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) -> Results:
