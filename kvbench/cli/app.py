@@ -13,9 +13,9 @@ from kvbench.cli.config.command import SWEEP_TASKS, Command
 from kvbench.cli.config.compose import hydra_of_kvbench
 from kvbench.cli.config.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.config.messages import check_arguments
-from kvbench.cli.config.options import check_hydra_words
 from kvbench.cli.config.search_path import check_search_path
 from kvbench.cli.config.smoke import shrink
+from kvbench.cli.config.unread import check_words
 from kvbench.cli.console import say
 from kvbench.cli.dispatch import configure_logging, prepare, read_job, run_task
 from kvbench.cli.streams import repair_streams
@@ -73,21 +73,17 @@ def run_command(command: Command) -> None:
             new(command.words[1:])
     else:
         with exiting_on_error():
-            check_hydra_words(command)
+            check_words(command)
         run_composed(command)
 
 
 def run_composed(command: Command) -> None:
     """Run a command whose words compose a configuration."""
     overrides = list(command.overrides)
-    if command.is_about_all_sweeps:
+    if command.is_about_all_sweeps or (command.multirun and command.is_about_all_runs):
         run_alone(overrides)
     elif command.is_about_sweep:
         run_on_sweep(overrides)
-    elif command.multirun and command.is_about_all_runs:
-        if command.lists_values():
-            sys.exit(f"error: task={command.task}: is about all runs; leave out -m and lists of values")
-        run_alone(overrides)
     elif not command.is_one_job:
         run_by_hydra(list(command.words))
     elif command.names_sweep:

@@ -1,5 +1,6 @@
 """Low-bit storage of keys and values: settings of a run, and precisions that a method chooses."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -11,6 +12,8 @@ LEVELS = (16, 8, 4, 3, 2)
 """Bits of a `Precision`, and of `StorageConfig.key_bits` and `value_bits`."""
 ROTATED_BITS = (4, 3, 2)
 """Bits of codes of rotated vectors."""
+FP8_SETTINGS = ("residual", "before_rotation", "exempt")
+"""Fields of `StorageConfig` that `cache_dtype=fp8`, which has no scales to choose, uses."""
 
 
 class Precision(NamedTuple):
@@ -40,7 +43,7 @@ def find_stored_bits(bits: int, tokens: int) -> int:
 
 @dataclass(frozen=True)
 class StorageConfig:
-    """Settings of low-bit storage; `cache_dtype=fp8` uses `residual`, `before_rotation` and `exempt` only.
+    """Settings of low-bit storage; `cache_dtype=fp8` uses `FP8_SETTINGS` only, 16 and 32 bits none.
 
     A block is the tokens that a head keeps of a segment, or of each `group` positions of it; its values share scales.
     A block whose codes and scales would take no fewer bytes stays in 16 bits, and so does a segment of one token with
@@ -140,6 +143,13 @@ class StorageConfig:
     def has_fixed_levels(self) -> bool:
         """Whether keys or values have levels that are fixed in advance, so that single tokens stay in 16 bits."""
         return bool({"codebook", "rotated"} & {self.keys, self.values})
+
+
+def select_used(storage: Mapping[str, object], cache_dtype: str) -> dict[str, object]:
+    """Return the settings of storage that a `cache_dtype` uses: none in 16 or 32 bits, three in fp8, else all."""
+    if cache_dtype not in CODE_DTYPES:
+        return {}
+    return {name: value for name, value in storage.items() if cache_dtype != "fp8" or name in FP8_SETTINGS}
 
 
 _BITS: dict[str, tuple[int, ...]] = {"rotated": (16, *ROTATED_BITS), "fp8": (8,)}

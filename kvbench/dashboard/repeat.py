@@ -14,7 +14,8 @@ from kvbench.core.gpus import resolve_noise
 from kvbench.runs.record.results import Results
 
 TOP_LEVEL_KEYS = (
-    "budget", "budget_unit", "sinks", "seed", "batch_size", "device", "cache_dtype", "cuda_graph", "batch_invariant",
+    "budget", "budget_unit", "sinks", "seed", "shuffle", "batch_size", "device", "cache_dtype", "cuda_graph",
+    "batch_invariant",
 )  # fmt: skip
 """Top-level keys that can change samples or costs."""
 DEFAULTS = {"protect": "equal", "windows": "image", "storage": "channel", "prompts": "scenes"}
@@ -32,11 +33,14 @@ def write_command(run: Results) -> str:
     words += [f"model={model}", f"method={'full' if bound else run.method}"]
     words += _compare_plain(run)
     for group, usual in DEFAULTS.items():
+        if group == "storage" and not run.storage:
+            continue  # which a command without few bits refuses
         usual = _load(f"model/{model}").get(f"default_{group}", usual)
         if (choice := _find_choice(run, group)) and choice != usual:
             words.append(f"{group}={choice}")
         words += _compare(run, group, choice or "")
     words += _compare(run, "model", model) + _compare(run, "method", run.method)
+    words += _list_differences(run, "calibrate", _load("config")["calibrate"], _section(run, "calibrate"))
     words += _compare_evaluators(run)
     return " ".join(map(shlex.quote, ("python", "run.py", *words)))
 

@@ -17,8 +17,8 @@ ColumnTypes = Mapping[str, ColumnType]
 """Types of columns; a `null` column is empty."""
 
 COLUMN_TYPES: Mapping[type, ColumnType] = {bool: "bool", int: "int", float: "float", str: "text"}
-SECTIONS = ("method", "model", "prompts", "calibrate")
-"""Groups of the configuration whose settings are columns."""
+SECTIONS = ("method", "model", "prompts", "calibrate", "storage")
+"""Groups of the configuration whose settings are columns; of `storage` those that the run used."""
 DERIVED_SETTINGS = ("_target_", "_convert_", "name", "transformer", "tokenizer", "sources")
 """Settings without a column: they follow from the names of model, method and prompts, or identify no run."""
 METRIC_SUFFIXES = ("", ".low", ".high", ".n")
@@ -50,6 +50,7 @@ IDENTITY: Mapping[str, tuple[ColumnType, Callable[[Results], object]]] = {
     "byte_peak": ("float", lambda run: run.memory.byte_peak),
     "well_used": ("bool", lambda run: run.memory.well_used),
     "sinks": ("int", lambda run: run.setting("sinks")),
+    "shuffle": ("int", lambda run: run.setting("shuffle")),
     "seed": ("int", lambda run: run.setting("seed")),
     "batch_size": ("int", lambda run: run.setting("batch_size")),
     "device": ("text", lambda run: run.setting("device")),
@@ -78,9 +79,7 @@ SAMPLE: ColumnTypes = {
 
 def flatten_run(run: Results) -> dict[str, Value]:
     """Return a run as a row without `folder`, with the settings of `SECTIONS`."""
-    row = {name: _write(find(run)) for name, (_, find) in IDENTITY.items()}
-    for section in SECTIONS:
-        row |= _flatten_settings(section, run.setting(section))
+    row = {name: _write(find(run)) for name, (_, find) in IDENTITY.items()} | list_settings(run)
     row |= {f"memory.{name}": value for name, value in asdict(run.memory).items()}
     row |= {f"latency.{name}": value for name, value in asdict(run.latency).items()}
     for name, metric in run.metrics.items():
@@ -94,6 +93,12 @@ def _find_commit(run: Results) -> object:
     codes = [origin.get("code") for origin in list_origins(run.provenance)]
     commits = [str(code["commit"]) for code in codes if isinstance(code, Mapping) and code.get("commit")]
     return "; ".join(dict.fromkeys(commits)) or None
+
+
+def list_settings(run: Results) -> dict[str, Value]:
+    """Return the settings of `SECTIONS` by dotted path."""
+    sections = {section: run.setting(section) for section in SECTIONS} | {"storage": run.storage}
+    return {name: value for section in sections.items() for name, value in _flatten_settings(*section)}
 
 
 def _flatten_settings(name: str, value: object) -> Iterator[tuple[str, Value]]:

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvbench.data.flatten import SECTIONS, Value, flatten_run
+from kvbench.data.flatten import Value, list_settings
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.conditions import find_conditions
 from kvbench.report.memory import name_percent
@@ -107,10 +107,9 @@ def find_best(rows: Sequence[Row], groups: Sequence[Hashable]) -> set[tuple[int,
 
 def _list_settings(run: Results) -> dict[str, Value]:
     """Return the settings in which runs of one method and budget may differ, and their seeds."""
-    chosen = (*(f"{section}." for section in SECTIONS if section != "prompts"), "cache_dtype")
-    settings = {name: value for name, value in flatten_run(run).items() if name.startswith(chosen)}
+    settings = {name: value for name, value in list_settings(run).items() if not name.startswith("prompts.")}
     settings.pop("calibrate.seed", None)
-    return settings | dict(zip(SEED_COLUMNS, name_seeds(run), strict=True))
+    return settings | {"cache_dtype": run.stored} | dict(zip(SEED_COLUMNS, name_seeds(run), strict=True))
 
 
 def _sort_key(value: Value) -> tuple[bool, float, str]:

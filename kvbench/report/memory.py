@@ -41,11 +41,11 @@ def compare_total_bytes(run: Results, runs: Mapping[str, Results]) -> float | No
 def list_costs(runs: Sequence[Results]) -> list[dict[str, Cell]]:
     """Return the cells of memory and time of each run of a table."""
     known, in_bytes = find_members(runs), uses_bytes(runs)
-    shares = [compare_total_bytes(run, known) for run in runs]
-    in_flight = any(share is not None for share in shares)
+    totals = [compare_total_bytes(run, known) for run in runs]
+    in_flight = any(total is not None for total in totals)
     on_gpu = any(run.memory.gpu_peak_bytes for run in runs)
     rows, time_column = [], name_time(runs)
-    for run, share in zip(runs, shares, strict=True):
+    for run, total in zip(runs, totals, strict=True):
         memory = run.memory
         cells: dict[str, Cell] = {
             "peak tokens": str(memory.peak_tokens),
@@ -53,9 +53,10 @@ def list_costs(runs: Sequence[Results]) -> list[dict[str, Cell]]:
         }
         if in_bytes:
             cells["bytes %"] = _write_percent(memory.byte_peak)
-        cells |= {"last / B": _mark_share(memory.last_share), "least / B": _mark_share(memory.least_share)}
+        shares = {"last / B": memory.last_share, "least / B": memory.least_share}
+        cells |= {name: _mark_share(share, memory) for name, share in shares.items()}
         if in_flight:
-            cells[IN_FLIGHT_COLUMN] = _write_percent(share)
+            cells[IN_FLIGHT_COLUMN] = _write_percent(total)
         if on_gpu:
             cells["GPU MiB"] = f"{memory.gpu_peak_bytes / MIB:.0f}" if memory.gpu_peak_bytes else "-"
         times = {
@@ -84,6 +85,6 @@ def _write_percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f}"
 
 
-def _mark_share(share: float) -> str:
-    """Return a share of the budget, marked with ! if more than 3 % is unused."""
-    return f"{share:.3f}{'!' if share < WELL_USED else ''}"
+def _mark_share(share: float, memory: Memory) -> str:
+    """Return a share of the budget, marked with ! if more than 3 % is unused although there are tokens for it."""
+    return f"{share:.3f}{'!' if share < WELL_USED and not memory.lacks_tokens else ''}"

@@ -190,8 +190,12 @@ def _name_dtype(run: Results) -> str:
 
 def _describe_use(memory: Memory, peak: float) -> str:
     exceeded = ", above the budget, which this method does not guarantee" if memory.exceeded else ""
-    last, smallest = 100 * memory.last_share, 100 * memory.least_share
-    used = f"{last:.1f} % of the budget in use at the last scale (minimum {smallest:.1f} %)"
+    used = f"{100 * memory.last_share:.1f} % of the budget in use at the end"
+    used += (
+        ", where there are no more tokens"
+        if memory.lacks_tokens
+        else f" (minimum {100 * memory.least_share:.1f} %)"
+    )
     return f"peak {100 * peak:.2f} % of the full cache{exceeded}; {used}"
 
 

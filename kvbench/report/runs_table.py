@@ -1,15 +1,16 @@
 """Tables of runs with all their metrics."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from rich.console import Console
 
+from kvbench.data import flatten
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.code_notes import list_digests, list_notes, name_code
 from kvbench.report.memory import IN_FLIGHT_COLUMN, TIME_COLUMNS, list_costs
-from kvbench.report.seeds import count_seeds, find_seeds, list_members, name_seeds
+from kvbench.report.seeds import count_seeds, find_seeds, is_calibrated, list_members, name_seeds
 from kvbench.report.tables import Cell, Row, drop_columns, list_shown, print_rows
-from kvbench.runs.record.results import Results
+from kvbench.runs.record.results import NEUTRAL, Results
 
 INTERVAL_WIDTH = 120
 """Smallest width of a terminal at which intervals are shown."""
@@ -17,6 +18,12 @@ WIDE_COLUMNS = ("peak tokens", "least / B", IN_FLIGHT_COLUMN, "GPU MiB", "state 
 """Columns that a narrower terminal leaves out."""
 SEED_COLUMNS = ("noise seed", "calibration seed")
 """Columns of seeds in which runs of equal settings differ."""
+SHARED_COLUMNS = ("shuffle", "batch_invariant")
+"""Settings that belong to no group, in which runs of any method may differ."""
+WEIGHTS_DIGITS = 8
+"""Digits of the SHA-256 of weights in which runs of one model differ."""
+NAMED_ELSEWHERE = ("prompts.count", "prompts.path", "calibrate.seed", "calibrate.orders", "model.weights")
+"""Settings that other columns name: samples, prompts, seeds and model; an order file is a copy of a calibration."""
 CODE_COLUMN = "code"
 """Column of the code in which runs of equal settings differ."""
 
@@ -41,56 +48,62 @@ def find_metric(run: Results, name: str) -> Metric | None:
 
 
 def list_settings(runs: Sequence[Results]) -> list[str]:
-    """Return the names of method settings that differ between runs of one model, method and budget."""
-    alike: dict[object, list[Mapping[str, object]]] = {}
-    for run in runs:
-        place = run.model_label, run.prompts_label, run.method, run.memory.allowed, run.stored, run.noise
-        alike.setdefault(place, []).append(read_settings(run))
-    names = dict.fromkeys(name for group in alike.values() for settings in group for name in settings)
-    return [
-        name
-        for name in names
-        if any(
-            len({str(settings.get(name)) for settings in group}) > 1
-            # Bases of several classes have settings that others lack.
-            and ("." not in name or all(name in settings for settings in group))
-            for group in alike.values()
-        )
-    ]
+    """Return the names of settings that differ between runs which nothing else in a table tells apart.
+
+    Settings of a method are compared within one model, prompt set, method and budget, settings of a model or of prompts
+    within one of these, and settings of storage wherever numbers have few bits.
+    """
+    settings = [(run, read_settings(run)) for run in runs]
+    alike: dict[tuple[str, object], set[str]] = {}
+    for name in dict.fromkeys(name for _, own in settings for name in own):
+        for run, own in settings:
+            if name in own or "." not in name:  # a setting of a group is one of some classes only
+                alike.setdefault((name, _find_place(name, run)), set()).add(str(own.get(name)))
+    return list(dict.fromkeys(name for (name, _), values in alike.items() if len(values) > 1))
+
+
+def _find_place(name: str, run: Results) -> object:
+    """Return what runs share that are compared in a setting."""
+    group = name.partition(".")[0]
+    if group == "model":
+        return run.model_label
+    if group == "prompts":
+        return run.prompts_label
+    if group in ("storage", *SHARED_COLUMNS):
+        return None
+    return run.model_label, run.prompts_label, run.method, run.memory.allowed, run.stored, run.noise
 
 
 def read_settings(run: Results) -> dict[str, object]:
-    """Return a method's settings, and the run's seeds and code.
+    """Return the settings by which tables tell runs apart, and the run's weights, seeds and code.
 
-    An inner method gives its class, and its settings by dotted path.
+    Those of the method have no prefix; an inner method gives its class, and its settings by dotted path. Left out are
+    settings without effect, and the number of prompts, which is a column of every table.
     """
-    settings = run.setting("method")
-    own = _open_bases(settings) if isinstance(settings, Mapping) else {}
+    own: dict[str, object] = {
+        name.removeprefix("method."): value
+        for name, value in flatten.list_settings(run).items()
+        if name.removeprefix("model.") not in NEUTRAL
+        and name not in NAMED_ELSEWHERE
+        and (is_calibrated(run) or not name.startswith("calibrate."))
+    }
+    own |= {name: run.setting(name) for name in SHARED_COLUMNS}
+    if (weights := (run.provenance or {}).get("weights_sha256")) is not None:
+        own["model.weights_sha256"] = str(weights)[:WEIGHTS_DIGITS]
     return own | dict(zip(SEED_COLUMNS, name_seeds(run), strict=True)) | {CODE_COLUMN: name_code(run)}
-
-
-def _open_bases(settings: Mapping[str, object]) -> dict[str, object]:
-    opened: dict[str, object] = {}
-    for name, value in settings.items():
-        target = value.get("_target_") if isinstance(value, Mapping) else None
-        if isinstance(value, Mapping) and target is not None:
-            inner = {f"{name}.{key}": item for key, item in _open_bases(value).items() if key != "_target_"}
-            opened |= {name: str(target).rpartition(".")[2], **inner}
-        else:
-            opened[name] = value
-    return opened
 
 
 def name_methods(runs: Sequence[Results], *, left_out: Collection[str] = ()) -> list[str]:
     """Return each run's method and the settings in which runs of the method differ: `snapkv kernel=3`.
 
     If runs differ in cache_dtype or noise, these follow the method: `full int4 noise=counter`. Settings that are
-    `left_out` name nothing.
+    `left_out`, or that a run lacks, name nothing.
     """
     stored, noises = {run.stored for run in runs}, {run.noise for run in runs}
+    kinds = {run.method for run in runs} | {(run.method, run.model_label) for run in runs}
     differ = {
-        method: list_settings([run for run in runs if run.method == method])
-        for method in {run.method for run in runs}
+        kind: list_settings([run for run in runs if kind in (run.method, (run.method, run.model_label))])
+        for kind in kinds
     }
     return [
         " ".join(
@@ -99,13 +112,15 @@ def name_methods(runs: Sequence[Results], *, left_out: Collection[str] = ()) -> 
                 *((run.stored,) if len(stored) > 1 and run.stored != "auto" else ()),
                 *((f"noise={run.noise}",) if len(noises) > 1 and run.noise != "stream" else ()),
                 *(
-                    f"{name}={read_settings(run).get(name)}"
+                    f"{name}={own[name]}"
                     for name in differ[run.method]
-                    if name not in left_out
+                    if name in own and name not in left_out
+                    # Models have settings of their own.
+                    if not name.startswith("model.") or name in differ[run.method, run.model_label]
                 ),
             )
         )
-        for run in runs
+        for run, own in ((run, read_settings(run)) for run in runs)
     ]
 
 

@@ -20,20 +20,13 @@ from kvbench.eval.protocol.crossed import Crossed, cross_runs
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.crossings import Crossings
 from kvbench.report.seed_costs import average_latency, average_steps, combine_memory
-from kvbench.runs.record.results import Results
+from kvbench.runs.record.results import NEUTRAL, Results
 
 Seeds = Literal["mean", "each"]
 """Rows of tables: one for all seeds, or one for each."""
 SHARED_SETTINGS = (
-    "method",
-    "sinks",
-    "prompts",
-    "cache_dtype",
-    "storage",
-    "batch_size",
-    "batch_invariant",
-    "noise",
-)
+    "method", "prompts", "shuffle", "cache_dtype", "batch_size", "batch_invariant", "noise",
+)  # fmt: skip
 """Settings that joined runs share, besides model, budget, device and the calibration's settings."""
 READ_ERRORS = (OSError, ValueError, KeyError, TypeError)
 """Errors of reading the samples of a run that are missing, damaged or of other prompts."""
@@ -232,15 +225,14 @@ def _pair_members(ours: Sequence[Results], theirs: Sequence[Results]) -> list[tu
 def _find_key(run: Results) -> Hashable:
     """Return the key that joined runs share: everything that is recorded but seeds, and the sources of weights."""
     known, calibrate, model = run.provenance or {}, run.setting("calibrate"), run.setting("model")
-    settings: list[object] = [run.setting(name) for name in SHARED_SETTINGS]
+    settings: list[object] = [*(run.setting(name) for name in SHARED_SETTINGS), run.storage]
     if isinstance(calibrate, Mapping) and is_calibrated(run):
         settings.append({**calibrate, "seed": None, "orders": None})
     settings += [find_code(run), known.get("engine_sha256")]
     weights = known.get("weights_sha256")
     if isinstance(model, Mapping):
-        settings.append(
-            {name: value for name, value in model.items() if weights is None or name != "sources"}
-        )
+        left_out = NEUTRAL if weights is None else ("sources", *NEUTRAL)
+        settings.append({name: value for name, value in model.items() if name not in left_out})
     device = str(run.setting("device")).partition(":")[0]
     method = OTHER_SEED.sub(r"\1", run.method)
     identity = run.model, method, run.reference is None, run.n, *run.memory.allowed, device, weights

@@ -1,6 +1,7 @@
 """Storage and budget of a run's cache, computed from settings, model and method."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
@@ -9,7 +10,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.graphs import CudaGraphs, GraphRecorder
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
-from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS, PREDICTED_CODEBOOKS
+from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS, PREDICTED_CODEBOOKS, select_used
 from kvbench.engine.coding.codebooks import BITS, Codebooks
 from kvbench.engine.coding.formats import Packing, wants_books
 from kvbench.engine.coding.scale_residuals import MENU_BITS, ScaleResiduals
@@ -114,8 +115,8 @@ def find_packing(settings: Settings, method: Method) -> Packing | None:
         raise ConfigError(
             f"cache_dtype=fp8: storage.centroids={storage.centroids} stores codes; set cache_dtype=int8 or fewer bits"
         )
-    if name == "fp8":  # has no scales to choose
-        used = {key: getattr(storage, key) for key in ("residual", "before_rotation", "exempt")}
+    if name == "fp8":
+        used: dict[str, Any] = select_used(asdict(storage), name)
         return Packing(8, replace(CHANNEL, **used), fp8=True)
     return Packing(CODE_DTYPES[name], storage) if name in CODE_DTYPES else None
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.core.config import ConfigError, quote_prompt
+from kvbench.core.storage import CHANNEL
 from kvbench.methods.shared.base import Observer
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import check_calibration
@@ -39,6 +40,9 @@ def check_job(job: Job) -> None:
         log.warning(
             "method=%s has no budget: budget=%s changes nothing", job.method_name, job.settings.budget
         )
+    if job.settings.storage not in (CHANNEL, packing.storage if packing is not None else CHANNEL):
+        names = job.settings.cache_dtype, job.method_name
+        log.warning("cache_dtype=%s, method=%s: settings of storage change nothing, or not all", *names)
     _note_image_windows(job)
     job.model.check_files()
     _check_prompts(job, [*job.prompts, *(job.calibration_prompts if is_calibrated else ())])

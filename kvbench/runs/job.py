@@ -24,7 +24,7 @@ from kvbench.prompts.base import Prompt, hash_prompts
 from kvbench.runs.cache_plan import Allowance, CachePlan, find_allowance, plan_cache
 from kvbench.runs.code import list_classes
 from kvbench.runs.longest import LongestPrompt, find_longest
-from kvbench.runs.record.results import Results
+from kvbench.runs.record.results import NEUTRAL, Results
 
 Config = Mapping[str, object]
 
@@ -131,11 +131,9 @@ class Job:
     def model_settings(self) -> Config:
         """The model's settings without those that change nothing but rounding, and without sources of weights.
 
-        Defaults that a model gives to other groups are left out: the groups have them as settings. `auto` has its
-        meaning on the run's device.
+        `auto` has its meaning on the run's device.
         """
-        defaults = (f"default_{name}" for name in ("alpha", "tau", "leading", "prompts", "eval", "windows"))
-        left_out = ("sources", "tensor_parallel", *defaults, *self.model.unused)
+        left_out = ("sources", *NEUTRAL, *self.model.unused)
         settings = {**self.section("model"), **self.model.resolve_settings(self.settings.device)}
         return {key: value for key, value in settings.items() if key not in left_out}
 

@@ -13,10 +13,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli import app as cli
-from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.messages import EXPECTED, MAX_LINE, describe_error
-from kvbench.cli.config.options import check_hydra_words, parse_options
+from kvbench.cli.config.options import parse_options
 from kvbench.cli.config.overrides import check_lists, check_overrides
 from kvbench.cli.submit.summary import Summary
 from kvbench.cli.sweeps.launcher_settings import SETTINGS, check_launcher_settings
@@ -55,42 +54,6 @@ def test_options(words: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("hydra.run.dir=x", "hydra.run.dir: not read by kvbench; set runs_dir="),
-        ("-m hydra.sweep.dir=x", "hydra.sweep.dir: not read by kvbench; set runs_dir="),
-        ("hydra.output_subdir=x", "hydra.output_subdir: not read by kvbench; "),
-        ("+hydra.callbacks.x._target_=os.getcwd", "hydra.callbacks.x._target_: not read by kvbench; "),
-        ("~hydra.callbacks.summary", "hydra.callbacks.summary: not read by kvbench; "),
-        ("hydra.mode=MULTIRUN", "hydra.mode: not read by kvbench; add -m"),
-        ("hydra.job.name=x", "hydra.job.name: not read by kvbench; leave it out"),
-        ("-m hydra/sweeper=basic", "hydra/sweeper: not read by kvbench; write lists"),
-        ("hydra/launcher=joblib", "hydra/launcher: only for sweeps; add -m"),
-        ("hydra.launcher.n_jobs=2", "hydra.launcher.n_jobs: only for sweeps; add -m"),
-    ],
-)
-def test_keys_of_hydra_that_are_not_read(words: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        check_hydra_words(Command.parse(words.split()))
-    assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "hydra.searchpath=[file://x] hydra.verbose=true hydra/job_logging=none",
-        "-m hydra/launcher=joblib hydra.launcher.n_jobs=2 hydra.job.env_set.X=1",
-        "hydra/launcher=ray --cfg hydra -p hydra.launcher",
-        "--cfg hydra -p hydra.run",
-        "task=work sweeps=budget hydra/launcher=joblib",
-        "task=status hydra/launcher=joblib",
-    ],
-)
-def test_keys_of_hydra_that_are_read(words: str) -> None:
-    check_hydra_words(Command.parse(words.split()))
-
-
 @pytest.mark.usefixtures("hydra_files")
 @pytest.mark.parametrize(
     ("word", "message"),
@@ -102,6 +65,7 @@ def test_keys_of_hydra_that_are_read(words: str) -> None:
         ("model=var_tiny.yml", "model=var_tiny.yml: not the name of a choice; set model=var_tiny"),
         ("eval=[psnr,psnr]", "eval=[psnr,psnr]: names psnr twice; leave one out"),
         ("eval=[psnr,3]", "eval=[psnr,3]: not a choice; choose from "),
+        ("sweeps=[budget,equal_bytes]", "sweeps=[budget,equal_bytes]: not a choice; choose from "),
         ("=3", "=3: has no key; "),
         ("~budget", "budget: missing; "),
     ],

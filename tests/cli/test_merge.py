@@ -45,11 +45,14 @@ def test_the_command_tells_conflicts_in_one_line_each(command: Command, tmp_path
         (["from=nowhere"], "from=nowhere: no such folder"),
         (["from=3"], "from=3: must be a folder of runs or a list of them"),
         (["from=runs"], "from=runs: is runs_dir itself"),
+        (["from=empty"], "from=empty: holds no runs; "),
+        (["from=[]"], "from: missing; "),
     ],
     ids=str,
 )
 def test_bad_folders_are_one_line(command: Command, tmp_path: Path, words: list[str], message: str) -> None:
-    (tmp_path / "runs").mkdir()
+    for name in ("runs", "empty"):
+        (tmp_path / name).mkdir()
     status, _, err = command("task=merge", *words)
     assert (status, err.startswith(f"error: {message}")) == (1, True)
 

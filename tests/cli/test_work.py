@@ -173,7 +173,7 @@ def test_a_launcher_starts_workers(tmp_path: Path) -> None:
         (["task=work", "work.grace=-1"], "work.grace=-1: must be a number of seconds, 0 or more"),
         (["task=work", "work.jitter=-1"], "work.jitter=-1: must be a number of seconds, 0 or more"),
         (["task=status"], "runs_dir=runs: holds no sweeps, and no run is in progress"),
-        (["task=status", "method=swa"], "runs_dir=runs: holds no sweeps"),
+        (["task=status", "method=swa"], "method: not read by task=status; leave it out"),
         (["task=status", "method=swa,rkv"], "runs_dir=runs: holds no runs"),
         (["task=status", "sweep.name=main"], "sweep.name=main: no sweep in runs has this name"),
         (["-m", "seed=1,2", "sweep.name=a/b"], "sweep.name=a/b: must be up to 100 letters"),

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from kvbench.dashboard.page import render_page, write_dashboard
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.readings import KEPT, Readings
 from kvbench.dashboard.vendor import VENDORED, Vendored
+from kvbench.report.runs_table import make_rows
 from kvbench.runs.record.results import WELL_USED
 from tests.support.places import ROOT
+from tests.support.results import made_up
 from tests.support.run_folders import HOSTILE, PROMPTS, write_image_runs
 
 
@@ -148,6 +151,23 @@ def test_an_empty_folder_has_no_page(tmp_path: Path) -> None:
 
 def test_the_page_marks_what_tables_mark() -> None:
     assert f"least: {WELL_USED}," in (ROOT / "kvbench" / "dashboard" / "scripts" / "costs.js").read_text()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_the_page_has_the_share_of_bytes_of_the_report() -> None:
+    """Of a full cache of 2^18 bytes in 16 bits, 2^17 are 50 %, whatever dtype the reference has."""
+    run = made_up("heatkv", 0.1, {}, config={"cache_dtype": "int4"})
+    values = {"memory": vars(run.memory), "latency": {}, "unit": "tokens", "config": run.config}
+    costs = (ROOT / "kvbench" / "dashboard" / "scripts" / "costs.js").read_text()
+    program = (
+        f"const run = {json.dumps(values)}, MIB = 1, shared = (one) => one;"
+        "const format = (one, digits) => one.toFixed(digits);"
+        f'{costs}; console.log(formatCost(run, "byte_share"), chooseShare([run]));'
+        'run.config.cache_dtype = "auto"; console.log(chooseShare([run]));'
+    )
+    shown = subprocess.run(["node", "-e", program], capture_output=True, check=True, text=True).stdout
+    assert shown.split() == [make_rows([run])[0]["bytes %"], "byte_share", "peak_share"]
+    assert shown.startswith("50.00 ")
 
 
 def test_a_page_written_elsewhere_links_the_runs_where_they_are(runs_dir: Path, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ import shlex
 import hydra
 import pytest
 
-from kvbench.cli.config.command import name_base
+from kvbench.cli.config.command import Command, name_base
 from kvbench.cli.config.compose import hydra_of_kvbench, read_values
+from kvbench.cli.config.unread import check_words
 from kvbench.dashboard.repeat import write_command
 from tests.support.results import made_up
 
@@ -22,7 +23,9 @@ def compose(words: list[str]) -> dict[str, object]:
         ("infinity_tiny", "heatkv", ["budget=0.04"]),
         ("infinity_tiny", "random", ["budget=0.1", "budget_unit=bytes", "cache_dtype=float16"]),
         ("infinity_tiny", "full", ["cache_dtype=int4", "storage=kivi", "storage.residual=64"]),
+        ("infinity_tiny", "full", ["cache_dtype=fp8", "storage.residual=64"]),
         ("infinity_tiny", "snapkv", ["protect=paper", "eval=paired", "seed=3", "batch_size=2"]),
+        ("infinity_tiny", "pricekv", ["budget=0.1", "shuffle=3", "calibrate.seed=4", "calibrate.count=5"]),
         ("infinity_tiny", "random", ["noise=counter"]),
         ("infinity_tiny", "random", ["device=cuda", "cuda_graph=false"]),
         ("infinity_tiny", "random", ["device=cuda", "noise=stream"]),
@@ -52,6 +55,7 @@ def test_the_command_composes_to_the_same(model: str, method: str, others: list[
     assert not any(
         word.startswith("++method") for word in words
     )  # each setting is known from the method's file
+    check_words(Command.parse(words))
     again = compose([name_base(word) for word in words])
     ignored = {"runs_dir", "task"}
     assert {k: v for k, v in again.items() if k not in ignored} == {
@@ -68,3 +72,10 @@ def test_a_bound_is_repeated_with_its_task() -> None:
 def test_noise_is_told_where_it_is_not_the_device_s_own(device: str, told: bool) -> None:
     config = {"model": {"name": "var_d30"}, "device": device, "noise": "stream"}
     assert ("noise=stream" in write_command(made_up("full", 1.0, {}, config=config))) == told
+
+
+def test_storage_that_a_run_did_not_use_is_left_out() -> None:
+    config = compose(["storage=kivi", "budget=0.1"])
+    words = shlex.split(write_command(made_up("random", 0.1, {}, config=config)))[2:]
+    assert not any(word.startswith("storage") for word in words)
+    check_words(Command.parse(words))

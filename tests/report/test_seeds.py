@@ -144,6 +144,30 @@ def test_several_gpus_and_paths_of_weights_are_no_difference(tmp_path: Path) -> 
     assert len(group_seeds(runs)) == 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "changed", "joined"),
+    [
+        ("auto", {"keys": "rotated", "residual": 128}, True),
+        ("fp8", {"keys": "rotated"}, True),
+        ("fp8", {"residual": 128}, False),
+        ("int4", {"keys": "rotated"}, False),
+    ],
+)
+def test_a_setting_without_effect_splits_no_seeds(
+    tmp_path: Path, dtype: str, changed: dict[str, object], joined: bool
+) -> None:
+    """One row of two seeds, with which `against` is not ambiguous, unless the storage is one of few bits."""
+    storage = {"keys": "channel", "residual": 0}
+    first, second = (
+        make_run(
+            tmp_path, TABLE[:, seed], seed, cache_dtype=dtype, storage=own, sinks=seed,
+            model={"name": "m", "default_eval": own["keys"]},
+        )
+        for seed, own in enumerate((storage, storage | changed))
+    )  # fmt: skip
+    assert len(group_seeds([first, second])) == (1 if joined else 2)
+
+
 def test_of_two_runs_with_one_seed_the_later_counts(tmp_path: Path) -> None:
     old, new = (replace(make_run(tmp_path, TABLE[:, 0]), finished=f"2026-0{month}") for month in (1, 2))
     assert group_seeds([new, old]) == group_seeds([old, new]) == [[new]]

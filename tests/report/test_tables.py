@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -119,12 +120,88 @@ def test_settings_that_tell_runs_apart_have_columns() -> None:
         "H2O",
     ]
     assert list_settings([one("lookm", base=snap), one("lookm", base=heavy)]) == ["base"]
-    assert list_settings([one("lookm", base=heavy), one("lookm", base={**heavy, "recent": 0.3})]) == [
-        "base.recent"
+    third = one("lookm", base={**heavy, "recent": 0.3})
+    assert list_settings([one("lookm", base=heavy), third]) == ["base.recent"]
+    assert list_settings([one("lookm", base=heavy), third, one("lookm", base=snap)]) == [
+        "base",
+        "base.recent",
     ]
     both = make_rows([one("a"), one("a", "parti")])
     assert [row["prompts"] for row in both] == ["scenes", "parti"]
     assert "prompts" not in rows[0]
+
+
+CHANNEL = {"keys": "channel", "values": "token", "before_rotation": True}
+ROTATED = {"keys": "rotated", "values": "rotated", "before_rotation": False}
+
+
+def stored(dtype: str, storage: Mapping[str, object], method: str = "heatkv", **more: object) -> Results:
+    config = {
+        "model": {"name": "m"},
+        "method": {"sinks": 1},
+        "cache_dtype": dtype,
+        "storage": storage,
+        **more,
+    }
+    return replace(made_up(method, 0.1, {}, config=config), provenance={"calibration_sha256": "0"})
+
+
+def test_storages_of_few_bits_have_columns_where_they_differ(tmp_path: Path) -> None:
+    """Where conf/storage/rotated.yaml differs from channel.yaml; of these, fp8 uses the place of the rotation alone."""
+    keys = [f"storage.{name}" for name in CHANNEL]
+    runs = [stored("int4", CHANNEL), stored("int4", ROTATED)]
+    assert list_settings(runs) == keys
+    assert (
+        name_methods(runs)[1]
+        == f"heatkv {' '.join(f'storage.{name}={value}' for name, value in ROTATED.items())}"
+    )
+    write_report(tmp_path, runs)
+    table = list(csv.DictReader(io.StringIO((tmp_path / "report.csv").read_text())))
+    assert [[line[key] for key in keys] for line in table] == [
+        [*map(str, one.values())] for one in (CHANNEL, ROTATED)
+    ]
+    assert list_settings([stored("auto", CHANNEL), stored("auto", ROTATED)]) == []
+    assert list_settings([stored("fp8", CHANNEL), stored("fp8", ROTATED)]) == keys[2:]
+    # Other dtypes and methods hide no storage, and rows in 16 bits have none.
+    mixed = [stored("int4", CHANNEL), stored("int2", ROTATED, "swa"), stored("auto", ROTATED, "full")]
+    assert {row["method"]: row["storage.keys"] for row in make_rows(mixed)} == {
+        "heatkv": "channel", "swa": "rotated", "full": "-",
+    }  # fmt: skip
+
+
+PLAIN = {
+    "model": {"name": "m", "sampling": {"tau": 1.0}, "default_eval": "psnr"},
+    "prompts": {"context": 256, "count": 4}, "calibrate": {"count": 10, "seed": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "column"),
+    [
+        ("model", {"sampling": {"tau": 0.5}}, "model.sampling.tau"),
+        ("model", {"default_eval": "kl", "tensor_parallel": 2}, None),
+        ("prompts", {"context": 512, "count": 8}, "prompts.context"),
+        ("calibrate", {"count": 4}, "calibrate.count"),
+        ("storage", ROTATED, None),
+        ("shuffle", 0, "shuffle"),
+        ("batch_invariant", True, "batch_invariant"),
+    ],
+)
+def test_rows_that_differ_in_a_key_have_its_column(section: str, values: object, column: str | None) -> None:
+    changed = {**PLAIN.get(section, {}), **values} if isinstance(values, dict) else values
+    runs = [
+        stored("auto", CHANNEL, **PLAIN),
+        stored("auto", **{"storage": CHANNEL, **PLAIN, section: changed}),
+    ]
+    assert list_settings(runs) == ([] if column is None else [column])
+
+
+def test_weights_of_one_name_are_told_apart() -> None:
+    runs = [replace(RUNS[0], provenance={"weights_sha256": digit * 64}) for digit in "ab"]
+    assert [row["model.weights_sha256"] for row in make_rows(runs)] == ["a" * 8, "b" * 8]
+    other = replace(run_with("heatkv", 0.1, 25.0, model="var_tiny"), provenance={"weights_sha256": "c" * 64})
+    told = [f"heatkv model.weights_sha256={digit * 8}" for digit in "ab"]
+    assert name_methods([*runs, other, RUNS[2]]) == [*told, "heatkv", "heatkv"]
 
 
 def test_csv_has_numbers_in_columns_of_their_own(tmp_path: Path) -> None:
@@ -271,6 +348,22 @@ def test_times_are_of_images_of_texts_or_of_samples() -> None:
     ):  # fmt: skip
         assert all(heading in row for row in list_costs(runs))
         assert heading in printed(160, show_run, runs[0]) or heading == "s/sample"
+
+
+def test_a_short_text_leaves_no_budget_unused() -> None:
+    """A text of 26 tokens holds all of them under a budget of 90: 28.9 % of it, which nothing is wrong with."""
+    short, unused = (
+        replace(RUNS[0], memory=replace(RUNS[0].memory, budget_tokens=90, last_tokens=26, least_share=least))
+        for least in (1.0, 0.289)
+    )
+    text = " ".join(printed(200, show_run, short).split())
+    assert "28.9 % of the budget in use at the end, where there are no more tokens" in text
+    assert "minimum" not in text
+    assert "28.9 % of the budget in use at the end (minimum 28.9 %)" in " ".join(
+        printed(200, show_run, unused).split()
+    )
+    shares = [(row["last / B"], row["least / B"]) for row in list_costs([short, unused])]
+    assert shares == [("0.289", "1.000"), ("0.289!", "0.289!")]
 
 
 @pytest.mark.parametrize(("load", "busy"), [(2.9, False), (3.1, True)])

@@ -284,6 +284,23 @@ def test_what_few_bits_cannot_do_is_refused(tmp_path: Path, more: dict[str, Any]
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "storage", "told"),
+    [
+        ("auto", ROTATED, True),
+        ("fp8", ROTATED, True),
+        ("fp8", StorageConfig(residual=4), False),
+        ("int4", StorageConfig(group=2), False),
+        ("auto", CHANNEL, False),
+    ],
+)
+def test_storage_without_effect_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, dtype: str, storage: StorageConfig, told: bool
+) -> None:
+    check_job(job_of(tmp_path, cache_dtype=dtype, storage=storage))
+    assert ("settings of storage change nothing, or not all" in caplog.text) == told
+
+
 def test_prompts_of_a_batch_change_nothing_but_rounding(tmp_path: Path) -> None:
     runs = [
         execute.run(job_of(tmp_path / str(size), cache_dtype="int4", batch_size=size)).folder

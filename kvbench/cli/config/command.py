@@ -90,7 +90,11 @@ class Command:
 
     def lists_values(self) -> bool:
         """Return whether an override lists several values, as in a sweep."""
-        return any(override.is_sweep_override() for override in _parse(self.overrides))
+        return bool(self.list_sweeps())
+
+    def list_sweeps(self) -> list[str]:
+        """Return the overrides that list several values."""
+        return [str(one.input_line) for one in _parse(self.overrides) if one.is_sweep_override()]
 
 
 def name_base(word: str) -> str:

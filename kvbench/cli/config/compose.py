@@ -23,7 +23,7 @@ from kvbench.cli.config.smoke import shrink
 from kvbench.core.config import ConfigError, import_target, read_count, show
 from kvbench.core.files import find_obstacle
 from kvbench.core.gpus import AUTO, resolve_device, resolve_noise
-from kvbench.core.settings import GROUPS, READING_TASKS, Settings
+from kvbench.core.settings import READING_TASKS, Settings
 
 if TYPE_CHECKING:  # imports numpy
     from kvbench.runs.record.results import Outcome
@@ -138,15 +138,11 @@ def check_values(values: Mapping[str, object]) -> Settings:
 def _uses_objects(values: Mapping[str, object]) -> bool:
     """Return whether the objects of the groups are checked, which imports their classes and torch.
 
-    Tasks that read runs make none of them, unless a word of the command sets one of their keys.
+    Tasks that read runs make none of them.
     """
     export = values.get("export")
-    if values.get("task") not in (*READING_TASKS, "merge") or (
-        isinstance(export, Mapping) and export.get("policy")
-    ):
-        return True
-    inner = tuple(f"{group}." for group in GROUPS)
-    return any(word.lstrip("+~").startswith(inner) for word in HydraConfig.get().overrides.task)
+    is_policy = isinstance(export, Mapping) and bool(export.get("policy"))
+    return is_policy or values.get("task") not in (*READING_TASKS, "merge")
 
 
 def find_finished(values: Mapping[str, object]) -> "Outcome | None":

@@ -15,8 +15,6 @@ from kvbench.core.settings import GROUPS
 
 MAX_JOBS = 10**5
 """Most jobs of a sweep."""
-LISTS = ("eval", "sweeps")
-"""Groups that take a list of choices."""
 
 
 def check_overrides(overrides: Sequence[Override]) -> None:
@@ -69,9 +67,9 @@ def _count_values(override: Override) -> int:
 
 
 def _check_choices(override: Override) -> None:
-    """Raise ConfigError if the value of a group is not a choice's name, or a list of different ones if it takes one."""
+    """Raise ConfigError if the value of a group is not a choice's name, or for `eval` a list of different ones."""
     group, value = override.key_or_group, override.value()
-    names = value if isinstance(value, list) and group in LISTS else [value]
+    names = value if isinstance(value, list) and group == "eval" else [value]
     if not all(isinstance(name, str) for name in names):
         choices = ", ".join(list_choices(group.partition(".")[0]))
         raise ConfigError(f"{shorten(str(override.input_line))}: not a choice; choose from {choices}")

@@ -35,7 +35,7 @@ from kvbench.cli.sweeps.jobs import (
     recording,
 )
 from kvbench.cli.sweeps.launchers import LOCAL, check_launcher
-from kvbench.cli.sweeps.outcomes import describe_failure, list_failures, list_profiles, list_runs
+from kvbench.cli.sweeps.outcomes import describe_failure, list_equal, list_failures, list_profiles, list_runs
 from kvbench.cli.sweeps.progress import watch
 from kvbench.cli.sweeps.slurm_checks import LAUNCHER, count_tasks
 from kvbench.core.claims import claim
@@ -91,6 +91,8 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
     runs = read_with_bounds(folders)
     joined = combine_seeds(runs, runs_dir)
     show_runs(CONSOLE, joined if config.report.seeds == "mean" else runs, failures)
+    for line in list_equal(entries):
+        say(line)
     show_calibrations(CONSOLE, joined, runs_dir, folder, config.against)
     if config.published is not None:
         from kvbench.report.papers import comparison, stability  # imports torch

@@ -56,6 +56,18 @@ def list_runs(entries: Sequence[Entry]) -> list[Path]:
     return list(map(Path, dict.fromkeys(folders)))
 
 
+def list_equal(entries: Sequence[Entry]) -> list[str]:
+    """Return a line for each run of several jobs, with the overrides that change nothing in it."""
+    jobs: dict[Path, list[set[str]]] = {folder: [] for folder in list_runs(entries)}
+    for entry in entries:
+        jobs.get(Path(entry.folder or ""), []).append(set(entry.overrides))
+    return [
+        f"{len(own)} jobs are one run, {folder.name}: {', '.join(sorted(differ))} change nothing in it"
+        for folder, own in jobs.items()
+        if (differ := set.union(*own) - set.intersection(*own))
+    ]
+
+
 def list_profiles(entries: Sequence[Entry]) -> list[Path]:
     """Return the files that jobs of `task=profile` wrote, without dropped jobs."""
     files = [Path(file) for entry in entries if entry.outcome != "dropped" for file in entry.files]

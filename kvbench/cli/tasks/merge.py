@@ -15,7 +15,7 @@ def merge(_: DictConfig, settings: Settings) -> None:
     """Do `task=merge`: copy runs and calibrations of other folders into `runs_dir`; print a line for each conflict.
 
     Raises:
-        ConfigError: a folder is missing, or something was in conflict and not merged.
+        ConfigError: a folder is missing or holds no runs, or something was in conflict and not merged.
     """
     if not settings.sources:
         raise ConfigError(
@@ -27,8 +27,13 @@ def merge(_: DictConfig, settings: Settings) -> None:
             raise ConfigError(f"from={source}: no such folder")
         if settings.runs_dir.exists() and source.samefile(settings.runs_dir):
             raise ConfigError(f"from={source}: is runs_dir itself; name another folder")
-    merged = [one for source in sources for one in merge_runs(source, settings.runs_dir)]
-    if note := note_earlier([folder for source in sources for folder in list_earlier(source)]):
+    found = [
+        (source, list(merge_runs(source, settings.runs_dir)), list_earlier(source)) for source in sources
+    ]
+    if empty := [source for source, own, earlier in found if not (own or earlier)]:
+        raise ConfigError(f"from={empty[0]}: holds no runs; name a folder like runs_dir")
+    merged = [one for _, own, _ in found for one in own]
+    if note := note_earlier([folder for _, _, earlier in found for folder in earlier]):
         say(note)
     problems = [one for one in merged if one.problem is not None]
     for one in problems:

@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 from kvbench.cli.console import CONSOLE, say
 from kvbench.cli.sweeps.jobs import note_run
 from kvbench.cli.tasks.job import make_job
+from kvbench.core.config import ConfigError
 from kvbench.core.processes import leave
 from kvbench.core.settings import Settings
 from kvbench.report.collect import read_runs
@@ -51,6 +52,13 @@ def evaluate(cfg: DictConfig, settings: Settings) -> Path:
 
 
 def run_bounds(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=bounds`: run the full cache in another batch size and with other seeds, against the full cache."""
+    """Do `task=bounds`: run the full cache in another batch size and with other seeds, against the full cache.
+
+    Raises:
+        ConfigError: the settings are of another run.
+    """
     job = make_job(cfg, settings)
+    if not job.is_reference or settings.budget != 1:
+        given = f"method={job.method_name}, budget={settings.budget}, cache_dtype={settings.cache_dtype}"
+        raise ConfigError(f"task=bounds: compares full caches in 16 or 32 bits; leave out {given}")
     show_runs(CONSOLE, read_runs([execute(bound).folder for bound in job.bounds()]))

@@ -7,14 +7,15 @@ function listColumns(rows) {
   const several = (key) => new Set(rows.map((run) => run[key])).size > 1;
   const known = (key) => rows.some((run) => Number.isFinite(costOf(run, key)));
   const costs = Object.keys(COSTS).filter((key) => key !== "budget" && key !== "n" && known(key));
+  const isShown = (key) => COSTS[key].shown || key === chooseShare(rows);
   return [
     makeMethodColumn(rows),
     { ...makeCostColumn("budget"), cell: makeBudget },
     ...["model", "prompts"].filter(several).map(makeTextColumn),
     makeCostColumn("n"),
-    ...costs.filter((key) => COSTS[key].shown).map(makeCostColumn),
+    ...costs.filter(isShown).map(makeCostColumn),
     ...chooseMetrics(rows).map((name) => makeMetricColumn(name, findBest(rows, name))),
-    ...costs.filter((key) => !COSTS[key].shown).map((key) => ({ ...makeCostColumn(key), off: true })),
+    ...costs.filter((key) => !isShown(key)).map((key) => ({ ...makeCostColumn(key), off: true })),
   ];
 }
 

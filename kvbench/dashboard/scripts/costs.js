@@ -10,14 +10,22 @@ const COSTS = {
     about: "Largest number of tokens, or bytes, allowed after any layer of any segment.",
     value: (run) => 100 * run.budget,
   },
-  byte_share: {
+  peak_share: {
     shown: true,
-    title: "memory %",
+    title: "peak %",
+    unit: "%",
+    digits: 2,
+    field: "memory.peak_tokens",
+    about: "Most tokens after any layer, as a share of the full cache.",
+    value: (run) => (100 * run.memory.peak_tokens) / run.memory.full_tokens,
+  },
+  byte_share: {
+    title: "bytes %",
     unit: "%",
     digits: 2,
     field: "memory.sequence_bytes",
-    about: "Most bytes of a sequence after any layer, as a share of the reference's full cache.",
-    value: (run) => (100 * (run.memory.sequence_bytes ?? NaN)) / findFullBytes(run),
+    about: "Most bytes of a sequence after any layer, as a share of the full cache's in 16 bits.",
+    value: (run) => (100 * run.memory.sequence_bytes) / run.memory.full_sequence_bytes,
   },
   sequence_mib: {
     title: "sequence MiB",
@@ -25,7 +33,7 @@ const COSTS = {
     digits: 2,
     field: "memory.sequence_bytes",
     about: "Most stored bytes of a sequence after any layer.",
-    value: (run) => (run.memory.sequence_bytes ?? NaN) / MIB,
+    value: (run) => run.memory.sequence_bytes / MIB,
   },
   peak_mib: {
     title: "peak MiB",
@@ -34,14 +42,6 @@ const COSTS = {
     field: "memory.peak_bytes",
     about: "Peak of allocated keys and values in the largest batch.",
     value: (run) => run.memory.peak_bytes / MIB,
-  },
-  peak_share: {
-    title: "peak %",
-    unit: "%",
-    digits: 2,
-    field: "memory.peak_tokens",
-    about: "Most tokens after any layer, as a share of the full cache.",
-    value: (run) => (100 * run.memory.peak_tokens) / run.memory.full_tokens,
   },
   rebuild_mib: {
     title: "rebuild MiB",
@@ -104,18 +104,22 @@ const COSTS = {
   },
 };
 const AXES = {
-  byte_share: "memory per sequence, % of the full cache",
-  sequence_mib: "memory per sequence, MiB",
   peak_share: "peak tokens, % of the full cache",
+  byte_share: "peak bytes, % of the full cache in 16 bits",
+  sequence_mib: "memory per sequence, MiB",
   peak_mib: "storage of the largest batch, MiB",
   rebuild_mib: "peak of a rebuild in the largest batch, MiB",
   seconds: "seconds per sample",
 };
 
-/** Return the bytes of a sequence under the full cache in the reference's dtype; in 16 bits without a reference. */
-function findFullBytes(run) {
-  const reference = RUNS[run.reference] ?? (run.method === "full" ? run : null);
-  return reference?.memory.sequence_bytes ?? run.memory.full_sequence_bytes;
+/** Return the share of memory by which rows are compared, as uses_bytes in report/memory.py. */
+function chooseShare(rows) {
+  return rows.some((run) => run.unit === "bytes" || hasFewBits(run)) ? "byte_share" : "peak_share";
+}
+
+/** Return whether a run stores codes of fewer than 16 bits, as CODE_DTYPES in core/storage.py. */
+function hasFewBits(run) {
+  return /^(int|fp8)/.test(shared(run.config.cache_dtype));
 }
 
 /** Return a cost of a row; memory and latency of a mean over seeds are combined when the page is made. */

@@ -1,13 +1,18 @@
 // Grouped rows: one row for the runs that differ only in seeds, and a heading for each value of a setting.
 
-const IGNORED_SETTINGS = /^(runs_dir|task|device|shard|work|logger|hydra|published|against)\b|\._target_$/;
+// sinks, protect, windows and sampling act through settings of the method and the model.
+const IGNORED_SETTINGS =
+  /^(runs_dir|task|device|shard|work|logger|published|against|sinks|protect|windows|sampling)\b|\._target_$/;
 const MAX_VALUES = 24; // a setting with more values is not offered
 
-/** Return a run's settings as text by path, such as method.window. */
+/** Return the settings that a run used as text by path, such as method.window. */
 function listSettings(run) {
   if (!run.settings) {
     run.settings = new Map();
-    for (const [key, number] of Object.entries(run.config)) flatten(shared(number), key, run.settings);
+    const unused = { storage: !hasFewBits(run), calibrate: !shared(run.provenance.calibration_sha256) };
+    for (const [key, number] of Object.entries(run.config)) {
+      if (!unused[key]) flatten(shared(number), key, run.settings);
+    }
   }
   return run.settings;
 }

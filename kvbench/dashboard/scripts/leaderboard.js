@@ -63,10 +63,7 @@ function drawBoard() {
     byId("quality"),
     quality.map((name) => [name, nameMetric(name)]),
   );
-  fillSelect(
-    byId("against"),
-    Object.entries(AXES).filter(([axis]) => rows.some((run) => Number.isFinite(costOf(run, axis)))),
-  );
+  fillSelect(byId("against"), Object.entries(AXES), chooseShare(rows));
   const sorted = sortBoard(rows, columns, quality[0], group);
   drawRows(sorted, shown, group);
   drawFolded(folded, rows);
@@ -182,7 +179,7 @@ function readOut(number) {
   const interval = ends ? ` [${format(ends[0], metric.digits)}, ${format(ends[1], metric.digits)}]` : "";
   byId("reading").replaceChildren(
     make("b", {}, `${run.label}, ${formatBudget(run)}`),
-    `: ${value}${interval}, ${formatCost(run, "byte_share")} % of the full cache `,
+    `: ${value}${interval}, ${formatCost(run, "peak_share")} % of the full cache's tokens `,
     `(${formatCost(run, "sequence_mib")} MiB a sequence), n = ${countSamples(run)}`,
   );
 }

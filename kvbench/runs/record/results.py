@@ -8,6 +8,7 @@ from pathlib import Path
 from kvbench.core.budget import BudgetUnit
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json, read_text
+from kvbench.core.storage import select_used
 from kvbench.engine.ledger import Step
 from kvbench.eval.files.prompt_lines import check_letters
 from kvbench.eval.protocol.records import read_fields
@@ -18,6 +19,11 @@ from kvbench.runs.record.sanity import check_results
 FILE = "results.json"
 MAX_LOAD = 1.5
 """Load average per processor above which a machine is busy."""
+NEUTRAL = (
+    "tensor_parallel", "default_alpha", "default_tau", "default_leading", "default_prompts", "default_eval",
+    "default_windows",
+)  # fmt: skip
+"""Settings of a model that change no sample: rounding, and defaults that other groups have as settings of their own."""
 WELL_USED = 0.97
 """Share of the budget below which a method has a disadvantage that the peak does not show."""
 
@@ -134,6 +140,11 @@ class Memory:
         """Whether at least 97 % of the budget was used whenever enough tokens existed."""
         return self.least_share >= WELL_USED
 
+    @property
+    def lacks_tokens(self) -> bool:
+        """Whether the budget is not in use at the end because there are fewer tokens, as in a short text."""
+        return self.well_used and self.last_share < WELL_USED
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -239,6 +250,12 @@ class Results:
     def stored(self) -> str:
         """The configured `cache_dtype`."""
         return str(self.setting("cache_dtype"))
+
+    @property
+    def storage(self) -> dict[str, object]:
+        """The settings of low-bit storage that the run used; none in 16 or 32 bits."""
+        settings = self.setting("storage")
+        return select_used(settings, self.stored) if isinstance(settings, Mapping) else {}
 
     @property
     def noise(self) -> str:

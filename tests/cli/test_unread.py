@@ -1,0 +1,116 @@
+"""Words of a command that would change nothing end it in one line; jobs that are one run are named."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from kvbench.cli.config.command import Command
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.config.unread import READERS, SWEEP, TABLE, check_words
+from kvbench.cli.sweeps.jobs import Entry
+from kvbench.cli.sweeps.outcomes import list_equal
+from kvbench.cli.tasks.run import run_bounds
+from kvbench.core.config import ConfigError
+from kvbench.core.settings import TASKS
+from tests.support.places import ROOT
+
+REFUSED = """
+-m sweeps=budget,equal_bytes | sweeps=budget,equal_bytes: a command reads one value of it; start one for each
+-m sweep.name=a,b | sweep.name=a,b: a command reads one value
+-m hydra/launcher=joblib,ray | hydra/launcher=joblib,ray: a command reads one value
+-m runs_dir=a,b | runs_dir=a,b: a command reads one value
+-m report.seeds=mean,each | report.seeds=mean,each: a command reads one value
+-m task=dashboard method=a,b | method=a,b: a command reads one value
+task=report method=heatkv | method: not read by task=report; leave it out
+-m task=report prompts.count=4 | prompts.count: not read by task=report
+task=report runs_dirs=[a,b] | runs_dirs: not read by task=report
+task=dashboard sweeps=budget | sweeps: not read by task=dashboard
+task=export budget=0.2 | budget: not read by task=export
+task=status seed=3 | seed: not read by task=status
+task=weights method@method.base=h2o | method: not read by task=weights
+task=train seed=3 | seed: not read by task=train
+task=calibrate seed=3 | seed: not read by task=calibrate; set calibrate.seed
+task=profile batch_size=4 | batch_size: not read by task=profile; set profile.batch_sizes
+task=plan plan.table=heatkv_table1 budget=0.1 | budget: not read by task=plan
+metric=psnr | metric: not read by task=run
+from=a/runs | from: not read by task=run
+-m method=full,h2o work.workers=3 | work.workers: not read by task=run
+sweep.name=main | sweep.name: only for sweeps; add -m, or leave it out
+hydra.run.dir=x | hydra.run.dir: not read by kvbench; set runs_dir=
+-m hydra.sweep.dir=x | hydra.sweep.dir: not read by kvbench; set runs_dir=
+hydra.output_subdir=x | hydra.output_subdir: not read by kvbench; every run folder
++hydra.callbacks.x._target_=os.getcwd | hydra.callbacks.x._target_: not read by kvbench; write a logger
+~hydra.callbacks.summary | hydra.callbacks.summary: not read by kvbench
+hydra.mode=MULTIRUN | hydra.mode: not read by kvbench; add -m
+hydra.job.name=x | hydra.job.name: not read by kvbench; leave it out
+-m hydra/sweeper=basic | hydra/sweeper: not read by kvbench; write lists
+hydra/launcher=joblib | hydra/launcher: only for sweeps; add -m
+hydra.launcher.n_jobs=2 | hydra.launcher.n_jobs: only for sweeps; add -m
+storage=kivi | storage: has no effect in 16 bits; set cache_dtype=int4, or leave it out
+-m storage=rotated,channel cache_dtype=auto,float16 | storage: has no effect in 16 bits
+"""
+READ = """
+-m sweeps=budget method=full,h2o sweep.name=main report.seeds=each against=h2o runs_dir=x
+-m cache_dtype=float16,int4 storage=rotated,channel
+-m method=pricekv beside.method=h2o beside.cache_dtype=int4 storage=kivi
+sweeps=full_bits storage=kivi
+sweeps=speed/heatkv_fig5 profile.batch_sizes=[2]
+task=report sweeps=speed/heatkv_fig5 profile.batch_sizes=[2] output=x
+task=work method=h2o work.do=pause work.workers=3 work.jitter=60
+task=status sweep.name=main
+task=export export.policy=x.safetensors method=heatkv budget=0.1
+task=plan plan.table=heatkv_table1 hydra.verbose=true
+task=train model=var_tiny train.seed=3 device=cpu
+-m task=choose metric=psnr budget=0.1,0.2 margin=1
+task=check method=heatkv budget=0.1 eval=psnr seed=3 batch_size=2
+task=dashboard runs_dirs=[a] output=x sweep.name=main work.folder=y
+task=nope method=full
+hydra.searchpath=[file://x] hydra.verbose=true hydra/job_logging=none
+-m hydra/launcher=joblib hydra.launcher.n_jobs=2 hydra.job.env_set.X=1
+hydra/launcher=ray --cfg hydra -p hydra.launcher
+task=work sweeps=budget hydra/launcher=joblib
+task=status hydra/launcher=joblib
+storage=kivi --cfg job
+"""
+
+
+@pytest.mark.parametrize("line", REFUSED.strip().splitlines())
+def test_a_word_that_changes_nothing_is_refused(line: str) -> None:
+    words, _, message = line.partition(" | ")
+    with pytest.raises(ConfigError) as error:
+        check_words(Command.parse(words.split()))
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("words", READ.strip().splitlines())
+def test_a_word_that_changes_something_is_not(words: str) -> None:
+    check_words(Command.parse(words.split()))
+
+
+def test_every_key_has_readers() -> None:
+    """Every task reads only four keys of conf/config.yaml: itself, where it writes, the device, what is printed."""
+    config = OmegaConf.load(ROOT / "conf/config.yaml")
+    groups = {str(name) for one in config.pop("defaults") if one != "_self_" for name in one}
+    keys = {*config, *(name for name in groups if not name.startswith("override"))}
+    parts = {name.partition(".")[0] for name in READERS}
+    assert keys - parts == {"task", "device", "runs_dir", "verbose"}
+    assert {one for readers in READERS.values() for one in readers} <= {*TASKS, SWEEP, TABLE}
+
+
+def test_jobs_that_are_one_run_are_named() -> None:
+    places = {("full", 0.1): "full-1", ("full", 0.2): "full-1", ("h2o", 0.1): "h2o-1", ("h2o", 0.2): None}
+    entries = [
+        Entry(number, (f"method={method}", f"budget={budget}"), "finished" if run else "failed", run)
+        for number, ((method, budget), run) in enumerate(places.items())
+    ]
+    assert list_equal(entries) == ["2 jobs are one run, full-1: budget=0.1, budget=0.2 change nothing in it"]
+
+
+@pytest.mark.parametrize("word", ["method=random", "budget=0.2", "cache_dtype=int4"])
+def test_bounds_are_of_the_full_cache(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with hydra_of_kvbench():
+        cfg = compose_job(["task=bounds", word])[0]
+        with pytest.raises(ConfigError, match=rf"^task=bounds: compares full caches .*{word}"):
+            run_bounds(cfg, read_settings(cfg))
