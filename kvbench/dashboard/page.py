@@ -29,7 +29,7 @@ SCRIPTS = (
 )  # fmt: skip
 """Files of scripts/, in order; they are joined to one script."""
 SPACES = re.compile(r"(?<=[=<>!?:,;{}()&|*]) | (?=[=<>!?:,;{}()&|*])")
-"""Redundant spaces of a script's line without a text, comment or regular expression."""
+"""Redundant spaces of a script, outside texts, comments and regular expressions."""
 
 
 def write_dashboard(
@@ -144,9 +144,14 @@ def _shorten(folder: str, name: str, comments: tuple[str, ...]) -> str:
     lines = (line.partition(" // ")[0].strip() for line in _read(folder, name).splitlines())
     kept = [line for line in lines if line and not line.startswith(comments)]
     if folder == "scripts":
-        kept = [line if re.search(r"[\"'`/]", line) else SPACES.sub("", line) for line in kept]
+        kept = [line if re.search(r"['`/\\]", line) else _join_tokens(line) for line in kept]
     text = "\n".join(kept)
     return re.sub(r"(?<=[{(\[,;])\n", "", text)
+
+
+def _join_tokens(line: str) -> str:
+    """Return a script's line without redundant spaces outside its texts in double quotes."""
+    return "".join(part if part[:1] == '"' else SPACES.sub("", part) for part in re.split(r'("[^"]*")', line))
 
 
 def _join_scripts() -> str:
