@@ -201,6 +201,7 @@ class Model(ModelDefaults, ABC):
         half: dtype of its blocks on a GPU, as in the official program's autocast.
         revision: increased when the same settings draw other samples than before, so that old runs are not reused.
         unused: settings that change no sample, which identities leave out.
+        unfollowed: settings of its files that decide its texts and that a run does not follow, JSON values by name.
         processes: processes that share the model; set before `load`.
         weights_sha256: hash of the loaded weights, part of a run's identity; empty until `load`.
     """
@@ -210,6 +211,7 @@ class Model(ModelDefaults, ABC):
     half: ClassVar[torch.dtype] = torch.bfloat16
     revision: ClassVar[int] = 0
     unused: ClassVar[tuple[str, ...]] = ()
+    unfollowed: Mapping[str, object] = {}
     processes: Processes = ALONE
     weights_sha256: str = ""
 

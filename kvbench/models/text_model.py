@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import ClassVar, Literal
 
@@ -14,7 +14,8 @@ from kvbench.core.config import ConfigError
 from kvbench.core.devices import release_unused, use_device
 from kvbench.core.segments import ModelSpec, Segment, next_token_image
 from kvbench.models.base import Cache, Calls, require_positive
-from kvbench.models.files.checkpoints import State
+from kvbench.models.files.checkpoints import State, WeightsError
+from kvbench.models.files.generation_config import list_unfollowed, read_generation_config
 from kvbench.models.files.parameters import build_on_meta, fill_random, load_into
 from kvbench.models.files.weights import Source, check_sources, locate_all, prepare
 from kvbench.models.next_token import NextTokenModel
@@ -115,6 +116,13 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
                 "prompts.length or prompts.context"
             )
         return replace(self.shape.describe(self.name, segments, 1), padding_counts=self.count_padding)
+
+    @cached_property
+    def unfollowed(self) -> Mapping[str, object]:  # type: ignore[override]  # computed once
+        """Settings of the model's `generation_config.json` that generation does not follow; it may be downloaded."""
+        sources = self.list_sources()
+        found = read_generation_config(sources["weights"]) if sources else {}
+        return list_unfollowed(found, asdict(self.sampling))
 
     @property
     def parameters(self) -> int:
@@ -255,7 +263,14 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
         """The tokenizer, which takes a second to read from some files: checks of prompts and generation share it."""
         if self.weights == "random":
             return HashedTextTokenizer(self.shape.vocabulary)
-        return self._open_tokenizer(self.sources["weights"])
+        source = self.sources["weights"]
+        tokenizer = self._open_tokenizer(source)
+        if (found := max(*tokenizer.ends, tokenizer.pad, tokenizer.begin or 0)) >= self.shape.vocabulary:
+            raise WeightsError(
+                f"{source.key}: eos_token_id, bos_token_id or pad_token_id of the model's files is {found}, but it has "
+                f"{self.shape.vocabulary} tokens; correct the files, or give the model's own tokenizer"
+            )
+        return tokenizer
 
     def _read_text(self, device: torch.device | str) -> tuple[TextTokenizer, str]:
         return self._text, ""

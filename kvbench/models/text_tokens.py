@@ -31,10 +31,12 @@ class TextTokenizer(Tokenizer):
 
     Attributes:
         ends: tokens that end a text.
+        begin: token that begins a text, if there is one.
         spaced: whether a space is put before every text that is encoded, as SentencePiece does by default.
     """
 
     ends: tuple[int, ...]
+    begin: int | None = None
     spaced: bool = False
 
     @abstractmethod
@@ -98,7 +100,7 @@ class ChatTokenizer(TextTokenizer):
             raise ValueError("it has no token that ends an answer")
         others = [pad] if stops is None else stops
         self.ends = tuple(dict.fromkeys(token for token in (end, *others) if token is not None))
-        self.pad = self.ends[0] if pad is None else pad
+        self.pad, self.begin = self.ends[0] if pad is None else pad, self._reader.bos_token_id
         self._letter = self._encode("a")
         self.spaced = self.decode(self._letter * 2) != "aa"
 

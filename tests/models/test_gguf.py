@@ -19,9 +19,11 @@ from kvbench.models.files import gguf
 from kvbench.models.files.checkpoints import WeightsError, read, split_layers
 from kvbench.models.files.gguf import read_gguf
 from kvbench.models.files.gguf_decoder import ARCHITECTURES, list_tensors
+from kvbench.models.files.gguf_tokenizer import make_generation_config
 from kvbench.models.files.weights import Source
+from kvbench.models.llama.config_json import find_stop_tokens
 from kvbench.models.llama.files import read_config
-from kvbench.models.llama.gguf_config import make_config, make_generation_config
+from kvbench.models.llama.gguf_config import make_config
 from tests.support.gguf_file import TINY, Stored, byte_vocabulary, write_gguf
 from tests.support.places import GOLDENS
 
@@ -251,7 +253,7 @@ def test_stop_tokens_are_keys_and_control_tokens_that_end_texts(tmp_path: Path) 
     metadata = byte_vocabulary("smollm", control=("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
     ids = {"tokenizer.ggml.eos_token_id": 259, "tokenizer.ggml.padding_token_id": 258}
     file = read_gguf(write_gguf(tmp_path / "x.gguf", metadata | ids, {}))
-    assert make_generation_config(file) == {"eos_token_id": [259, 257], "pad_token_id": 258}
+    assert find_stop_tokens({}, make_generation_config(file)) == (259, 257)
 
 
 def cut(size: int) -> Callable[[bytes], bytes]:
@@ -267,8 +269,8 @@ DAMAGED: dict[str, tuple[dict[str, object], dict[str, Stored], Callable[[bytes],
     "version 4": (TINY, GOOD, lambda content: content[:4] + b"\4" + content[5:], "version 4,"),
     "twice": (TINY, {**GOOD, "token_embd.weighs": EMBEDDING}, lambda content: content.replace(b"weighs", b"weight"),
               "two tensors token_embd.weight"),
-    "Q8_K": (TINY, {QUERY: ((256, 1), 15, bytes(292))}, bytes, f"{QUERY} is Q8_K (type 15), which is not unpacked"),
-    "unknown type": (TINY, {QUERY: ((4, 4), 99, bytes(64))}, bytes, f"{QUERY} is of the unknown type 99"),
+    "Q8_K": (TINY, {QUERY: ((256, 1), 15, bytes(292))}, bytes, "not unpacked (Dequantization for Q8_K is not"),
+    "unknown type": (TINY, {QUERY: ((4, 4), 99, bytes(64))}, bytes, f"{QUERY} is of type 99, which is not unpacked"),
     "rows": (TINY, {"token_embd.weight": ((16, 4), 2, bytes(36))}, bytes, "rows of 16"),
     "empty rows": (TINY, {QUERY: ((0, 4), 2, b"")}, bytes, f"{QUERY} has rows of 0"),
     "dimensions": (TINY, {"token_embd.weight": ((1,) * 5, 0, bytes(4))}, bytes, "5 dimensions"),

@@ -66,15 +66,12 @@ def _find_type(number: int) -> TensorType:
         from gguf.quants import dequantize
     except ImportError:
         raise ValueError("quantised: install the `gguf` extra (the package gguf), which unpacks it") from None
-    known = {kind.value: kind for kind in GGMLQuantizationType}
-    if (kind := known.get(number)) is None:
-        raise ValueError(f"of the unknown type {number}; use the model's safetensors")
-    numbers, size = GGML_QUANT_SIZES[kind]
     try:
+        numbers, size = GGML_QUANT_SIZES[kind := GGMLQuantizationType(number)]
         dequantize(np.zeros((1, size), np.uint8), kind)
-    except NotImplementedError:
+    except (ValueError, NotImplementedError) as error:
         raise ValueError(
-            f"{kind.name} (type {number}), which is not unpacked; use the model's safetensors"
+            f"of type {number}, which is not unpacked ({error}); use the model's safetensors"
         ) from None
     return TensorType(kind.name, numbers, size)
 

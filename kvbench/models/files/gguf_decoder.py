@@ -6,31 +6,15 @@ Names and layouts follow llama.cpp's `gguf-py/gguf/constants.py` and `convert_hf
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from kvbench.models.files.gguf import Gguf, PackedTensor, Value
 
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3")
+"""Values of `general.architecture`, which is config.json's `model_type` too; files of Mistral say `llama`.
 
-class Architecture(NamedTuple):
-    """A kind of decoder.
-
-    Attributes:
-        neighbours: whether a rotation pairs adjacent channels of queries and keys (`permute` of llama.cpp's
-            converter); otherwise they are D/2 apart, as in the Hub's files.
-        names: the Hub's names of a layer's tensors where they differ from `LAYER_NAMES`.
-    """
-
-    neighbours: bool = False
-    names: Mapping[str, str] = {}
-
-
-ARCHITECTURES = {
-    "llama": Architecture(neighbours=True),
-    "qwen2": Architecture(),
-    "qwen3": Architecture(),
-    "phi3": Architecture(names={"ffn_up": "mlp.gate_up_proj"}),
-}
-"""By `general.architecture`, which is config.json's `model_type` too; files of Mistral say `llama`."""
+Rotations of `llama` pair adjacent channels of queries and keys (`permute` of llama.cpp's converter), those of the
+others channels that are D/2 apart, as in the Hub's files.
+"""
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_NAMES = {
     "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
@@ -40,20 +24,19 @@ LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
 """The Hub's names of a layer's tensors, by llama.cpp's."""
+OTHER_NAMES = {"phi3": {"ffn_up": "mlp.gate_up_proj"}}
+"""Names of an architecture that differ from `LAYER_NAMES`."""
 FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, float32 [D/2], in which llama.cpp stores Llama 3's scaling."""
-FOLLOWED = frozenset({
-    "block_count", "context_length", "embedding_length", "feed_forward_length",
-    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
-    "attention.layer_norm_rms_epsilon", "attention.sliding_window",
-    "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scale_linear",
-})  # fmt: skip
-"""Keys of an architecture that decide a configuration, without its name."""
-UNUSED = frozenset({
+KNOWN = frozenset({
+    "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.sliding_window",
+    "attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base", "rope.scale_linear",
+    "rope.scaling.type", "rope.scaling.factor",  # the rest changes no number of these architectures and scalings
     "vocab_size", "tensor_data_layout", "attention.layer_norm_epsilon", "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
 })  # fmt: skip
-"""Keys that change no number of these architectures in llama.cpp (the last one: of unscaled or linear rotations)."""
+"""Keys of an architecture that are followed as in llama.cpp, without its name."""
 NEUTRAL: Mapping[str, tuple[Value, ...]] = {
     "attention.causal": (True,), "rope.scaling.attn_factor": (1,),
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), (0, 1)),
@@ -67,21 +50,21 @@ def list_tensors(file: Gguf) -> dict[str, PackedTensor]:
     Raises:
         ValueError: the file is of another architecture, or a tensor is not of a decoder.
     """
-    name, architecture = find_architecture(file)
+    name = find_architecture(file)
     head_dim = count_channels(file.metadata, name)
     tensors = {}
     for ours, tensor in file.tensors.items():
         if ours == FACTORS:
             continue  # the scaling is in the configuration
-        rotated = architecture.neighbours and re.search(r"\.attn_[qk]\.", ours) is not None
+        rotated = name == "llama" and re.search(r"\.attn_[qk]\.", ours) is not None
         if rotated and (head_dim % 2 or not tensor.shape or tensor.shape[0] % head_dim):
             raise ValueError(f"{ours} is {list(tensor.shape)}, not heads of {head_dim} channels")
-        tensors[_rename(ours, architecture)] = replace(tensor, paired=head_dim) if rotated else tensor
+        tensors[_rename(ours, name)] = replace(tensor, paired=head_dim) if rotated else tensor
     return tensors
 
 
-def find_architecture(file: Gguf) -> tuple[str, Architecture]:
-    """Return the name and the layout of a file's architecture.
+def find_architecture(file: Gguf) -> str:
+    """Return the name of a file's architecture.
 
     Raises:
         ValueError: it is none that is read, a part of a split file, or a key changes numbers in another way.
@@ -93,18 +76,17 @@ def find_architecture(file: Gguf) -> tuple[str, Architecture]:
         )
     for key, value in file.metadata.items():
         own = key.removeprefix(f"{name}.")
-        known = own == key or own in FOLLOWED or own in UNUSED
-        if not known and value not in NEUTRAL.get(own, (0,)):
+        if own != key and own not in KNOWN and value not in NEUTRAL.get(own, (0,)):
             raise ValueError(f"{key} is {value!r:.60}, which is not followed; use the model's safetensors")
     if isinstance(parts := file.metadata.get("split.count"), int) and parts > 1:
         raise ValueError(f"it is one of {parts} parts; join them with llama-gguf-split --merge")
-    return name, ARCHITECTURES[name]
+    return name
 
 
-def _rename(ours: str, architecture: Architecture) -> str:
+def _rename(ours: str, architecture: str) -> str:
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", ours)
     layer, part, kind = match.groups() if match else (None, "", "")
-    names = NAMES if layer is None else {**LAYER_NAMES, **architecture.names}
+    names = NAMES if layer is None else LAYER_NAMES | OTHER_NAMES.get(architecture, {})
     if part not in names:
         raise ValueError(f"{ours:.80} is not a tensor of a decoder that is read")
     return f"{names[part]}.{kind}" if layer is None else f"model.layers.{layer}.{names[part]}.{kind}"

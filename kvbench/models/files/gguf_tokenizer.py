@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers and chat templates in GGUF files, as tokenizers of transformers."""
+"""Byte-level BPE tokenizers, chat templates and settings of generation in GGUF files, as transformers has them."""
 
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,35 @@ WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3"})
 """Kinds that take a word as a token where the vocabulary has it, whatever the merges, and begin a text with `bos`."""
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are searched for before a text is split; control tokens are invisible."""
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+ENDS = ("<|endoftext|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>")
+"""Control tokens that end a text by their name, as in llama.cpp's vocabulary."""
+SAMPLING = {
+    "general.sampling.temp": "temperature", "general.sampling.top_k": "top_k", "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p", "general.sampling.penalty_repeat": "repetition_penalty",
+}  # fmt: skip
+"""Names of transformers for the sampling that a file's authors recommend."""
+
+
+def make_generation_config(file: Gguf) -> dict[str, object]:
+    """Return a file's stop tokens and sampling under the keys of transformers' generation_config.json.
+
+    Control tokens that end a text by their name are stop tokens too.
+
+    Raises:
+        ValueError: the file has no list of tokens.
+    """
+    values, prefix = file.metadata, "tokenizer.ggml."
+    tokens, kinds = values.get(f"{prefix}tokens"), values.get(f"{prefix}token_type", [])
+    if not isinstance(tokens, list) or not isinstance(kinds, list):
+        raise ValueError(f"it has no lists {prefix}tokens and {prefix}token_type")
+    ends = [values[f"{prefix}{key}"] for key in END_KEYS if f"{prefix}{key}" in values]
+    typed = zip(tokens, kinds, strict=False)
+    ends += [number for number, (token, kind) in enumerate(typed) if kind == CONTROL and token in ENDS]
+    found = {name: values[key] for key, name in SAMPLING.items() if key in values}
+    if "temperature" in found:
+        found["do_sample"] = found["temperature"] != 0
+    return {"eos_token_id": ends, **found}
 
 
 def make_tokenizer(file: Gguf) -> "PreTrainedTokenizerFast":

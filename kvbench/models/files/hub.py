@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
 from urllib.error import HTTPError
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 CONDITIONS = "{repo}: accept its conditions on its page, then `hf auth login`"
-"""Message about a repository whose files are not sent to everyone, although all can list them."""
+"""Message about a repository whose files are not sent to everyone; the files themselves may be listed."""
 
 
 class HubError(UserError, RuntimeError):
@@ -149,6 +150,7 @@ def fetch(listings: Sequence[Listing]) -> None:
         HubError: the disk is full, or a download fails; the same command resumes it.
     """
     from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError
 
     todo = [listing for listing in listings if listing.missing]
     _announce(todo, Path(constants.HF_HUB_CACHE))
@@ -162,22 +164,16 @@ def fetch(listings: Sequence[Listing]) -> None:
                     # Fetches the small files, and links the large ones into the snapshot.
                     snapshot_download(part.repo, revision=listing.commit, allow_patterns=names)
                 except Exception as error:  # as above
-                    if _is_gated(error):
+                    refused = isinstance(error, HTTPError) and (
+                        error.code == HTTPStatus.UNAUTHORIZED
+                        or error.headers.get("X-Error-Code") == "GatedRepo"
+                    )
+                    if refused or isinstance(error, GatedRepoError):
                         raise HubError(CONDITIONS.format(repo=part.repo)) from None
                     raise HubError(
                         f"the download of {part} ended early ({str(error).splitlines()[0]}); run it again to resume"
                     ) from None
             write_whole(part.record, json.dumps({**asdict(listing), "folder": str(listing.folder)}))
-
-
-def _is_gated(error: Exception) -> bool:
-    """Return whether the Hub refused a file because its reader is unknown or has not accepted the conditions."""
-    from huggingface_hub.errors import GatedRepoError
-
-    return isinstance(error, GatedRepoError) or (
-        isinstance(error, HTTPError)
-        and (error.code == 401 or error.headers.get("X-Error-Code") == "GatedRepo")
-    )
 
 
 def format_bytes(size: int) -> str:

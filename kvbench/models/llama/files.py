@@ -1,17 +1,16 @@
-"""Settings in a language model's folder, repository or GGUF file: `config.json` and `generation_config.json`."""
+"""`config.json` of a language model's folder or repository, or the same keys of its GGUF file."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
-from kvbench.core.files import parse_json, read_text, resolve_path
-from kvbench.models.files.checkpoints import GGUF, WeightsError
-from kvbench.models.files.gguf import Gguf, read_gguf
+from kvbench.core.files import resolve_path
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.generation_config import find_gguf, read_gguf_keys, read_object
 from kvbench.models.files.weights import Source
-from kvbench.models.llama.gguf_config import make_config, make_generation_config
+from kvbench.models.llama.gguf_config import make_config
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG = "config.json"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 """Form of a repository's name."""
 
@@ -37,59 +36,14 @@ def read_config(source: Source) -> tuple[Mapping[str, object], str]:
         raise WeightsError(
             f"{source.key}: no model given; set {source.key}.path to its folder, or to its name owner/name on the Hub"
         )
-    if (path := _find_gguf(source)) is not None:
-        return _read_gguf(source, path, make_config), f"{source.key}: {path}"
+    if (path := find_gguf(source)) is not None:
+        return read_gguf_keys(source, path, make_config), f"{source.key}: {path}"
     folder = source.find()
-    path = replace(source, file=CONFIG).locate() if folder is None else _look_inside(source, folder) / CONFIG
+    if folder is not None and not folder.is_dir():
+        raise WeightsError(f"{source.key}: {folder} is a file; give the model's folder, with {CONFIG}")
+    path = replace(source, file=CONFIG).locate() if folder is None else folder / CONFIG
     if not path.is_file():
         raise WeightsError(
             f"{source.key}: {folder} has no {CONFIG}, which has the model's shape; give the model's folder"
         )
-    return _read(source, path)
-
-
-def read_generation_config(source: Source) -> Mapping[str, object]:
-    """Return the contents of a model's `generation_config.json`, after downloading the model; empty without the file.
-
-    Those of a GGUF file are the stop tokens of its tokenizer.
-
-    Raises:
-        WeightsError: the model is missing, or the file is not a JSON object.
-    """
-    if (path := _find_gguf(source)) is not None:
-        return _read_gguf(source, path, make_generation_config)
-    path = _look_inside(source, source.locate()) / GENERATION
-    return _read(source, path)[0] if path.is_file() else {}
-
-
-def _find_gguf(source: Source) -> Path | None:
-    """Return the GGUF file that a source is, after downloading it; None for other sources."""
-    name = source.path or source.file
-    return source.locate() if name is not None and name.endswith(GGUF) else None
-
-
-def _read_gguf(
-    source: Source, path: Path, make: Callable[[Gguf], Mapping[str, object]]
-) -> Mapping[str, object]:
-    try:
-        return make(read_gguf(path))
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"{source.key}: {path}: {error}") from None
-
-
-def _look_inside(source: Source, folder: Path) -> Path:
-    if not folder.is_dir():
-        raise WeightsError(f"{source.key}: {folder} is a file; give the model's folder, with {CONFIG}")
-    return folder
-
-
-def _read(source: Source, path: Path) -> tuple[Mapping[str, object], str]:
-    try:
-        values = parse_json(read_text(path))
-        if not isinstance(values, Mapping):
-            raise ValueError("it is not an object")
-    except (OSError, ValueError) as error:
-        raise WeightsError(
-            f"{source.key}: {path}: cannot be read ({error}); copy the model's file again"
-        ) from None
-    return values, f"{source.key}: {path}"
+    return read_object(source, path), f"{source.key}: {path}"

@@ -1,4 +1,4 @@
-"""Configurations and stop tokens of language models in GGUF files, under the keys of transformers' files."""
+"""Configurations of language models in GGUF files, under the keys of transformers' config.json."""
 
 import math
 from collections.abc import Mapping
@@ -11,11 +11,6 @@ from kvbench.models.parts.rotary import RopeScaling, compute_frequencies
 
 LOW, HIGH, CONTEXT = 1.0, 4.0, 8192
 """Settings of `RopeScaling` in every published model with Llama 3's scaling; `factor` varies."""
-END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-ENDS = ("<|endoftext|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>")
-"""Control tokens that end a text by their name, as in llama.cpp's vocabulary."""
-CONTROL = 3
-"""Type of control tokens in `tokenizer.ggml.token_type`."""
 
 
 def make_config(file: Gguf) -> dict[str, object]:
@@ -24,8 +19,8 @@ def make_config(file: Gguf) -> dict[str, object]:
     Raises:
         ValueError: the file is of another architecture, or a key is missing or of another type.
     """
-    name, _ = find_architecture(file)
-    values, heads = file.metadata, find_count(file.metadata, f"{name}.attention.head_count")
+    name, values = find_architecture(file), file.metadata
+    heads = find_count(values, f"{name}.attention.head_count")
     head_dim = count_channels(values, name)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -55,28 +50,6 @@ def make_config(file: Gguf) -> dict[str, object]:
     if (scaling := _read_scaling(file, name)) is not None:
         config["rope_scaling"] = scaling
     return config
-
-
-def make_generation_config(file: Gguf) -> dict[str, object]:
-    """Return a file's stop tokens and padding under the keys of transformers' generation_config.json.
-
-    Control tokens that end a text by their name are stop tokens too.
-
-    Raises:
-        ValueError: the file has no list of tokens.
-    """
-    values, prefix = file.metadata, "tokenizer.ggml."
-    tokens, kinds = values.get(f"{prefix}tokens"), values.get(f"{prefix}token_type", [])
-    if not isinstance(tokens, list) or not isinstance(kinds, list):
-        raise ValueError(f"it has no lists {prefix}tokens and {prefix}token_type")
-    ends = [values[f"{prefix}{key}"] for key in END_KEYS if f"{prefix}{key}" in values]
-    typed = zip(tokens, kinds, strict=False)
-    ends += [number for number, (token, kind) in enumerate(typed) if kind == CONTROL and token in ENDS]
-    if any(isinstance(end, bool) or not isinstance(end, int) or not 0 <= end < len(tokens) for end in ends):
-        raise ValueError(f"{prefix}eos_token_id and its like are {ends!r:.60}, must be numbers of tokens")
-    found: dict[str, object] = {"eos_token_id": list(dict.fromkeys(ends))}
-    names = {"bos_token_id": "bos_token_id", "pad_token_id": "padding_token_id"}
-    return found | {key: values[prefix + ours] for key, ours in names.items() if prefix + ours in values}
 
 
 def _find_real(values: Mapping[str, Value], key: str, default: float | None = None) -> float:

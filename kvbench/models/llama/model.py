@@ -8,9 +8,10 @@ import torch
 
 from kvbench.core.config import ConfigError
 from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.generation_config import read_generation_config
 from kvbench.models.files.weights import Source
 from kvbench.models.llama.config_json import find_stop_tokens, read_shape
-from kvbench.models.llama.files import find_hub_name, read_config, read_generation_config
+from kvbench.models.llama.files import find_hub_name, read_config
 from kvbench.models.parts.tensor_parallel import check_split
 from kvbench.models.parts.text_decoder import TextDecoderConfig
 from kvbench.models.text_model import TextModel

@@ -155,6 +155,11 @@ class OwnReader(Reader[OwnReadable]):
         return self.inner.revision
 
     @property
+    def unfollowed(self) -> Mapping[str, object]:  # type: ignore[override]  # the model has it
+        """Settings of the model's files that its draws do not follow."""
+        return self.inner.unfollowed
+
+    @property
     def spec(self) -> ModelSpec:
         """Shapes and schedule of the model."""
         return self.inner.spec

@@ -168,10 +168,9 @@ def test_texts_end_with_the_tokens_of_every_file(folder: Path, tmp_path: Path) -
     assert (set(text.ends), text.pad) == ({1, 20, 30, 31}, 0)
 
 
-def test_a_prompt_does_not_depend_on_the_day(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
+def test_a_prompt_does_not_depend_on_the_day(folder: Path, tmp_path: Path) -> None:
     write_tokenizer(tmp_path, "{{ strftime_now('%d %m %d') }} " + TEMPLATE)
-    (tmp_path / "config.json").write_text("{}")
+    shutil.copy(folder / "config.json", tmp_path)
     text, _ = reading(tmp_path)._read_text("cpu")
     assert text.encode("one") == [26, WORDS.index("?"), 26, 2, WORDS.index("one"), 3]
 
