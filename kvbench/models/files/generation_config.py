@@ -9,7 +9,6 @@ from kvbench.models.files.gguf import Gguf, read_gguf
 from kvbench.models.files.gguf_tokenizer import make_generation_config
 from kvbench.models.files.weights import Source
 
-FILE = "generation_config.json"
 UNFOLLOWED: Mapping[str, object] = {
     **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "constraints", "dola_layers", "force_words_ids",
                      "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "max_time",
@@ -30,9 +29,9 @@ def read_generation_config(source: Source) -> Mapping[str, object]:
     Raises:
         WeightsError: the model is missing, or the file is not a JSON object.
     """
-    if (path := find_gguf(source)) is not None:
-        return read_gguf_keys(source, path, make_generation_config)
-    path = source.locate() / FILE
+    if (found := read_gguf_keys(source, make_generation_config)) is not None:
+        return found
+    path = source.locate() / "generation_config.json"
     return read_object(source, path) if path.is_file() else {}
 
 
@@ -44,7 +43,7 @@ def list_unfollowed(config: Mapping[str, object], sampling: Mapping[str, object]
         sampling: `temperature`, `top_k` and `top_p` of the run; temperature 0 takes the likeliest token.
     """
     drawn = bool(config.get("do_sample"))
-    ours = UNFOLLOWED | {"do_sample": sampling["temperature"] != 0} | (sampling if drawn else {})
+    ours = {**UNFOLLOWED, "do_sample": sampling["temperature"] != 0, **(sampling if drawn else {})}
     theirs = {"top_k": 50, **config} if drawn else config  # transformers' default where tokens are drawn
     return {
         key: found
@@ -53,20 +52,17 @@ def list_unfollowed(config: Mapping[str, object], sampling: Mapping[str, object]
     }
 
 
-def find_gguf(source: Source) -> Path | None:
-    """Return the GGUF file that a source is, after downloading it; None for other sources."""
-    name = source.path or source.file
-    return source.locate() if name is not None and name.endswith(GGUF) else None
-
-
 def read_gguf_keys(
-    source: Source, path: Path, make: Callable[[Gguf], Mapping[str, object]]
-) -> Mapping[str, object]:
-    """Return what `make` finds in the metadata of a GGUF file.
+    source: Source, make: Callable[[Gguf], Mapping[str, object]]
+) -> Mapping[str, object] | None:
+    """Return what `make` finds in the metadata of a GGUF file, after downloading it; None for other sources.
 
     Raises:
-        WeightsError: the file cannot be read, or `make` raised a ValueError.
+        WeightsError: the file is missing or cannot be read, or `make` raised a ValueError.
     """
+    if not (source.path or source.file or "").endswith(GGUF):
+        return None
+    path = source.locate()
     try:
         return make(read_gguf(path))
     except (OSError, ValueError) as error:

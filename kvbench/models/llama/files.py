@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvbench.core.files import resolve_path
 from kvbench.models.files.checkpoints import WeightsError
-from kvbench.models.files.generation_config import find_gguf, read_gguf_keys, read_object
+from kvbench.models.files.generation_config import read_gguf_keys, read_object
 from kvbench.models.files.weights import Source
 from kvbench.models.llama.gguf_config import make_config
 
@@ -36,8 +36,8 @@ def read_config(source: Source) -> tuple[Mapping[str, object], str]:
         raise WeightsError(
             f"{source.key}: no model given; set {source.key}.path to its folder, or to its name owner/name on the Hub"
         )
-    if (path := find_gguf(source)) is not None:
-        return read_gguf_keys(source, path, make_config), f"{source.key}: {path}"
+    if (found := read_gguf_keys(source, make_config)) is not None:
+        return found, f"{source.key}: {source.locate()}"
     folder = source.find()
     if folder is not None and not folder.is_dir():
         raise WeightsError(f"{source.key}: {folder} is a file; give the model's folder, with {CONFIG}")
