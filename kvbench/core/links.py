@@ -1,29 +1,32 @@
 """Symbolic links in folders of others."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 
-def find_leaving_link(folder: Path, root: Path | None = None) -> Path | None:
+def find_leaving_link(folder: Path, root: Path | None = None, left_out: Collection[str] = ()) -> Path | None:
     """Return the first symbolic link that leaves its folder, None without one.
 
-    It is `folder` itself if that is outside `root`, or a link in the folder or below whose target is outside.
+    It is `folder` itself if that is outside `root`, or a link in the folder or below whose target is outside. Files and
+    folders directly in it whose names are `left_out` are not looked at.
     """
     home = Path(os.path.realpath(folder))
     if root is not None and not home.is_relative_to(os.path.realpath(root)):
         return folder
-    return next((path for path in _list_links(folder) if not _is_inside(path, home)), None)
+    return next((path for path in _list_links(folder, left_out) if not _is_inside(path, home)), None)
 
 
 def _is_inside(path: Path, home: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(home)
 
 
-def _list_links(folder: Path) -> Iterator[Path]:
+def _list_links(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:
     """Yield the links in a folder and below, without following them."""
     with os.scandir(folder) as entries:
-        ordered = sorted(entries, key=lambda entry: entry.name)
+        ordered = sorted(
+            (entry for entry in entries if entry.name not in left_out), key=lambda entry: entry.name
+        )
     for entry in ordered:
         if entry.is_symlink():
             yield folder / entry.name

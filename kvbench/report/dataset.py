@@ -30,7 +30,7 @@ from kvbench.report.code_notes import describe_digests
 from kvbench.report.publication import check_replaceable, replace_folder, write_file_list
 from kvbench.report.runs_table import make_rows
 from kvbench.report.tables import escape_markdown, format_markdown
-from kvbench.runs.record.folder import RECORDS, read_records
+from kvbench.runs.record.folder import LOGS, RECORDS, read_records
 from kvbench.runs.record.results import FILE, Results
 from kvbench.runs.record.samples import read_finished
 
@@ -88,7 +88,7 @@ def _read_run(folder: Path, what: str) -> PublishedRun:
     results = read_finished(folder)
     if results is None:
         raise ConfigError(f"{what} is not a finished run: it has no {FILE}; name folders like runs/MODEL/RUN")
-    if (link := find_leaving_link(folder)) is not None:
+    if (link := find_leaving_link(folder, left_out=[LOGS])) is not None:
         raise ConfigError(
             f"{what}: {link} is a symbolic link that leaves the run's folder; remove it or copy its file"
         )

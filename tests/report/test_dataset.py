@@ -224,6 +224,17 @@ def test_a_link_out_of_a_run_is_not_published(
         read_published([run])
 
 
+def test_a_run_that_was_logged_is_published_without_its_log(run: Path, tmp_path: Path) -> None:
+    """W&B links its own log, which lies in the user's cache."""
+    (run / "wandb/run-1/logs").mkdir(parents=True)
+    (run / "wandb/run-1/logs/debug-core.log").symlink_to(tmp_path / "cache/core.log")
+    prepare_dataset(read_published([run]), tmp_path / "set")
+    assert not [name for name in read_tree(tmp_path / "set") if "wandb" in name]
+    (run / "metrics/wandb").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match=r"metrics/wandb is a symbolic link that leaves the run's folder"):
+        read_published([run])
+
+
 def test_a_linked_reference_is_not_published_and_a_link_inside_a_run_is(run: Path, tmp_path: Path) -> None:
     (run / "config.yaml").rename(run / "settings.yaml")
     (run / "config.yaml").symlink_to("settings.yaml")

@@ -209,6 +209,16 @@ def test_a_link_inside_a_run_is_read(tmp_path: Path) -> None:
     assert (copy.is_symlink(), copy.read_text()) == (False, "one")
 
 
+def test_a_run_that_was_logged_is_merged_without_its_log(tmp_path: Path) -> None:
+    folder = write(tmp_path / "theirs", [(0, "one")])
+    finish(folder)
+    folder.write("wandb/files/summary.json", "{}")
+    (folder.path / "wandb/debug-core.log").symlink_to(tmp_path / "cache/core.log")
+    [merged] = merge_runs(tmp_path / "theirs", tmp_path / "ours")
+    assert merged == Merged(f"m/{folder.path.name}", added=1)
+    assert not list((tmp_path / "ours").rglob("wandb"))
+
+
 @pytest.mark.parametrize("file", ["samples.jsonl", "results.json"])
 @pytest.mark.parametrize(
     "content", ["{\n", "[3]\n", "[" * 10**5 + "\n", '{"index": 1e999999999, "sha256": ""}\n']

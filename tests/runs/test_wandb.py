@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -33,8 +34,9 @@ def offline_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("DATA", "CACHE", "CONFIG"):
+    for name in ("CACHE", "CONFIG"):
         monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path))
+    monkeypatch.delenv("WANDB_DATA_DIR", raising=False)
 
 
 @pytest.mark.parametrize(("key", "mode"), [(None, "offline"), ("secret", "online")])
@@ -42,7 +44,11 @@ def test_wandb_gets_config_and_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str | None, mode: str
 ) -> None:
     calls: dict[str, object] = {}
-    run = SimpleNamespace(log=lambda values: calls.update(values), finish=lambda: calls.update(finished=True))
+    kept: list[str | None] = []
+    run = SimpleNamespace(
+        log=lambda values: (calls.update(values), kept.append(os.environ.get("WANDB_DATA_DIR"))),
+        finish=lambda: calls.update(finished=True),
+    )
 
     def init(**settings: object) -> SimpleNamespace:
         calls["init"] = settings
@@ -50,8 +56,8 @@ def test_wandb_gets_config_and_numbers(
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, __spec__=ModuleSpec("wandb", None)))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    for name in ("MODE", "API_KEY", "DATA_DIR"):
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
     if key is not None:
         monkeypatch.setenv("WANDB_API_KEY", key)
     WandB(images=0).send(tmp_path, RUN)
@@ -62,6 +68,10 @@ def test_wandb_gets_config_and_numbers(
     assert calls["latency/seconds_per_image"] == 0.125
     assert "lpips" not in calls
     assert calls["finished"] is True
+    assert [*kept, os.environ.get("WANDB_DATA_DIR")] == [
+        str(tmp_path / "wandb") if key is None else None,
+        None,
+    ]
 
 
 @pytest.mark.slow
@@ -92,6 +102,7 @@ def test_a_run_arrives_with_group_and_samples(whole: Path, tmp_path: Path, offli
     assert [row[1] for row in table["data"]] == [f"prompt {index}" for index in worst]
     assert [row[4] for row in table["data"]] == [decibels[index] for index in worst]
     sides = (whole, whole.parent / str(results.reference))
+    assert all(path.is_relative_to(copy / "wandb") for path in entry.staged.values())
     sent = {hash_file(path) for path in entry.staged.values()}
     assert {hash_file(side / f"images/{index:06d}.png") for side in sides for index in worst} <= sent
 

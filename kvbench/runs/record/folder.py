@@ -39,6 +39,8 @@ WORK_CLAIMS = (".merge*", ".take*", ".block-*", ".eval-*")
 """Names of the claims on a run's work (`RunFolder.place`)."""
 CLAIMS = (".lock*", *WORK_CLAIMS)
 """Names of all claims in a run's folder."""
+LOGS = "wandb"
+"""Folder of the files of Weights & Biases, with links to its own logs elsewhere; neither published nor merged."""
 
 SampleRecord = Mapping[str, object]
 """A line of samples.jsonl."""

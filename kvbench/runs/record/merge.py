@@ -14,7 +14,7 @@ from kvbench.core.links import find_leaving_link
 from kvbench.eval.files.kinds import SampleKind, find_stored_kind
 from kvbench.runs.record.digests import describe_difference, read_digests
 from kvbench.runs.record.earlier import is_earlier
-from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
+from kvbench.runs.record.folder import LOGS, RECORDS, RunFolder, RunName, SampleRecord, read_records
 from kvbench.runs.record.origins import add_origins, read_origins
 from kvbench.runs.record.results import FILE, Results
 from kvbench.runs.record.samples import read_finished
@@ -95,7 +95,7 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
     target = RunFolder(*where, kind=kind, make=False).path
     name = f"{path.parent.name}/{target.name}"
     for one in (path, target):
-        if one.exists() and (link := find_leaving_link(one, one.parent)) is not None:
+        if one.exists() and (link := find_leaving_link(one, one.parent, [LOGS])) is not None:
             return Merged(name, problem=_describe_link(link))
     results = read_finished(path)  # nothing is copied of a run whose results are damaged
     if difference := describe_difference(read_digests(path), read_digests(target)):
@@ -169,7 +169,7 @@ def _merge_results(
             )
     folder.tidy(sorted(indices))
     others = [file.relative_to(path).as_posix() for file in sorted(path.rglob("[!.]*")) if file.is_file()]
-    samples = (f"{folder.kind.kind}/", RECORDS, FILE, "status")
+    samples = (f"{folder.kind.kind}/", f"{LOGS}/", RECORDS, FILE, "status")
     _copy_missing(path, folder.path, [one for one in others if not one.startswith(samples)])
     _copy(path / FILE, folder.path / FILE)
     folder.note("done")

@@ -11,10 +11,13 @@ from typing import Any, ClassVar
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import read_text
-from kvbench.runs.record.folder import slug
+from kvbench.runs.record.folder import LOGS, slug
 from kvbench.runs.score.entries import About, Entry, Tracker, shorten
 
 log = logging.getLogger(__name__)
+
+DATA = "WANDB_DATA_DIR"
+"""Variable of the folder in which W&B keeps copies of files that it has not sent."""
 
 
 @dataclass(frozen=True)
@@ -55,30 +58,44 @@ class WandB(Tracker):
         import wandb
 
         mode = os.environ.get("WANDB_MODE") or ("online" if _has_key() else "offline")
-        run = wandb.init(
-            project=self.project,
-            entity=self.entity,
-            name=shorten(about.title),
-            id=shorten(slug(about.key)),
-            resume="allow" if mode == "online" else None,
-            dir=str(folder),
-            mode=mode,  # type: ignore[arg-type]
-            allow_val_change=True,  # a metric may have come in between
-            reinit="create_new",  # the caller's own run stays open
-            group=None if about.group is None else shorten(about.group),
-            job_type=shorten(about.job_type),
-            tags=list(about.tags),
-            config=None if about.config is None else dict(about.config),
-        )
-        try:
-            yield Entry(wandb, run.log)
-        finally:
-            run.finish()
+        with storing_in(folder / LOGS if mode == "offline" else None):
+            run = wandb.init(
+                project=self.project,
+                entity=self.entity,
+                name=shorten(about.title),
+                id=shorten(slug(about.key)),
+                resume="allow" if mode == "online" else None,
+                dir=str(folder),
+                mode=mode,  # type: ignore[arg-type]
+                allow_val_change=True,  # a metric may have come in between
+                reinit="create_new",  # the caller's own run stays open
+                group=None if about.group is None else shorten(about.group),
+                job_type=shorten(about.job_type),
+                tags=list(about.tags),
+                config=None if about.config is None else dict(about.config),
+            )
+            try:
+                yield Entry(wandb, run.log)
+            finally:
+                run.finish()
         log.info("sent to W&B (%s): %s", mode, about.key)
 
     def show_page(self, module: Any, page: Path) -> object | None:
         """Return the page as W&B's HTML panel."""
         return module.Html(read_text(page), inject=False)
+
+
+@contextmanager
+def storing_in(folder: Path | None) -> Iterator[None]:
+    """Keep pictures of tables, which `wandb sync` sends, in a folder; W&B's own for None or if the user chose one."""
+    if folder is None or DATA in os.environ:
+        yield
+        return
+    os.environ[DATA] = str(folder.absolute())
+    try:
+        yield
+    finally:
+        del os.environ[DATA]
 
 
 def _has_key() -> bool:
