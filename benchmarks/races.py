@@ -1,13 +1,17 @@
 """Error and cost of `task=choose` over simulated races: how often the best method is dropped, and samples drawn.
 
 Values are normal, or rows of a metric of finished runs, which are drawn with replacement: one case for each budget of
-the runs, and one without the best run. `best dropped` is the share of races whose best method by the true mean left,
-with its 95 % interval; of several best ones, the first counts, even if another one won. `drawn` is the share of the
-full grid's samples, `decided` the share of races with one method left. The last columns are the same for paired t-tests
-at 5 % after every block, without a correction.
+the runs, and one without the best run. In cases of rare failures all other methods are ahead in most prompts and far
+behind in a few. With `--span`, the largest difference of two methods, races have intervals that assume no distribution.
+
+`best dropped` is the share of races whose best method by the true mean left, with its 95 % interval; of several best
+ones, the first counts, even if another one won. `drawn` is the share of the full grid's samples, `decided` the share of
+races with one method left. The last columns are the same for paired t-tests at 5 % after every block, without a
+correction.
 
 python -m benchmarks races [--races 1000] [--prompts 512] [--block 16]
 python -m benchmarks races --runs runs/infinity_tiny runs/reasoner_tiny --metric psnr exact_answer [--csv FILE]
+python -m benchmarks races --span 100
 """
 
 import argparse
@@ -34,12 +38,16 @@ Draw = Callable[[np.random.Generator, int], Values]
 """Returns values [prompts] by method, the best method first."""
 Hold = Callable[[Values, int, Range | None], tuple[bool, float, bool]]
 """Returns whether the first method left, the share that was drawn, and whether one method was left."""
+Case = tuple[int, Draw, Range | None, int | None]
+"""Number of methods, their values, limits of bounded values, and prompts between looks; None for the option's."""
 GAPS = {
     "normal, all equal": (0.0,) * 20,
     "normal, best ahead by 0.2": (0.2, *(0.0,) * 19),
     "normal, 0.15 apart": tuple(-0.15 * n for n in range(20)),
 }
 """Means of the methods of each normal case, in standard deviations of a method's own noise."""
+FAILING = ((1, 16), (1, 64), (1, 100), (19, 16), (19, 64), (19, 200))
+"""Methods that fail and prompts between two looks in each case of rare failures."""
 OPTIONS = {
     "races": Option(1000, "races of each case"),
     "prompts": 512,
@@ -48,6 +56,7 @@ OPTIONS = {
         [], "folders of a model's finished runs of the same prompts, whose values are drawn", type=str
     ),
     "metric": Option(["psnr"], "metrics of these runs, one for all folders or one each"),
+    "span": Option(0.0, "largest difference of two methods, for intervals of bounded values"),
     "csv": Option("", "file for the table"),
 }
 COLUMNS = (
@@ -64,24 +73,32 @@ COLUMNS = (
 
 def main(options: argparse.Namespace) -> None:
     """Print a row per case."""
-    cases: dict[str, tuple[int, Draw, Range | None]] = {
-        name: (len(gaps), draw_normal(gaps), None) for name, gaps in GAPS.items()
-    }
+    cases: dict[str, Case] = {name: (len(gaps), draw_normal(gaps), None, None) for name, gaps in GAPS.items()}
+    for others, block in FAILING:
+        name = f"rare failures of {others}, a look every {block}"
+        cases[name] = others + 1, draw_failing(others), None, block
     metrics = options.metric if len(options.metric) > 1 else options.metric * len(options.runs)
     for folder, metric in zip(options.runs, metrics, strict=True):
         for budget, values in read_values(Path(folder), metric).items():
             limits = find_limits(metric, np.concatenate(list(values.values())))
             order = sorted(values, key=lambda run, values=values: -float(values[run].mean()))
             name = f"{metric} of {Path(folder).name} at {budget}"
-            cases[name] = len(order), draw_rows(values, order), limits
+            cases[name] = len(order), draw_rows(values, order), limits, None
             if len(order) > 2:
-                cases[f"{name}, without the best"] = len(order) - 1, draw_rows(values, order[1:]), limits
+                cases[f"{name}, without the best"] = (
+                    len(order) - 1,
+                    draw_rows(values, order[1:]),
+                    limits,
+                    None,
+                )
     table, rows = Table({f"{name:>20}": "" for name in COLUMNS[1:]}, COLUMNS[0], 56), [COLUMNS]
-    for name, (methods, draw, limits) in cases.items():
-        cells = [str(methods)]
+    for name, (methods, draw, own_limits, block) in cases.items():
+        cells, limits = [str(methods)], (0.0, options.span) if options.span else own_limits
         for hold in (hold_race, hold_tests):
             rng = np.random.default_rng(0)
-            ends = [hold(draw(rng, options.prompts), options.block, limits) for _ in range(options.races)]
+            ends = [
+                hold(draw(rng, options.prompts), block or options.block, limits) for _ in range(options.races)
+            ]
             dropped, drawn, decided = (float(mean) for mean in np.mean(ends, 0))
             found = wilson_interval(dropped, len(ends))
             cells += [f"{dropped:.3f} [{found.low:.3f}, {found.high:.3f}]", f"{drawn:.3f}", f"{decided:.3f}"]
@@ -96,6 +113,20 @@ def draw_normal(gaps: tuple[float, ...]) -> Draw:
     def draw(rng: np.random.Generator, count: int) -> Values:
         shared = rng.normal(0, 2, count)
         return {f"m{n}": gap + shared + rng.normal(0, 1, count) for n, gap in enumerate(gaps)}
+
+    return draw
+
+
+def draw_failing(others: int) -> Draw:
+    """Return a drawing of the best method and of others, each 1 dB ahead of it but 50 dB behind in 3 % of prompts."""
+
+    def draw(rng: np.random.Generator, count: int) -> Values:
+        shared = rng.normal(50, 2, count)
+        leads = np.where(rng.random((others, count)) < 0.03, -50.0, 1.0)
+        noise = rng.normal(0, 0.2, (others + 1, count))
+        return {"best": shared + noise[0]} | {
+            f"m{n}": shared + lead + own for n, (lead, own) in enumerate(zip(leads, noise[1:], strict=True))
+        }
 
     return draw
 

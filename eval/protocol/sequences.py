@@ -47,7 +47,12 @@ def bounded_sequence(values: Floats, error: float, low: float, high: float) -> t
         error: probability that the mean is ever outside, 0 to 1.
         low: smallest possible value.
         high: largest possible value.
+
+    Raises:
+        ValueError: a value is not between the two.
     """
+    if not (low <= values.min() and values.max() <= high):
+        raise ValueError(f"values lie in {values.min():g}..{values.max():g}, not in {low:g}..{high:g}")
     unit = (values - low) / (high - low)
     times = np.arange(1, unit.shape[-1] + 1)
     means = (0.5 + unit.cumsum(-1)) / (times + 1)

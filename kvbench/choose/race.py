@@ -4,6 +4,9 @@ All methods draw the same prompts with the same noise, so paired differences var
 method leaves when the confidence sequence of its difference to another says that the other is better. The error of
 each pair is `error / (methods - 1)`: the best method is only dropped if one of its own pairs errs, so the error of the
 whole race is bounded by `error`, whenever it stops. Prompts must come in random order.
+
+Intervals of values other than answers are asymptotic. They do not hold for methods that fail rarely and badly: before
+its first failure such a method looks better than it is (`Race.rarest_shown`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +36,7 @@ class Rules:
 
     Attributes:
         higher: whether larger values are better.
-        error: probability that the best method is dropped.
+        error: probability that the best method is dropped; larger if methods that are worse fail rarely and badly.
         margin: largest difference of two methods that count as level, in the metric's unit.
         limits: smallest and largest value of a metric whose values are answers (0 or 1); None for other metrics.
     """
@@ -105,6 +108,16 @@ class Race:
     def pair_error(self) -> float:
         """Error of the interval of one pair."""
         return self.rules.error / max(len(self.entrants) - 1, 1)
+
+    @property
+    def rarest_shown(self) -> float | None:
+        """Share of prompts that must fail to show a failure before the first exit, but for the error of a pair.
+
+        None without an exit, or for answers, whose intervals assume no distribution.
+        """
+        if not self.exits or self.rules.limits is not None:
+            return None
+        return 1 - self.pair_error ** (1 / self.exits[0].after)
 
     @classmethod
     def start(cls, methods: Sequence[str], rules: Rules) -> "Race":

@@ -108,6 +108,12 @@ def describe_end(race: Race, setting: Setting) -> list[str]:
         f"Drawn: {setting.drawn} samples of {setting.grid} of the full grid ({setting.drawn / setting.grid:.0%}), and "
         f"{calibrations} of calibrations. The full cache's samples are not counted.",
     ]
+    if race.rarest_shown is not None:
+        lines.append(
+            f"The first left after {race.exits[0].after} prompts. A method that fails badly in fewer than "
+            f"{race.rarest_shown:.0%} of prompts may have shown no failure by then and dropped a better one, which "
+            "choose.error does not count; a larger choose.block shows rarer failures."
+        )
     lines += [f"{method} left: {seconds:.2f} s per sample." for method, seconds in setting.slow.items()]
     return lines
 

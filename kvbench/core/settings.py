@@ -187,7 +187,7 @@ class ChooseSettings:
 
     Attributes:
         block: prompts between two looks, and before the first.
-        error: probability that the best method is dropped.
+        error: probability that the best method is dropped, rare failures apart.
         seconds: methods that take longer per sample at the first look leave the race; None for no limit.
     """
 

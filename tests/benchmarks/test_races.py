@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.race_table import describe
-from benchmarks.races import draw_normal, hold_race, hold_tests, read_values
+from benchmarks.races import draw_failing, draw_normal, hold_race, hold_tests, read_values
 
 
 def write_run(
@@ -68,6 +68,13 @@ def test_a_better_method_that_comes_later_drops_the_first() -> None:
     values = draw_normal((0.0, 5.0))(np.random.default_rng(0), 32)
     assert hold_race(values, 16)[0]
     assert hold_tests(values, 16)[0]
+
+
+def test_a_rival_that_has_not_failed_yet_drops_the_better_method_but_for_bounded_intervals() -> None:
+    """No failure in 16 prompts has a probability of 0.97^16 = 0.61; 0.05 is the error of a race."""
+    draws = [draw_failing(1)(np.random.default_rng(seed), 64) for seed in range(200)]
+    assert np.mean([hold_race(values, 16)[0] for values in draws]) == pytest.approx(0.97**16, abs=0.1)
+    assert not any(hold_race(values, 16, (0.0, 100.0))[0] for values in draws)
 
 
 def test_a_race_is_described_beside_a_full_table() -> None:

@@ -1,10 +1,14 @@
 """Races on drawn values: who leaves, who is level, and how often the best is dropped."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from scipy.stats import beta
 
-from kvbench.choose.race import Exit, Race, Rules, advance, average, measure_lead, split_blocks
-from kvbench.choose.result import rank
+from benchmarks.races import hold_tests
+from kvbench.choose.race import Exit, Look, Race, Rules, advance, average, measure_lead, split_blocks
+from kvbench.choose.result import Setting, describe_end, rank
 from kvbench.choose.values import find_limits
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.sequences import bounded_sequence, normal_sequence
@@ -75,21 +79,9 @@ def test_the_best_is_dropped_in_at_most_the_error_of_races(gap):
     for seed in range(200):
         values = draw({"best": gap, **{f"m{number}": 0.0 for number in range(5)}}, count=256, seed=seed)
         dropped += "best" not in race_on(values, Rules(error=0.05)).racing
-        naive += drops_by_repeated_tests(values)
+        naive += hold_tests(values, 16)[0]
     assert dropped <= 10
     assert naive > (20 if gap == 0.0 else 4)
-
-
-def drops_by_repeated_tests(values):
-    """Return whether paired t-tests at 5 % after each block would drop the best."""
-    for count in range(16, 257, 16):
-        for other in values:
-            if other == "best":
-                continue
-            lead = (values[other] - values["best"])[:count]
-            if lead.mean() > 1.96 * lead.std(ddof=1) / count**0.5:
-                return True
-    return False
 
 
 @pytest.mark.parametrize("limits", [None, (0.0, 1.0)])
@@ -171,3 +163,18 @@ def test_blocks_end_with_prompts_and_batches():
     assert split_blocks([str(index) for index in range(20)], 16, 1) == [range(16), range(16, 20)]
     with pytest.raises(ConfigError, match=r"choose.block=16: the first block has 4 prompts"):
         split_blocks(prompts[:16], 16, 8)
+
+
+@pytest.mark.parametrize("others", [1, 19])
+def test_the_share_of_failures_that_may_not_have_shown_is_told(others):
+    """It is Clopper and Pearson's upper end for no failure in 16 prompts, at the error of a pair."""
+    left = (Exit("a", 16, "b", (0.1, 4.0)), Exit("c", 32, "b", (0.1, 4.0)))
+    entrants = tuple("abcdefghijklmnopqrst"[: others + 1])
+    race = Race(Rules(), entrants, ("b",), (Look(32, {}, {}),), left, "won")
+    share = beta.ppf(1 - 0.05 / others, 1, 16)
+    assert race.rarest_shown == pytest.approx(share)
+    setting = Setting("", "", "psnr", 1, 1, {}, {}, {}, "")
+    [line] = [line for line in describe_end(race, setting) if "choose.error" in line]
+    assert f"The first left after 16 prompts. A method that fails badly in fewer than {share:.0%} of" in line
+    for other in (replace(race, exits=()), replace(race, rules=Rules(limits=(0.0, 1.0)))):
+        assert not any("choose.error" in line for line in describe_end(other, setting))

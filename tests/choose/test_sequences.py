@@ -36,6 +36,11 @@ def test_bounded_sequence_is_a_loop_over_bets():
     assert bounded_sequence(values, error, -1.0, 1.0) == pytest.approx(expected)
 
 
+def test_values_beyond_the_bounds_are_refused():
+    with pytest.raises(ValueError, match=r"values lie in -2\.\.1, not in -1\.\.1"):
+        bounded_sequence(np.array([1.0, -2.0]), 0.05, -1.0, 1.0)
+
+
 def test_rows_are_means_of_their_own():
     rows = np.random.default_rng(1).choice([-1.0, 0.0, 1.0], (3, 40))
     for find in (lambda one: normal_sequence(one, 0.05), lambda one: bounded_sequence(one, 0.05, -1.0, 1.0)):
