@@ -7,7 +7,7 @@ the engine under the method that does the same and under `method=kvpress` with t
 `--padding` tokens. Then `--forced` more tokens of the text are read. The table has the heads that keep other tokens,
 the largest difference of the press's scores between tokens that only one side keeps, relative to the scores, the
 largest difference of logits, the divergence from the full cache and processor milliseconds of a forced token. `--csv`
-writes it.
+writes it, and the keys of its rows beside it.
 """
 
 import argparse
@@ -38,7 +38,6 @@ from kvbench.core.segments import ModelSpec
 from kvbench.methods.presses import PACKAGE, KVPress, find_ratio
 from kvbench.methods.shared.base import Method
 from kvbench.models.text_model import TextModel
-from kvbench.report.row_keys import Composed
 
 OPTIONS = {
     "make_environment": Option("", "folder of a new environment with kvpress; makes it and ends"),
@@ -87,10 +86,9 @@ class Case:
 
     def compare(self, twin: Twin, llama: Any, text: Sequence[int], full: Reading) -> Compared:
         """Read a text under a press, its method and its guest."""
-        overrides = self.list_overrides(twin)
 
         def prepare(spec: ModelSpec) -> Method:
-            return prepare_method(spec, self.kept, overrides)
+            return prepare_method(spec, self.kept, self.list_overrides(twin))
 
         def prepare_guest(spec: ModelSpec) -> Method:
             method = KVPress(twin.press, twin.given)
@@ -215,5 +213,5 @@ def _write(path: str, case: Case, heads: int, rows: Sequence[tuple[str, Row]]) -
         press, method, note = ("", name, "") if twin is None else (twin.press, twin.describe(), twin.note)
         lines.append((f"`{press}`" if press else "", f"`{method}`", *cells, note))
         overrides = case.list_overrides(twin)
-        keys.append(Composed(lines[-1][1], overrides, composed(overrides)))
+        keys.append((lines[-1][1], overrides, composed(overrides)))
     write_csv(path, lines, keys)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from kvbench.core.files import write_whole
 
@@ -12,13 +11,8 @@ NAMING = ("model", "method", "prompts", "budget", "budget_unit", "seed", "cache_
 SUFFIX = ".keys.jsonl"
 """End of the file's name, in place of `.csv`."""
 
-
-class Composed(NamedTuple):
-    """Name of a row, the overrides that compose it, and the configuration that they composed for its table."""
-
-    row: str
-    overrides: Sequence[str]
-    config: Mapping[str, object]
+Composed = tuple[str, Sequence[str], Mapping[str, object]]
+"""Name of a row, the overrides that compose it, and the configuration that they composed for its table."""
 
 
 def pick_keys(config: Mapping[str, object]) -> dict[str, object]:

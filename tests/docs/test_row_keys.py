@@ -1,7 +1,7 @@
 """Tables of the results: the keys of a row, recorded when its table was made, are what its overrides compose now."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,7 @@ import pytest
 from benchmarks.support.build import composed
 from benchmarks.support.jobs import make_job
 from benchmarks.support.table import write_csv
-from kvbench.report.row_keys import SUFFIX, Composed, pick_keys
-from kvbench.runs.job_identity import identify_method
+from kvbench.report.row_keys import SUFFIX, pick_keys
 from tests.support.places import ROOT
 
 DATA = ROOT / "docs" / "results" / "data"
@@ -26,23 +25,16 @@ def read_keys(table: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in table.with_suffix(SUFFIX).read_text().splitlines()]
 
 
-def flatten(path: str, value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from flatten(f"{path}.{key}" if path else key, item)
-    else:
-        yield path, value
-
-
 def find_changes(entry: Mapping[str, Any]) -> list[str]:
     """Return the keys of a row that compose to other values now, of those that count in the identity of a run."""
     job, sides = make_job(entry["overrides"]), []
     for config in ({**job.config, **entry["keys"]}, job.config):
-        own = replace(job, config=config)
-        method = identify_method(own.section("method"), object(), job.method)
-        keys = {**pick_keys(config), "model": own.model_settings, "method": method}
-        sides.append(dict(flatten("", json.loads(json.dumps(keys)))))
-    then, now = sides
+        keys = {**pick_keys(config), "model": replace(job, config=config).model_settings}
+        groups = {name: value if isinstance(value, dict) else {"": value} for name, value in keys.items()}
+        sides.append(
+            {f"{name}.{key}".strip("."): item for name, own in groups.items() for key, item in own.items()}
+        )
+    then, now = json.loads(json.dumps(sides))
     names = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
     return [f"{entry['row']}: {name} was {then.get(name)}, is {now.get(name)}" for name in names]
 
@@ -62,10 +54,7 @@ def test_rows_compose_to_what_they_were(name: str) -> None:
 def test_a_row_whose_default_moved_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when models got windows of their own."""
     overrides, plain = ["model=smollm2_135m", "method=snapkv"], ["method=h2o"]
-    rows = [
-        Composed("snapkv", overrides, composed([*overrides, "windows=image"])),
-        Composed("h2o", plain, composed(plain)),
-    ]
+    rows = [("snapkv", overrides, composed([*overrides, "windows=image"])), ("h2o", plain, composed(plain))]
     monkeypatch.chdir(tmp_path)
     write_csv("", [["method"]], rows)  # no table is made
     assert list(tmp_path.iterdir()) == []

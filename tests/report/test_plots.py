@@ -84,6 +84,10 @@ def test_settings_in_which_runs_differ_make_lines_of_their_own() -> None:
         config = {"model": {"name": "m"}, "method": {"sinks": 1, **settings}}
         return made_up("hard_kv", budget, {"psnr": Metric(psnr, "higher")}, config=config)
 
+    assert set(plots.trace_curves([one(0.1, 1, p=0.7), one(0.2, 2, p=0.9)], "psnr")) == {
+        "hard_kv p=0.7",
+        "hard_kv p=0.9",
+    }
     runs = [one(budget, budget + p, p=p) for budget in (0.1, 0.2) for p in (0.7, 0.9)]
     found = plots.trace_curves(runs, "psnr")
     assert {name: [point.value for point in points] for name, points in found.items()} == {

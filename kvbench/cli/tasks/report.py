@@ -83,7 +83,7 @@ def _compose_rows(rows: Sequence[Results]) -> Iterator[Composed]:
     """Yield what each run of a table's rows was composed of, in the order of report.csv."""
     for run in (run for row in order_runs(rows) for run in list_members(row)):
         words = shlex.split(write_command(run))[2:]
-        yield Composed(run.run, [word for word in words if not word.startswith("eval")], run.config)
+        yield run.run, [word for word in words if not word.startswith("eval")], run.config
 
 
 def _list_timed(settings: Settings) -> list[Path]:

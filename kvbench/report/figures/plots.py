@@ -1,6 +1,7 @@
 """Plots of metrics against measured memory and of the stability of head rankings (HeatKV Figures 5 and 6)."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import ceil
@@ -59,7 +60,9 @@ def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
     """
     in_bytes = uses_bytes(runs)
     curves: dict[str, dict[Hashable, Point]] = {}
-    for method, run in zip(name_methods(runs), runs, strict=True):
+    # Names have the settings that differ at one budget; here those that differ at any.
+    names = name_methods([replace(run, memory=runs[0].memory) for run in runs])
+    for method, run in zip(names, runs, strict=True):
         metric = find_metric(run, name)
         memory = run.memory.byte_peak if in_bytes else run.memory.peak
         if memory is not None and metric is not None and metric.value is not None:
