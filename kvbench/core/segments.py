@@ -6,6 +6,8 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 Family = Literal["next-scale", "next-token"]
+MAX_HEADS, MAX_TOKENS = 2**17, 2**24
+"""Most heads of keys and values over all layers, and most tokens of a sequence."""
 """Generation of growing scales, or of one token after another."""
 
 
@@ -116,6 +118,16 @@ class ModelSpec:
     rope_frequencies: tuple[float, ...] = ()
     unrotated: tuple[int, ...] = ()
     origin: int = 0
+
+    def __post_init__(self) -> None:
+        for what, count, most in (
+            ("heads of keys and values", self.layers * self.heads, MAX_HEADS),
+            ("tokens", self.segments[-1].end, MAX_TOKENS),
+        ):
+            if count > most:
+                raise ValueError(
+                    f"model={self.name}: its shape has {count} {what}, at most {most} are possible"
+                )
 
     def with_prompt(self, tokens: int) -> "ModelSpec":
         """Return the shapes for prompts of a number of tokens; the prompt is the first segment."""

@@ -20,6 +20,8 @@ from kvbench.models.outputs import Outputs
 
 Calls = Mapping[str, Sequence[tuple[object, str]]]
 """Parts of a loaded model by phase (`text`, `transformer`, `decode`): objects and the names of their methods."""
+MAX_SIZE = 2**24
+"""Largest size in a model's shape: more than any vocabulary, width or text has."""
 
 
 class NotFinite(UserError, FloatingPointError):
@@ -66,8 +68,8 @@ class FiniteCheck:
                 require_finite(maximum, scale)
 
 
-def require_positive(key: str, **sizes: int) -> None:
-    """Check that the sizes under a config key are at least 1.
+def require_sizes(key: str, **sizes: int) -> None:
+    """Check that the sizes under a config key are at least 1 and at most `MAX_SIZE`.
 
     Raises:
         ValueError: naming the first one that is not.
@@ -75,6 +77,8 @@ def require_positive(key: str, **sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{key}.{name}={size}: must be at least 1")
+        if size > MAX_SIZE:
+            raise ValueError(f"{key}.{name}={size}: must be at most {MAX_SIZE}")
 
 
 def refuse(key: str, config: object, **rules: tuple[bool, str]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.models.base import Cache, Model, require_positive
+from kvbench.models.base import Cache, Model, require_sizes
 from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.image_model import ImageModel
 from kvbench.models.noise import Noise
@@ -104,7 +104,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
 
     def __post_init__(self) -> None:
         if self.chunk is not None:
-            require_positive("model", chunk=self.chunk)
+            require_sizes("model", chunk=self.chunk)
 
     def _check_codes(self, name: str, codes: int) -> None:
         if codes != self.tokenizer.codes:
@@ -220,7 +220,7 @@ class PromptedImageModel(NextTokenImageModel[N, T]):
     def __post_init__(self) -> None:
         self._check_codes("codes", self.transformer.codes)
         super().__post_init__()
-        require_positive("model", prompt_tokens=self.prompt_tokens)
+        require_sizes("model", prompt_tokens=self.prompt_tokens)
         self._check_sources("text")
 
     def check_files(self) -> None:

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import release_unused, use_device
 from kvbench.core.segments import ModelSpec, Segment, next_token_image
-from kvbench.models.base import Cache, Calls, require_positive
+from kvbench.models.base import Cache, Calls, require_sizes
 from kvbench.models.files.checkpoints import State, WeightsError
 from kvbench.models.files.generation_config import list_unfollowed, read_generation_config
 from kvbench.models.files.parameters import build_on_meta, fill_random, load_into
@@ -87,9 +87,10 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
     revision: ClassVar[int] = 1  # top-k and top-p cut ties in an arbitrary order
 
     def __post_init__(self) -> None:
-        require_positive("model", prompt_tokens=self.prompt_tokens, chunk=self.chunk)
         if self.max_tokens < 2:
             raise ValueError(f"model.max_tokens={self.max_tokens}: must be at least 2")
+        names = ("prompt_tokens", "max_tokens", "chunk")
+        require_sizes("model", **{name: getattr(self, name) for name in names})
         check_sources(self.weights, self.sources, "weights")
 
     @property

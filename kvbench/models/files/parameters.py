@@ -2,13 +2,16 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from kvbench.core.files import derive_seed, hash_values
@@ -21,6 +24,8 @@ Place = Callable[[str, Tensor], Tensor]
 """Maps a parameter's name and a tensor to the tensor on its device, in its dtype."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Dtypes of parameters in files."""
+MAX_TENSORS = 2**15
+"""Most parameters of a module, several times as many as the largest published decoders have."""
 RANDOM_RECIPE = 2
 """Version of `fill_random`, hashed together with the shapes into a run's identity."""
 
@@ -45,9 +50,30 @@ def build_on_meta(make: Callable[[], M]) -> M:
     """Build a module in evaluation mode on the meta device, for `load_into` or `fill_random`.
 
     Initialisation is skipped: random numbers on the meta device make torch import its compiler, which takes 2 s.
+
+    Raises:
+        WeightsError: the settings give a module of more than `MAX_TENSORS` parameters.
     """
-    with torch.device("meta"), _NoInit():
+    with torch.device("meta"), _NoInit(), bound_tensors():
         return make().eval()
+
+
+@contextmanager
+def bound_tensors() -> Iterator[None]:
+    """Raise a WeightsError as soon as more than `MAX_TENSORS` parameters are made in the block."""
+    made = count(1)
+
+    def note(*_: object) -> None:
+        if next(made) > MAX_TENSORS:
+            raise WeightsError(
+                f"model: its shape has more than {MAX_TENSORS} tensors; correct its numbers of layers"
+            )
+
+    hook = register_module_parameter_registration_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def check(state: Mapping[str, Tensor], module: nn.Module, name: str, path: Path | None = None) -> None:
@@ -153,7 +179,16 @@ def fill_random(module: nn.Module, place: Place = to_float32) -> str:
     These determine the numbers, which are drawn in float32. Layers preserve variance, norms are the identity, biases 0,
     attention is sharpened eightfold and gates are open, so that activations stay finite and attention affects the
     images. Each parameter has its own generator, seeded by its name, so that threads can draw them in parallel.
+
+    Raises:
+        WeightsError: this machine's memory cannot hold the parameters, in 16 bits.
     """
+    numbers = sum(parameter.numel() for parameter in module.parameters())
+    if 2 * numbers > (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        raise WeightsError(
+            f"model.weights=random: the shape has {numbers:.3g} parameters, more than {memory >> 30} GiB hold; "
+            "correct model.transformer and model.tokenizer"
+        )
     listed = [[name, list(parameter.shape)] for name, parameter in module.named_parameters()]
     parts = [
         (path, owner, name, parameter.shape)

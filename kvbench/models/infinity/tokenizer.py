@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvbench.models.base import require_sizes
 from kvbench.models.parts.autoencoder import (
     ConvDecoder,
     ConvEncoder,
@@ -31,6 +32,10 @@ class BSQConfig(NetworkShape):
 
     bits: int
     scales: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_sizes("model.tokenizer", bits=self.bits, scales=max(self.scales, 1))
 
     @property
     def networks(self) -> NetworkConfig:

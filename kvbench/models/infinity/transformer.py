@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kvbench.core.segments import Segment
 from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import modulate
-from kvbench.models.base import require_positive
+from kvbench.models.base import require_sizes
 from kvbench.models.infinity import rope
 from kvbench.models.parts.cross_attention import PooledText
 from kvbench.models.parts.decoder import RMSNorm
@@ -69,7 +69,7 @@ class InfinityConfig:
             "text_maxlen",
             "levels",
         )
-        require_positive("model.transformer", **{name: getattr(self, name) for name in names})
+        require_sizes("model.transformer", **{name: getattr(self, name) for name in names})
         if self.width % (4 * self.heads):
             raise ValueError(
                 f"model.transformer.width={self.width}: must be a multiple of 4 x heads={self.heads}, "

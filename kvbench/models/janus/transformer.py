@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.base import require_positive
+from kvbench.models.base import require_sizes
 from kvbench.models.parts.decoder import Decoder, PromptedImageConfig
 
 
@@ -26,7 +26,7 @@ class JanusConfig(PromptedImageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("model.transformer", code_width=self.code_width)
+        require_sizes("model.transformer", code_width=self.code_width)
         self._check_cells("image")
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeGuard
 
+from kvbench.models.base import MAX_SIZE
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.parts.rotary import RopeScaling
 from kvbench.models.parts.text_decoder import TextDecoderConfig
@@ -147,6 +148,8 @@ class _Keys:
     def size(self, name: str) -> int:
         if not _is_whole(value := self.get(name)) or value < 1:
             raise self.refuse(name, "must be a whole number of at least 1")
+        if value > MAX_SIZE:
+            raise self.refuse(name, f"must be at most {MAX_SIZE}")
         return value
 
     def optional_size(self, name: str, default: int | None = None) -> int | None:

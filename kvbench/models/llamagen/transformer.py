@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.kernels.linear import linear
-from kvbench.models.base import require_positive
+from kvbench.models.base import require_sizes
 from kvbench.models.parts.decoder import Decoder, ImageDecoderConfig
 
 
@@ -34,7 +34,7 @@ class LlamaGenConfig(ImageDecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("model.transformer", classes=self.classes, text_tokens=self.text_tokens)
+        require_sizes("model.transformer", classes=self.classes, text_tokens=self.text_tokens)
         self._check_cells("grid")
 
     @property

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvbench.models.base import require_sizes
 from kvbench.models.parts.norms import Norm, SpatialNorm, normalise
 
 Size = tuple[int, int]
@@ -40,6 +41,9 @@ class NetworkShape:
     stem: int = 1
     mixers: int = 0
     grid: Size = (0, 0)
+
+    def __post_init__(self) -> None:
+        require_sizes("model.tokenizer", base=self.base, blocks=self.blocks, stem=self.stem)
 
 
 @dataclass(frozen=True, kw_only=True)

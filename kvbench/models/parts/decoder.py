@@ -18,7 +18,7 @@ from kvbench.kernels.linear import linear
 from kvbench.kernels.qk_norm_rope import HeadNorms, grouped_norm_rope
 from kvbench.kernels.rms_norm import add_rms_norm, rms_norm
 from kvbench.kernels.swiglu import silu_mul
-from kvbench.models.base import require_positive
+from kvbench.models.base import require_sizes
 from kvbench.models.parts.layers import Attend
 from kvbench.models.parts.rotary import rotate_grid, rotate_line
 
@@ -71,7 +71,7 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         names = ("depth", "width", "heads", "kv_heads", "head_dim", "hidden", "vocabulary")
-        require_positive("model.transformer", **{name: getattr(self, name) for name in names})
+        require_sizes("model.transformer", **{name: getattr(self, name) for name in names})
         if self.heads % self.kv_heads:
             raise ValueError(f"model.transformer.kv_heads={self.kv_heads}: must divide heads={self.heads}")
         even = 2 if self.grid is None else 4
@@ -165,7 +165,7 @@ class PromptedImageConfig(ImageDecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("model.transformer", codes=self.codes)
+        require_sizes("model.transformer", codes=self.codes)
 
     @property
     def cells(self) -> tuple[int, int]:

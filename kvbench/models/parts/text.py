@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from kvbench.core.files import hash_content
 from kvbench.models.base import TextFeatures
 from kvbench.models.files.checkpoints import WeightsError
-from kvbench.models.files.parameters import build_on_meta, fill
+from kvbench.models.files.parameters import bound_tensors, build_on_meta, fill
 from kvbench.models.files.weights import Source, prepare
 from kvbench.models.parts.layers import init_linear
 
@@ -51,7 +51,8 @@ class T5Encoder:
         self._tokenizer = AutoTokenizer.from_pretrained(
             folder, legacy=True, model_max_length=longest, local_files_only=True
         )
-        self._model = T5EncoderModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        with bound_tensors():  # the folder's config.json gives the shape
+            self._model = T5EncoderModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
         self._model.eval().to(device)
         for parameter in self._model.parameters():
             if not parameter.is_cuda:  # it may be mapped from the file, and would change with it

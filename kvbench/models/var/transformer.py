@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from kvbench.core.segments import Segment, next_scale
 from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import modulate
-from kvbench.models.base import require_positive
+from kvbench.models.base import require_sizes
 from kvbench.models.parts.layers import (
     AdaLNBeforeHead,
     Attend,
@@ -56,7 +56,7 @@ class VARConfig:
 
     def __post_init__(self) -> None:
         names = ("depth", "width", "heads", "classes", "codes", "channels")
-        require_positive("model.transformer", **{name: getattr(self, name) for name in names})
+        require_sizes("model.transformer", **{name: getattr(self, name) for name in names})
         if len(self.sides) < 2:
             raise ValueError(f"model.transformer.sides={list(self.sides)}: must have at least 2 scales")
         if self.width % self.heads:
