@@ -2,12 +2,12 @@
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json, read_text, write_whole
+from kvbench.core.files import write_whole
 from kvbench.data.flatten import (
     FIXED,
     SAMPLE,
@@ -21,15 +21,12 @@ from kvbench.data.flatten import (
 )
 from kvbench.data.row_cache import JsonRows, import_polars, load_rows, scan_results
 from kvbench.runs.record.earlier import is_earlier
+from kvbench.runs.record.folder import read_records
 from kvbench.runs.record.results import FILE, Results
-from kvbench.runs.record.samples import read_finished
+from kvbench.runs.record.samples import read_finished, read_values
 
 if TYPE_CHECKING:
     import polars as pl
-
-RECORDS = "samples.jsonl"
-SCORES = ".samples.jsonl"
-"""Suffix of evaluators' per-sample files in a run's `metrics`."""
 
 
 def runs_df(runs_dir: Path | str = "runs") -> "pl.DataFrame":
@@ -79,31 +76,21 @@ def list_samples(folder: Path) -> list[FlatRow]:
     Raises:
         ConfigError: the run is not finished, or one of its files is damaged.
     """
-    if read_finished(folder) is None:
+    results = read_finished(folder)
+    if results is None:
         raise ConfigError(f"{folder}: is not a finished run; it has no {FILE}")
     place = f"{folder.absolute().parent.name}/{folder.absolute().name}"
     rows: dict[int, dict[str, Value]] = {}
-    for index, line in _read_lines(folder / RECORDS):
+    for index, line in read_records(folder).items():
         cells = {name: line.get(name) for name in SAMPLE if name != "folder"}
         plain = {key: cell if isinstance(cell, str | int | float) else None for key, cell in cells.items()}
         rows[index] = {"folder": place, **plain}
-    for path in sorted((folder / "metrics").glob(f"*{SCORES}")):
-        for index, line in _read_lines(path):
-            values = {
-                name: value for name, value in line.items() if value is None or isinstance(value, int | float)
-            }
-            rows[index] = {**values, **rows.get(index, {})}
-    return [rows[index] for index in sorted(rows)]
-
-
-def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the objects of a JSON Lines file with their `index`."""
-    try:
-        for line in read_text(path).splitlines():
-            values = parse_json(line, finite=True)
-            yield int(values["index"]), values
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: damaged ({type(error).__name__} {error}); run it again") from None
+    for index, line in read_values(folder, results):
+        values = {
+            name: value for name, value in line.items() if value is None or isinstance(value, int | float)
+        }
+        rows[index] = {**values, **rows[index]}
+    return list(rows.values())
 
 
 def _make_frame(rows: JsonRows, fixed: ColumnTypes) -> "pl.DataFrame":

@@ -1,7 +1,7 @@
 """Frames of runs and samples, against the files they are made of."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import polars as pl
@@ -13,9 +13,11 @@ import kvbench
 from kvbench.core.config import ConfigError
 from kvbench.data.flatten import FIXED, find_kinds, merge_kinds
 from kvbench.data.frames import export_frames, frame_runs
+from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs import execute
-from kvbench.runs.record.results import Results
+from kvbench.runs.record.results import Results, read_results
+from kvbench.runs.record.samples import read_scores
 from tests.support.command_line import run_python
 from tests.support.fake_run import job_in
 from tests.support.results import LPIPS, PSNR, made_up
@@ -83,7 +85,7 @@ def test_a_sample_has_its_costs_and_its_values(runs: Path) -> None:
 
 
 def test_a_value_of_an_evaluator_does_not_hide_a_sample_s_own(tmp_path: Path) -> None:
-    write(tmp_path, run := made_up("own", 0.1, {"psnr": metric(PSNR, 30.0)}, n=1))
+    write(tmp_path, run := made_up("own", 0.1, {"psnr": metric(PSNR, 30.0, n=1)}, n=1))
     folder = tmp_path / run.model / run.run
     (folder / "metrics").mkdir()
     own = {"index": 0, "prompt": "a cup", "seed": 7, "seconds": 1.5, "sha256": ""}
@@ -180,6 +182,42 @@ def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, runs: Path) -> None:
     path.write_text("{")
     with pytest.raises(ConfigError, match=r"results\.json: cannot be read"):
         kvbench.runs_df(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (
+            lambda lines: [lines[0].replace('"psnr": ', '"psnr": "x", "was": '), *lines[1:]],
+            "3 values of psnr",
+        ),
+        (lambda lines: [lines[0].replace('"psnr": ', '"psnr": [], "was": '), *lines[1:]], "3 values of psnr"),
+        (lambda lines: lines[1:], "3 values of psnr, whose n is 4"),
+        (lambda lines: [*lines[1:], lines[1]], "3 values of psnr, whose n is 4"),
+        (
+            lambda lines: [*lines[1:], lines[0].replace('"index": 0', '"index": 9')],
+            "index 9: there are 4 samples",
+        ),
+        (lambda lines: [*lines[1:], "[]"], "TypeError"),
+        (lambda lines: [*lines[1:], '{"ind'], "JSONDecodeError"),
+    ],
+    ids=["text", "list", "lost", "twice", "foreign", "no object", "cut"],
+)
+def test_a_damaged_file_of_an_evaluator_is_no_null(
+    tmp_path: Path, harm: Callable[[list[str]], list[str]], reason: str
+) -> None:
+    execute.run(job_in(tmp_path, count=4, evaluators={"psnr": Psnr()}))
+    [path] = tmp_path.glob("fake/streaming_llm-*/metrics/psnr-uint8.samples.jsonl")
+    values = [json.loads(line)["psnr"] for line in path.read_text().splitlines()]
+    frame = kvbench.samples_df([path.parents[1]])
+    assert frame["psnr"].to_list() == values
+    assert None not in values
+    path.write_text("\n".join(harm(path.read_text().splitlines())) + "\n")
+    for read in (kvbench.samples_df, lambda folders: read_scores(folders[0], read_results(folders[0]))):
+        with pytest.raises(
+            ConfigError, match=rf"psnr-uint8.samples.jsonl: damaged \(.*{reason}.*run it again"
+        ):
+            read([path.parents[1]])
 
 
 PROGRAM = """

@@ -167,7 +167,7 @@ def write_reading_runs(
     runs = []
     for method, own in {"full": [[0.0] * len(TEXT)] * texts, **divergences}.items():
         means = [float(np.mean(one)) for one in own]
-        metrics = {"kl": score(kl, float(np.mean(means)), 0.01)}
+        metrics = {"kl": score(kl, float(np.mean(means)), 0.01, n=texts)}
         name = {"run": "full-0"} if method == "full" else {}
         run = made_up(
             method, 1.0 if method == "full" else 0.1, metrics, model, n=texts, config=config, **name

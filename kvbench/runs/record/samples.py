@@ -1,8 +1,9 @@
 """Samples of a finished run: their records, files and metrics."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json, read_text
@@ -10,6 +11,8 @@ from kvbench.eval.files.kinds import IMAGES, find_stored_kind
 from kvbench.runs.record.folder import RECORDS, read_records
 from kvbench.runs.record.results import FILE, Results, read_results
 
+SCORES = ".samples.jsonl"
+"""Suffix of evaluators' per-sample files in a run's `metrics`."""
 Scores = Mapping[str, float | None]
 """Values of one sample by metric; None if undefined, such as the PSNR of equal images."""
 
@@ -38,17 +41,42 @@ def read_scores(folder: Path, results: Results) -> dict[int, Scores]:
     """Return the metrics of every sample by its index, in the order of the run's metrics.
 
     Other columns of evaluators are left out.
+
+    Raises:
+        ConfigError: see `read_values`.
     """
     values: dict[int, dict[str, float | None]] = {}
-    for path in sorted((folder / "metrics").glob("*.samples.jsonl")):
-        for row in map(parse_json, read_text(path).splitlines()):
-            scores = values.setdefault(row["index"], {})
-            for name in results.metrics.keys() & row.keys():
-                scores[name] = None if row[name] is None else float(row[name])
+    for index, row in read_values(folder, results):
+        scores = values.setdefault(index, {})
+        for name in results.metrics.keys() & row.keys():
+            scores[name] = None if row[name] is None else float(row[name])
     return {
         index: {name: scores[name] for name in results.metrics if name in scores}
         for index, scores in sorted(values.items())
     }
+
+
+def read_values(folder: Path, results: Results) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield indices of samples and their columns in the files of evaluators, file by file.
+
+    Raises:
+        ConfigError: a file is damaged, or has fewer values of a metric than its n in results.json.
+    """
+    for path in sorted((folder / "metrics").glob(f"*{SCORES}")):
+        try:
+            lines = [parse_json(line, finite=True) for line in read_text(path).splitlines()]
+            rows = {int(line["index"]): line for line in lines}
+            if wrong := [index for index in rows if not 0 <= index < results.n]:
+                raise ValueError(f"index {wrong[0]}: there are {results.n} samples")
+            for name in set().union(*rows.values()) & results.metrics.keys():
+                count = sum(isinstance(row.get(name, ""), int | float | None) for row in rows.values())
+                if count < results.metrics[name].n:
+                    raise ValueError(f"{count} values of {name}, whose n is {results.metrics[name].n}")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path}: damaged ({type(error).__name__} {error}); delete {FILE} and run it again: samples are kept"
+            ) from None
+        yield from rows.items()
 
 
 def order_worst_first(results: Results, scores: Mapping[int, Scores]) -> list[int]:

@@ -1,0 +1,94 @@
+"""Files of other people are opened by one function; every other call that opens a file is listed with its reason."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+OPENS = {
+    "open", "fdopen", "read_text", "read_bytes", "safe_open", "load_file", "is_zipfile", "ZipFile", "mmap", "memmap",
+    "fromfile", "genfromtxt", "loadtxt", "imread", "copyfile", "copy2", "copytree", "scan_parquet", "read_parquet",
+    "scan_csv", "read_csv", "scan_ndjson", "from_file", "from_pretrained", "Image.open", "np.load", "torch.load",
+    "torch.jit.load", "OmegaConf.load",
+}  # fmt: skip
+"""Names of functions that open a path, with the module where another function has the same name."""
+OURS = {"open_file", "read_bytes", "read_text", "check_file"}
+"""Functions of kvbench.core.files that check a file; a call whose argument is one of them is checked too."""
+PACKAGE, WRITES = "a file of this package", "a file that is written"
+HASHED = "a weight file, which `Weight.require` has hashed through `open_file`"
+FOLDERS = (
+    "transformers takes regular files of a folder only; the folder's files are hashed through `open_file`"
+)
+REASONS = {
+    "eval/alignment/clip.py": (HASHED, 5),
+    "eval/alignment/judge.py": (HASHED, 1),
+    "eval/alignment/vqa.py": (HASHED, 2),
+    "eval/networks.py": (HASHED, 1),
+    "eval/paired/dists.py": (HASHED, 2),
+    "eval/paired/lpips.py": (HASHED, 1),
+    "eval/spaces/dinov2.py": (HASHED, 1),
+    "eval/spaces/dreamsim.py": (HASHED, 2),
+    "eval/spaces/efficientnet.py": (HASHED, 1),
+    "eval/spaces/inception.py": (HASHED, 1),
+    "eval/spaces/scenes.py": (HASHED, 1),
+    "eval/distribution/dataset.py": ("a member of an archive that was checked", 1),
+    "eval/files/pictures.py": ("a file that `open_file` opened, or bytes", 1),
+    "eval/registry.py": (PACKAGE, 2),
+    "kvbench/cli/config/smoke.py": (PACKAGE, 1),
+    "kvbench/cli/streams.py": ("the null device, and the streams of this process", 3),
+    "kvbench/cli/submit/background.py": (WRITES, 1),
+    "kvbench/cli/submit/ray.py": (WRITES, 1),
+    "kvbench/cli/tasks/named_files.py": (PACKAGE, 1),
+    "kvbench/cli/tasks/new.py": (PACKAGE, 1),
+    "kvbench/cli/workers/log.py": (WRITES, 1),
+    "kvbench/core/claims.py": (WRITES, 1),
+    "kvbench/core/files.py": (
+        "the function itself; a file just written; the kernel's identifier of this boot",
+        4,
+    ),
+    "kvbench/core/receive.py": ("an address; a file that is written", 2),
+    "kvbench/dashboard/page.py": (PACKAGE, 1),
+    "kvbench/dashboard/vendor.py": (PACKAGE, 2),
+    "kvbench/data/row_cache.py": (PACKAGE, 1),
+    "kvbench/engine/cache.py": ("`Ledger.open` opens no file", 1),
+    "kvbench/models/files/checkpoints.py": ("`read` has checked the file", 3),
+    "kvbench/models/files/gguf.py": ("`Cursor.read_text`, and a file that `open_file` opened", 5),
+    "kvbench/models/files/mapped.py": ("the kernel's list of mapped files", 1),
+    "kvbench/models/files/stored.py": (WRITES, 1),
+    "kvbench/models/image_loop.py": ("`DrawnTokens.open` opens no file", 1),
+    "kvbench/models/text_loop.py": ("`DrawnTokens.open` opens no file", 1),
+    "kvbench/models/parts/text.py": (FOLDERS, 2),
+    "kvbench/models/text_tokens.py": (FOLDERS, 1),
+    "kvbench/prompts/text_files.py": (PACKAGE, 1),
+    "kvbench/report/papers/published.py": (PACKAGE, 1),
+    "kvbench/runs/code.py": (PACKAGE, 1),
+    "kvbench/runs/record/folder.py": ("a file that is written, after `read_bytes`", 1),
+    "kvbench/runs/record/machine.py": ("the kernel's description of the processor", 1),
+    "kvbench/runs/score/entries.py": ("`Entry.open` opens no file", 2),
+}
+
+
+def list_calls(path: Path) -> Iterator[str]:
+    """Yield the calls of a module that open a path without the one function."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        last = called.rpartition(".")[2]
+        inner = {
+            ast.unparse(one.func) for one in ast.walk(node) if isinstance(one, ast.Call) and one is not node
+        }
+        if called not in OURS and not inner & OURS and (last in OPENS or called in OPENS):
+            yield f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node):.90}"
+
+
+def test_every_other_call_that_opens_a_file_has_its_reason() -> None:
+    files = [path for folder in ("kvbench", "eval") for path in sorted((ROOT / folder).rglob("*.py"))]
+    calls = [call for path in files for call in list_calls(path)]
+    found = Counter(call.partition(":")[0] for call in calls)
+    expected = {name: count for name, (_, count) in REASONS.items()}
+    wrong = {name for name in found | expected if found.get(name) != expected.get(name)}
+    assert not wrong, "\n".join(
+        [*sorted(wrong), *(call for call in calls if call.partition(":")[0] in wrong)]
+    )
