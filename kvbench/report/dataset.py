@@ -145,9 +145,10 @@ def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
     """Write all files except the card."""
     opened = [(run, open_samples(run.folder)) for run in runs]  # compares each file with its record
     frame = read_runs({run.path: run.results for run in runs})
-    write_frame(frame, out / RUNS_FILE)
     samples = _read_samples(opened, frame)
-    write_frame(samples, out / SAMPLES_FILE)
+    has_images = any(stored.kind == IMAGES.kind for _, stored in opened)
+    for path, table in ((RUNS_FILE, frame), (SAMPLES_FILE, samples)):
+        write_frame(_add_file_name(table) if has_images else table, out / path)
     for run, stored in opened:
         _copy(out / "runs" / run.path, (run.folder / name for name in RUN_FILES))
         target = out / stored.kind / run.path
@@ -157,7 +158,7 @@ def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
         else:
             _link(run.folder / stored.kind, target, names)
         _write_records(run.folder, out / "runs" / run.path, [target / name for name in names])
-    if (out / IMAGES.kind).is_dir():
+    if has_images:
         write_frame(_list_images(samples), out / IMAGES.kind / "metadata.parquet")
 
 
@@ -200,6 +201,17 @@ def _read_samples(
     return rows.join(polars.DataFrame(texts), on=["folder", "index"], how="left") if texts else rows
 
 
+def _add_file_name(table: "polars.DataFrame") -> "polars.DataFrame":
+    """Return a table with an empty column of file names.
+
+    `datasets` reads every configuration of a card like the first one. Its reader of folders of images takes other
+    tables too, if they have such a column.
+    """
+    import polars
+
+    return table.with_columns(polars.lit(None, polars.String).alias("image_file_name"))
+
+
 def _list_images(samples: "polars.DataFrame") -> "polars.DataFrame":
     """Return the image samples for the Hub's viewer, with paths relative to the folder of images."""
     import polars
@@ -230,6 +242,7 @@ def write_card(
         repo=repo,
         author=author,
         kinds=sorted(kinds),
+        tables=(SAMPLES_FILE, RUNS_FILE),
         runs=results,
         models=sorted({run.model for run in results}),
         methods=sorted({run.method for run in results}),

@@ -10,6 +10,7 @@ from pathlib import Path
 import huggingface_hub as hub
 import polars as pl
 import pytest
+from PIL import Image
 
 from kvbench.cli.tasks.publish import parse_words
 from kvbench.core.config import ConfigError
@@ -104,9 +105,9 @@ def test_the_hub_reads_the_card(made: Path, published: Path) -> None:
     about = card.data.to_dict()
     assert about["license"] == "apache-2.0"
     assert about["tags"] == ["kvbench", "kv-cache", "benchmark", "fake"]
-    places = {one["config_name"]: one.get("data_files") or one["data_dir"] for one in about["configs"]}
-    assert places == {"images": "images", "samples": "data/samples.parquet", "runs": "data/runs.parquet"}
-    assert all((published / place).exists() for place in places.values())
+    places = {one["config_name"]: one["data_files"] for one in about["configs"]}
+    assert places == {"images": "images/**", "samples": "data/samples.parquet", "runs": "data/runs.parquet"}
+    assert all([*published.glob(place)] for place in places.values())
     results = results_of(made)
     assert results.provenance is not None
     code = results.provenance["code"]
@@ -370,3 +371,28 @@ def test_a_full_disk_is_an_error_of_the_system(made: Path, tmp_path: Path, kind:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_datasets_loads_every_configuration(
+    run: Path, tmp_path: Path, offline: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader that the Hub's viewer uses finds images, samples and runs, one configuration after the other."""
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: it is in the extra dev")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", value=True)
+    prepare_dataset(read_published([run]), tmp_path / "set")
+    loaded = {
+        name: datasets.load_dataset(str(tmp_path / "set"), name, split="train", cache_dir=str(tmp_path))
+        for name in ("runs", "samples", "images")
+    }
+    assert {name: rows.num_rows for name, rows in loaded.items()} == {"runs": 2, "samples": 8, "images": 8}
+    assert {*loaded["runs"]["run"]} == {path.name for path in run.parent.glob("*-*")}
+    psnr = [json.loads(line)["psnr"] for line in (run / "metrics/psnr-uint8.samples.jsonl").open()]
+    ours = {
+        name: [*loaded[name].filter(lambda row: row["method"] != "full")] for name in ("samples", "images")
+    }
+    for rows in ours.values():
+        assert [row["psnr"] for row in rows] == psnr
+    for index, row in enumerate(ours["images"]):
+        for column, folder in (("image", run), ("reference", next(run.parent.glob("full-*")))):
+            with Image.open(folder / f"images/{index:06d}.png") as image:
+                assert row[column].tobytes() == image.tobytes()
