@@ -84,7 +84,7 @@ TWINS: Sequence[Twin] = (
         "expected_attention",
         {"epsilon": 0, "leading": 4, "heads": "even", "future": FUTURE},
         {"n_future_positions": FUTURE},
-        note="rounding in one head of the guest",
+        note="rounding in one head",
     ),
     Twin("AdaKVPress", "adakv", SNAPKV, {}, ("SnapKVPress", {"window_size": WINDOW}), guest=False),
     _around_snapkv("CriticalKVPress", "criticalkv"),

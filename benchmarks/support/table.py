@@ -1,9 +1,11 @@
 """Tables that are printed row by row during a measurement, and tables as CSV files."""
 
 import csv
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from kvbench.core.files import write_whole
 from kvbench.report.row_keys import Composed, write_keys
 
 
@@ -37,12 +39,13 @@ class Table:
 
 
 def write_csv(path: str, rows: Iterable[Iterable[str]], composed: Sequence[Composed] = ()) -> None:
-    """Write rows, the first with the columns, as a CSV file; an empty path writes nothing.
+    """Write rows, the first with the columns, as a CSV file in a folder that is made; an empty path writes nothing.
 
     Rows that a configuration describes are `composed`: their keys are written beside the table.
     """
     if path:
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        write_whole(Path(path), text.getvalue())
         if composed:
             write_keys(Path(path), composed)
