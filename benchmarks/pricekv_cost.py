@@ -24,7 +24,7 @@ from kvbench.kernels.layout import empty_layout
 from kvbench.methods.pricekv.errors import SubsetError, sum_subsets
 from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.pricekv.problem import list_sources, measure_usage
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 
 MIB = 2**20
 

@@ -13,7 +13,8 @@ from kvbench.engine.coding.formats import Packing
 from kvbench.engine.memory import MIB
 from kvbench.engine.packed.bytes import predict_bytes, prepare_to_fit
 from kvbench.engine.schedule import Ints, predict_ring_slots, predict_row_lengths, sum_tokens
-from kvbench.methods.shared.base import Artifact, Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.models.base import Model
 
 

@@ -11,7 +11,8 @@ from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.schedule import Schedule, build_schedule, predict_row_lengths, sum_tokens
-from kvbench.methods.shared.base import Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Observer
 from kvbench.runs.check import check_job
 from kvbench.runs.generate.batch import load
 from kvbench.runs.job import Job

@@ -17,7 +17,8 @@ from kvbench.core.budget import Budget
 from kvbench.core.gpus import resolve_device, resolve_noise
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.full import Full
-from kvbench.methods.shared.base import Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Observer
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"

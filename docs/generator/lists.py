@@ -11,7 +11,8 @@ from generator.baselines import list_presets, make_table
 from generator.choices import Choice, build, list_choices
 from generator.markdown import format_table, make_anchor
 from generator.measured import FOLDER, read_rows, read_sections
-from kvbench.methods.shared.base import Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Observer
 from kvbench.models.files.hub import format_bytes
 from kvbench.report.papers.published import find
 

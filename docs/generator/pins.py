@@ -10,7 +10,7 @@ from pathlib import Path
 import kvbench.conf
 import kvbench.methods
 from kvbench.core.files import hash_values, write_whole
-from kvbench.methods.shared.base import Observer
+from kvbench.methods.shared.calibration import Observer
 from kvbench.runs.code import (
     CLASS_PACKAGES,
     ENGINE_PACKAGES,

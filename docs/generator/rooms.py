@@ -24,7 +24,7 @@ FOLDERS = (
 )
 """Folders of a checkout and the packages that they are."""
 EVERYTHING = ("kvbench",)
-CONTRACT = ("methods.shared.base", "methods.shared.uses", "methods.shared.view")
+CONTRACT = tuple(f"methods.shared.{name}" for name in ("base", "calibration", "hook_results", "uses", "view"))
 """The contract between methods and the engine."""
 ENGINE = ("engine", "engine.cache", "engine.coding", "engine.packed")
 RUNS = ("runs", "runs.generate", "runs.record", "runs.run_hash", "runs.score")

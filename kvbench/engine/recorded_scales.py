@@ -4,7 +4,8 @@ from kvbench.core.segments import ModelSpec
 from kvbench.engine.schedule import Change, ask_method, naming_place, predict_row_lengths
 from kvbench.engine.view import CacheView
 from kvbench.kernels.layout import Layout
-from kvbench.methods.shared.base import Method, WrongTensor
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.hook_results import WrongTensor
 
 
 def can_record(spec: ModelSpec, method: Method) -> bool:

@@ -17,7 +17,8 @@ from kvbench.engine.layer import LayerInputs
 from kvbench.engine.view import CacheView
 from kvbench.kernels.compact import list_origins, source_table
 from kvbench.kernels.layout import Layout, empty_layout, list_positions, pack_rows
-from kvbench.methods.shared.base import Method, NotANumber, WrongTensor, require_tensor
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.hook_results import NotANumber, WrongTensor, require_tensor
 
 Ints = NDArray[np.int64]
 

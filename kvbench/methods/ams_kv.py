@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.shared.base import Artifact, Limit, Method, Observer, require_artifact, set_limits
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
 from kvbench.methods.shared.even_shares import share_by_head
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 

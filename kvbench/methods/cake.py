@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.capacities import Floats, Ints
 from kvbench.methods.shared.layer_shares import LayerShares, LayerStatistics
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import ObservationWindow
 from kvbench.methods.shared.select import (
     Window,

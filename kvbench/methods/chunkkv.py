@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.grouped import average_heads, sum_runs
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import LARGEST
 from kvbench.methods.shared.select import choose_best
 from kvbench.methods.shared.view import View

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kvbench.core.config import ConfigError
-from kvbench.methods.shared.base import SHARE, Limit, set_limits
 from kvbench.methods.shared.grouped import count_safe
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.output_norms import measure_output
 from kvbench.methods.shared.select import choose_best
 from kvbench.methods.shared.view import View

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from kvbench.methods.shared.base import SHARE, Limit, set_limits
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import choose_window, find_latest, sum_attention
 from kvbench.methods.shared.view import View

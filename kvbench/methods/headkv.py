@@ -9,8 +9,10 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method, set_limits
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.even_shares import share_by_head
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.select import (
     BranchMode,
     LineAttention,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import Family
-from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import LineAttention, by_row, cap_recent, find_begin, score_line
 from kvbench.methods.shared.view import View

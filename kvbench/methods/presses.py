@@ -13,7 +13,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.config import UserError
 from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import choose_best, pair_halves
 from kvbench.methods.shared.view import View

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import Artifact, Limit, set_limits
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.even_shares import share_layer
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import WindowAttention
 from kvbench.methods.shared.select import count_sinks, fit_window
 from kvbench.methods.shared.view import View

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.shared.base import Limit, Method, set_limits
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.select import choose_best
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View

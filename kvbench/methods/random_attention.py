@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.draws import DRAWN_ON_HOST, draw_by_row, draw_for_prompts
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.newest import NewestKept
 from kvbench.methods.shared.select import find_begin
 from kvbench.methods.shared.view import View

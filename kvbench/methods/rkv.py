@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from kvbench.methods.shared.base import SHARE, Limit, set_limits
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.redundancy import measure_redundancy
 from kvbench.methods.shared.scored import ObservationWindow
 from kvbench.methods.shared.select import average_attention, find_sinks, find_valid_queries, smooth

@@ -14,8 +14,9 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.files import parse_json, read_text
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.shared.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
 from kvbench.methods.shared.capacities import Ints, fill_gaps, shrink_early
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import (
     Pool,

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.shared.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import cap_recent, count_sinks, sum_attention
 from kvbench.methods.shared.view import View

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.grouped import average_heads
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import average_attention, choose_window, find_slots, find_valid_queries
 from kvbench.methods.shared.view import View

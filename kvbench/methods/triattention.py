@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.shared.base import Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_sinks, find_valid_queries, fits
 from kvbench.methods.shared.uses import Uses

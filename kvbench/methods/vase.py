@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.draws import DRAWN_ON_HOST, draw_by_row
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.newest import NewestKept
 from kvbench.methods.shared.select import (
     average_attention,

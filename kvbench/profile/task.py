@@ -39,7 +39,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.files import hash_values, write_whole
 from kvbench.engine.memory import cache_bytes
 from kvbench.methods.full import Full
-from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.profile.bench import Bench, Candidate, ProfileRow, find_largest
 from kvbench.profile.trace import trace

@@ -20,7 +20,8 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.engine.coding.scale_residuals import MENU_BITS, ScaleResiduals
-from kvbench.methods.shared.base import Artifact, Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.models.base import Model

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.core.config import ConfigError, quote_prompt
 from kvbench.core.storage import CHANNEL
-from kvbench.methods.shared.base import Observer
+from kvbench.methods.shared.calibration import Observer
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import check_calibration
 from kvbench.runs.job import Job

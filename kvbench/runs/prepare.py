@@ -14,7 +14,7 @@ from kvbench.core.files import hash_path
 from kvbench.engine.coding.formats import CODEBOOK_REVISION, CodebookTensors
 from kvbench.engine.packed.bytes import prepare_to_fit
 from kvbench.eval.files.kinds import TEXTS
-from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.models.reading.reader import TextReader
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import (

@@ -15,7 +15,7 @@ from kvbench.cli import app as cli
 from kvbench.cli.config.compose import check_runs_dir, compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.messages import describe_error, is_expected
 from kvbench.cli.tasks.job import make_job
-from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.runs.check import check_job
 from tests.support.marks import slow_but_every
 

@@ -20,7 +20,7 @@ from kvbench.eval.files import store
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.spaces.scenes import Scenes
 from kvbench.methods.heatkv.order_file import write_orders
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.models.files import weights
 from kvbench.runs.calibrate import save_artifact
 from kvbench.runs.record.folder import RunFolder

@@ -20,7 +20,8 @@ from kvbench.engine.ledger import Ledger
 from kvbench.kernels.attention_paths import Path
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
-from kvbench.methods.shared.base import Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Observer
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from tests.support import reference_emu3, reference_janus, reference_lumina

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.support.build import built, composed
 from kvbench.core.segments import Family
 from kvbench.engine.cache import KVCache
-from kvbench.methods.shared.base import Observer
+from kvbench.methods.shared.calibration import Observer
 from kvbench.runs.calibrate import Observation
 from tests.cuda_shapes.test_next_token import SHORT, unread
 from tests.support.fake_device import CUDA

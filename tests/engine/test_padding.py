@@ -25,7 +25,8 @@ from kvbench.methods.linear_ar import LineAR
 from kvbench.methods.random import Random
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scalekv import AttentionSelectivity
-from kvbench.methods.shared.base import Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Observer
 from kvbench.methods.shared.select import sum_by_segment
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.support.tape import Tape
 from kvbench.core.segments import Segment
 from kvbench.methods.h2o import H2O
-from kvbench.methods.shared.base import WrongTensor
+from kvbench.methods.shared.hook_results import WrongTensor
 from tests.support.engine import open_cache, run, small, tokens_of
 
 

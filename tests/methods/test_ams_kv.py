@@ -20,7 +20,8 @@ from kvbench.methods.ams_kv import (
     effective_capacities,
     fixed_capacities,
 )
-from kvbench.methods.shared.base import Artifact, Method
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact
 from tests.support.engine import Asked, listening, open_cache, prepared, shown_to, small, tokens_of
 from tests.support.marks import slow_but_every
 from tests.support.places import GOLDENS

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.cake import CAKE, AttentionSpread, measure_moments, share_officially
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.select import choose_best, smooth
 from kvbench.methods.snapkv import SnapKV
 from tests.support.engine import open_cache, prepared, run, small, tokens_of, watch

@@ -23,7 +23,8 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.schedule import predict_row_lengths, sum_tokens
 from kvbench.methods.full import Full
-from kvbench.methods.shared.base import Artifact, Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate

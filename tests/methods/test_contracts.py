@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from kvbench.methods.adakv import AdaKV
-from kvbench.methods.shared.base import Method, WrongTensor
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.hook_results import WrongTensor
 from kvbench.methods.shared.scored import AdaptiveHeads, Scored
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View

@@ -16,7 +16,7 @@ from kvbench.methods.expected.gaussian import (
     rotate_gaussian,
 )
 from kvbench.methods.expected.method import ExpectedAttention, QueryGaussians
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.output_norms import measure_output
 from kvbench.methods.shared.select import choose_best, pair_halves
 from kvbench.methods.snapkv import SnapKV

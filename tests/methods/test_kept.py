@@ -27,7 +27,7 @@ from kvbench.methods.merging.method import D2O, CaM, LookM, MergingPress
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.random import Random
 from kvbench.methods.rkv import RKV
-from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA

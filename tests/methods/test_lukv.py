@@ -27,7 +27,7 @@ from kvbench.methods.lukv.shares import (
     sum_percents,
 )
 from kvbench.methods.pricekv.greedy import find_hull
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.capacities import Floats
 from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.methods.shared.select import choose_best

@@ -15,7 +15,7 @@ from kvbench.methods.merging.meda import (
     measure_entropy,
 )
 from kvbench.methods.merging.merge import merge_slots, pair_slots
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.select import choose_best
 from tests.support.engine import open_cache, prepared, run, small, tokens_of, watch
 from tests.support.evict_goldens import close_score, list_cases, load_case, mark, take

@@ -18,8 +18,9 @@ from torch import Tensor
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
-from kvbench.methods.shared import base
-from kvbench.methods.shared.base import Artifact, Method
+from kvbench.methods.shared import plans
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.wrapper import Wrapper
 from tests.support.conformance import artifact_for
 from tests.support.engine import D
@@ -192,7 +193,7 @@ def test_a_prompt_longer_than_those_of_the_run_is_refused() -> None:
 
 
 def test_a_long_run_holds_the_plans_of_a_batch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "MAX_PLANS", 1)
+    monkeypatch.setattr(plans, "MAX_PLANS", 1)
     spec = spec_of(LENGTHS[0])
     method = prepare("chunkkv", 0, 14, LENGTHS[0], None)
     assert isinstance(method, Wrapper)

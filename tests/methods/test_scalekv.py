@@ -22,7 +22,7 @@ from kvbench.methods.scalekv import (
     read_capacities,
     share_capacity,
 )
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.capacities import fill_gaps, shrink_early
 from kvbench.methods.shared.select import choose_best, choose_window, smooth, smooth_outside
 from kvbench.methods.shared.view import View

@@ -14,8 +14,10 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.hack.method import HACK
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scalekv import ScaleKV
-from kvbench.methods.shared.base import Method, NotANumber, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Observer
 from kvbench.methods.shared.even_shares import share_evenly
+from kvbench.methods.shared.hook_results import NotANumber
 from kvbench.methods.shared.select import (
     choose_best,
     choose_window,

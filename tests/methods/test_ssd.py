@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.ssd import SSD, DistantAttention, count_line, share_classes
 from tests.support.engine import D, open_cache, prepared, run, tokens_of, watch
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.core.segments import ModelSpec, Segment, next_token
-from kvbench.methods.shared.base import Artifact, Method
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.triattention import QueryCentres, TriAttention, list_distances
 from kvbench.models.parts.rotary import rotate_grid, rotate_line
 from tests.support.engine import listening, open_cache, prepared, run, tokens_of

@@ -15,7 +15,8 @@ from kvbench.core.graphs import GraphRecorder
 from kvbench.engine.cache import KVCache
 from kvbench.engine.ledger import Ledger
 from kvbench.engine.schedule import predict_row_lengths
-from kvbench.methods.shared.base import Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Observer
 from kvbench.models.noise import PromptNoise
 from tests.support.marks import slow_except
 from tests.support.methods import methods_for

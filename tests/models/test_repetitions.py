@@ -15,7 +15,8 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.random import Random
-from kvbench.methods.shared.base import Method, WrongTensor
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.hook_results import WrongTensor
 from kvbench.methods.shared.view import View
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import open_cache

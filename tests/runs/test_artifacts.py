@@ -7,7 +7,7 @@ import torch
 
 from kvbench.core.config import ConfigError
 from kvbench.methods.heatkv.scores import AttentionByScale
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.runs.calibrate import artifact_name, load_artifact, save_artifact
 
 KIND = AttentionByScale.kind

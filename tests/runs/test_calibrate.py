@@ -22,7 +22,7 @@ from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.pricekv.errors import SubsetError
 from kvbench.methods.scalekv import AttentionSelectivity
-from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.models.base import Cache, Model

@@ -13,7 +13,8 @@ from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
-from kvbench.methods.shared.base import Artifact, Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact, Observer
 from tests.support.engine import D, prepared
 from tests.support.methods import class_of, settings_of
 from tests.support.small_models import composed

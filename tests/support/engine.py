@@ -10,7 +10,8 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
-from kvbench.methods.shared.base import Artifact, Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.methods.shared.view import View
 from kvbench.runs.calibrate import Observation
 

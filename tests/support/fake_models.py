@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from benchmarks.support.build import built, composed
 from kvbench.core.budget import Budget
-from kvbench.methods.shared.base import Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Observer
 from kvbench.models.base import TextFeatures
 from kvbench.models.image_model import ImageModel
 from kvbench.models.next_token import LinedImageModel

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import Observer
+from kvbench.methods.shared.calibration import Observer
 from tests.support.engine import D, open_cache, run
 
 WIDTH, FOLD = 12, 2

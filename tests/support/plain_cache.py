@@ -12,7 +12,8 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.kernels.layout import pad_rows
-from kvbench.methods.shared.base import Artifact, Method
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact
 from tests.support.engine import D, run, small, tokens_of
 
 HEADS, GROUP, LAYERS, BASE = 2, 2, 2, 100.0

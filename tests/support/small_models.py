@@ -12,7 +12,8 @@ from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
-from kvbench.methods.shared.base import Method, Observer
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Observer
 from kvbench.models.noise import PromptNoise
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling

@@ -281,8 +281,8 @@ def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> Entry:
     if drop_of(folder, number).is_file():
         return replace(entry, outcome="dropped")
     if entry.folder and is_earlier(Path(entry.folder)):
-        error = f"{entry.folder} is {OF_EARLIER_VERSION}; run the same command again to make it anew"
-        return Entry(number, overrides, "earlier", error=error)
+        reason = f"{entry.folder} is {OF_EARLIER_VERSION}; run the same command again to make it anew"
+        return Entry(number, overrides, "earlier", error=reason)
     return entry
 
 

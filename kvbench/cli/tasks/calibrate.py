@@ -13,7 +13,7 @@ from kvbench.core.settings import Settings
 from kvbench.engine.coding.scale_residuals import SIDES, ScaleResiduals, share_energies
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
-from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.report.figures.draw import NOT_INSTALLED, can_draw
 from kvbench.runs.generate.batch import load
 from kvbench.runs.job import Job

@@ -16,7 +16,7 @@ from kvbench.cli.tasks.entrants import Runner, find_entrants, find_evaluator, ha
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_values
 from kvbench.core.settings import Settings
-from kvbench.methods.shared.base import Observer
+from kvbench.methods.shared.calibration import Observer
 from kvbench.report.figures.styles import save
 from kvbench.report.tables import print_rows
 from kvbench.runs.job import Job

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.coding.formats import count_sources
 from kvbench.kernels.quantise import fit_affine, fit_book
-from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.methods.shared.view import View
 
 BITS = (2, 3, 4)

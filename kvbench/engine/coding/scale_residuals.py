@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.coding.codebooks import BITS, fit_books, list_shapes
-from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.methods.shared.view import View
 
 SIDES = ("keys", "values")

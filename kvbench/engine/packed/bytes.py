@@ -18,7 +18,8 @@ from kvbench.engine.coding.planes import (
 from kvbench.engine.packed.store import count_row_bytes
 from kvbench.engine.schedule import Ints, build_schedule, predict_row_lengths, sum_tokens
 from kvbench.kernels.layout import empty_layout
-from kvbench.methods.shared.base import Artifact, Method
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact
 
 
 def bound_token_bytes(spec: ModelSpec, packing: Packing) -> tuple[int, int]:

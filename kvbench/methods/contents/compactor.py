@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_leading, smooth, softmax_seen
 from kvbench.methods.shared.uses import SOLVED_BY_LIBRARY

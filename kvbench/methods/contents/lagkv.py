@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.grouped import sum_runs
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_leading
 from kvbench.methods.shared.view import View

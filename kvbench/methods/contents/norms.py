@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.draws import DRAWN_ON_HOST, draw_normal
 from kvbench.methods.shared.grouped import sum_runs
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.newest import fit_newest
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_leading

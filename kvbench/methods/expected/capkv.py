@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 from kvbench.core.config import ConfigError
 from kvbench.methods.expected.gaussian import rotate_channels
 from kvbench.methods.expected.queries import average_rotation, read_queries
-from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_leading, pair_halves
 from kvbench.methods.shared.uses import SOLVED_BY_LIBRARY

@@ -10,7 +10,8 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.expected.gaussian import expect_logits, fit_gaussian, rotate_gaussian
 from kvbench.methods.expected.queries import average_rotation, read_queries
-from kvbench.methods.shared.base import Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.output_norms import measure_output
 from kvbench.methods.shared.scored import AdaptiveHeads
 from kvbench.methods.shared.select import find_leading, pair_halves, softmax_seen

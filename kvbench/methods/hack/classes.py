@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import Observer
+from kvbench.methods.shared.calibration import Observer
 from kvbench.methods.shared.select import sum_by_segment
 from kvbench.methods.shared.view import View
 

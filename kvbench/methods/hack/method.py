@@ -10,7 +10,9 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.hack.classes import ColumnVariance, find_contextual
-from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method, Observer, require_artifact, set_limits
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.select import (
     BranchMode,
     check_capacity,

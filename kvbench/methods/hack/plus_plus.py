@@ -12,7 +12,8 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.hack.budgets import group_heads, measure_reliance, share_budget, weigh_groups
 from kvbench.methods.hack.classes import HeadPatterns, find_contextual
-from kvbench.methods.shared.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import choose_best, choose_window, fits, smooth
 from kvbench.methods.shared.uses import Uses

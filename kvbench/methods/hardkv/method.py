@@ -13,7 +13,8 @@ from kvbench.methods.hardkv.calibration import Calibration, mark_top_p, solve_te
 from kvbench.methods.hardkv.merging import MergePlan, merge_exactly, merge_fixed_budget, merge_multi_to_one
 from kvbench.methods.hardkv.official import SINKS, rank_rewritten, select_sparse, weigh_slots
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
-from kvbench.methods.shared.base import Artifact, Limit, set_limits
+from kvbench.methods.shared.calibration import Artifact
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.redundancy import measure_redundancy
 from kvbench.methods.shared.scored import LARGEST, Scored
 from kvbench.methods.shared.select import (

@@ -14,7 +14,8 @@ from kvbench.core.segments import ModelSpec
 from kvbench.methods.heatkv.order_file import read_orders
 from kvbench.methods.heatkv.schedule import count_pruned_heads, fill_budget, schedule_evictions
 from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
-from kvbench.methods.shared.base import Artifact, Method, Observer, require_artifact
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
 from kvbench.methods.shared.select import find_leading
 from kvbench.methods.shared.set_aside import set_aside
 from kvbench.methods.shared.view import View

@@ -9,9 +9,9 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.lukv.calibration import BudgetShares
 from kvbench.methods.lukv.shares import Scope, allocate_shares, average_curves
-from kvbench.methods.shared.base import SHARE, Limit, set_limits
 from kvbench.methods.shared.capacities import Ints
 from kvbench.methods.shared.full_scores import CalibratedCapacities, find_min_capacity
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 
 
 @dataclass

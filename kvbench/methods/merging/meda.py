@@ -11,9 +11,9 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.merging.merge import How, merge_slots, pair_slots
-from kvbench.methods.shared.base import SHARE, Limit, set_limits
 from kvbench.methods.shared.capacities import Floats, Ints
 from kvbench.methods.shared.layer_shares import LayerShares, LayerStatistics
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.select import find_latest, softmax_seen, sum_attention
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View

@@ -19,8 +19,9 @@ from kvbench.methods.merging.merge import (
     restore_lengths,
     select_ranks,
 )
-from kvbench.methods.shared.base import SHARE, Artifact, Limit, set_limits
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.draws import DRAWN_ON_HOST, draw_by_row
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.select import choose_best, find_begin
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View

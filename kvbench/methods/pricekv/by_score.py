@@ -9,7 +9,6 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.pricekv.curves import keep_best, measure_errors
 from kvbench.methods.pricekv.greedy import allocate_calibrated, choose_floor
-from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.capacities import Ints
 from kvbench.methods.shared.full_scores import (
     CalibratedCapacities,
@@ -18,6 +17,7 @@ from kvbench.methods.shared.full_scores import (
     find_min_capacity,
     list_capacities,
 )
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.utility import measure_lost_utility
 from kvbench.methods.shared.view import View
 

@@ -12,8 +12,10 @@ from kvbench.methods.pricekv.curves import keep_best
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import Condition, TokenForecast, rate_slots, select_rows
 from kvbench.methods.pricekv.greedy import allocate_calibrated, choose_floor
-from kvbench.methods.shared.base import Artifact, Limit, Method, require_artifact, set_limits
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact, require_artifact
 from kvbench.methods.shared.full_scores import list_capacities
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.select import check_capacity, choose_best, spread_capacity
 from kvbench.methods.shared.view import View
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.pricekv.problem import list_sources
-from kvbench.methods.shared.base import Observer
+from kvbench.methods.shared.calibration import Observer
 from kvbench.methods.shared.output_norms import find_metric
 from kvbench.methods.shared.select import choose_window, softmax_seen
 from kvbench.methods.shared.view import View

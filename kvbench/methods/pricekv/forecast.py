@@ -15,7 +15,7 @@ from kvbench.methods.pricekv.curves import (
     measure_errors,
 )
 from kvbench.methods.pricekv.errors import Importance
-from kvbench.methods.shared.base import Observer
+from kvbench.methods.shared.calibration import Observer
 from kvbench.methods.shared.full_scores import list_capacities, scatter_to_positions
 from kvbench.methods.shared.output_norms import find_metric, square_lengths
 from kvbench.methods.shared.view import View

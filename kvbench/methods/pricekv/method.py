@@ -24,13 +24,9 @@ from kvbench.methods.pricekv.errors import Importance, SubsetError
 from kvbench.methods.pricekv.noise import PrecisionError, count_bits, list_precisions
 from kvbench.methods.pricekv.predictions import allocate_predicted
 from kvbench.methods.pricekv.problem import list_sources
-from kvbench.methods.shared.base import (
-    Artifact,
-    Limit,
-    Method,
-    require_artifact,
-    set_limits,
-)
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact, require_artifact
+from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.select import check_capacity, find_leading
 from kvbench.methods.shared.set_aside import set_aside
 from kvbench.methods.shared.uses import Uses

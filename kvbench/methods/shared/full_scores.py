@@ -10,7 +10,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.base import Artifact, Observer, require_artifact
+from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
 from kvbench.methods.shared.capacities import Ints
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import count_sinks

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.shared.base import Artifact, Observer, require_artifact
+from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
 from kvbench.methods.shared.capacities import Floats, Ints, fill_gaps, fill_groups, shrink_early
 from kvbench.methods.shared.even_shares import share_layer
 from kvbench.methods.shared.scored import Scored

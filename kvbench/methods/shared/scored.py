@@ -8,16 +8,13 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.shared.base import (
-    SHARE,
-    Artifact,
-    Limit,
-    Method,
-    require_tensor,
-)
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.capacities import Ints
 from kvbench.methods.shared.even_shares import share_evenly
 from kvbench.methods.shared.grouped import choose_among_heads
+from kvbench.methods.shared.hook_results import require_tensor
+from kvbench.methods.shared.limits import SHARE, Limit
 from kvbench.methods.shared.select import (
     USUAL_WINDOW,
     BranchMode,

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.shared.base import Limit, NotANumber
+from kvbench.methods.shared.hook_results import NotANumber
+from kvbench.methods.shared.limits import Limit
 from kvbench.methods.shared.view import View
 
 Capacity = TypeVar("Capacity", int, Tensor)

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import BranchMode
 from kvbench.methods.shared.uses import Uses

@@ -12,7 +12,7 @@ from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.methods.hack.classes import ColumnVariance
 from kvbench.methods.hack.method import HACK
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.view import View
 from tests.support.engine import prepared, run, small, tokens_of
 

@@ -22,7 +22,7 @@ from kvbench.methods.hack.budgets import (
 )
 from kvbench.methods.hack.classes import HeadPatterns
 from kvbench.methods.hack.plus_plus import HACKPlusPlus, Structural, count_read
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.capacities import fill_groups
 from tests.support.engine import listening, prepared, run, small, tokens_of
 from tests.support.published import INFINITY

@@ -13,7 +13,7 @@ from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.order_file import read_orders, write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 
 KIND = AttentionByScale.kind
 SPEC = ModelSpec("small", 2, 3, 8, next_scale([(1, 1), (2, 2), (3, 3), (4, 4)]))

@@ -22,7 +22,7 @@ from kvbench.methods.heatkv.schedule import (
     schedule_evictions,
 )
 from kvbench.methods.heatkv.scores import AttentionByScale
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from tests.support.places import GOLDENS
 from tests.support.published import INFINITY, SIDES
 

@@ -22,7 +22,7 @@ from kvbench.methods.pricekv.by_score import PriceKVByScore, ScoreErrors
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.random_attention import RandomAttention
 from kvbench.methods.scalekv import ScaleKV
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.view import View

@@ -20,7 +20,7 @@ from kvbench.methods.pricekv.by_token import PriceKVByToken
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import EPSILON, TokenForecast
 from kvbench.methods.pricekv.greedy import allocate_by_gain, allocate_capacities
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt

@@ -19,7 +19,7 @@ from kvbench.methods.heatkv.schedule import count_pruned_heads
 from kvbench.methods.pricekv.allocate import build_problem
 from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.pricekv.problem import list_sources, measure_usage
-from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
 from tests.support.engine import D, open_cache, prepared, run, tokens_of, watch

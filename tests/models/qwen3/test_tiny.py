@@ -11,7 +11,8 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.pricekv.by_score import PriceKVByScore
 from kvbench.methods.rkv import RKV
-from kvbench.methods.shared.base import Artifact, Method
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text

@@ -1,0 +1,36 @@
+"""Checks of what the hooks of a method return."""
+
+import torch
+from torch import Tensor
+
+from kvbench.core.config import UserError
+
+
+class NotANumber(UserError, FloatingPointError):
+    """Scores of a method contain NaN and cannot order tokens; the message names method, layer and segment."""
+
+
+class WrongTensor(UserError, ValueError):
+    """A hook of a method returned another shape or dtype than required; the message names method, layer and segment."""
+
+
+def require_tensor(
+    hook: str, found: object, shape: torch.Size, layout: str, dtype: torch.dtype | None = None
+) -> None:
+    """Check the shape and dtype of a hook's result; nothing is read from the device.
+
+    Args:
+        hook: name of the hook.
+        found: its result.
+        shape: required shape.
+        layout: names of the dimensions, as `[rows, slots]`.
+        dtype: required dtype; None for any floating-point dtype.
+
+    Raises:
+        WrongTensor: the result differs, or is no tensor.
+    """
+    wanted = f"{layout} = {[*shape]}, {'floating-point' if dtype is None else str(dtype)[6:]}"
+    if not isinstance(found, Tensor):
+        raise WrongTensor(f"{hook} returned {type(found).__name__}; return a tensor {wanted}")
+    if found.shape != shape or not (found.is_floating_point() if dtype is None else found.dtype == dtype):
+        raise WrongTensor(f"{hook} returned {[*found.shape]}, {str(found.dtype)[6:]}; return {wanted}")
