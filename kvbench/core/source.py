@@ -109,23 +109,20 @@ def read_source(name: str) -> tuple[Path, bytes] | None:
     """
     loaded = sys.modules.get(name)
     spec = find_spec(name) if loaded is None else getattr(loaded, "__spec__", None)
-    if loaded is not None and name in _READ and _READ[name][0] == id(spec):
-        return _READ[name][2:]
     file = getattr(loaded, "__file__", getattr(spec, "origin", None))
+    state: object = (file, id(spec))
+    if loaded is not None and name in _READ and _READ[name][0] == state:
+        return _READ[name][2:]
     path = Path(file) if file is not None else None
     if path is None or not path.is_file():
         return None
     status = path.stat()
-    state = (path, status.st_size, status.st_ctime_ns) if loaded is None else id(spec)
+    if loaded is None:
+        state = path, status.st_size, status.st_ctime_ns
+    elif status.st_ctime_ns > find_import_time(name):
+        raise ChangedFileError(f"{path} was edited after {name} was imported; start the command again")
     if name not in _READ or _READ[name][0] != state:
-        if loaded is not None and status.st_ctime_ns > find_import_time(name):
-            raise ChangedFileError(f"{path} was edited after {name} was imported; start the command again")
-        _READ[name] = (
-            state,
-            spec,
-            path,
-            read_bytes(path),
-        )  # with the specification held, no other gets its id
+        _READ[name] = state, spec, path, read_bytes(path)  # with the specification held, no other gets its id
     return _READ[name][2:]
 
 

@@ -38,12 +38,12 @@ def list_digests(rows: Sequence[Results]) -> list[dict[str, str]]:
     """
     known = [row.provenance or {} for row in rows]
     engines = {str(one["engine_sha256"]) for one in known if "engine_sha256" in one}
-    marked = ("engine",) if engines - {identify_engine()} else ()
+    marked = ["engine"] if engines - {identify_engine()} else []
     calibrations: dict[object, set[object]] = {}
     for one in known:
         calibrations.setdefault(one.get("calibration"), set()).add(one.get("calibration_sha256"))
     if any(len(digests) > 1 for name, digests in calibrations.items() if name is not None):
-        marked += ("calibration",)
+        marked.append("calibration")
     return [{name: str(one.get(f"{name}_sha256") or "-")[:COLUMN_DIGITS] for name in marked} for one in known]
 
 

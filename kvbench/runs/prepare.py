@@ -76,7 +76,9 @@ def calibrate_job(job: Job) -> Calibrations:
     needs, codebooks = job.method.needs(), job.cache_plan.codebooks
     artifact = observe(job, [needs])[0] if isinstance(needs, Observer) else None
     books = None if codebooks is None else observe(job, [codebooks])[0].tensors
-    files = [path and _describe_file(path, given=path == needs) for path in find_used_files(job)]
+    files = [
+        None if path is None else _describe_file(path, given=path == needs) for path in find_used_files(job)
+    ]
     return Calibrations(artifact, files[0], books, files[1])
 
 

@@ -4,6 +4,7 @@ import ast
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ from types import ModuleType
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from kvbench.core import imports
 from kvbench.core.imports import find_import_time
 from kvbench.core.source import ChangedFileError, Code, describe_tree, hold_loaded, read_code
 
@@ -188,6 +190,19 @@ def test_an_edit_before_the_first_look_is_refused(measure: Measure, tmp_path: Pa
         ChangedFileError, match=r"final\.py was edited after own\.final was imported; start the"
     ):
         read_code(load().Method, is_own)
+
+
+def test_a_class_of_a_script_counts_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for text in ("class Mine: pass\nprint(1)\n", "class Mine: pass\nprint(2)\n"):
+        script = ModuleType("__main__")
+        script.__file__ = str(tmp_path / f"{len(found)}.py")
+        Path(script.__file__).write_text(text)
+        monkeypatch.setattr(imports, "STARTED", time.time_ns())  # as if kvbench were imported by the script
+        monkeypatch.setitem(sys.modules, "__main__", script)
+        found.append(read_code(type("Mine", (), {"__module__": "__main__"}), lambda name: name == "__main__"))
+    assert [[*code.files] for code in found] == [["__main__"]] * 2
+    assert found[0].sha256 != found[1].sha256
 
 
 def test_cells_of_a_notebook_are_source(monkeypatch: pytest.MonkeyPatch) -> None:

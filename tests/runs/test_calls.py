@@ -102,6 +102,14 @@ def write_a_foreign_record(folder: Path) -> None:
     record.write_text(json.dumps({"folder": 3}))
 
 
+def answer_as_another_copy(folder: Path) -> None:
+    """Write the record that another checkout of kvbench leaves."""
+    [record] = (folder.parents[1] / ".calls").iterdir()
+    call = json.loads(record.read_text())
+    call["origins"]["kvbench"] = "/elsewhere/kvbench/__init__.py"
+    record.write_text(json.dumps(call))
+
+
 CHANGES: dict[str, Callable[[Path], object]] = {
     "no image": lambda folder: (folder / "images/000001.png").unlink(),
     "no image of the reference": lambda folder: next(folder.parent.glob("full-*/images/000000.png")).unlink(),
@@ -113,6 +121,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a folder of the Hub": download_the_folder,
     "a package": lambda folder: write(folder.parents[2] / "late_package.py", ""),
     "damaged record": damage_the_record,
+    "another copy of kvbench": answer_as_another_copy,
     "foreign record": write_a_foreign_record,
 }
 

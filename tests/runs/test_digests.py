@@ -138,6 +138,19 @@ def test_a_calibration_that_was_made_again_keeps_the_name(
     assert f"{folder.name}: {said} another calibration (" in caplog.text
 
 
+def test_a_run_is_resumed_after_its_calibration_was_deleted(tmp_path: Path) -> None:
+    """It is made again with the same numbers."""
+    folder = draw_part(job_in(tmp_path, method=HeatKV(sinks=1)), 4)
+    [artifact] = (tmp_path / "fake").glob("calibration-*.safetensors")
+    artifact.unlink()
+    model = Fake()
+    assert execute.run(job_in(tmp_path, model=model, method=HeatKV(sinks=1))).folder == folder
+    assert model.batches == [
+        2,
+        *[2] * 6,
+    ]  # the calibration, and six of ten samples of the run and its reference
+
+
 def test_calibrations_of_two_machines_are_a_conflict_by_name(tmp_path: Path) -> None:
     ours = execute.run(job_in(tmp_path / "a", method=HeatKV(sinks=1))).folder
     shutil.copytree(tmp_path / "a", tmp_path / "b")
