@@ -273,7 +273,7 @@ def _complete(cfg: DictConfig) -> Outcome:
     from kvbench.runs.prepare import find_used_files
 
     settings = read_settings(cfg)
-    check_runs_dir(settings)
+    check_runs_dir(settings, alone=True)
     keep_freed_memory()
     job = make_job(cfg, settings)
     outcome = execute(job)

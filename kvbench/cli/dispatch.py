@@ -106,7 +106,7 @@ def run_task(cfg: DictConfig) -> object:
     if cfg.get("task") == "run" and (folder := show_finished(values, verbose=cfg.verbose)) is not None:
         return folder
     settings = check_values(values)
-    check_runs_dir(settings)
+    check_runs_dir(settings, alone=Recorder.current is None)
     if settings.task in COMPUTING:
         from kvbench.core.devices import keep_freed_memory  # imports torch
 

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain
@@ -109,7 +110,8 @@ def remember(job: "Job", outcome: Outcome, *used: Path | None) -> None:
     folder = str(outcome.folder.relative_to(job.settings.runs_dir))
     call = _Call(folder, stamps, origins, find_versions(code.libraries))
     path = _path(job.settings.runs_dir, job.config, job.method_name)
-    write_whole(path, json.dumps(asdict(call), indent=1) + "\n")
+    with suppress(OSError):  # a finished run may be read in a folder that is not writable
+        write_whole(path, json.dumps(asdict(call), indent=1) + "\n")
 
 
 def _list_inputs(job: "Job", folder: Path) -> list[Path]:

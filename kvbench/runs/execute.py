@@ -11,8 +11,8 @@ import yaml
 
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
-from kvbench.core.files import read_bytes
-from kvbench.eval.files.kinds import find_kind
+from kvbench.core.files import find_obstacle, read_bytes
+from kvbench.eval.files.kinds import find_kind, open_samples
 from kvbench.runs.check import check_job
 from kvbench.runs.code import describe_classes, describe_code, identify_engine, read_pins
 from kvbench.runs.generate.batch import load, open_cache
@@ -30,6 +30,7 @@ from kvbench.runs.record.merge import import_run
 from kvbench.runs.record.origins import add_origins
 from kvbench.runs.record.provenance import describe_arithmetic, provenance
 from kvbench.runs.record.results import FILE, Outcome, Results, read_results
+from kvbench.runs.record.samples import read_finished
 from kvbench.runs.run_hash import Identity
 from kvbench.runs.score.finish import finish, read_inputs
 from kvbench.runs.score.scoring import (
@@ -60,11 +61,32 @@ def run(job: Job, opened: Opened = lambda *_: None) -> Outcome:
     """
     _check(job)
     load(job)
-    outcome = _complete(job.reference if job.is_reference else job, opened)
+    one = job.reference if job.is_reference else job
+    if (obstacle := find_obstacle(job.settings.runs_dir)) is not None:
+        return _check_scores(job, _read_finished(one, obstacle))
+    outcome = _complete(one, opened)
     if job.logger is not None and outcome.results is not None:
         with reporting_failure(outcome.folder.name):
             job.logger.send(outcome.folder, outcome.results, job.sweep)
     return _check_scores(job, outcome)
+
+
+def _read_finished(job: Job, obstacle: str) -> Outcome:
+    """Return the outcome of a run with nothing left to do, in a folder that an obstacle keeps from being written to.
+
+    Raises:
+        ConfigError: something is left to do.
+        SampleSetError: samples are missing or do not match their records.
+    """
+    if all(path is None or path.is_file() for path in find_used_files(job)):
+        folder = _locate(job, identify(job, calibrate_job(job)), make=False)
+        known, settings = read_finished(folder.path), job.section("eval")
+        if known and not find_pending(job.evaluators, settings, read_inputs(job, folder), known):
+            open_samples(folder.path)
+            return Outcome(folder.path, known, reused=True)
+    raise ConfigError(
+        f"runs_dir={job.settings.runs_dir}: cannot be written ({obstacle}), and the run is not finished in it"
+    )
 
 
 def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:

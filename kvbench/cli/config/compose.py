@@ -184,12 +184,16 @@ def count_processes(cfg: DictConfig) -> int:
     return count
 
 
-def check_runs_dir(settings: Settings) -> None:
+def check_runs_dir(settings: Settings, *, alone: bool = False) -> None:
     """Check that the output folder is writable, without creating it.
+
+    A run `alone`, outside a sweep, may be finished in a folder that is not: `kvbench.runs.execute.run` decides.
 
     Raises:
         ConfigError: it is not.
     """
+    if alone and settings.task == "run" and settings.runs_dir.is_dir():
+        return
     if settings.task not in ("plan", "check") and (problem := find_obstacle(settings.writes)) is not None:
         key, hint = "runs_dir", "; output=... names another folder" * (settings.task in READING_TASKS)
         if settings.writes != settings.runs_dir:
