@@ -8,7 +8,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
 from urllib.error import HTTPError
@@ -164,11 +163,8 @@ def fetch(listings: Sequence[Listing]) -> None:
                     # Fetches the small files, and links the large ones into the snapshot.
                     snapshot_download(part.repo, revision=listing.commit, allow_patterns=names)
                 except Exception as error:  # as above
-                    refused = isinstance(error, HTTPError) and (
-                        error.code == HTTPStatus.UNAUTHORIZED
-                        or error.headers.get("X-Error-Code") == "GatedRepo"
-                    )
-                    if refused or isinstance(error, GatedRepoError):
+                    code = error.headers.get("X-Error-Code") if isinstance(error, HTTPError) else None
+                    if code == "GatedRepo" or isinstance(error, GatedRepoError):
                         raise HubError(CONDITIONS.format(repo=part.repo)) from None
                     raise HubError(
                         f"the download of {part} ended early ({str(error).splitlines()[0]}); run it again to resume"
