@@ -15,6 +15,9 @@ DEPTH, GAP = "depth", "gap"
 BOUNDS = {DEPTH: (0, 20, 40, 60, 80, 100), GAP: (0, 128, 256, 512, 1024, 2048, 4096, 2**30)}
 """Bounds of the groups of both; the lower one is in the group."""
 PROMPTS = "(prompts=passkey and planted_facts do)"
+RETRIEVED_FULL = "retrieved_full"
+SOLVED = 0.5
+"""Share under the full cache below which the model itself fails the task: such runs compare no methods."""
 
 
 def name_groups(key: str) -> tuple[str, ...]:
@@ -56,7 +59,7 @@ class Retrieved(ForcedScore):
         """Specifications of the share, its groups and the full cache's share."""
         groups = [*name_groups(DEPTH), *name_groups(GAP)]
         full = MetricSpec("higher", digits=3, detail=True)
-        return {**with_parts(self.name, self.better, groups), "retrieved_full": full}
+        return {**with_parts(self.name, self.better, groups), RETRIEVED_FULL: full}
 
     def run(self, texts: ReadingSet, reference: ReadingSet | None, device: str) -> Result:
         """Compare the likeliest tokens with the answers'."""
@@ -70,11 +73,11 @@ class Retrieved(ForcedScore):
         for group, members in _group(places):
             clusters = [texts.clusters[member] for member in members]
             scores[f"{self.name}/{group}"] = share_score([right[member] for member in members], clusters)
-        scores["retrieved_full"] = share_score(full, texts.clusters)
+        scores[RETRIEVED_FULL] = share_score(full, texts.clusters)
         columns: dict[str, Sequence[object]] = {
             "index": texts.indices,
             self.name: right,
-            "retrieved_full": full,
+            RETRIEVED_FULL: full,
         }
         return make_result(self, scores, columns | places)
 

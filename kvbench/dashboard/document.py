@@ -26,6 +26,7 @@ from kvbench.eval.protocol.ranges import find_range
 from kvbench.report.conditions import group_conditions
 from kvbench.report.drifts import Drifts
 from kvbench.report.figures.method_styles import COLOURS, DARK_COLOURS, choose_styles
+from kvbench.report.full_scores import FAILED_NOTE
 from kvbench.report.runs_table import SEED_COLUMNS, list_metrics, name_methods
 from kvbench.report.seeds import find_seeds
 from kvbench.runs.record.results import Results
@@ -68,6 +69,7 @@ def make_document(runs_dir: Path, chosen: Sequence[Path] | None = None) -> dict[
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "metrics": _describe_metrics(runs),
+        "failed": FAILED_NOTE,
         "quantiles": _tabulate_quantiles(),
         "generator": _describe_generator(),
         "palette": {"light": COLOURS, "dark": DARK_COLOURS},

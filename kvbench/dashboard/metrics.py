@@ -3,18 +3,26 @@
 from collections.abc import Mapping
 
 from kvbench.dashboard.pool import Pool
+from kvbench.report.full_scores import find_full, is_failed
 from kvbench.report.runs_table import find_metric
 from kvbench.runs.record.results import Results
 
 SHARED_FIELDS = ("better", "unit", "digits", "detail", "evaluator", "needs_reference")
 """Fields of a metric that are equal in all runs; the page stores them once."""
-RUN_FIELDS = ("value", "ci95", "sd", "se", "bias", "df", "between")
-"""Fields of a metric that differ between runs; the last two are of means over seeds."""
+RUN_FIELDS = ("value", "ci95", "sd", "se", "bias", "df", "between", "full")
+"""Fields of a metric that differ between runs: `df` and `between` of means over seeds, `full` of accuracies."""
 
 
 def list_known(run: Results) -> dict[str, Mapping[str, object]]:
-    """Return the fields of every metric of a run that was requested and applies to it."""
-    return {name: vars(metric) for name in run.metrics if (metric := find_metric(run, name))}
+    """Return the fields of every metric of a run that was requested and applies to it.
+
+    An accuracy has the full cache's as `full`, and whether the full cache `failed` the task.
+    """
+    return {
+        name: {**vars(metric), "full": find_full(run, name), "failed": is_failed(run, name) or None}
+        for name in run.metrics
+        if (metric := find_metric(run, name))
+    }
 
 
 def describe_metrics(metrics: Mapping[str, Mapping[str, object]], pool: Pool) -> dict[str, object]:

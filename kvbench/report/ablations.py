@@ -7,7 +7,7 @@ from kvbench.data.flatten import Value, list_settings
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.conditions import find_conditions
 from kvbench.report.memory import name_percent
-from kvbench.report.runs_table import SEED_COLUMNS, find_metric, list_metrics
+from kvbench.report.runs_table import SEED_COLUMNS, find_metrics
 from kvbench.report.seeds import name_count, name_seeds
 from kvbench.report.tables import Row
 from kvbench.runs.record.results import Results
@@ -56,14 +56,13 @@ def _split_group(runs: Sequence[Results]) -> Iterator[Ablation]:
 
 def make_ablation_rows(ablation: Ablation) -> list[Row]:
     """Return a row for each value of the setting with memory and metrics, as in HeatKV's Table 3."""
-    metrics = list_metrics(ablation.runs)
     return [
         {
             ablation.setting: str(_list_settings(run).get(ablation.setting)),
             "peak %": f"{100 * run.memory.peak:.2f}",
-            **{name: find_metric(run, name) for name in metrics},
+            **metrics,
         }
-        for run in ablation.runs
+        for run, metrics in zip(ablation.runs, find_metrics(ablation.runs), strict=True)
     ]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvbench.eval.protocol.scores import Metric
+from kvbench.report.full_scores import describe_failed
 from kvbench.report.seeds import describe_means, find_code, list_members
 from kvbench.runs.code import identify_engine
 from kvbench.runs.record.origins import list_origins
@@ -25,9 +26,16 @@ def name_code(run: Results) -> str:
 def list_notes(
     rows: Sequence[Results], shown: Iterable[Metric | None], *, df: str = "df", peaks: bool = True
 ) -> list[str]:
-    """Return the sentences below a table, on means over seeds (`describe_means`) and on uncommitted changes."""
+    """Return the sentences below a table, on means over seeds (`describe_means`), failed tasks and mixed code."""
     means, checkout = describe_means(rows, shown, df=df, peaks=peaks), describe_checkout(rows)
-    notes = (means, checkout, describe_mixed(rows), describe_digests(rows), describe_times(rows))
+    notes = (
+        describe_failed(rows),
+        means,
+        checkout,
+        describe_mixed(rows),
+        describe_digests(rows),
+        describe_times(rows),
+    )
     return [note for note in notes if note]
 
 

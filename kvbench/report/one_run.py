@@ -13,6 +13,7 @@ from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.code_notes import describe_mixed, name_origin
 from kvbench.report.drifts import find_worst_places
+from kvbench.report.full_scores import describe_failed, write_full
 from kvbench.report.memory import name_time
 from kvbench.report.tables import format_name, format_number
 from kvbench.runs.record.origins import list_origins
@@ -45,8 +46,10 @@ def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
     metrics = {name: metric for name, metric in run.metrics.items() if _has_value(metric)}
     shown = metrics if verbose else dict(_choose_main(metrics))
     for name, metric in shown.items():
-        table.add_row(*map(escape, _metric_row(name, metric)))
+        table.add_row(*map(escape, _metric_row(name, metric, write_full(run, name))))
     console.print(table)
+    if failed := describe_failed([run]):
+        console.print(failed, markup=False, highlight=False, soft_wrap=True)
     if hidden := len(metrics) - len(shown):
         more = f"{hidden} more metric{'s' * (hidden > 1)}: add -v"
         console.print(more, style="dim", highlight=False)
@@ -199,9 +202,10 @@ def _describe_use(memory: Memory, peak: float) -> str:
     return f"peak {100 * peak:.2f} % of the full cache{exceeded}; {used}"
 
 
-def _metric_row(name: str, metric: Metric) -> tuple[str, str, str, str, str]:
+def _metric_row(name: str, metric: Metric, full: str | None) -> tuple[str, str, str, str, str]:
     value, interval = "-", ""
+    note = metric.reason or ("" if full is None else f"full cache: {full}")
     if metric.value is not None:
         value = f"{format_number(metric.value, metric.digits)} {UNITS.get(metric.unit, metric.unit)}".rstrip()
         interval = " .. ".join(format_number(end, metric.digits) for end in metric.interval or ())
-    return format_name(name, metric), value, interval, str(metric.n), metric.reason or ""
+    return format_name(name, metric), value, interval, str(metric.n), note

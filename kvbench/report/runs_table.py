@@ -7,6 +7,7 @@ from rich.console import Console
 from kvbench.data import flatten
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.code_notes import list_digests, list_notes, name_code
+from kvbench.report.full_scores import list_columns
 from kvbench.report.memory import IN_FLIGHT_COLUMN, TIME_COLUMNS, list_costs
 from kvbench.report.seeds import count_seeds, find_seeds, is_calibrated, list_members, name_seeds
 from kvbench.report.tables import Cell, Row, drop_columns, list_shown, print_rows
@@ -155,13 +156,23 @@ def order_runs(runs: Sequence[Results]) -> list[Results]:
 
 
 def make_rows(runs: Sequence[Results], *, details: bool = False) -> list[Row]:
-    """Return a sorted row per run: identity, memory, time and the metrics of `list_metrics`."""
-    metrics = list_metrics(runs, details=details)
+    """Return a sorted row per run: identity, memory, time and the metrics of `list_metrics`.
+
+    Without `details`, which have it, the full cache's score is beside every accuracy.
+    """
     ordered = order_runs(runs)
+    metrics = find_metrics(ordered, details=details)
     return [
-        {**which, **costs, **{name: find_metric(run, name) for name in metrics}}
-        for which, costs, run in zip(identifying_columns(ordered), list_costs(ordered), ordered, strict=True)
+        {**which, **costs, **own}
+        for which, costs, own in zip(identifying_columns(ordered), list_costs(ordered), metrics, strict=True)
     ]
+
+
+def find_metrics(runs: Sequence[Results], *, details: bool = False) -> list[dict[str, Cell]]:
+    """Return the cells of the metrics of each run, see `make_rows`."""
+    names = list_metrics(runs, details=details)
+    cells: list[dict[str, Cell]] = [{name: find_metric(run, name) for name in names} for run in runs]
+    return cells if details else list_columns(runs, cells)
 
 
 def make_csv_rows(runs: Sequence[Results]) -> list[Row]:

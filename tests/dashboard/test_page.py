@@ -10,6 +10,8 @@ import pytest
 
 from kvbench.core.files import name_sample
 from kvbench.dashboard.page import write_dashboard
+from kvbench.eval.protocol.scores import Metric
+from kvbench.report.full_scores import FAILED_NOTE
 from tests.support.results import LPIPS, PSNR, made_up
 from tests.support.run_folders import HOSTILE, PROMPTS, WORTH, score, with_bytes, write_image_runs, write_run
 
@@ -45,6 +47,21 @@ def test_the_table_sorts_by_any_column_best_first(page: Any) -> None:
     assert page.locator("#runs thead [aria-sort]").get_attribute("aria-sort") == "ascending"
     sort_by(page, "label")
     assert column(page, "method") == sorted(column(page, "method"))
+
+
+def test_an_accuracy_stands_beside_the_full_caches(browser: Any, tmp_path: Path) -> None:
+    share = Metric(0.35, "higher", evaluator="retrieved", protocol="forced", digits=3, n=8)
+    full = {"retrieved_full": replace(share, value=0.45, detail=True)}
+    for method in ("h2o", "tova"):
+        write_run(tmp_path, made_up(method, 0.25, {"retrieved": score(share, 0.35, 0.1), **full}), [])
+    page = browser.new_page()
+    page.goto(write_dashboard(tmp_path).as_uri())
+    text = page.locator("#runs tbody .num", has_text="0.350").first.inner_text()
+    assert text == "0.350±0.100, full cache 0.450‡"
+    assert FAILED_NOTE in page.locator("#meaning").inner_text()
+    page.locator("#runs tbody .num", has_text="0.350").first.click()
+    assert "0.450‡" in page.locator("#drawerBody").inner_text()
+    page.close()
 
 
 def test_filters_apply_to_table_and_plot(page: Any) -> None:

@@ -124,12 +124,18 @@ function makeMetricColumn(name, best) {
       const metric = findMetric(run, name);
       if (!metric) return makeAbsent(run, name);
       const ends = findInterval(metric);
+      const reach = ends && `${formatReach(metric, ends)}${metric.prompts_only ? "†" : ""}`;
       return makeNumber(text(run), () => openMetric(run, name), {
-        more: ends ? `${formatReach(metric, ends)}${metric.prompts_only ? "†" : ""}` : "",
+        more: [reach, formatFull(metric, "full cache ")].filter(Boolean).join(", "),
         best: best.has(run.number),
       });
     },
   };
+}
+
+/** Return an accuracy's value under the full cache, with ‡ if the full cache itself fails; null for another metric. */
+function formatFull({ full, digits, failed }, before = "") {
+  return full === undefined ? null : `${before}${format(full, digits)}${failed ? "‡" : ""}`;
 }
 
 /** Return ± half of an interval, or its ends if the halves differ by a tenth or more, as is_lopsided in report/tables.py. */

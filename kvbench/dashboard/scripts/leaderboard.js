@@ -123,11 +123,12 @@ function explainNumbers(rows) {
   const means = rows.some((row) => row.merged);
   const over = means ? ", over prompts and seeds for means over seeds" : "";
   const base = byId("differ").value;
+  const some = (field) => rows.some((row) => Object.keys(row.metrics).some((name) => readMetric(row, name)[field]));
+  const failed = some("failed") ? ` ${DOC.failed}.` : "";
   if (base)
-    return `Differences to ${base} at the same model, prompts, seed and budget, with 95 % intervals of the paired differences${over}. Bold: better, and the interval excludes 0.`;
-  const marked = rows.some((row) => Object.values(row.metrics).some((metric) => metric.prompts_only));
-  const mark = marked ? ` †: over ${PROMPTS_ONLY}.` : "";
-  return `Click a number for its provenance. ± is half of the 95 % interval${over}; brackets have its ends.${mark} Bold: best of its model, prompts, n, seeds and budget, regardless of intervals.${explainChanges(rows)}`;
+    return `Differences to ${base} at the same model, prompts, seed and budget, with 95 % intervals of the paired differences${over}. Bold: better, and the interval excludes 0.${failed}`;
+  const mark = some("prompts_only") ? ` †: over ${PROMPTS_ONLY}.` : "";
+  return `Click a number for its provenance. ± is half of the 95 % interval${over}; brackets have its ends.${mark} Bold: best of its model, prompts, n, seeds and budget, regardless of intervals.${failed}${explainChanges(rows)}`;
 }
 
 function turnSort(column) {

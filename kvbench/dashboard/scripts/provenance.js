@@ -45,6 +45,7 @@ function openMetric(run, name) {
     ),
     makeFacts("Number", [
       ["value", metric.value === null ? null : String(metric.value)],
+      ["full cache", formatFull(metric)],
       ["direction", `${metric.better} is better`],
       ["samples", String(metric.n)],
       ["interval by", metric.ci],
@@ -78,6 +79,7 @@ function openMeanMetric(row, name, metric) {
       ends && `95 % interval ${format(ends[0], metric.digits)} to ${format(ends[1], metric.digits)}`,
     ),
     [
+      ["full cache", formatFull(metric)],
       ["samples", countSamples(row)],
       ["interval over", ends && `${metric.prompts_only ? PROMPTS_ONLY : "prompts and seeds"}${degrees}`],
       ["deviation between runs", metric.between === undefined ? null : String(Number(metric.between.toPrecision(4)))],

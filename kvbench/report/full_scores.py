@@ -1,0 +1,75 @@
+"""The full cache's score beside an accuracy, and the mark of a task that the full cache itself fails."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kvbench.eval.text.answers import Accuracy, AccuracyChange, ExactAnswer, ExactAnswerChange
+from kvbench.eval.text.retrieval import RETRIEVED_FULL, SOLVED, Retrieved
+from kvbench.report.tables import Cell, format_number
+from kvbench.runs.record.results import Results
+
+CHANGES: Mapping[str, str] = {Accuracy.name: AccuracyChange.name, ExactAnswer.name: ExactAnswerChange.name}
+"""Metrics that have an accuracy's difference to the full cache."""
+COLUMN = "{}, full cache"
+"""Column beside an accuracy."""
+FAILED = "‡"
+"""Mark of a full cache's score below `SOLVED`."""
+FAILED_NOTE = (
+    f"{FAILED}: the full cache itself fails the task ({Retrieved.name} below {SOLVED}), so that the values do not show "
+    "what a method loses"
+)
+MAX_LISTED = 3
+"""Largest number of failed tasks in a note."""
+
+
+def find_full(run: Results, name: str) -> float | None:
+    """Return an accuracy under the full cache for a run's samples; None for another metric, or if it is not known."""
+    values = {one: metric.value for one, metric in run.metrics.items()}
+    if name == Retrieved.name:
+        return values.get(RETRIEVED_FULL)
+    if name not in CHANGES:
+        return None
+    own, change = values.get(name), 0.0 if run.reference is None else values.get(CHANGES[name])
+    return None if own is None or change is None else own - change
+
+
+def is_failed(run: Results, name: str) -> bool:
+    """Return whether a metric is `retrieved`, and the full cache's is below `SOLVED`."""
+    full = find_full(run, name)
+    return name == Retrieved.name and full is not None and full < SOLVED
+
+
+def write_full(run: Results, name: str) -> str | None:
+    """Return the full cache's score with its mark; None without one."""
+    full = find_full(run, name)
+    if full is None:
+        return None
+    return format_number(full, run.metrics[name].digits) + FAILED * is_failed(run, name)
+
+
+def list_columns(runs: Sequence[Results], cells: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]:
+    """Return the metrics of runs with the full cache's score behind each accuracy that has one in some run."""
+    known = {name for run in runs for name in run.metrics if find_full(run, name) is not None}
+    return [
+        {
+            column: value
+            for name, cell in own.items()
+            for column, value in [
+                (name, cell),
+                *([(COLUMN.format(name), write_full(run, name))] if name in known else []),
+            ]
+        }
+        for run, own in zip(runs, cells, strict=True)
+    ]
+
+
+def describe_failed(rows: Iterable[Results]) -> str:
+    """Return a sentence on the tasks that the full cache itself fails, with its scores; empty without any."""
+    failed = {
+        f"{run.model_label}, {run.prompts_label}: {write_full(run, Retrieved.name)}": None
+        for run in rows
+        if is_failed(run, Retrieved.name)
+    }
+    if not failed:
+        return ""
+    more = f"; {len(failed) - MAX_LISTED} more" if len(failed) > MAX_LISTED else ""
+    return f"{FAILED_NOTE} ({'; '.join([*failed][:MAX_LISTED])}{more})."

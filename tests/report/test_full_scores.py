@@ -1,0 +1,110 @@
+"""The full cache's score beside accuracies, and the mark of a task that it fails, wherever a run is shown."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvbench.dashboard.document import make_document
+from kvbench.eval.protocol.scores import Metric
+from kvbench.report.code_notes import list_notes
+from kvbench.report.document import write_report
+from kvbench.report.full_scores import FAILED_NOTE, find_full, is_failed
+from kvbench.report.one_run import show_run
+from kvbench.report.runs_table import make_rows, show_runs
+from kvbench.runs.record.results import Results
+from tests.support.places import ROOT
+from tests.support.results import made_up, printed
+from tests.support.run_folders import write_run
+
+SHARE = Metric(0.0, "higher", evaluator="retrieved", protocol="forced", digits=3, n=20)
+COLUMN = "retrieved, full cache"
+
+
+def asked(method: str, value: float, full: float, model: str = "smollm2_135m") -> Results:
+    """A run of passkeys; its full cache finds the share `full`."""
+    metrics = {
+        "retrieved": replace(SHARE, value=value),
+        "retrieved_full": replace(SHARE, value=full, detail=True),
+    }
+    config = {
+        "model": {"name": model},
+        "prompts": {"_target_": "kvbench.prompts.retrieval.Passkey"},
+        "method": {},
+    }
+    return made_up(method, 1.0 if method == "full" else 0.25, metrics, model, config=config)
+
+
+def answered(method: str, accuracy: float, change: float | None) -> Results:
+    right = replace(SHARE, value=accuracy, evaluator="accuracy")
+    metrics = {"accuracy": right, "accuracy_change": replace(right, value=change, needs_reference=True)}
+    return made_up(method, 1.0 if method == "full" else 0.25, metrics, "qwen3_8b")
+
+
+FAILING = [asked("full", 0.05, 0.05), asked("h2o", 0.0, 0.05), asked("tova", 0.05, 0.05)]
+SOLVED = [asked("full", 0.9, 0.9), asked("h2o", 0.2, 0.9)]
+SENTENCE = f"{FAILED_NOTE} (smollm2_135m, passkey: 0.050‡)."
+
+
+def column(runs: list[Results], name: str = COLUMN) -> dict[str, object]:
+    return {str(row["method"]): row.get(name) for row in make_rows(runs)}
+
+
+def test_every_accuracy_stands_beside_the_full_caches() -> None:
+    assert column(FAILING) == dict.fromkeys(("full", "h2o", "tova"), "0.050‡")
+    assert column(SOLVED) == dict.fromkeys(("full", "h2o"), "0.900")
+    names = list(make_rows(SOLVED)[0])
+    assert names.index(COLUMN) == names.index("retrieved") + 1
+    runs = [answered("full", 0.3, None), answered("rkv", 0.1, -0.2)]
+    assert column(runs, "accuracy, full cache") == dict.fromkeys(("full", "rkv"), "0.300")
+    assert not list_notes(runs, ())  # a hard set of problems is no failed task
+    other = made_up("swa", 0.1, {"accuracy": replace(SHARE, value=0.5)})
+    assert find_full(other, "accuracy") is None  # without its change
+    assert "accuracy, full cache" not in make_rows([other])[0]
+
+
+@pytest.mark.parametrize(("full", "failed"), [(0.0, True), (0.499, True), (0.5, False), (1.0, False)])
+def test_a_task_is_failed_below_the_metrics_constant(full: float, failed: bool) -> None:
+    run = asked("h2o", 0.0, full)
+    assert is_failed(run, "retrieved") == failed
+    assert (list_notes([run], ()) != []) == failed
+    assert "below 0.5" in FAILED_NOTE
+    assert "fewer than half of the answers (`SOLVED`, 0.5)" in (ROOT / "docs" / "metrics.md").read_text(
+        "utf-8"
+    )
+
+
+def test_tables_and_terminal_mark_it_and_say_it_once(tmp_path: Path) -> None:
+    write_report(tmp_path, FAILING)
+    text, latex = ((tmp_path / f"report.{kind}").read_text("utf-8") for kind in ("md", "tex"))
+    for shown in (text, latex, printed(160, show_runs, FAILING), printed(60, show_runs, FAILING)):
+        assert shown.count("0.050‡") == len(FAILING) + 1  # a cell each, and the sentence
+    assert text.count(SENTENCE) == latex.replace(r"\_", "_").count(SENTENCE) == 1
+    one = printed(160, show_run, FAILING[1])
+    assert "full cache: 0.050‡" in one
+    assert SENTENCE in one
+    write_report(tmp_path, SOLVED)
+    for shown in ((tmp_path / "report.md").read_text("utf-8"), printed(160, show_run, SOLVED[1])):
+        assert "0.900" in shown
+        assert "‡" not in shown
+
+
+def test_a_note_lists_few_tasks() -> None:
+    [note] = list_notes([asked("h2o", 0.0, 0.05, f"model{number}") for number in range(5)], ())
+    assert note.endswith(
+        "(model0, passkey: 0.050‡; model1, passkey: 0.050‡; model2, passkey: 0.050‡; 2 more)."
+    )
+
+
+def test_the_page_has_the_score_and_the_mark(tmp_path: Path) -> None:
+    for run in (FAILING[1], replace(SOLVED[1], run="h2o-solved")):
+        write_run(tmp_path, run, [])
+    page = make_document(tmp_path)
+    assert page["failed"] == FAILED_NOTE
+
+    def read(run: Mapping[str, Mapping[str, Mapping[str, int]]]) -> tuple[object, object]:
+        own = run["metrics"]["retrieved"]
+        return own["full"], page["shared"][own["how"]].get("failed")
+
+    assert sorted(map(read, page["runs"])) == [(0.05, True), (0.9, None)]
