@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvbench.core.reading import Part, Reading
 from kvbench.models.files.weights import Source
-from kvbench.models.reading.reader import TextReader
 from kvbench.models.reading.schedule import lay_text
 from kvbench.models.text_tokens import TextTokenizer, read_tokenizer
 from kvbench.prompts.retrieval import Passkey, PlantedFacts, Retrieval
 from kvbench.prompts.text_files import read_shipped
-from tests.support.small_models import SMALL_QWEN3, configured
 
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
@@ -114,10 +111,6 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(read_tokenizer(Source("weights", str(folder)), thinking=False), plain, official)
 
 
-def encode_parts(pair: Pair, reading: Reading) -> list[list[int]]:
-    return [pair.spaced.encode_part(part.text, first=not number) for number, part in enumerate(reading.parts)]
-
-
 def test_a_later_part_gets_no_space(pair: Pair) -> None:
     rng, pieces = random.Random(0), texts()
     cut = [rng.choice(pieces)[rng.randrange(3000) :][: rng.randint(1, 60)] for _ in range(300)]
@@ -153,15 +146,6 @@ def test_a_text_begins_as_the_tokenizer_begins_it(pair: Pair) -> None:
 def test_words_keep_their_spaces(pair: Pair) -> None:
     text = "The pass key is 12 345."
     assert "".join(pair.spaced.spell(pair.official(text)["input_ids"])) == f" {text}"
-
-
-def test_readings_of_before_are_others(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of several parts had other tokens; a text of one part, and any text of other tokenizers, had these."""
-    model, known = configured(*SMALL_QWEN3), {"1": Reading((Part("one"), Part("two")))}
-    assert TextReader(model, known, {}).revision == 0
-    monkeypatch.setattr(model, "open_tokenizer", lambda: pair.spaced)
-    assert TextReader(model, known, {}).revision == 1
-    assert TextReader(model, {"1": Reading((Part("one two"),), given=1)}, {}).revision == 0
 
 
 def write_slow(folder: Path, kind: str) -> TextTokenizer:

@@ -220,12 +220,6 @@ class TextReader(Reader[ReadableModel]):
         self._readings, self._all = readings, {**others, **readings}
         self._laid: dict[str, LaidText] = {}
 
-    @property
-    def revision(self) -> int:  # type: ignore[override]  # depends on the tokenizer
-        """1 where a space was put before every part of a text before, 0 for other texts and tokenizers."""
-        in_parts = any(len(reading.parts) > 1 for reading in self._readings.values())
-        return int(in_parts and self._tokenizer.spaced)
-
     @cached_property
     def schedule(self) -> Schedule:
         """Common schedule of the texts; the tokenizer is opened only if it decides their number of tokens.
