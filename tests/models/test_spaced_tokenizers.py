@@ -99,7 +99,8 @@ KINDS = {
 @pytest.fixture(scope="module", params=KINDS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     train, change = KINDS[request.param]
-    spaced, plain = (train() for _ in range(2))
+    spaced = train()
+    plain = tokenizers.Tokenizer.from_str(spaced.to_str())  # two trainings may differ in ties
     change(spaced, True)
     change(plain, False)
     official = transformers.PreTrainedTokenizerFast(
