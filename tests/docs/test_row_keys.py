@@ -16,7 +16,7 @@ from tests.support.places import ROOT
 
 DATA = ROOT / "docs" / "results" / "data"
 WITHOUT = DATA / "without_keys.txt"
-"""Tables that were made before commands recorded keys, which leave it when they are made again, or from other tables."""
+"""Tables made before commands recorded keys, which leave it when they are made again, or from other tables."""
 TABLES = sorted(path.relative_to(DATA).as_posix() for path in DATA.glob("*/*.csv"))
 RECORDED = [name for name in TABLES if (DATA / name).with_suffix(SUFFIX).exists()]
 
