@@ -12,6 +12,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
+from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import (
     check_runs_dir,
     compose_job,
@@ -24,6 +25,7 @@ from kvbench.cli.config.instantiate import allow_targets, list_targets
 from kvbench.cli.config.loader import forget_files
 from kvbench.cli.config.messages import EXPECTED, describe_error
 from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
+from kvbench.cli.config.unread import check_words
 from kvbench.core.config import ConfigError, UserError
 from kvbench.data.frames import samples_df
 from kvbench.data.row_cache import import_polars
@@ -167,6 +169,7 @@ def run(
         ('streaming_llm', 4, 0.1)
     """
     words = [*overrides, *write_overrides({"method": method, **settings})]
+    check_words(Command.parse(words))
     with _composing(words) as cfg:
         if cfg.get("task") != "run":
             raise ConfigError(

@@ -118,6 +118,8 @@ def test_frames_are_pandas_too(runs: list[kvbench.Run]) -> None:
         ({"prompts": {"count": 0}}, "prompts.count=0: must be at least 1"),
         ({"eval": "none", "task": "plan"}, "task=plan: kvbench.run generates and scores"),
         ({"method": None}, "method=null: not a choice"),
+        ({"metric": "psnr"}, "metric: not read by task=run; leave it out"),
+        ({"storage": "kivi"}, "storage: has no effect in 16 bits; set cache_dtype=int4"),
         ({"seed": {1}}, "seed: set is no value of a setting"),
         ({"method": "snapkv", "method.window": 0}, "method.window=0: must be at least 1"),
         ({"method": "snapkv", "budget": 1e-5}, "budget=1e-05: 1 sink scales need 1 of 255 tokens per head"),

@@ -80,7 +80,7 @@ class Command:
 
     def finds_sweep(self) -> bool:
         """Return whether words of the command name a sweep or list the values of one."""
-        return self.names_sweep or self.names_folder or self.lists_values()
+        return self.names_sweep or self.names_folder or bool(self.list_sweeps())
 
     @property
     def is_about_all_runs(self) -> bool:
@@ -88,12 +88,8 @@ class Command:
         reads_all = self.task in ("report", *ALL_RUNS_TASKS)
         return reads_all and not (self.options or self.is_about_sweep)
 
-    def lists_values(self) -> bool:
-        """Return whether an override lists several values, as in a sweep."""
-        return bool(self.list_sweeps())
-
     def list_sweeps(self) -> list[str]:
-        """Return the overrides that list several values."""
+        """Return the overrides that list several values, as in a sweep."""
         return [str(one.input_line) for one in _parse(self.overrides) if one.is_sweep_override()]
 
 

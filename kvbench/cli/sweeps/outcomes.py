@@ -64,7 +64,7 @@ def list_equal(entries: Sequence[Entry]) -> list[str]:
     return [
         f"{len(own)} jobs are one run, {folder.name}: {', '.join(sorted(differ))} change nothing in it"
         for folder, own in jobs.items()
-        if (differ := set.union(*own) - set.intersection(*own))
+        if (differ := own[0].union(*own) - own[0].intersection(*own))
     ]
 
 
