@@ -24,8 +24,6 @@ LAPSE = 60.0
 """Default seconds without a touch after which a claim has lapsed."""
 MAX_LAPSE = 86400.0
 """Longest lapse in seconds; a claim that promises another has the default."""
-MAX_BYTES = 4096
-"""Bytes of a claim that are read."""
 TOUCHES_PER_LAPSE = 6
 """Touches of a claim by its holder in that time."""
 MIN_PAUSE, MAX_PAUSE = 0.002, 0.2
@@ -173,11 +171,11 @@ def _open(path: Path) -> BinaryIO | None:
 def _read(file: BinaryIO) -> tuple[object, float]:
     """Return machine and lapse of a claim; None and the default before its holder has written them."""
     try:
-        about = parse_json(file.read(MAX_BYTES))
+        about = parse_json(file.read())
     except ValueError:
         about = None
     known = about if isinstance(about, dict) else {}
-    lapse = known.get("lapse")
+    lapse: Any = known.get("lapse")
     is_valid = type(lapse) in (int, float) and 0 < lapse <= MAX_LAPSE  # false for NaN
     return known.get("machine"), float(lapse) if is_valid else LAPSE
 

@@ -143,12 +143,16 @@ def _check_packages() -> None:
 
 def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
     """Write all files except the card."""
+    import polars
+
     opened = [(run, open_samples(run.folder)) for run in runs]  # compares each file with its record
     frame = read_runs({run.path: run.results for run in runs})
     samples = _read_samples(opened, frame)
     has_images = any(stored.kind == IMAGES.kind for _, stored in opened)
+    # `datasets` reads all configurations of a card like the first; a folder of images has file names.
+    added = {"image_file_name": polars.lit(None, polars.String)} if has_images else {}
     for path, table in ((RUNS_FILE, frame), (SAMPLES_FILE, samples)):
-        write_frame(_add_file_name(table) if has_images else table, out / path)
+        write_frame(table.with_columns(**added), out / path)
     for run, stored in opened:
         _copy(out / "runs" / run.path, (run.folder / name for name in RUN_FILES))
         target = out / stored.kind / run.path
@@ -199,17 +203,6 @@ def _read_samples(
         for index in samples.indices
     ]
     return rows.join(polars.DataFrame(texts), on=["folder", "index"], how="left") if texts else rows
-
-
-def _add_file_name(table: "polars.DataFrame") -> "polars.DataFrame":
-    """Return a table with an empty column of file names.
-
-    `datasets` reads every configuration of a card like the first one. Its reader of folders of images takes other
-    tables too, if they have such a column.
-    """
-    import polars
-
-    return table.with_columns(polars.lit(None, polars.String).alias("image_file_name"))
 
 
 def _list_images(samples: "polars.DataFrame") -> "polars.DataFrame":

@@ -22,8 +22,6 @@ from kvbench.runs.score.scoring import describe_changes, find_pending, score
 
 log = logging.getLogger(__name__)
 
-log = logging.getLogger(__name__)
-
 
 def finish(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) -> Results:
     """Score a complete run against its finished reference, write its results, then set its status to `done`.
