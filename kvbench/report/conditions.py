@@ -12,10 +12,7 @@ UNCONDITIONAL = ("count", "download")
 
 
 def find_conditions(run: Results) -> Conditions:
-    """Return a run's model, set of prompts and its settings, number of samples, and weights.
-
-    Settings without a value are left out: earlier versions lack newer ones.
-    """
+    """Return a run's model, set of prompts, number of samples, weights, and the prompts' settings that have a value."""
     prompts = run.setting("prompts")
     settings = dict(prompts) if isinstance(prompts, Mapping) else {}
     others = {f"prompts.{key}": value for key, value in settings.items() if key not in UNCONDITIONAL}
