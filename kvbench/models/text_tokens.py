@@ -115,7 +115,7 @@ class ChatTokenizer(TextTokenizer):
             enable_thinking=self._thinking,
             chat_template=self._template,
         )
-        return self._encode(text)
+        return self._encode(str(text))
 
     def encode_part(self, text: str, *, first: bool) -> list[int]:
         """Return the tokens of a part of a text, without a chat.
