@@ -170,7 +170,7 @@ def _cut(sha256: object) -> str:
 def check_reference(job: Job, provenance: Mapping[str, Any], name: str | None) -> Iterator[Finding]:
     """Yield a finding if the recorded reference is not the full cache's run of this configuration.
 
-    Weights count as recorded or as they are here; labels of earlier versions may be others.
+    Weights count as recorded or as they are here.
     """
     if job.is_reference:
         if name is not None:
