@@ -9,7 +9,6 @@ import torch
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.core.storage import Precision
 from kvbench.engine.coding.formats import list_predicted
 from kvbench.engine.packed.prediction import find_predictable
 from kvbench.engine.schedule import build_schedule
@@ -142,6 +141,6 @@ def test_settings_that_cannot_predict_are_refused() -> None:
             method.check(spec, budget)
 
 
-def test_calibrations_are_named_as_before_without_predictions() -> None:
-    assert repr(Precision(4, shared=True)) == "Precision(bits=4, shared=True)"
-    assert "predicted=True" in repr(PriceKV(menu=[4], predicted=True).needs())
+def test_predictions_name_a_calibration_of_their_own() -> None:
+    plain, predicted = (repr(PriceKV(menu=[4], predicted=one).needs()) for one in (False, True))
+    assert plain != predicted
