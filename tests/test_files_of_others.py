@@ -1,9 +1,27 @@
 """Files of other people are opened by one function; every other call that opens a file is listed with its reason."""
 
 import ast
+import json
+import os
+import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
+
+from kvbench.core import checkpoint
+from kvbench.core.config import UserError
+from kvbench.core.files import MAX_BYTES, MAX_STREAMED, check_file, hash_path, read_bytes, read_text
+from kvbench.data.bounded import read_table
+from kvbench.eval.distribution.dataset import Packed, Pictures
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.pictures import open_picture
+from kvbench.eval.files.readings import read_stored
+from kvbench.models.files import checkpoints
+from kvbench.models.files.gguf import read_gguf
+from kvbench.models.parts.tokens import open_tokenizer
+from kvbench.runs.record.folder import RunFolder, RunName
 
 ROOT = Path(__file__).parents[1]
 OPENS = {
@@ -92,3 +110,96 @@ def test_every_other_call_that_opens_a_file_has_its_reason() -> None:
     assert not wrong, "\n".join(
         [*sorted(wrong), *(call for call in calls if call.partition(":")[0] in wrong)]
     )
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def open_run(path: Path) -> object:
+    """A run's samples, one of which is the file."""
+    images = path.parent / "images"
+    images.mkdir()
+    path.rename(images / "000000.png")
+    record = {"index": 0, "seed": 0, "prompt": "a", "sha256": "0"}
+    (path.parent / "samples.jsonl").write_text(json.dumps(record) + "\n")
+    return ImageSet(path.parent)
+
+
+def open_records(path: Path) -> object:
+    """The records of a run, in the file."""
+    folder = path.parent / "model" / "method-1-0"
+    folder.mkdir(parents=True)
+    path.rename(folder / "samples.jsonl")
+    return RunFolder(path.parent, "model", RunName.of(folder.name)).recorded()
+
+
+DOORS: dict[str, Callable[[Path], object]] = {
+    "a.png": lambda path: open_picture(path).__enter__(),
+    "b.png": open_run,
+    "c.png": lambda path: Pictures(path.parent),
+    "samples.jsonl": open_records,
+    "a.json": read_text,
+    "config.yaml": read_bytes,
+    "weights.pth": hash_path,
+    "calibration.safetensors": checkpoint.load,
+    "model.safetensors": checkpoints.read,
+    "model.pth": checkpoints.read,
+    "model.gguf": read_gguf,
+    "000000.safetensors": read_stored,
+    "tokenizer.json": open_tokenizer,
+    "samples.parquet": lambda path: read_table(path, 1),
+    "reference.npz": Packed,
+}
+"""What reads a file of somebody else, by the name of the file."""
+
+
+@pytest.mark.parametrize("make", [make_pipe, link_device])
+@pytest.mark.parametrize("name", DOORS)
+def test_pipes_and_devices_in_place_of_files_are_not_waited_for(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / name)
+
+    def stop(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(20)
+    try:
+        with pytest.raises((OSError, ValueError, UserError), match="not a regular file"):
+            DOORS[name](tmp_path / name)
+    finally:
+        signal.alarm(0)
+
+
+def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    with path.open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(OSError, match=r"larger than 256 MiB: .*a\.json"):
+        read_bytes(path)
+    with path.open("wb") as file:
+        file.truncate(MAX_STREAMED + 1)
+    for door in (hash_path, check_file, checkpoints.read):
+        with pytest.raises((OSError, UserError), match="larger than 1048576 MiB"):
+            door(path)
+
+
+def test_what_is_a_file_is_read_whole(tmp_path: Path) -> None:
+    path, link = tmp_path / "a.txt", tmp_path / "b.txt"
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb\rc\n")
+    link.symlink_to(path)
+    assert (read_bytes(link), read_text(link)) == (path.read_bytes(), "a\nb\nc\n")
+    with pytest.raises(FileNotFoundError):
+        read_bytes(tmp_path / "c.txt")
+    with pytest.raises(IsADirectoryError):
+        read_bytes(tmp_path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="utf-8"):
+        read_text(path)
+    assert read_text(path, errors="replace") == "\ufffd"

@@ -17,6 +17,7 @@ from kvbench.core.files import hash_content
 from kvbench.dashboard.page import render_bundle
 from kvbench.eval.__main__ import main
 from kvbench.eval.distribution.dataset import DatasetError, Packed, Pictures
+from kvbench.eval.files.image_folder import PlainFolder
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.pictures import MAX_PIXELS, open_picture
 from kvbench.eval.files.samples import SampleSetError
@@ -98,6 +99,69 @@ def test_an_array_of_large_images_is_refused_before_it_is_read(tmp_path: Path) -
         archive.writestr("arr_0.npy", header.getvalue())
     with pytest.raises(DatasetError, match="an image may have"):
         Packed(tmp_path / "a.npz")
+
+
+EPS = (
+    b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 24 24\n%%EndComments\n0 0 24 24 rectfill\nshowpage\n%%EOF\n"
+)
+"""PostScript, for which Pillow starts a program."""
+
+
+def encode(form: str, **more: object) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((8, 8, 3), 90, np.uint8)).save(buffer, form, **more)
+    return buffer.getvalue()
+
+
+OTHERS = {"EPS": EPS} | {form: encode(form) for form in ("GIF", "TIFF", "PPM", "ICO", "JPEG2000")}
+"""Formats that are not opened."""
+
+
+@pytest.mark.parametrize("form", OTHERS)
+@pytest.mark.parametrize(
+    ("door", "error"), [(open_run, SampleSetError), (Pictures, DatasetError), (PlainFolder, SampleSetError)]
+)
+def test_a_picture_starts_no_program_and_no_reader_of_another_format(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+    door: Callable[[Path], object],
+    error: type[Exception],
+) -> None:
+    Image.init()
+    _, accepts = Image.OPEN[form]
+    monkeypatch.setitem(Image.OPEN, form, (lambda *_: pytest.fail("its reader is started"), accepts))
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a program is started"))
+    (tmp_path / "0.png").write_bytes(OTHERS[form])
+    named = (
+        "has no known format" if form == "TGA" else f"is {form}; PNG, JPEG, WEBP, BMP are read, convert it"
+    )
+    with pytest.raises(error, match=rf"0\.png is not an image: its content {named}$"):
+        door(tmp_path)
+
+
+def test_the_formats_of_phones_and_programs_are_opened(tmp_path: Path) -> None:
+    several = {"save_all": True, "append_images": [Image.new("RGB", (8, 8))]}
+    contents = {form: encode(form) for form in ("PNG", "JPEG", "WEBP", "BMP")} | {
+        "MPO": encode("MPO", **several)
+    }
+    for form, content in contents.items():
+        with open_picture(tmp_path / "0.png", content) as image:
+            assert image.format == form
+            assert abs(int(np.array(image)[0, 0, 0]) - 90) <= 2  # of an MPO file, the first picture
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+def test_an_animated_picture_is_not_compared_by_its_first_frame(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    frames = [Image.new("RGB", (8, 8), (level, 0, 0)) for level in (40, 80)]
+    (tmp_path / "0.png").write_bytes(encode(form, save_all=True, append_images=frames))
+    assert main(["psnr", str(tmp_path), str(tmp_path)]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("0.png is animated: save one of its 3 frames as an image")
+    with pytest.raises(DatasetError, match="is animated"):
+        Pictures(tmp_path)
 
 
 @pytest.mark.parametrize(
