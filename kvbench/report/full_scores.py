@@ -17,8 +17,6 @@ FAILED_NOTE = (
     f"{FAILED}: the full cache itself fails the task ({Retrieved.name} below {SOLVED}), so that the values do not show "
     "what a method loses"
 )
-MAX_LISTED = 3
-"""Largest number of failed tasks in a note."""
 
 
 def find_full(run: Results, name: str) -> float | None:
@@ -49,27 +47,17 @@ def write_full(run: Results, name: str) -> str | None:
 def list_columns(runs: Sequence[Results], cells: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]:
     """Return the metrics of runs with the full cache's score behind each accuracy that has one in some run."""
     known = {name for run in runs for name in run.metrics if find_full(run, name) is not None}
-    return [
-        {
-            column: value
-            for name, cell in own.items()
-            for column, value in [
-                (name, cell),
-                *([(COLUMN.format(name), write_full(run, name))] if name in known else []),
-            ]
-        }
-        for run, own in zip(runs, cells, strict=True)
-    ]
+    rows: list[dict[str, Cell]] = [{} for _ in runs]
+    for run, own, row in zip(runs, cells, rows, strict=True):
+        for name, cell in own.items():
+            row[name] = cell
+            if name in known:
+                row[COLUMN.format(name)] = write_full(run, name)
+    return rows
 
 
 def describe_failed(rows: Iterable[Results]) -> str:
     """Return a sentence on the tasks that the full cache itself fails, with its scores; empty without any."""
-    failed = {
-        f"{run.model_label}, {run.prompts_label}: {write_full(run, Retrieved.name)}": None
-        for run in rows
-        if is_failed(run, Retrieved.name)
-    }
-    if not failed:
-        return ""
-    more = f"; {len(failed) - MAX_LISTED} more" if len(failed) > MAX_LISTED else ""
-    return f"{FAILED_NOTE} ({'; '.join([*failed][:MAX_LISTED])}{more})."
+    failed = [run for run in rows if is_failed(run, Retrieved.name)]
+    tasks = [f"{run.model_label}, {run.prompts_label}: {write_full(run, Retrieved.name)}" for run in failed]
+    return f"{FAILED_NOTE} ({'; '.join(dict.fromkeys(tasks))})." if failed else ""

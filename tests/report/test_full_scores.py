@@ -90,13 +90,6 @@ def test_tables_and_terminal_mark_it_and_say_it_once(tmp_path: Path) -> None:
         assert "‡" not in shown
 
 
-def test_a_note_lists_few_tasks() -> None:
-    [note] = list_notes([asked("h2o", 0.0, 0.05, f"model{number}") for number in range(5)], ())
-    assert note.endswith(
-        "(model0, passkey: 0.050‡; model1, passkey: 0.050‡; model2, passkey: 0.050‡; 2 more)."
-    )
-
-
 def test_the_page_has_the_score_and_the_mark(tmp_path: Path) -> None:
     for run in (FAILING[1], replace(SOLVED[1], run="h2o-solved")):
         write_run(tmp_path, run, [])
