@@ -3,13 +3,16 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from hydra.errors import InstantiationException
 
 from kvbench.cli.tasks import choose
-from kvbench.cli.tasks.entrants import Runner, keep_words
+from kvbench.cli.tasks.entrants import Runner, find_entrants, keep_words
+from kvbench.core.config import ConfigError
 from kvbench.runs.job import Job
 from tests.support.command_line import Command
 
@@ -210,3 +213,11 @@ def test_a_race_to_the_last_prompt_finishes_its_runs(command: Command, tmp_path:
     runs = sorted((tmp_path / "runs" / "infinity_tiny").glob("*/results.json"))
     assert [path.parent.name.split("-")[0] for path in runs] == ["full", "lukv", "random"]
     assert len(list((tmp_path / "runs" / "infinity_tiny").glob("lukv-*"))) == 1
+
+
+def test_a_method_whose_class_raises_anything_does_not_fit() -> None:
+    def make(_: str) -> NoReturn:
+        raise InstantiationException("full_key: method") from RuntimeError("no luck")
+
+    with pytest.raises(ConfigError, match="methods: mine does not fit: RuntimeError: no luck"):
+        find_entrants(SimpleNamespace(make=make), ["mine"])  # type: ignore[arg-type]

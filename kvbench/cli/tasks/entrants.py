@@ -16,7 +16,7 @@ from tqdm import tqdm
 from kvbench.choose.values import score_block
 from kvbench.cli.config.compose import compose_job, read_settings
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.config.messages import EXPECTED, describe_error
+from kvbench.cli.config.messages import describe_error
 from kvbench.cli.config.search_path import list_choices
 from kvbench.cli.tasks.job import make_job
 from kvbench.core.config import ConfigError
@@ -145,8 +145,8 @@ def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job
                 job = runner.make(name)
                 check_job(job)
                 _check_budgeted(job)
-        except EXPECTED as error:
-            refused[name] = describe_error(error)
+        except Exception as error:  # a class of the user may raise anything
+            refused[name] = _describe(error)
             if named:
                 raise ConfigError(f"methods: {name} does not fit: {refused[name]}") from None
         else:
@@ -158,6 +158,14 @@ def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job
         )
     _check_calibration(entrants[0])
     return entrants, refused
+
+
+def _describe(error: Exception) -> str:
+    """Return one line about any error, named by its type if no user is expected to cause it."""
+    try:
+        return describe_error(error)
+    except Exception as cause:
+        return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
 
 
 def has_random_order(prompts: DictConfig) -> bool:
