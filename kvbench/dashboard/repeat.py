@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from kvbench.core.files import read_text
 from kvbench.core.gpus import resolve_noise
 from kvbench.runs.record.results import Results
 
@@ -51,7 +50,7 @@ def _load(path: str) -> Mapping[str, Any]:
     file = files("kvbench.conf").joinpath(*f"{path}.yaml".split("/"))
     if not file.is_file():
         return {}
-    values = yaml.safe_load(read_text(file)) or {}
+    values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     folder = path.rpartition("/")[0]
     bases = [base for base in values.pop("defaults", []) if isinstance(base, str) and base != "_self_"]
     merged: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import check_file, hash_path, hash_values, name_sample, read_text
+from kvbench.core.files import check_file, hash_path, hash_values, name_sample
 from kvbench.core.links import find_leaving_link
 from kvbench.data.frames import frame_runs, samples_df, write_frame
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
@@ -230,7 +230,7 @@ def write_card(
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False
     )
     environment.filters["plain"] = escape_markdown
-    return environment.from_string(read_text(card)).render(
+    return environment.from_string(card.read_text(encoding="utf-8")).render(
         licence=licence,
         repo=repo,
         author=author,
