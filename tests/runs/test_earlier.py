@@ -1,7 +1,6 @@
 """Runs that an earlier version wrote are listed, and neither read nor resumed, taken, joined or copied."""
 
 import io
-import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import kvbench
-from kvbench.cli.sweeps.jobs import PLAN, Entry, open_folder, read_entries, write_entry
+from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries, write_entry
 from kvbench.cli.workers.overview import show_all
 from kvbench.cli.workers.status import show_status
 from kvbench.core.config import ConfigError
@@ -50,7 +49,6 @@ def test_finished_and_unfinished_ones_are_known_by_their_files(runs: Path) -> No
         EarlierRun, match=r"random-0.1-ba654aedd3/results.json: of an earlier version, .* run it again"
     ):
         read_results(runs / NAMES[1])
-    assert not is_earlier(runs / MODEL)
 
 
 def test_a_run_of_this_version_is_none_even_before_its_results(tmp_path: Path) -> None:
@@ -110,7 +108,6 @@ def test_jobs_of_a_sweep_that_it_finished_are_left_to_do(runs: Path) -> None:
         runs, [words, ("method=h2o", "budget=0.1")]
     )  # takes what other sweeps have finished
     assert [entry.outcome for entry in read_entries(extended)] == ["missing", "missing"]
-    assert json.loads((sweep / PLAN).read_text()) == [list(words)]
 
 
 def test_the_same_command_makes_a_run_of_its_own(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,8 +116,7 @@ def test_the_same_command_makes_a_run_of_its_own(runs: Path, caplog: pytest.LogC
     again = kvbench.run("random", prompts={"count": 2}, **settings)
     more = kvbench.run("random", prompts={"count": 3}, **settings, runs_dirs=[str(EARLIER)])
     assert not {again.folder.name, again.results.reference, more.folder.name} & {FULL, RANDOM}
-    assert "from full-1f875a0b62" not in caplog.text
-    assert "from random-0.1-ba654aedd3" not in caplog.text
+    assert not any(f"from {name}" in caplog.text for name in (FULL, RANDOM))
     after = hash_files(runs / MODEL)
     assert {name: after[name] for name in before} == before
     assert {run.run for run in collect_runs(runs)}.isdisjoint({FULL, RANDOM})
