@@ -111,11 +111,13 @@ def test_jobs_of_a_sweep_that_it_finished_are_left_to_do(runs: Path) -> None:
 
 
 def test_the_same_command_makes_a_run_of_its_own(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     before = hash_files(runs / MODEL)
     settings = {"model": MODEL, "budget": 0.1, "eval": ["psnr"], "runs_dir": str(runs)}
     again = kvbench.run("random", prompts={"count": 2}, **settings)
     more = kvbench.run("random", prompts={"count": 3}, **settings, runs_dirs=[str(EARLIER)])
     assert not {again.folder.name, again.results.reference, more.folder.name} & {FULL, RANDOM}
+    assert f"took 2 of 3 samples from {again.folder.name}" in caplog.text
     assert not any(f"from {name}" in caplog.text for name in (FULL, RANDOM))
     after = hash_files(runs / MODEL)
     assert {name: after[name] for name in before} == before
