@@ -9,15 +9,13 @@ from kvbench.eval.files.readings import ReadingSet
 from kvbench.eval.protocol.base import Result, make_result, read_meta
 from kvbench.eval.protocol.scores import MetricSpec, share_score, with_parts
 from kvbench.eval.text.forced import ForcedScore
+from kvbench.eval.text.full_cache import RETRIEVED, RETRIEVED_FULL
 
 DEPTH, GAP = "depth", "gap"
 """Keys of a statement's place in per cent of the context, and of the tokens between it and the question."""
 BOUNDS = {DEPTH: (0, 20, 40, 60, 80, 100), GAP: (0, 128, 256, 512, 1024, 2048, 4096, 2**30)}
 """Bounds of the groups of both; the lower one is in the group."""
 PROMPTS = "(prompts=passkey and planted_facts do)"
-RETRIEVED_FULL = "retrieved_full"
-SOLVED = 0.5
-"""Share under the full cache below which the model itself fails the task: such runs compare no methods."""
 
 
 def name_groups(key: str) -> tuple[str, ...]:
@@ -49,7 +47,7 @@ class Retrieved(ForcedScore):
     share under the full cache, the bound of what the model can find.
     """
 
-    name: ClassVar[str] = "retrieved"
+    name: ClassVar[str] = RETRIEVED
     required_meta: ClassVar[str] = GAP
     meta_keys: ClassVar[tuple[str, ...]] = (DEPTH, GAP)
     better: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)

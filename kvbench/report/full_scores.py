@@ -2,19 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvbench.eval.text.answers import Accuracy, AccuracyChange, ExactAnswer, ExactAnswerChange
-from kvbench.eval.text.retrieval import RETRIEVED_FULL, SOLVED, Retrieved
+from kvbench.eval.text.full_cache import CHANGES, RETRIEVED, RETRIEVED_FULL, SOLVED
 from kvbench.report.tables import Cell, format_number
 from kvbench.runs.record.results import Results
 
-CHANGES: Mapping[str, str] = {Accuracy.name: AccuracyChange.name, ExactAnswer.name: ExactAnswerChange.name}
-"""Metrics that have an accuracy's difference to the full cache."""
 COLUMN = "{}, full cache"
 """Column beside an accuracy."""
 FAILED = "‡"
 """Mark of a full cache's score below `SOLVED`."""
 FAILED_NOTE = (
-    f"{FAILED}: the full cache itself fails the task ({Retrieved.name} below {SOLVED}), so that the values do not show "
+    f"{FAILED}: the full cache itself fails the task ({RETRIEVED} below {SOLVED}), so that the values do not show "
     "what a method loses"
 )
 
@@ -22,7 +19,7 @@ FAILED_NOTE = (
 def find_full(run: Results, name: str) -> float | None:
     """Return an accuracy under the full cache for a run's samples; None for another metric, or if it is not known."""
     values = {one: metric.value for one, metric in run.metrics.items()}
-    if name == Retrieved.name:
+    if name == RETRIEVED:
         return values.get(RETRIEVED_FULL)
     if name not in CHANGES:
         return None
@@ -33,7 +30,7 @@ def find_full(run: Results, name: str) -> float | None:
 def is_failed(run: Results, name: str) -> bool:
     """Return whether a metric is `retrieved`, and the full cache's is below `SOLVED`."""
     full = find_full(run, name)
-    return name == Retrieved.name and full is not None and full < SOLVED
+    return name == RETRIEVED and full is not None and full < SOLVED
 
 
 def write_full(run: Results, name: str) -> str | None:
@@ -58,6 +55,6 @@ def list_columns(runs: Sequence[Results], cells: Sequence[Mapping[str, Cell]]) -
 
 def describe_failed(rows: Iterable[Results]) -> str:
     """Return a sentence on the tasks that the full cache itself fails, with its scores; empty without any."""
-    failed = [run for run in rows if is_failed(run, Retrieved.name)]
-    tasks = [f"{run.model_label}, {run.prompts_label}: {write_full(run, Retrieved.name)}" for run in failed]
+    failed = [run for run in rows if is_failed(run, RETRIEVED)]
+    tasks = [f"{run.model_label}, {run.prompts_label}: {write_full(run, RETRIEVED)}" for run in failed]
     return f"{FAILED_NOTE} ({'; '.join(dict.fromkeys(tasks))})." if failed else ""

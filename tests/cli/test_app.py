@@ -95,7 +95,7 @@ def test_sweep_of_a_table_prints_it_beside_what_was_measured(command: Command, t
     status, out, _ = command("-m", "sweeps=heatkv_table1", *fewer)
     assert status == 0
     assert "Published: infinity_2b / infinity_8b, MS-COCO 2017 validation, batch 8; " in out
-    assert "measured: infinity_tiny, scenes, batch 2 " in out + " "
+    assert "measured: infinity_tiny, scenes, n = 2, batch 2 " in out + " "
     lines = (tmp_path / "runs" / "report-heatkv_table1.md").read_text().splitlines()
     names, *rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")

@@ -8,6 +8,8 @@ import pytest
 
 from kvbench.dashboard.document import make_document
 from kvbench.eval.protocol.scores import Metric
+from kvbench.eval.text.answers import Accuracy, AccuracyChange, ExactAnswer, ExactAnswerChange
+from kvbench.eval.text.full_cache import CHANGES
 from kvbench.report.code_notes import list_notes
 from kvbench.report.document import write_report
 from kvbench.report.full_scores import FAILED_NOTE, find_full, is_failed
@@ -101,3 +103,8 @@ def test_the_page_has_the_score_and_the_mark(tmp_path: Path) -> None:
         return own["full"], page["shared"][own["how"]].get("failed")
 
     assert sorted(map(read, page["runs"])) == [(0.05, True), (0.9, None)]
+
+
+def test_changes_are_the_metrics_of_answers() -> None:
+    pairs = {Accuracy.name: AccuracyChange.name, ExactAnswer.name: ExactAnswerChange.name}
+    assert pairs == CHANGES
