@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-State = tuple[Tensor, Tensor]
-"""Attention over some of the keys: the output [sequences, heads, queries, D] and the log-sum-exp of the scores in
-nats, float32 [sequences, heads, queries], contiguous. Without keys it is (0, -inf)."""
+from kvbench.kernels.layout import State
 
 
 def attend_nothing(q: Tensor) -> State:

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
 from kvbench.kernels.attention_choices import AttentionChoice
-from kvbench.kernels.attention_states import State, attend_nothing
+from kvbench.kernels.attention_states import attend_nothing
 from kvbench.kernels.batch_invariance import is_batch_invariant
+from kvbench.kernels.layout import State
 
 Backend = Literal["cudnn", "flash", "efficient", "cpu"]
 ATEN: Any = torch.ops.aten

@@ -84,6 +84,11 @@ class Past(NamedTuple):
     layout: Layout
 
 
+State = tuple[Tensor, Tensor]
+"""Attention over some of the keys: the output [sequences, heads, queries, D] and the log-sum-exp of the scores in
+nats, float32 [sequences, heads, queries], contiguous. Without keys it is (0, -inf)."""
+
+
 class PlacedRows(NamedTuple):
     """Places of a layer's rows, on the device, for the one-token kernel.
 

@@ -7,9 +7,9 @@ fused kernels are faster there than a kernel for rows of unequal length. They ca
 import torch
 from torch import Tensor
 
-from kvbench.kernels.attention_states import State, attend_nothing, merge_pair
+from kvbench.kernels.attention_states import attend_nothing, merge_pair
 from kvbench.kernels.fused_attention import Backend, fused_attention
-from kvbench.kernels.layout import Past, fold_rows, view_group
+from kvbench.kernels.layout import Past, State, fold_rows, view_group
 from kvbench.kernels.varlen_attention import Library, varlen_attention
 
 MIN_FUSED_SLOTS = 1024

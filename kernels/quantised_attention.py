@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.attention_choices import AttentionChoice, note_choice
-from kvbench.kernels.attention_states import State, merge_pair, merge_states
+from kvbench.kernels.attention_states import merge_pair, merge_states
 from kvbench.kernels.hadamard import rotate_channels
-from kvbench.kernels.layout import Group
+from kvbench.kernels.layout import Group, State
 from kvbench.kernels.planes import Plane, read_stored
 from kvbench.kernels.ragged_attention import PIECE_BYTES, dense_attention
 

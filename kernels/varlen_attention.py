@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kvbench.kernels.attention_states import State, attend_nothing
+from kvbench.kernels.attention_states import attend_nothing
 from kvbench.kernels.fused_attention import Request, find_flash, why_not_cudnn, why_not_fa3, why_not_flash
-from kvbench.kernels.layout import Layout, Past, fold_rows
+from kvbench.kernels.layout import Layout, Past, State, fold_rows
 
 Library = Literal["cudnn", "flash", "fa3"]
 """`flash` is FlashAttention-2, which is part of torch."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvbench.core.imports import note_imports
+from kvbench.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from kvbench.cli.api import Comparison as Comparison
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from kvbench.core.config import UserError as UserError
     from kvbench.data.frames import runs_df as runs_df
     from kvbench.data.frames import samples_df as samples_df
-
-__version__ = "0.1.0"
 
 # kernels/, eval/ and conf/ are next to this folder in a checkout, inside it in a wheel; they import as kvbench.<name>.
 # A top-level package called `kernels` would shadow the one that transformers looks for.

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvbench import __version__
 from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
@@ -17,6 +16,7 @@ from kvbench.runs.check import check_job
 from kvbench.runs.generate.batch import load
 from kvbench.runs.job import Job
 from kvbench.runs.prepare import calibrate_job, prepare_method
+from kvbench.version import __version__
 
 VERSION = 1
 """Version of the file format."""

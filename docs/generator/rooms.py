@@ -108,7 +108,12 @@ FAMILIES = ("infinity", "var", "llamagen", "janus", "lumina", "emu3", "llama", "
 """Packages of `kvbench.models` that are one room, `models.families`; `RELATED` says which may import another."""
 RELATED = {("models.janus", "models.llamagen")}
 """Family that uses another one's image tokenizer."""
-BESIDE = {"models.noise": "models.base", "models.outputs": "models.base", "runs.partial": "runs.execute"}
+BESIDE = {
+    "models.noise": "models.base",
+    "models.outputs": "models.base",
+    "runs.partial": "runs.execute",
+    "version": "core",
+}
 """Files that belong to another file's room."""
 WIDTH, LANE, HEIGHT = 136, 26, 70
 """Pixels: width of a room, width of a line that passes between rooms, height of a floor."""
@@ -168,7 +173,7 @@ def read_imports(path: Path) -> tuple[str, ...]:
 def find_room(name: str) -> str | None:
     """Return the room of a module or of a name in one; None outside kvbench, for its root and for no room."""
     top, *parts = name.split(".")
-    if top != "kvbench" or not parts or parts[0] == "__version__":
+    if top != "kvbench" or not parts:
         return None
     if parts[0] == "models" and parts[1:2] and parts[1] in FAMILIES:
         return "models.families"

@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kvbench.kernels.attention_states import State
-from kvbench.kernels.layout import Past
+from kvbench.kernels.layout import Past, State
 from kvbench.kernels.triton.launch import (
     LOG2_E,
     align_rows,

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.attention_states import State
 from kvbench.kernels.batch_invariance import is_batch_invariant
+from kvbench.kernels.layout import State
 from kvbench.kernels.planes import Codes, Plane
 from kvbench.kernels.triton.codes import load_numbers, split_word
 from kvbench.kernels.triton.launch import (

@@ -1,7 +1,7 @@
 """`--version`: version of kvbench and the commit of its checkout."""
 
-from kvbench import __version__
 from kvbench.core.checkout import find_built_commit, run_git
+from kvbench.version import __version__
 
 DESCRIBE = ("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=, with changes")
 

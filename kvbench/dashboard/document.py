@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from kvbench import __version__
 from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.means import list_means
 from kvbench.dashboard.metrics import SHARED_FIELDS, describe_metrics, list_known
@@ -30,6 +29,7 @@ from kvbench.report.full_scores import FAILED_NOTE
 from kvbench.report.runs_table import SEED_COLUMNS, list_metrics, name_methods
 from kvbench.report.seeds import find_seeds
 from kvbench.runs.record.results import Results
+from kvbench.version import __version__
 
 QUANTILES, MIN_FREEDOM = 400, 0.25
 """Number of steps of the table of quantiles, and its fewest degrees of freedom."""
