@@ -11,7 +11,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.memory import MIB
-from kvbench.engine.packed.bytes import predict_bytes, prepare_to_fit
+from kvbench.engine.packed.bytes import fit_budget, predict_bytes
 from kvbench.engine.schedule import Ints, predict_ring_slots, predict_row_lengths, sum_tokens
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, Observer
@@ -101,7 +101,9 @@ def make_plan(
     spec = spec if longest is None else spec.with_prompt(longest)
     observed = isinstance(needs, Observer)
     blank = _make_blank(needs, spec) if isinstance(needs, Observer) else None
-    prepare_to_fit(method, spec, budget, blank, packing)
+    if packing is not None:
+        budget = fit_budget(method, spec, budget, blank, packing)
+    method.prepare(spec, budget, blank)
     lengths = predict_row_lengths(spec, method)
     if lengths is None:
         raise ConfigError(

@@ -130,13 +130,17 @@ class ModelSpec:
                 )
 
     def with_prompt(self, tokens: int) -> "ModelSpec":
-        """Return the shapes for prompts of a number of tokens; the prompt is the first segment."""
+        """Return the shapes for prompts of a number of tokens, whose `origin` is moved by what is cut off in front.
+
+        The prompt is the first segment.
+        """
         if tokens == self.segments[0].length:
             return self
         prompt, *others = self.segments
         shift = tokens - prompt.length
         moved = (segment._replace(start=segment.start + shift) for segment in others)
-        return replace(self, segments=(prompt._replace(width=tokens), *moved))
+        segments = (prompt._replace(width=tokens), *moved)
+        return replace(self, segments=segments, origin=self.origin - shift)
 
     def take_share(self, rank: int, count: int) -> "ModelSpec":
         """Return share `rank` of `count` equal shares of consecutive heads in every layer."""

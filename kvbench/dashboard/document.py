@@ -28,7 +28,7 @@ from kvbench.report.figures.method_styles import COLOURS, DARK_COLOURS, choose_s
 from kvbench.report.full_scores import FAILED_NOTE
 from kvbench.report.runs_table import SEED_COLUMNS, list_metrics, name_methods
 from kvbench.report.seeds import find_seeds
-from kvbench.runs.record.results import Results
+from kvbench.runs.record.results import WELL_USED, Results
 from kvbench.version import __version__
 
 QUANTILES, MIN_FREEDOM = 400, 0.25
@@ -70,6 +70,7 @@ def make_document(runs_dir: Path, chosen: Sequence[Path] | None = None) -> dict[
         "version": __version__,
         "metrics": _describe_metrics(runs),
         "failed": FAILED_NOTE,
+        "wellUsed": WELL_USED,
         "quantiles": _tabulate_quantiles(),
         "generator": _describe_generator(),
         "palette": {"light": COLOURS, "dark": DARK_COLOURS},

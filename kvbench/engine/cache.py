@@ -63,8 +63,8 @@ class KVCache(StoredLayers):
         books: CodebookTensors | None = None,
     ) -> None:
         self.record, device = record, torch.device(device)
-        room, spec = spec.segments[0].length, spec.with_prompt(method.spec.segments[0].length)
-        self._cut = room - spec.segments[0].length
+        spec = spec.with_prompt(method.spec.segments[0].length)
+        self._cut = spec.origin
         self._fixed = packing is None and (device.type == "cuda" or record is not None)
         rotation = None if rotation is None else rotation[self._cut :].to(device)
         placed_books = {name: book.to(device) for name, book in (books or {}).items()}

@@ -1,10 +1,9 @@
-"""Ablations: runs that differ in one setting, and the best values of a table."""
+"""Ablations: runs that differ in one setting."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.data.flatten import Value, list_settings
-from kvbench.eval.protocol.scores import Metric
 from kvbench.report.conditions import find_conditions
 from kvbench.report.memory import name_percent
 from kvbench.report.runs_table import SEED_COLUMNS, find_metrics
@@ -79,29 +78,6 @@ def name_ablation(ablation: Ablation) -> str:
 def is_full(run: Results) -> bool:
     """Return whether a run compresses nothing: a reference or one of its bounds."""
     return run.method.split(",")[0] == "full"
-
-
-def find_best(rows: Sequence[Row], groups: Sequence[Hashable]) -> set[tuple[int, str]]:
-    """Return the cells (row, column) with the best value of each metric within a group.
-
-    Values are compared in the digits that are shown, so several can be best; a group of equal values has no best.
-
-    Args:
-        rows: rows of one table.
-        groups: group of each row; None for a row that does not compete.
-    """
-    best: set[tuple[int, str]] = set()
-    for column in rows[0] if rows else ():
-        competing: dict[Hashable, dict[int, float]] = {}
-        for place, (row, group) in enumerate(zip(rows, groups, strict=True)):
-            cell = row[column]
-            if group is not None and isinstance(cell, Metric) and cell.value is not None:
-                sign = 1 if cell.better == "higher" else -1
-                competing.setdefault(group, {})[place] = sign * round(cell.value, cell.digits)
-        for values in competing.values():
-            if len(set(values.values())) > 1:
-                best |= {(place, column) for place, value in values.items() if value == max(values.values())}
-    return best
 
 
 def _list_settings(run: Results) -> dict[str, Value]:

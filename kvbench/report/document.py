@@ -6,15 +6,23 @@ from typing import NamedTuple
 
 from kvbench.core.files import write_whole
 from kvbench.eval.text.drift import TAIL
-from kvbench.report.ablations import find_ablations, find_best, is_full, make_ablation_rows, name_ablation
+from kvbench.report.ablations import find_ablations, is_full, make_ablation_rows, name_ablation
 from kvbench.report.code_notes import list_notes
 from kvbench.report.conditions import find_conditions
 from kvbench.report.drifts import make_tail_rows, read_drifts
 from kvbench.report.latex import format_latex, join_latex
-from kvbench.report.memory import IN_FLIGHT_COLUMN
+from kvbench.report.memory import IN_FLIGHT_COLUMN, describe_unused
 from kvbench.report.runs_table import identifying_columns, make_csv_rows, make_rows, order_runs
 from kvbench.report.seeds import name_count, name_seeds
-from kvbench.report.tables import Row, drop_columns, escape_markdown, format_csv, format_markdown, list_shown
+from kvbench.report.tables import (
+    Row,
+    drop_columns,
+    escape_markdown,
+    find_best,
+    format_csv,
+    format_markdown,
+    list_shown,
+)
 from kvbench.runs.record.folder import slug
 from kvbench.runs.record.results import Results
 
@@ -109,12 +117,6 @@ def _list_dropped(rows: Sequence[Row]) -> list[str]:
 def describe_rows(runs: Sequence[Results], rows: Sequence[Row]) -> str:
     """Return sentences, each after a space, on marks, means over seeds and uncommitted code; empty without any."""
     return describe_unused(runs) + "".join(f" {note}" for note in list_notes(runs, list_shown(rows)))
-
-
-def describe_unused(runs: Sequence[Results]) -> str:
-    """Return a sentence, after a space, on the mark of runs that leave more than 3 % unused; empty without one."""
-    unused = any(not run.memory.well_used for run in runs)
-    return " !: less than 97 % of the budget in use after some segment." * unused
 
 
 def find_group(run: Results) -> Hashable:

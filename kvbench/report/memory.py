@@ -54,7 +54,7 @@ def list_costs(runs: Sequence[Results]) -> list[dict[str, Cell]]:
         if in_bytes:
             cells["bytes %"] = _write_percent(memory.byte_peak)
         shares = {"last / B": memory.last_share, "least / B": memory.least_share}
-        cells |= {name: _mark_share(share, memory) for name, share in shares.items()}
+        cells |= {name: f"{share:.3f}{mark_unused(memory, share)}" for name, share in shares.items()}
         if in_flight:
             cells[IN_FLIGHT_COLUMN] = _write_percent(total)
         if on_gpu:
@@ -85,6 +85,12 @@ def _write_percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f}"
 
 
-def _mark_share(share: float, memory: Memory) -> str:
-    """Return a share of the budget, marked with ! if more than 3 % is unused although there are tokens for it."""
-    return f"{share:.3f}{'!' if share < WELL_USED and not memory.lacks_tokens else ''}"
+def mark_unused(memory: Memory, share: float = 0.0) -> str:
+    """Return "!" if a share of the budget is below `WELL_USED` although there are tokens for it; else nothing."""
+    return "!" if share < WELL_USED and not memory.well_used else ""
+
+
+def describe_unused(runs: Sequence[Results]) -> str:
+    """Return a sentence, after a space, on the mark of `mark_unused`; empty where no run has it."""
+    marked = any(mark_unused(run.memory) for run in runs)
+    return f" !: less than {100 * WELL_USED:g} % of the budget in use after some segment." * marked

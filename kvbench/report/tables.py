@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -117,6 +117,29 @@ def format_number(value: float, digits: int) -> str:
 def format_name(name: str, metric: Metric) -> str:
     """Return a metric's name with an arrow towards better values."""
     return f"{name} {ARROWS[metric.better]}"
+
+
+def find_best(rows: Sequence[Row], groups: Sequence[Hashable]) -> set[tuple[int, str]]:
+    """Return the cells (row, column) with the best value of each metric within a group.
+
+    Values are compared in the digits that are shown, so several can be best; a group of equal values has no best.
+
+    Args:
+        rows: rows of one table.
+        groups: group of each row; None for a row that does not compete.
+    """
+    best: set[tuple[int, str]] = set()
+    for column in rows[0] if rows else ():
+        competing: dict[Hashable, dict[int, float]] = {}
+        for place, (row, group) in enumerate(zip(rows, groups, strict=True)):
+            cell = row[column]
+            if group is not None and isinstance(cell, Metric) and cell.value is not None:
+                sign = 1 if cell.better == "higher" else -1
+                competing.setdefault(group, {})[place] = sign * round(cell.value, cell.digits)
+        for values in competing.values():
+            if len(set(values.values())) > 1:
+                best |= {(place, column) for place, value in values.items() if value == max(values.values())}
+    return best
 
 
 def format_markdown(rows: Sequence[Row], best: Collection[tuple[int, str]] = ()) -> str:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_path
 from kvbench.engine.coding.formats import CODEBOOK_REVISION, CodebookTensors
-from kvbench.engine.packed.bytes import prepare_to_fit
+from kvbench.engine.packed.bytes import fit_budget
 from kvbench.eval.files.kinds import TEXTS
 from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.models.reading.reader import TextReader
@@ -104,10 +104,11 @@ def prepare_method(job: Job, artifact: Artifact | None) -> Budget:
     plan, allowance, spec = job.cache_plan, job.allowance, job.cache_plan.spec
     job.method.calibrated_spec = spec
     if job.longest is not None:
-        cut = spec.segments[0].length - job.longest.tokens
-        spec = replace(spec.with_prompt(job.longest.tokens), origin=cut)
+        spec = spec.with_prompt(job.longest.tokens)
     shard = replace(allowance.shard, full=spec.full_tokens)
-    prepare_to_fit(job.method, spec, shard, artifact, plan.packing)
+    if plan.packing is not None:
+        shard = fit_budget(job.method, spec, shard, artifact, plan.packing)
+    job.method.prepare(spec, shard, artifact)
     return allowance.requested if plan.packing is None else job.method.budget
 
 

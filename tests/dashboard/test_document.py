@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from kvbench.dashboard.page import render_page, write_dashboard
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.readings import KEPT, Readings
 from kvbench.dashboard.vendor import VENDORED, Vendored
+from kvbench.eval.protocol.scores import Metric
 from kvbench.report.runs_table import make_rows
+from kvbench.report.tables import find_best
 from kvbench.runs.record.results import WELL_USED
 from tests.support.places import ROOT
 from tests.support.results import made_up
@@ -149,10 +152,6 @@ def test_an_empty_folder_has_no_page(tmp_path: Path) -> None:
         write_dashboard(tmp_path)
 
 
-def test_the_page_marks_what_tables_mark() -> None:
-    assert f"least: {WELL_USED}," in (ROOT / "kvbench" / "dashboard" / "scripts" / "costs.js").read_text()
-
-
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 def test_the_page_has_the_share_of_bytes_of_the_report() -> None:
     """Of a full cache of 2^18 bytes in 16 bits, 2^17 are 50 %, whatever dtype the reference has."""
@@ -160,7 +159,7 @@ def test_the_page_has_the_share_of_bytes_of_the_report() -> None:
     values = {"memory": vars(run.memory), "latency": {}, "unit": "tokens", "config": run.config}
     costs = (ROOT / "kvbench" / "dashboard" / "scripts" / "costs.js").read_text()
     program = (
-        f"const run = {json.dumps(values)}, MIB = 1, shared = (one) => one;"
+        f"const run = {json.dumps(values)}, MIB = 1, shared = (one) => one, DOC = {{wellUsed: {WELL_USED}}};"
         "const format = (one, digits) => one.toFixed(digits);"
         f'{costs}; console.log(formatCost(run, "byte_share"), chooseShare([run]));'
         'run.config.cache_dtype = "auto"; console.log(chooseShare([run]));'
@@ -168,6 +167,41 @@ def test_the_page_has_the_share_of_bytes_of_the_report() -> None:
     shown = subprocess.run(["node", "-e", program], capture_output=True, check=True, text=True).stdout
     assert shown.split() == [make_rows([run])[0]["bytes %"], "byte_share", "peak_share"]
     assert shown.startswith("50.00 ")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+@pytest.mark.parametrize("share", [0.9699, 0.97])
+def test_the_page_marks_what_tables_mark(runs_dir: Path, share: float) -> None:
+    run = made_up("heatkv", 0.1, {})
+    run = replace(run, memory=replace(run.memory, least_share=share))
+    document = {"wellUsed": make_document(runs_dir)["wellUsed"]}
+    costs = (ROOT / "kvbench" / "dashboard" / "scripts" / "costs.js").read_text()
+    program = (
+        f"const DOC = {json.dumps(document)}, run = {json.dumps({'memory': vars(run.memory)})};"
+        "const format = (one, digits) => one.toFixed(digits);"
+        f'{costs}; console.log(formatCost(run, "least_share"));'
+    )
+    shown = subprocess.run(["node", "-e", program], capture_output=True, check=True, text=True).stdout
+    assert shown.strip() == make_rows([run])[0]["least / B"]
+    assert shown.strip().endswith("!") == (share < 0.97)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_the_page_has_the_best_values_of_the_report() -> None:
+    """Numbers that look alike in a table are equally good."""
+    values = [30.0, 31.001, 31.004, 29.0]
+    metrics = [Metric(value, "higher", n=4, evaluator="psnr", digits=2) for value in values]
+    board = (ROOT / "kvbench" / "dashboard" / "scripts" / "leaderboard.js").read_text()
+    runs = [{"number": number, "value": value} for number, value in enumerate(values)]
+    program = (
+        'const DOC = {metrics: {psnr: {better: "higher", digits: 2}}}, findMetric = (run) => run;'
+        "const groupBy = (runs) => new Map([[0, runs]]);"
+        + re.search(r"^function findBest.*?^}", board, re.DOTALL | re.MULTILINE)[0]
+        + f'console.log(JSON.stringify([...findBest({json.dumps(runs)}, "psnr")]))'
+    )
+    shown = subprocess.run(["node", "-e", program], capture_output=True, check=True, text=True).stdout
+    expected = find_best([{"psnr": metric} for metric in metrics], [0] * len(metrics))
+    assert {(number, "psnr") for number in json.loads(shown)} == expected == {(1, "psnr"), (2, "psnr")}
 
 
 def test_a_page_written_elsewhere_links_the_runs_where_they_are(runs_dir: Path, tmp_path: Path) -> None:

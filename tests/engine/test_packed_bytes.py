@@ -8,12 +8,13 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.core.storage import StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
-from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity, prepare_to_fit
+from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity, fit_budget
 from kvbench.methods.adakv import AdaKV
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import D, run, small, tokens_of
@@ -29,6 +30,12 @@ PACKINGS = {
     "exempt": Packing(4, StorageConfig("token", exempt=1)),
 }
 HALF = 2 * D * 2
+
+
+def prepare_to_fit(
+    method: Method, spec: ModelSpec, budget: Budget, artifact: Artifact | None, packing: Packing
+) -> None:
+    method.prepare(spec, fit_budget(method, spec, budget, artifact, packing), artifact)
 
 
 def open_packed(spec: ModelSpec, method: Method, packing: Packing) -> KVCache:

@@ -10,7 +10,7 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.ablations import find_ablations, find_best, make_ablation_rows
+from kvbench.report.ablations import find_ablations, make_ablation_rows
 from kvbench.report.document import list_sections, write_latex, write_report
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.figures.latency_plots import Timing, draw_latencies, read_profiles
@@ -18,6 +18,7 @@ from kvbench.report.figures.method_styles import METHODS, choose_styles
 from kvbench.report.figures.retention_plots import draw_retention, join_sources
 from kvbench.report.latex import format_latex
 from kvbench.report.latex_letters import escape
+from kvbench.report.tables import find_best
 from kvbench.runs.generate.retention import Retention
 from kvbench.runs.record.results import Results
 from tests.support.results import PSNR, made_up

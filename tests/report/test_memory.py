@@ -7,12 +7,13 @@ import pytest
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report import differences
-from kvbench.report.ablations import find_ablations, find_best, name_ablation
+from kvbench.report.ablations import find_ablations, name_ablation
 from kvbench.report.document import find_group
 from kvbench.report.figures.plots import draw_metrics, trace_curves
 from kvbench.report.one_run import show_run
 from kvbench.report.papers import published
 from kvbench.report.runs_table import make_rows, name_methods, show_runs
+from kvbench.report.tables import find_best
 from kvbench.runs.record.results import Results
 from tests.support.published_rows import rows_of
 from tests.support.results import PSNR, made_up, printed

@@ -57,9 +57,10 @@ const COSTS = {
     digits: 3,
     field: "memory.least_share",
     better: "higher",
-    least: 0.97,
+    least: DOC.wellUsed,
     about:
-      "Smallest share of the budget, or of all tokens so far, in use after any segment; ! below 97 %.",
+      "Smallest share of the budget, or of all tokens so far, in use after any segment; " +
+      `! below ${100 * DOC.wellUsed} %.`,
     value: (run) => run.memory.least_share,
   },
   utilisation: {

@@ -19,17 +19,18 @@ function chooseMetrics(runs) {
   );
 }
 
-/** Return the best runs at a metric among two or more of the same conditions, seeds and budget. */
+/** Return the best runs at a metric, in shown digits, among two or more of the same conditions, seeds and budget. */
 function findBest(runs, name) {
-  const sign = DOC.metrics[name].better === "higher" ? 1 : -1;
+  const { better, digits } = DOC.metrics[name];
+  const value = (run) => (better === "higher" ? 1 : -1) * findMetric(run, name).value.toFixed(digits);
   const own = runs.filter((run) => findMetric(run, name));
   const groups = groupBy(own, (run) =>
     JSON.stringify([run.conditions, formatBudget(run), listMembers(run).map(({ seeds }) => seeds[0])]),
   );
   const best = new Set();
   for (const group of groups.values()) {
-    const top = Math.max(...group.map((run) => sign * findMetric(run, name).value));
-    const those = group.filter((run) => sign * findMetric(run, name).value === top);
+    const top = Math.max(...group.map(value));
+    const those = group.filter((run) => value(run) === top);
     if (those.length < group.length) for (const run of those) best.add(run.number);
   }
   return best;

@@ -135,24 +135,24 @@ def predict_bytes(spec: ModelSpec, method: Method, packing: Packing) -> Ints:
 
 
 def searches_capacity(method: Method, packing: Packing) -> bool:
-    """Return whether more tokens than are sure to fit may fit a budget in bytes, so that `prepare_to_fit` searches."""
+    """Return whether more tokens than are sure to fit may fit a budget in bytes, so that `fit_budget` searches."""
     return (method.static or packing.storage.exempt > 0) and not method.uses.precisions
 
 
-def prepare_to_fit(
-    method: Method, spec: ModelSpec, budget: Budget, artifact: Artifact | None, packing: Packing | None
-) -> None:
-    """Prepare a method; with a budget in bytes it gets the tokens that fit in low-bit storage.
+def fit_budget(
+    method: Method, spec: ModelSpec, budget: Budget, artifact: Artifact | None, packing: Packing
+) -> Budget:
+    """Return a budget; one in bytes gets the tokens that fit in low-bit storage.
 
     These follow from the planned bytes of a static method, or from bounds on them if layers are exempt and capacities
     do not depend on data. Other methods, and those that set precisions, get the budget unchanged.
 
     Args:
-        method: not yet prepared.
+        method: prepared for several capacities while they are searched.
         spec: the model's shapes.
         budget: its capacity always fits.
         artifact: the method's calibration.
-        packing: format of low-bit storage; None without it.
+        packing: format of low-bit storage.
 
     Raises:
         ValueError, InfeasibleBudget: what the method's `prepare` raises.
@@ -160,12 +160,11 @@ def prepare_to_fit(
 
     def plan(one: Budget) -> int:
         method.prepare(spec, one, artifact)
-        assert packing is not None
         return _bound_peak(spec, method, packing, one)
 
-    if packing is not None and budget.bytes is not None and searches_capacity(method, packing):
-        budget = find_capacity(budget, bound_token_bytes(spec, packing)[0], plan)
-    method.prepare(spec, budget, artifact)
+    if budget.bytes is None or not searches_capacity(method, packing):
+        return budget
+    return find_capacity(budget, bound_token_bytes(spec, packing)[0], plan)
 
 
 def _bound_peak(spec: ModelSpec, method: Method, packing: Packing, budget: Budget) -> int:

@@ -12,6 +12,7 @@ from kvbench.report.ablations import is_full
 from kvbench.report.conditions import find_conditions, group_conditions
 from kvbench.report.document import BOLD_NOTE, Section, describe_rows, find_group, write_latex
 from kvbench.report.figures.draw import NOT_INSTALLED, can_draw, describe_joined, draw_fidelity, save_groups
+from kvbench.report.memory import mark_unused
 from kvbench.report.papers.printed import PrintedFigure
 from kvbench.report.papers.published import (
     COSTS,
@@ -147,7 +148,7 @@ def _list_settings(table: PublishedTable, run: Results, runs: Sequence[Results])
     row: dict[str, Cell] = {"model": run.model_label} if len({r.model_label for r in runs}) > 1 else {}
     row |= {"prompts": run.prompts_label} if len({r.prompts_label for r in runs}) > 1 else {}
     row |= {"n": name_count(run)} if len(list_counts(runs)) > 1 else {}
-    row |= {"method": run.method, "budget": run.budget_text + "!" * (not run.memory.well_used)}
+    row |= {"method": run.method, "budget": run.budget_text + mark_unused(run.memory)}
     for key in (*table.fixed, *table.keys):
         if key not in row:
             value = find_setting(run, key)
