@@ -47,8 +47,9 @@ types: $(VENV)/stamp
 	@$(BIN)/python -W ignore -c "import setuptools; setuptools.setup()" --quiet build_py --build-lib build/types
 	cd build/types && $(abspath $(BIN))/mypy --cache-dir $(CURDIR)/.mypy_cache --config-file $(CURDIR)/pyproject.toml -p kvbench
 
-rooms:  ## print packages, arrows and circles of the imports; draw docs/images/rooms.svg
+rooms:  ## print packages, arrows and circles of the imports, sizes and ceilings; draw docs/images/rooms.svg
 	$(PYTHON) docs/generator/rooms.py docs/images/rooms.svg
+	$(PYTHON) docs/generator/ceilings.py
 
 benchmarks: $(VENV)/stamp  ## time the engine against a plain loop; python -m benchmarks lists all programs
 	$(BIN)/python -m benchmarks engine

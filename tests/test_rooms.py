@@ -1,5 +1,7 @@
 """Imports point one way: every room uses only rooms that stand below it."""
 
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,14 @@ def test_the_picture_of_rooms_is_current(root: Path) -> None:
     for name, colours in (("rooms", LIGHT), ("rooms-dark", DARK)):
         picture = (root / "docs" / "images" / f"{name}.svg").read_text()
         assert picture == draw_rooms(find_arrows(root), colours), "make rooms draws it anew"
+
+
+@pytest.mark.parametrize("program", ["rooms", "ceilings"])
+def test_programs_print_without_an_argument(
+    root: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program])
+    runpy.run_path(str(root / "docs" / "generator" / f"{program}.py"), run_name="__main__")
 
 
 def test_the_page_on_architecture_names_every_room(root: Path) -> None:

@@ -346,6 +346,6 @@ def draw_rooms(arrows: Arrows, colours: Colours = LIGHT) -> str:
 if __name__ == "__main__":
     checkout = Path(__file__).resolve().parents[2]
     print(describe(checkout))
-    picture = Path(sys.argv[1])
-    for path, colours in ((picture, LIGHT), (picture.with_stem(f"{picture.stem}-dark"), DARK)):
-        path.write_text(draw_rooms(find_arrows(checkout), colours))
+    for picture in map(Path, sys.argv[1:]):
+        for path, colours in ((picture, LIGHT), (picture.with_stem(f"{picture.stem}-dark"), DARK)):
+            path.write_text(draw_rooms(find_arrows(checkout), colours))

@@ -109,6 +109,7 @@ def test_a_changed_sample_is_read_again(tmp_path: Path) -> None:
 def test_what_runs_share_is_written_once(runs_dir: Path) -> None:
     document = make_document(runs_dir)
     text = json.dumps(document)
+    assert document["wellUsed"] == WELL_USED
     assert text.count("two blue circles") == 1
     assert text.count("kvbench.prompts.scenes.Scenes") == 1
 
@@ -153,55 +154,43 @@ def test_an_empty_folder_has_no_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
-def test_the_page_has_the_share_of_bytes_of_the_report() -> None:
+@pytest.mark.parametrize(("least_share", "shown"), [(0.9699, "0.970!"), (0.97, "0.970")])
+def test_the_page_has_the_shares_and_marks_of_the_report(least_share: float, shown: str) -> None:
     """Of a full cache of 2^18 bytes in 16 bits, 2^17 are 50 %, whatever dtype the reference has."""
     run = made_up("heatkv", 0.1, {}, config={"cache_dtype": "int4"})
+    run = replace(run, memory=replace(run.memory, least_share=least_share))
     values = {"memory": vars(run.memory), "latency": {}, "unit": "tokens", "config": run.config}
     costs = (ROOT / "kvbench" / "dashboard" / "scripts" / "costs.js").read_text()
     program = (
         f"const run = {json.dumps(values)}, MIB = 1, shared = (one) => one, DOC = {{wellUsed: {WELL_USED}}};"
         "const format = (one, digits) => one.toFixed(digits);"
         f'{costs}; console.log(formatCost(run, "byte_share"), chooseShare([run]));'
+        'console.log(formatCost(run, "least_share"));'
         'run.config.cache_dtype = "auto"; console.log(chooseShare([run]));'
     )
-    shown = subprocess.run(["node", "-e", program], capture_output=True, check=True, text=True).stdout
-    assert shown.split() == [make_rows([run])[0]["bytes %"], "byte_share", "peak_share"]
-    assert shown.startswith("50.00 ")
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
-@pytest.mark.parametrize("share", [0.9699, 0.97])
-def test_the_page_marks_what_tables_mark(runs_dir: Path, share: float) -> None:
-    run = made_up("heatkv", 0.1, {})
-    run = replace(run, memory=replace(run.memory, least_share=share))
-    document = {"wellUsed": make_document(runs_dir)["wellUsed"]}
-    costs = (ROOT / "kvbench" / "dashboard" / "scripts" / "costs.js").read_text()
-    program = (
-        f"const DOC = {json.dumps(document)}, run = {json.dumps({'memory': vars(run.memory)})};"
-        "const format = (one, digits) => one.toFixed(digits);"
-        f'{costs}; console.log(formatCost(run, "least_share"));'
-    )
-    shown = subprocess.run(["node", "-e", program], capture_output=True, check=True, text=True).stdout
-    assert shown.strip() == make_rows([run])[0]["least / B"]
-    assert shown.strip().endswith("!") == (share < 0.97)
+    told = subprocess.run(["node", "-e", program], capture_output=True, check=True, text=True).stdout
+    assert told.split() == ["50.00", "byte_share", shown, "peak_share"]
+    assert [make_rows([run])[0][name] for name in ("bytes %", "least / B")] == ["50.00", shown]
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
 def test_the_page_has_the_best_values_of_the_report() -> None:
     """Numbers that look alike in a table are equally good."""
-    values = [30.0, 31.001, 31.004, 29.0]
-    metrics = [Metric(value, "higher", n=4, evaluator="psnr", digits=2) for value in values]
+    runs = [{"number": number, "value": value} for number, value in enumerate([30.0, 31.001, 31.004])]
     board = (ROOT / "kvbench" / "dashboard" / "scripts" / "leaderboard.js").read_text()
-    runs = [{"number": number, "value": value} for number, value in enumerate(values)]
     program = (
         'const DOC = {metrics: {psnr: {better: "higher", digits: 2}}}, findMetric = (run) => run;'
         "const groupBy = (runs) => new Map([[0, runs]]);"
         + re.search(r"^function findBest.*?^}", board, re.DOTALL | re.MULTILINE)[0]
-        + f'console.log(JSON.stringify([...findBest({json.dumps(runs)}, "psnr")]))'
+        + f'console.log([...findBest({json.dumps(runs)}, "psnr")].join(" "))'
     )
-    shown = subprocess.run(["node", "-e", program], capture_output=True, check=True, text=True).stdout
-    expected = find_best([{"psnr": metric} for metric in metrics], [0] * len(metrics))
-    assert {(number, "psnr") for number in json.loads(shown)} == expected == {(1, "psnr"), (2, "psnr")}
+    told = subprocess.run(["node", "-e", program], capture_output=True, check=True, text=True).stdout
+    rows = [{"psnr": Metric(run["value"], "higher", n=4, evaluator="psnr", digits=2)} for run in runs]
+    assert (
+        {(int(number), "psnr") for number in told.split()}
+        == find_best(rows, [0] * 3)
+        == {(1, "psnr"), (2, "psnr")}
+    )
 
 
 def test_a_page_written_elsewhere_links_the_runs_where_they_are(runs_dir: Path, tmp_path: Path) -> None:

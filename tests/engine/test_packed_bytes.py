@@ -14,7 +14,6 @@ from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import D, run, small, tokens_of
@@ -30,12 +29,6 @@ PACKINGS = {
     "exempt": Packing(4, StorageConfig("token", exempt=1)),
 }
 HALF = 2 * D * 2
-
-
-def prepare_to_fit(
-    method: Method, spec: ModelSpec, budget: Budget, artifact: Artifact | None, packing: Packing
-) -> None:
-    method.prepare(spec, fit_budget(method, spec, budget, artifact, packing), artifact)
 
 
 def open_packed(spec: ModelSpec, method: Method, packing: Packing) -> KVCache:
@@ -66,7 +59,7 @@ def test_static_methods_get_the_tokens_that_fit(name: str, value: str) -> None:
     budget = Budget.parse_bytes(value, SCALES, bound_token_bytes(SCALES, packing)[1])
     assert budget.bytes is not None
     for method in (StreamingLLM(sinks=1), HeatKV(sinks=1)):
-        prepare_to_fit(method, SCALES, budget, artifact, packing)
+        method.prepare(SCALES, fit_budget(method, SCALES, budget, artifact, packing), artifact)
         given = method.budget
         assert given.bytes == budget.bytes
         assert given.capacity >= budget.capacity
@@ -84,7 +77,7 @@ def test_methods_that_look_at_data_get_what_is_sure_to_fit() -> None:
         budget = Budget.parse_bytes("0.25", SCALES, bound_token_bytes(SCALES, packing)[1])
         assert budget.capacity == times * Budget.parse("0.25", SCALES).capacity
         method = SnapKV(sinks=1)
-        prepare_to_fit(method, SCALES, budget, None, packing)
+        method.prepare(SCALES, fit_budget(method, SCALES, budget, None, packing), None)
         assert method.budget == budget
         cache = open_packed(SCALES, method, packing)
         run(cache, tokens_of(SCALES, 2))
@@ -97,7 +90,7 @@ def test_exempt_layers_leave_the_others_more_tokens(method: Method) -> None:
     spec, packing = SCALES, PACKINGS["exempt"]
     budget = find_sure_capacity(Budget.parse_bytes("0.25", spec, 1), spec, packing)
     assert budget.capacity == Budget.parse("0.25", spec).capacity  # all tokens could be in exempt layers
-    prepare_to_fit(method, spec, budget, None, packing)
+    method.prepare(spec, fit_budget(method, spec, budget, None, packing), None)
     if method.capacity(0, spec.segments[1]) is None:
         assert method.budget.capacity == budget.capacity
     else:
@@ -111,7 +104,7 @@ def test_exempt_layers_leave_the_others_more_tokens(method: Method) -> None:
 
 
 def test_sinks_that_do_not_fit_even_in_few_bits_are_refused() -> None:
-    packing = PACKINGS["token"]
+    method, packing = StreamingLLM(sinks=1), PACKINGS["token"]
     budget = Budget.parse_bytes("0.01", SCALES, bound_token_bytes(SCALES, packing)[1])
     with pytest.raises(InfeasibleBudget, match=r"budget=0\.01 budget_unit=bytes: 1 sink scales need 1 of 30"):
-        prepare_to_fit(StreamingLLM(sinks=1), SCALES, budget, None, packing)
+        method.prepare(SCALES, fit_budget(method, SCALES, budget, None, packing), None)
