@@ -59,7 +59,7 @@ def adapt(source: str) -> str:
     """
     source = DIFFERENCES.sub(fold, source)
     source = FIGURE.sub(r"\1\2.svg){.only-light}\1\2-dark.svg){.only-dark}", source)
-    source = re.sub(r"<!-- (needs|takes): (.+) -->", r"{.needs}\n*\1: \2*\n", source)
+    source = re.sub(r"<!-- (needs|takes|at): (.+) -->", r"{.needs}\n*\1: \2*\n", source)
     source = re.sub(r"arXiv:(\d{4}\.\d{5}(?:v\d)?)", r"[arXiv:\1](https://arxiv.org/abs/\1)", source)
     source = re.sub(r"(\[-?[\d.]+), (-?[\d.]+\])", "\\1,\N{NO-BREAK SPACE}\\2", source)
     source = re.sub(r"\]\(\.\./conf/method/(\w+)\.yaml\)", r"](generated/methods/\1.md)", source)

@@ -63,7 +63,7 @@ def _read(folder: Path, page: str, section: str) -> Iterator[Table]:
     heading = section.partition("\n")[0]
     commands, before = "", ""
     for part in re.split(r"\n\n+", section):
-        if part.startswith("<!-- takes: "):
+        if part.startswith(("<!-- takes: ", "<!-- at: ")):
             commands = part
         elif mark := MARK.match(part):
             header, *rows = read_rows(folder / mark[1])

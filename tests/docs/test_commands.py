@@ -35,6 +35,16 @@ def test_blocks_say_what_they_are(page: str) -> None:
     assert 2 * len(blocks) == len(fences)
 
 
+def test_commands_of_another_commit_check_it_out_and_are_left_out() -> None:
+    for page in PAGES:
+        for block in read_blocks((ROOT / page).read_text()):
+            if block.mark == "at":
+                assert block.text.startswith(f"git worktree add ../old {block.what}\ncd ../old\n"), page
+    text = "<!-- at: 1a2b3c4d -->\n```bash\npython run.py gone=1\n```\n"
+    assert not is_executed(text)
+    assert list(find_commands(f"{text}\n```bash\nmake test\n```\n")) == [["make", "test"]]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:.*found in sys.modules:RuntimeWarning"
@@ -87,7 +97,9 @@ def run_page(page: str, folder: Path) -> None:
         elif not block.mark and block.language in ("bash", "python"):
             program = ["bash", "-e", "-c"] if block.language == "bash" else ["python", "-c"]
             assert "failed" not in call([*program, block.text], folder, environment)
-        elif block.language == "bash" and any(other.mark == "file" for other in blocks):
+        elif (
+            block.language == "bash" and block.mark != "at" and any(other.mark == "file" for other in blocks)
+        ):
             for words in find_commands(f"```bash\n{block.text}```"):
                 if words[:2] == ["python", "run.py"]:
                     shown = [word for word in words if word != "-m"]

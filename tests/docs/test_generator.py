@@ -76,12 +76,13 @@ def test_docstrings_include_settings_of_bases() -> None:
     assert described.settings == {"first": "said there, in two lines.", "second": "said here."}
 
 
-def test_a_table_has_the_commands_above_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mark", ["takes: time", "at: 1a2b3c4d"])
+def test_a_table_has_the_commands_above_it(tmp_path: Path, mark: str) -> None:
     from generator.measured import read_tables
 
-    commands = "<!-- takes: time -->\n```bash\nrun\n```"
-    mark = "<!-- made by `make docs` from data/tiny/one.csv -->"
-    text = f"# Results\n\n## One\n\n{commands}\n\nSmall:\n\n{mark}\n\n| method | old |\n\n<!-- end -->\n"
+    commands = f"<!-- {mark} -->\n```bash\nrun\n```"
+    made = "<!-- made by `make docs` from data/tiny/one.csv -->"
+    text = f"# Results\n\n## One\n\n{commands}\n\nSmall:\n\n{made}\n\n| method | old |\n\n<!-- end -->\n"
     (tmp_path / "docs/results/data/tiny").mkdir(parents=True)
     (tmp_path / "docs/results/data/tiny/one.csv").write_text('method,a\n"x, y",1\nz,2\n')
     (tmp_path / "docs/results/tiny.md").write_text(text)

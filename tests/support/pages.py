@@ -11,8 +11,9 @@ FENCE = re.compile(
     r"^(?:<!-- (?P<mark>\w+): (?P<what>.+) -->\n)?```(?P<language>.*)\n(?P<text>(?:.*\n)*?)```$", re.MULTILINE
 )
 INLINE = re.compile(r"(?<!`)`((?:python|kvbench|make|pip|pytest|torchrun) [^`\n]+)`(?!`)")
-MARKS = ("needs", "takes", "file")
-"""What a comment right above a block may say: what is not everywhere, what takes long, where the block is written."""
+MARKS = ("needs", "takes", "file", "at")
+"""What a comment right above a block may say: what is not everywhere, what takes long, where the block is written, the
+commit in whose checkout it runs."""
 
 
 class Block(NamedTuple):
@@ -39,10 +40,13 @@ def read_blocks(text: str) -> list[Block]:
 
 
 def find_commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of every command of a page, in its blocks and in its lines; variables are filled in."""
+    """Yield the words of every command of a page, in its blocks and in its lines; variables are filled in.
+
+    Commands of another commit are left out: this one may not know their words.
+    """
     variables: dict[str, str] = {}
     for block in read_blocks(text):
-        if block.language == "bash":
+        if block.language == "bash" and block.mark != "at":
             for line in block.text.replace("\\\n", " ").splitlines():
                 yield from _read_line(line, variables)
     for line in INLINE.findall(FENCE.sub("", text)):
