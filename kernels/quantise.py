@@ -1,15 +1,15 @@
 """Quantisation of numbers to codes of few bits, and packing of codes into bytes.
 
 A code is a step on an affine scale (KIVI, arXiv:2402.02750, Eq. 1) or the index of a codebook level (Lloyd 1982,
-doi:10.1109/TIT.1982.1056489). D channels of 8, 4, 2 or 1 bits take W = D bits / 8 bytes: channel c is in byte c % W,
-from bit (c // W) bits up, so that one shift decodes a tile of adjacent channels. Codes of 3 bits store their two low
-bits in D / 4 bytes, followed by the high bits in D / 8.
+doi:10.1109/TIT.1982.1056489). D channels of 8, 4 or 2 bits take W = D bits / 8 bytes: channel c is in byte c % W, from
+bit (c // W) bits up, so that one shift decodes a tile of adjacent channels. Codes of 3 bits store their two low bits in
+D / 4 bytes, followed by the high bits in D / 8.
 """
 
 import torch
 from torch import Tensor
 
-BITS = (8, 4, 3, 2, 1)
+BITS = (8, 4, 3, 2)
 """Supported bits of a code."""
 MAX_HALF = 65504.0
 """Largest float16 number; scales and codebooks are stored in float16."""

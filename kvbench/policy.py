@@ -72,17 +72,14 @@ def tabulate_drops(spec: ModelSpec, schedule: Schedule) -> Tensor:
 
 
 def tabulate_precisions(spec: ModelSpec, method: Method) -> dict[str, Tensor]:
-    """Return the precision of each segment in each head: `bits`, uint8, and `shared`, bool, both [K - 1, L, H].
-
-    A method that predicts scales also has `predicted`, bool.
-    """
+    """Return the precision of each segment in each head: `bits`, uint8, and `shared`, bool, both [K - 1, L, H]."""
     precisions = [
         [method.precisions(layer, segment) or () for layer in range(spec.layers)]
         for segment in spec.segments[:-1]
     ]
     tables = {
         name: torch.tensor([[[getattr(one, name) for one in row] for row in rows] for rows in precisions])
-        for name in ("bits", "shared", *(("predicted",) if method.uses.predictions else ()))
+        for name in ("bits", "shared")
     }
     return tables | {"bits": tables["bits"].byte()}
 

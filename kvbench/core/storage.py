@@ -20,16 +20,12 @@ class Precision(NamedTuple):
     """Storage of one segment's tokens in one head.
 
     Attributes:
-        bits: 16, 8, 4, 3 or 2, with predictions also 1; below 16, codes of static codebooks. A segment of one token
-            always has 16.
+        bits: 16, 8, 4, 3 or 2; below 16, codes of static codebooks. A segment of one token always has 16.
         shared: unconditional sequences read the codes of their conditional twins and store none.
-        predicted: codes are of the difference to the prediction from the scale before, which the head holds for as
-            long; each sequence adds its own prediction, also to shared codes. Without effect in 16 bits.
     """
 
     bits: int
     shared: bool = False
-    predicted: bool = False
 
 
 def find_stored_bits(bits: int, tokens: int) -> int:
@@ -61,9 +57,6 @@ class StorageConfig:
         key_bits: bits of a key's number, 16 to leave keys as they are; null for the bits of `cache_dtype`.
         value_bits: bits of a value's number, as `key_bits`.
         exempt: first layers, and as many last ones, that stay in 16 bits.
-        centroids: `scale` quantises the difference between a scale and its prediction, which is the decoded scale
-            before in the same head, resized and multiplied by a calibrated factor. Next-scale models and static
-            methods only. null quantises the numbers themselves.
     """
 
     keys: Literal["channel", "token", "codebook", "rotated", "fp8"] = "channel"
@@ -74,7 +67,6 @@ class StorageConfig:
     key_bits: int | None = None
     value_bits: int | None = None
     exempt: int = 0
-    centroids: Literal["scale"] | None = None
 
     def __post_init__(self) -> None:
         if self.group is not None and self.group < 1:
@@ -93,34 +85,10 @@ class StorageConfig:
             raise ConfigError(
                 "storage.key_bits=16, storage.value_bits=16: nothing is quantised; set cache_dtype=auto, without them"
             )
-        if self.centroids is not None:
-            self._check_differences()
         if self.keys == "rotated" and self.before_rotation:
             raise ConfigError(
                 "storage.keys=rotated: keys are rotated after RoPE; set storage.before_rotation=false"
             )
-
-    def _check_differences(self) -> None:
-        """Check the other settings of storage that quantises differences between scales."""
-        key = f"with storage.centroids={self.centroids}"
-        for name in ("keys", "values"):
-            if (coding := getattr(self, name)) not in ("channel", "token", "codebook"):
-                raise ConfigError(f"storage.{name}={coding}: {key} must be channel, token or codebook")
-        if self.residual:
-            raise ConfigError(
-                f"storage.residual={self.residual}: {key} a scale is quantised when it is stored; set "
-                "storage.residual=0"
-            )
-        if not self.before_rotation:
-            raise ConfigError(
-                f"storage.before_rotation=false: {key} keys are predicted before rotation; set "
-                "storage.before_rotation=true"
-            )
-        for name in ("key_bits", "value_bits", "exempt"):
-            if value := getattr(self, name):
-                raise ConfigError(
-                    f"storage.{name}={value}: {key} all layers have the bits of cache_dtype; leave it out"
-                )
 
     def check_dtype(self, cache_dtype: str) -> None:
         """Check that bits of keys and values are set for a `cache_dtype` of codes only.
@@ -158,5 +126,3 @@ CHANNEL = StorageConfig()
 """Default of a run."""
 CODEBOOKS = StorageConfig(keys="codebook", values="codebook")
 """Storage settings of every `Precision` below 16 bits."""
-PREDICTED_CODEBOOKS = StorageConfig(keys="codebook", values="codebook", centroids="scale")
-"""Storage settings of precisions of which some are predicted."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvbench.core.segments import Segment
 from kvbench.engine.bias import attach_bias, narrow, read_bias, widen
-from kvbench.engine.coding.read_back import predict_scale, read_back
+from kvbench.engine.coding.read_back import read_back
 from kvbench.engine.layer import LayerInputs
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.layout import pad_rows
@@ -98,27 +98,13 @@ class CacheView(View):
     def values(self) -> Tensor:
         return self._narrow(self._inputs.v.flatten(0, 1))
 
-    def read_back(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        segment: Segment,
-        bits: int,
-        *,
-        before: tuple[Segment, Tensor, Tensor] | None = None,
-        shared: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+    def read_back(self, keys: Tensor, values: Tensor, segment: Segment, bits: int) -> tuple[Tensor, Tensor]:
         inputs = self._inputs
         if not inputs.books and bits < 16:
             raise ValueError("no codebooks: set `codebooks` in `uses`")
         books = {name: book[self.layer] for name, book in (inputs.books or {}).items()}
         rotation = None if inputs.rotation is None else inputs.rotation[segment.start : segment.end]
-        guesses = None
-        if before is not None:
-            parent, *decoded = before
-            turned = None if inputs.rotation is None else inputs.rotation[parent.start : parent.end]
-            guesses = predict_scale((decoded[0], decoded[1]), parent, segment, books, turned)
-        return read_back(keys, values, bits, segment.index, books, rotation, guesses=guesses, shared=shared)
+        return read_back(keys, values, bits, segment.index, books, rotation)
 
     def cached_keys(self, *, rotated: bool = True) -> Tensor:
         keys = self._narrow(self._join(self._inputs.store.keys, self._inputs.k))

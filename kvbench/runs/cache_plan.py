@@ -6,14 +6,12 @@ from typing import Any
 import torch
 
 from kvbench.core.budget import Budget
-from kvbench.core.config import ConfigError
 from kvbench.core.graphs import CudaGraphs, GraphRecorder
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
-from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS, PREDICTED_CODEBOOKS, select_used
-from kvbench.engine.coding.codebooks import BITS, Codebooks
+from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS, select_used
+from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing, wants_books
-from kvbench.engine.coding.scale_residuals import MENU_BITS, ScaleResiduals
 from kvbench.engine.memory import token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity, searches_capacity
 from kvbench.methods.shared.base import Method
@@ -28,14 +26,14 @@ class CachePlan:
         spec: shapes of the heads that this process holds.
         dtype: dtype of stored keys and values; for low-bit storage, the dtype they are decoded to.
         packing: low-bit storage; None if values are stored in `dtype`.
-        codebooks: observer that calibrates static codebooks or predictions of scales; None if none are needed.
+        codebooks: observer that calibrates static codebooks; None if none are needed.
         graph_obstacle: why no CUDA graphs are recorded; None if they are.
     """
 
     spec: ModelSpec
     dtype: torch.dtype
     packing: Packing | None
-    codebooks: Codebooks | ScaleResiduals | None
+    codebooks: Codebooks | None
     graph_obstacle: str | None
 
     def make_recorder(self) -> GraphRecorder | None:
@@ -61,14 +59,9 @@ class Allowance:
 def plan_cache(settings: Settings, model: Model, method: Method) -> CachePlan:
     """Return the storage of a run; the method need not be prepared."""
     packing = find_packing(settings, method)
-    codebooks: Codebooks | ScaleResiduals | None = None
+    codebooks = None
     if packing is not None and wants_books(packing, method):
-        storage = packing.storage
-        if storage.centroids is not None:
-            bits = MENU_BITS if method.uses.predictions else BITS
-            codebooks = ScaleResiduals(codebooks=storage.calibrated, bits=bits)
-        else:
-            codebooks = Codebooks(before_rotation=storage.before_rotation)
+        codebooks = Codebooks(before_rotation=packing.storage.before_rotation)
     mixed = method.uses.precisions
     return CachePlan(
         spec=model.spec.take_share(model.processes.rank, model.processes.count),
@@ -110,11 +103,7 @@ def find_packing(settings: Settings, method: Method) -> Packing | None:
     """Return the low-bit storage of keys and values; None if they are stored in the dtype of `find_dtype`."""
     name, storage = settings.cache_dtype, settings.storage
     if method.uses.precisions:
-        return Packing(16, PREDICTED_CODEBOOKS if method.uses.predictions else CODEBOOKS)
-    if name == "fp8" and storage.centroids is not None:
-        raise ConfigError(
-            f"cache_dtype=fp8: storage.centroids={storage.centroids} stores codes; set cache_dtype=int8 or fewer bits"
-        )
+        return Packing(16, CODEBOOKS)
     if name == "fp8":
         used: dict[str, Any] = select_used(asdict(storage), name)
         return Packing(8, replace(CHANNEL, **used), fp8=True)

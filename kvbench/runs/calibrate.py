@@ -19,7 +19,6 @@ from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import CodebookTensors
-from kvbench.engine.coding.scale_residuals import MENU_BITS, ScaleResiduals
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.methods.shared.uses import Uses
@@ -136,7 +135,7 @@ def calibrate(
     check_calibration(prompts)
     readers = [observer for observer in observers if observer.uses.codebooks]
     others = [observer for observer in observers if not observer.uses.codebooks]
-    codebooks, watch = choose_codebooks(readers), partial(_watch, model, seed, device, noise)
+    codebooks, watch = Codebooks(), partial(_watch, model, seed, device, noise)
     for observer in (*observers, codebooks):
         observer.prepare(model.spec)
     progress = (lambda _: None) if others else advance  # `others` count each prompt once
@@ -152,12 +151,6 @@ def calibrate(
             books = codebooks.fit(without=[number + 1 for number in own] if folds > 1 else ())
             watch([prompts[number] for number in own], readers, progress, books)
     return [observer.average() for observer in observers]
-
-
-def choose_codebooks(readers: Sequence[Observer]) -> Codebooks | ScaleResiduals:
-    """Return the calibration of the codebooks that observers read; with predictions of scales if any predicts."""
-    predict = any(reader.uses.predictions for reader in readers)
-    return ScaleResiduals(bits=MENU_BITS) if predict else Codebooks()
 
 
 def _watch(

@@ -64,29 +64,12 @@ def _check_packed(job: Job) -> None:
             f"{storage}: method={job.method_name} merges tokens, so low-bit values would be requantised at each step; "
             "set cache_dtype=auto or disable merging"
         )
-    packing = job.cache_plan.packing
-    if packing is not None and packing.storage.centroids is not None and not job.method.uses.precisions:
-        _check_predicted(job)
     if job.processes.count > 1:
         raise ConfigError(f"{storage}: low-bit storage is for one process; set model.tensor_parallel=1")
     if job.model.spec.head_dim % 8:
         raise ConfigError(
             f"{storage}: codes fill whole bytes, and {job.model.spec.head_dim} channels per head of {job.model.name} "
             "are not a multiple of 8; set cache_dtype=auto"
-        )
-
-
-def _check_predicted(job: Job) -> None:
-    """Refuse models and methods whose scales cannot be predicted from one another."""
-    if job.model.spec.family != "next-scale":
-        raise ConfigError(
-            f"storage.centroids=scale: {job.model.name} generates one token after another and has no scales; set "
-            "storage.centroids=null"
-        )
-    if not job.method.static:
-        raise ConfigError(
-            f"storage.centroids=scale: method={job.method_name} reads data and may drop a scale that the next one is "
-            "decoded from; set storage.centroids=null, or a method that reads no data, such as full or heatkv"
         )
 
 

@@ -11,19 +11,14 @@ from tqdm import tqdm
 
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_path
+from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import CODEBOOK_REVISION, CodebookTensors
 from kvbench.engine.packed.bytes import fit_budget
 from kvbench.eval.files.kinds import TEXTS
 from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.models.reading.reader import TextReader
 from kvbench.prompts.base import hash_prompts
-from kvbench.runs.calibrate import (
-    artifact_name,
-    calibrate,
-    choose_codebooks,
-    load_artifact,
-    save_artifact,
-)
+from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
 from kvbench.runs.code import find_inner_classes, identify_code
 from kvbench.runs.job import Job
 from kvbench.runs.record.merge import import_calibration
@@ -162,7 +157,7 @@ def locate_calibration(job: Job, observer: Observer) -> tuple[Path, dict[str, ob
         "batch": 1 if observer.uses.codebooks else _choose_batch_size(job),
     }
     if observer.uses.codebooks:
-        metadata["codebooks"] = f"{choose_codebooks([observer])!r}, revision {CODEBOOK_REVISION}"
+        metadata["codebooks"] = f"{Codebooks()!r}, revision {CODEBOOK_REVISION}"
     classes = {"method": tuple(find_inner_classes(observer)), "model": job.classes["model"]}
     if code := {
         part: sha256 for part, several in classes.items() if (sha256 := identify_code(part, several))

@@ -43,7 +43,6 @@ OWN = (
     "emu3_gen",
     "equal_bytes",
     "full_bits",
-    "pricekv_ablation",
     "pricekv_prompts",
 )
 """Sweeps of no paper's table."""

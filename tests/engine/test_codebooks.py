@@ -7,11 +7,15 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_token
+from kvbench.core.storage import CODEBOOKS
 from kvbench.engine.coding.codebooks import Codebooks, augment_samples
+from kvbench.engine.coding.formats import Packing
 from kvbench.kernels.qk_norm_rope import rotate
+from kvbench.methods.full import Full
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from tests.support.engine import D, open_cache, run, small, tokens_of
+from tests.support.slow_attention import make_books, make_rotation
 
 SPEC = small(layers=2, heads=2, sides=(1, 4, 5, 2))
 
@@ -73,6 +77,31 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
     # Max 1960 has .1175, .03454 and .009497 for a normal distribution known exactly.
     for bits, limit in ((16, 1e-6), (8, 5e-4), (4, 0.02), (3, 0.055), (2, 0.16)):
         assert max(map(float, seen[bits])) < limit
+
+
+@pytest.mark.parametrize("bits", [16, 8, 3])
+def test_a_view_reads_back_what_a_cache_stores(bits: int) -> None:
+    books, rotation, inputs = make_books(SPEC), make_rotation(SPEC), tokens_of(SPEC, 2)
+    read: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    class Reader(Codebooks):
+        uses = Uses(codebooks=True)
+
+        def accumulate(self, view: View) -> None:
+            both = view.read_back(view.keys(), view.values(), view.segment, bits)
+            read[view.layer, view.segment.index] = both
+
+    run(open_cache(Reader(), SPEC, rotation=rotation, books=books), inputs)
+    cache = open_cache(Full(), SPEC, packing=Packing(bits, CODEBOOKS), rotation=rotation, books=books)
+    cache.reset(2)
+    for segment, layers in zip(SPEC.segments[:-1], inputs, strict=False):
+        cache.begin(segment)
+        for layer, qkv in enumerate(layers):
+            cache.attend(layer, *qkv)
+    for layer, store in enumerate(cache._stores):
+        for number, stored in enumerate((store.keys, store.values)):
+            expected = torch.cat([read[layer, segment.index][number] for segment in SPEC.segments[:-1]], 1)
+            assert torch.allclose(stored.unflatten(1, (2, -1)).flatten(0, 1), expected, atol=1e-5)
 
 
 def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:

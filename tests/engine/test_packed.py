@@ -40,6 +40,7 @@ STEPS = ModelSpec("steps", 2, 2, D, next_token(5, [4, 4, 4, 4]))
 STORAGES = {
     "channel": StorageConfig(),
     "token": StorageConfig("token"),
+    "values by channel": StorageConfig("channel", "channel"),
     "kivi": StorageConfig(group=3, residual=6, before_rotation=False),
     "waiting": StorageConfig(residual=5),
     "codebooks": StorageConfig("codebook", "codebook"),

@@ -336,7 +336,9 @@ def test_the_models_draw_images(name: str, spec: str, budget: str) -> None:
 def test_every_method_is_covered() -> None:
     assert {"full", "heatkv", "scalekv", "snapkv", "h2o", "hack", "ams_kv", "rkv"} <= set(METHODS)
     assert {"linear_ar", "headkv", "streaming_llm", "pricekv", "hackpp", "hard_kv"} <= set(METHODS)
-    assert {"diagonal", "swa", "heatkv_naive", "hard_kv/rkv_top_p", "pricekv/mass"} <= set(list_variants())
+    assert {"diagonal", "swa", "heatkv_naive", "hard_kv/rkv_top_p", "pricekv/by_token"} <= set(
+        list_variants()
+    )
     exempt = set(METHODS) - set(STRICT) - {"full"}
     assert all(settings_of(name).strict is False for name in exempt)
 

@@ -20,15 +20,12 @@ from tests.methods.test_prompt_lengths import (
     spec_of,
 )
 from tests.support.conformance import artifact_for
-from tests.support.marks import slow_except
 from tests.support.methods import settings_of
 from tests.support.small_models import composed
 
 LEADING = 4
 WITHOUT = ("swa",)  # a window without sinks, by its definition
-ALIKE = tuple(f"pricekv/{name}" for name in ("mass", "sinks", "tokens", "uniform", "whole_lives"))
-"""Variants of `pricekv` that differ in their errors alone, and are calibrated for seconds."""
-CASES = slow_except(lambda name: name not in ALIKE, (name for name in METHODS if name not in WITHOUT))
+CASES = [name for name in METHODS if name not in WITHOUT]
 
 
 def describe(name: str) -> Method:

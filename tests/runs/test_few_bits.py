@@ -75,7 +75,7 @@ def test_storage_is_identified_by_all_settings_but_bits(tmp_path: Path) -> None:
     storage = identify(job, Calibrations()).storage
     assert storage == {
         "keys": "channel", "values": "token", "group": 2, "residual": 0, "before_rotation": True, "exempt": 0,
-        "centroids": None, "codebooks": None,
+        "codebooks": None,
     }  # fmt: skip
 
 
@@ -144,21 +144,6 @@ def test_exempt_layers_allow_what_fits_although_it_is_not_sure_to(tmp_path: Path
     ("dtype", "storage", "told"),
     [
         ("int4", {"key_bits": 16, "value_bits": 16}, "nothing is quantised; set cache_dtype=auto"),
-        (
-            "int4",
-            {"keys": "fp8", "centroids": "scale"},
-            "storage.keys=fp8: .*must be channel, token or codebook",
-        ),
-        (
-            "int4",
-            {"keys": "rotated", "centroids": "scale"},
-            "storage.keys=rotated: with storage.centroids=scale",
-        ),
-        (
-            "int4",
-            {"values": "rotated", "centroids": "scale"},
-            "storage.values=rotated: with .*centroids=scale",
-        ),
         ("int4", {"keys": "rotated"}, "storage.keys=rotated: .*; set storage.before_rotation=false"),
         ("int8", asdict(ROTATED), "storage.keys=rotated: codes have 4, 3, 2 bits, not the 8 of cache_dtype"),
         (
@@ -211,53 +196,6 @@ def test_a_method_with_forms_gets_codebooks_whatever_the_dtype(tmp_path: Path) -
     bits = lone * 16 + (memory.peak_tokens - lone) * 4
     assert memory.sequence_bytes == 2 * 8 * bits // 8 // 2  # a pair of branches stores it once
     assert prepare.find_used_files(job_of(tmp_path, method=Formed(sinks=1)))[1] is not None
-
-
-def test_differences_between_scales_are_calibrated_and_named(tmp_path: Path) -> None:
-    channels = StorageConfig(values="channel")
-    scales = replace(channels, centroids="scale")
-
-    def make_job(storage: StorageConfig) -> Job:
-        return job_of(tmp_path, method=Full(), method_name="full", cache_dtype="int2", storage=storage)
-
-    plain = execute.run(make_job(channels))
-    assert not list((tmp_path / "fake").glob("calibration-*"))
-    job = make_job(scales)
-    found = execute.run(job)
-    (calibration,) = (tmp_path / "fake").glob("calibration-*.safetensors")
-    assert prepare.find_used_files(job)[1] == calibration
-    assert found.folder != plain.folder
-    assert found.results.memory.sequence_bytes == plain.results.memory.sequence_bytes
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        (
-            {"method": H2O(), "method_name": "h2o"},
-            "centroids=scale: method=h2o reads data .* set storage.centroids=null",
-        ),
-        (
-            {"cache_dtype": "fp8"},
-            "cache_dtype=fp8: storage.centroids=scale stores codes; set cache_dtype=int8",
-        ),
-    ],
-    ids=["reads data", "fp8"],
-)
-def test_what_differences_between_scales_cannot_do_is_refused(
-    tmp_path: Path, more: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(ConfigError, match=told) as error:
-        check_job(
-            job_of(tmp_path, **{"cache_dtype": "int4", "storage": StorageConfig(centroids="scale")} | more)
-        )
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("key", "value"), [("residual", 4), ("before_rotation", False)])
-def test_differences_between_scales_need_other_settings(key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"storage.{key}={str(value).lower()}: .* set storage.{key}="):
-        StorageConfig(centroids="scale", **{key: value})
 
 
 @pytest.mark.parametrize(

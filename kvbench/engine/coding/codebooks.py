@@ -1,6 +1,6 @@
 """Calibration of static codebooks for each channel of keys and values, per layer, head and source."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -35,25 +35,15 @@ def augment_samples(samples: Tensor, count: int) -> Tensor:
     return mean + deviation * alike[place.long()]
 
 
-def list_shapes(spec: ModelSpec, bits: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of levels [L, H, sources, D, 2^bits], and of scale and zero of 8 bits, by name."""
-    shape = (spec.layers, spec.heads, count_sources(spec), spec.head_dim)
-    widths = {some: 1 << some for some in bits} | {8: 2}
-    return {
-        f"{name}_{some}": (*shape, width) for name in ("keys", "values") for some, width in widths.items()
-    }
-
-
-def fit_books(samples: Tensor, augmented: int, widths: Sequence[int] = BITS) -> dict[int, Tensor]:
+def fit_books(samples: Tensor, augmented: int) -> dict[int, Tensor]:
     """Return the codebooks of each channel by bits: levels [heads, channels, 2^bits], of 8 bits scale and zero.
 
     Args:
         samples: float32 [heads, channels, n].
         augmented: further numbers for every level (`augment_samples`).
-        widths: bits of codes with levels, ascending.
     """
     books = {}
-    for bits in widths:
+    for bits in BITS:
         likely = torch.cat((samples, augment_samples(samples, augmented << bits)), -1)
         books[bits] = fit_book(likely, bits)
     smallest, largest = likely.aminmax(dim=-1)
@@ -87,8 +77,12 @@ class Codebooks(Observer):
         self._seen.clear()
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return `list_shapes`."""
-        return list_shapes(spec, BITS)
+        """Return the shapes of levels [L, H, sources, D, 2^bits], and of scale and zero of 8 bits, by name."""
+        shape = (spec.layers, spec.heads, count_sources(spec), spec.head_dim)
+        widths = {bits: 1 << bits for bits in BITS} | {8: 2}
+        return {
+            f"{name}_{bits}": (*shape, width) for name in ("keys", "values") for bits, width in widths.items()
+        }
 
     def accumulate(self, view: View) -> None:
         """Store some tokens of a segment, in float16 on the CPU."""

@@ -275,17 +275,6 @@ def name_table(table: Tensor, bits: int) -> dict[str, Tensor]:
     return {"affine": table[None]} if bits == 8 else {"book": table}
 
 
-def list_predicted(spec: ModelSpec, method: Method) -> Tensor:
-    """Return the scales that a method with precisions predicts, bool [L, H, K - 1]; none that is stored in 16 bits."""
-    chosen = torch.zeros(spec.layers, spec.heads, len(spec.segments) - 1, dtype=torch.bool)
-    for layer in range(spec.layers):
-        for segment in spec.segments[:-1]:
-            for head, one in enumerate(method.precisions(layer, segment) or ()):
-                coded = find_stored_bits(one.bits, segment.length) < 16
-                chosen[layer, head, segment.index] = one.predicted and coded
-    return chosen
-
-
 def make_empty(
     fmt: PlaneFormat, batch: int, channels: int, half: torch.dtype, device: torch.device
 ) -> tuple[Codes, Codes]:
@@ -303,7 +292,5 @@ def make_empty(
 
 
 def wants_books(packing: Packing, method: Method) -> bool:
-    """Return whether the storage or the method's precisions need static codebooks or factors of predictions."""
-    storage = packing.storage
-    calibrated = storage.calibrated or storage.centroids is not None
-    return method.uses.precisions or (packing.bits < 16 and not packing.fp8 and calibrated)
+    """Return whether the storage or the method's precisions need static codebooks."""
+    return method.uses.precisions or (packing.bits < 16 and not packing.fp8 and packing.storage.calibrated)

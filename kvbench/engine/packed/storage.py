@@ -16,7 +16,6 @@ from kvbench.engine.coding.formats import (
     count_sources,
     encode,
     list_layer_formats,
-    list_predicted,
     make_empty,
     name_table,
 )
@@ -31,12 +30,11 @@ from kvbench.engine.coding.planes import (
     place_no_slots,
     place_slots,
 )
-from kvbench.engine.packed.prediction import Links, Predictor
 from kvbench.engine.packed.store import PackedStore
 from kvbench.engine.schedule import Change, Schedule
 from kvbench.engine.storage import CacheBackend
 from kvbench.kernels.hadamard import list_levels
-from kvbench.kernels.layout import Layout, Past, empty_layout, fold_rows
+from kvbench.kernels.layout import Past, empty_layout, fold_rows
 from kvbench.kernels.planes import Codes, Plane, halve, unrotate
 from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import PIECE_BYTES, ragged_attention
@@ -53,10 +51,7 @@ class PackedStorage(CacheBackend):
         dtype: of decoded keys and values.
         device: of the storage.
         rotation: complex64 [positions, D/2], factors on neighbouring channels of keys; None without a rotation.
-        books: static codebooks, if formats use them, or factors of predictions.
-
-    Raises:
-        ValueError: scales are predicted under a method that reads data, or for a model without scales.
+        books: static codebooks, if formats use them.
     """
 
     def __init__(
@@ -84,14 +79,6 @@ class PackedStorage(CacheBackend):
             self._read_rotation = halve(self._read_rotation)
         self._books = books or {}
         self._levels = {bits: list_levels(bits).to(device) for bits in ROTATED_BITS}
-        self._predictor: Predictor | None = None
-        if storage.centroids is not None:
-            if not method.static:
-                raise ValueError(
-                    "storage.centroids=scale: a method that reads data may drop a scale that the next one needs"
-                )
-            wanted = list_predicted(spec, method) if method.uses.precisions else None
-            self._predictor = Predictor(spec, self._books, self._rotation, wanted)
         self._forms = list_layer_formats(spec, method, packing, device)
         self._empty: dict[tuple[int, int], Placement] = {}  # by rows and planes
         self._known: dict[tuple[int, int, int], tuple[Change, Placement, PlaneUpdate]] = {}
@@ -104,9 +91,6 @@ class PackedStorage(CacheBackend):
         """
         self._batch, self._rows, self._conditional = batch, rows, sequences // self._spec.branches
         self._schedule, self.max_read_bytes = schedule, 0
-        if self._predictor is not None:
-            self._predictor.follow(schedule)
-            self._books = self._predictor.books
         if batch < sequences and any(fmt.shared for forms in self._forms for fmt in forms.formats):
             raise ValueError(
                 "sequences share tokens only under a static method, without padding: their rows need one layout"
@@ -127,9 +111,7 @@ class PackedStorage(CacheBackend):
             )
             for fmt, plane_rows in zip(formats, placement.planes, strict=True)
         ]
-        layout = placement.planes[0].layout
-        links = self._link(layer, layout, placement)
-        return PackedStore(layout, formats, tuple(planes), placement, self._dtype, links)
+        return PackedStore(placement.planes[0].layout, formats, tuple(planes), placement, self._dtype)
 
     def change(
         self, layer: int, store: PackedStore, present: tuple[Tensor, Tensor], segment: Segment, change: Change
@@ -150,11 +132,6 @@ class PackedStorage(CacheBackend):
         unrotated = None
         if self._rotation is not None and layer not in self._spec.unrotated:
             unrotated = unrotate(keys, self._rotation[due.start : due.stop])
-        if self._predictor is not None and self._predictor.predicts(layer, segment.index):
-            self._record_read(store, self._batch)
-            guesses = self._predictor.predict(layer, segment.index, store.layout, *self._read_whole(store))
-            unrotated = (keys if unrotated is None else unrotated).float() - guesses[0]
-            values = values.float() - guesses[1]
         planes, entering = [], self._forms[layer].list_planes(self._spec, due.start, due.stop)
         for number, (fmt, plane, plane_rows, move) in enumerate(
             zip(store.formats, store.planes, placed.after.planes, placed.moves, strict=True)
@@ -171,8 +148,7 @@ class PackedStorage(CacheBackend):
                 for (_, how), old, one in zip(fmt.sides, (plane.keys, plane.values), new, strict=True)
             )
             planes.append(self._join(layer, fmt, plane_rows, keys_codes, values_codes))
-        links = self._link(layer, change.layout, placed.after)
-        settled = (change.layout, store.formats, tuple(planes), placed.after, self._dtype, links)
+        settled = (change.layout, store.formats, tuple(planes), placed.after, self._dtype)
         return PackedStore(*settled, state=change.state)
 
     def free_layer(self, store: PackedStore) -> None:
@@ -217,15 +193,6 @@ class PackedStorage(CacheBackend):
             out.append(self._attend_pieces(store, queries[:, :, :, token], keys, values)[0])
         return torch.stack(out, 3).reshape(shape)
 
-    def _read_whole(self, store: PackedStore) -> list[Tensor]:
-        """Decode keys before rotation and values of all sequences, float32 [B, slots, D]; keys are copied first."""
-        decoded = (store.read_unrotated(some) for some in self._split(store))
-        sides, whole = [list(side) for side in zip(*decoded, strict=True)], []
-        for side in sides:
-            whole.append(torch.cat(side))
-            side.clear()  # so that parts of keys are gone before values are copied, as `_count_read` has it
-        return whole
-
     def fill(self, store: PackedStore, k: Tensor, v: Tensor) -> None:
         store.pending = (self._fold(k), self._fold(v))
 
@@ -243,9 +210,9 @@ class PackedStorage(CacheBackend):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with the sequences that are decoded together, one such piece after the other.
 
-        On CUDA nothing is decoded: kernels attend to each plane in place. Predicted scales are decoded everywhere.
+        On CUDA nothing is decoded: kernels attend to each plane in place.
         """
-        if q.is_cuda and store.links is None:
+        if q.is_cuda:
             return self._attend_planes(store, q, k, v, causal=causal)
         results = []
         for some in self._cut(store):
@@ -325,11 +292,6 @@ class PackedStorage(CacheBackend):
             found.append(self._levels[bits] if how == "rotated" else book)
         return found[0], found[1]
 
-    def _link(self, layer: int, layout: Layout, placement: Placement) -> Links | None:
-        if self._predictor is None:
-            return None
-        return self._predictor.link(layer, layout, placement, self._forms[layer].formats)
-
     def _list_sources(self, due: QuantRange) -> list[tuple[int, int]]:
         """Return the source of each run of tokens that are due, and the token after its last."""
         return [
@@ -343,24 +305,16 @@ class PackedStorage(CacheBackend):
         return self._conditional if fmt.shared else self._batch
 
     def _cut(self, store: PackedStore) -> Iterator[range]:
-        """Yield sequences that are decoded together."""
-        for part in self._split(store):
-            some = max(1, min(len(part), PIECE_BYTES // max(1, self._count_read(store))))
-            for start in range(part.start, part.stop, some):
-                yield range(start, min(start + some, part.stop))
-
-    def _split(self, store: PackedStore) -> list[range]:
-        """Return all sequences, or those that store shared tokens and those that read them."""
+        """Yield sequences that are decoded together; those that store shared tokens apart from those that read them."""
         unit = min(len(plane.keys.numbers) for plane in store.planes)
-        return [range(base, base + unit) for base in range(0, self._batch, unit)]
+        some = max(1, min(unit, PIECE_BYTES // max(1, self._count_read(store))))
+        for base in range(0, self._batch, unit):
+            for start in range(base, base + unit, some):
+                yield range(start, min(start + some, base + unit))
 
     def _count_read(self, store: PackedStore) -> int:
-        """Return the bytes of a sequence's decoded keys and values; predicted ones are float32, and once copied.
-
-        The copy is of keys, as they are rotated; or of both, in 16 bits.
-        """
-        each = 2 * self._dtype.itemsize if store.links is None else 3 * torch.float32.itemsize
-        return store.layout.total * self._spec.head_dim * each
+        """Return the bytes of a sequence's decoded keys and values."""
+        return store.layout.total * self._spec.head_dim * 2 * self._dtype.itemsize
 
     def _record_decoded(self, store: PackedStore) -> None:
         if store.decoded is not None:

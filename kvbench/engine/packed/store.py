@@ -9,7 +9,6 @@ from torch import Tensor
 from kvbench.engine.coding.formats import PlaneFormat
 from kvbench.engine.coding.planes import Placement, count_rows
 from kvbench.engine.layer import LayerState
-from kvbench.engine.packed.prediction import Links
 from kvbench.kernels.layout import Layout, Past
 from kvbench.kernels.planes import Plane, read_plane
 
@@ -24,7 +23,6 @@ class PackedStore(LayerState):
         planes: the numbers.
         placement: plane and place of each slot.
         dtype: of decoded keys and values.
-        links: how slots are predicted from others; None if codes are of the numbers themselves.
         pending: keys and values [batch, rows, tokens, D] of a segment that is not full, with a place for each token.
         decoded: keys and values of all slots, once a view has read them.
     """
@@ -34,7 +32,6 @@ class PackedStore(LayerState):
     planes: tuple[Plane, ...]
     placement: Placement
     dtype: torch.dtype
-    links: Links | None = None
     pending: tuple[Tensor, Tensor] | None = None
     decoded: Past | None = field(default=None, repr=False)
 
@@ -87,41 +84,16 @@ class PackedStore(LayerState):
 
         A call takes either sequences that store shared tokens or those that read them.
         """
-        if self.links is None:
-            return Past(*self._read_planes(sequences, self.planes, self.dtype), self.layout)
-        stored, values = self._read_codes(sequences)
-        plain = stored[:, self.links.plain]
-        keys, values = self.links.rebuild(stored, values)
-        keys = self.links.rotate(keys)
-        keys[:, self.links.plain] = plain  # as they are stored
-        return Past(keys.to(self.dtype), values.to(self.dtype), self.layout)
-
-    def read_unrotated(self, sequences: range) -> tuple[Tensor, Tensor]:
-        """Decode keys before rotation and values, with predictions, float32 [sequences, slots, D].
-
-        A call takes either sequences that store shared tokens or those that read them.
-        """
-        assert self.links is not None
-        return self.links.rebuild(*self._read_codes(sequences))
-
-    def _read_codes(self, sequences: range) -> tuple[Tensor, Tensor]:
-        """Decode numbers and differences as they are stored, float32 [sequences, slots, D]."""
-        planes = [plane._replace(rotation=None) for plane in self.planes]
-        return self._read_planes(sequences, planes, torch.float32)
-
-    def _read_planes(
-        self, sequences: range, planes: Sequence[Plane], dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        first = planes[0].keys.numbers
+        first = self.planes[0].keys.numbers
         shape = (len(sequences), self.layout.total, first.shape[-1])
-        keys, values = (first.new_empty(shape, dtype=dtype) for _ in range(2))
-        for plane_rows, plane in zip(self.placement.planes, planes, strict=True):
+        keys, values = (first.new_empty(shape, dtype=self.dtype) for _ in range(2))
+        for plane_rows, plane in zip(self.placement.planes, self.planes, strict=True):
             if plane_rows.layout.total:
                 start = sequences.start % len(plane.keys.numbers)
                 parts = read_plane(plane, slice(start, start + len(sequences)))
                 for out, part in zip((keys, values), parts, strict=True):
-                    out.index_copy_(1, plane_rows.slots, part.to(dtype))
-        return keys, values
+                    out.index_copy_(1, plane_rows.slots, part.to(self.dtype))
+        return Past(keys, values, self.layout)
 
 
 def count_row_bytes(

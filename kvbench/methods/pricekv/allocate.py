@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
-from math import ceil, floor
+from math import floor
 from typing import Literal
 
 import numpy as np
@@ -12,13 +11,11 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.core.storage import Precision, find_stored_bits
-from kvbench.methods.pricekv.local_search import exchange, find_changes, lengthen, shorten
+from kvbench.methods.pricekv.local_search import exchange, lengthen, shorten
 from kvbench.methods.pricekv.noise import count_bits
-from kvbench.methods.pricekv.predictions import Predictions
 from kvbench.methods.pricekv.prices import find_prices, minimize_lagrangian
 from kvbench.methods.pricekv.problem import (
     Allocation,
-    Floats,
     Problem,
     Sources,
     make_zero_noise,
@@ -69,38 +66,13 @@ def add_precisions(
         [count_bits(p._replace(bits=find_stored_bits(p.bits, length)), spec.branches) for p in precisions]
         for length in spec.lengths[:-1]
     ]
+    weighted = noise.flatten(0, 1).numpy() * [weigh_error(length, weights) for length in spec.lengths]
     return replace(
         problem,
         sizes=problem.sizes * (2 * spec.head_dim * np.array(bits) // 8),
-        noise=sum_noise(noise, spec, weights),
+        noise=np.ascontiguousarray(weighted.transpose(1, 2, 3, 0).cumsum(2)),
         capacity=np.full_like(problem.capacity, floor(spec.branches * budget.bytes)),
     )
-
-
-def sum_noise(noise: Tensor, spec: ModelSpec, weights: Weights) -> Floats:
-    """Return weighted noise [L, H, K - 1, F, K], summed over the targets up to each one: float64 [K - 1, F, K, T]."""
-    weighted = noise.flatten(0, 1).numpy() * [weigh_error(length, weights) for length in spec.lengths]
-    return np.ascontiguousarray(weighted.transpose(1, 2, 3, 0).cumsum(2))
-
-
-def find_predictions(
-    noise: Tensor, measured: Sequence[Precision], spec: ModelSpec, weights: Weights
-) -> Predictions:
-    """Return the errors of predicted blocks.
-
-    Args:
-        noise: float64 [L, H, K - 1, F, K] of all measured precisions.
-        measured: the precisions of a problem, then those that are predicted.
-        spec: the model's shapes.
-        weights: of errors.
-    """
-    summed, offered = sum_noise(noise, spec, weights), [one for one in measured if not one.predicted]
-    found = np.full_like(summed[:, : len(offered)], np.inf)
-    for index, precision in enumerate(measured):
-        if precision.predicted:
-            found[:, offered.index(precision._replace(predicted=False))] = summed[:, index]
-    shared, bits = zip(*((precision.shared, precision.bits) for precision in offered), strict=True)
-    return Predictions(found, np.array(shared), np.array(bits))
 
 
 def weigh_error(length: int, weights: Weights) -> float:
@@ -122,21 +94,3 @@ def allocate(problem: Problem) -> Allocation:
     optimum.until[:, : problem.forced] = problem.segments - 1
     feasible = lengthen(problem, shorten(problem, optimum))
     return exchange(problem, feasible, prices)
-
-
-def allocate_counts(problem: Problem, spec: ModelSpec, budget: Budget) -> Allocation:
-    """Drop each source from HeatKV's number of heads (arXiv:2605.14877, Eq. 5), those with the least added error first.
-
-    The added error is relative to the full cache. Lifetimes are shortened where the capacity is exceeded in between.
-    The problem has one precision.
-    """
-    allocation, last = problem.full_allocation(), problem.segments - 1
-    forced, ends = spec.leading_tokens(problem.forced), spec.ends
-    added = find_changes(problem, allocation)[..., 0]
-    for source in range(problem.forced, last):
-        rank = added[:, source, source].argsort(kind="stable").argsort(kind="stable")
-        for k in range(last - 1, source - 1, -1):
-            surplus = max(ends[k] - budget.per_head, Fraction(0))
-            pruned = min(ceil(problem.heads * surplus / (ends[k] - forced)), problem.heads)
-            allocation.until[rank < pruned, source] = k
-    return shorten(problem, allocation)

@@ -108,8 +108,7 @@ def find_changes(problem: Problem, allocation: Allocation) -> Floats:
                 bit, errors = 1 << problem.sources[k].index(source), problem.errors[k]
                 gains[k] = errors[sets[k] | bit, rows] - errors[sets[k] & ~bit, rows]
         total = gains.cumsum(0)
-        ends = np.arange(source, count) if problem.lifetimes else np.array([source, count - 1])
-        added[:, source, ends] = (total[ends] - total[until[:, source], rows]).T
+        added[:, source, source:] = (total[source:] - total[until[:, source], rows]).T
     noise = problem.noise[np.arange(sources), precision, until, rows[:, None]]
     return added[..., None] + (problem.noise.transpose(3, 0, 2, 1) - noise[..., None, None])
 

@@ -3,26 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.core.storage import LEVELS, Precision
-from kvbench.methods.pricekv.allocate import (
-    Weights,
-    add_precisions,
-    allocate,
-    allocate_counts,
-    build_problem,
-    find_predictions,
-)
+from kvbench.methods.pricekv.allocate import Weights, add_precisions, allocate, build_problem
 from kvbench.methods.pricekv.errors import Importance, SubsetError
 from kvbench.methods.pricekv.noise import PrecisionError, count_bits, list_precisions
-from kvbench.methods.pricekv.predictions import allocate_predicted
 from kvbench.methods.pricekv.problem import list_sources
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, require_artifact
@@ -71,13 +62,8 @@ class PriceKV(Method):
         queries: number of evenly spaced queries of each segment in the calibration.
         recent: number of newest segments of a next-token model that a head can choose from, in addition to the first;
             older ones stay only in free capacity. All scales can be chosen.
-        allocation: `prices`, or HeatKV's `counts`: the same number of heads lose each block at a time.
-        lifetimes: whether blocks may be dropped before the end; false: a kept block is kept to the end.
-        menu: numbers of bits that a block may be stored in, of 16, 8, 4, 3 and 2, and 1 with `predicted`; null: the
-            run's cache dtype.
+        menu: numbers of bits that a block may be stored in, of 16, 8, 4, 3 and 2; null: the run's cache dtype.
         share: whether the menu also has each precision stored once for both branches.
-        predicted: whether a block may be stored as the difference to its prediction from the scale before, where the
-            head holds the scale before for as long (next-scale models; needs a menu).
     """
 
     sinks: int = 0
@@ -86,11 +72,8 @@ class PriceKV(Method):
     weights: Weights = "inverse_tokens"
     queries: int = 16
     recent: int = 8
-    allocation: Literal["prices", "counts"] = "prices"
-    lifetimes: bool = True
     menu: Sequence[int] | None = None
     share: bool = False
-    predicted: bool = False
 
     static: ClassVar[bool] = True
     limits = set_limits(queries=Limit(1), recent=Limit(1, MAX_SOURCES - 1))
@@ -99,25 +82,17 @@ class PriceKV(Method):
     @property
     def uses(self) -> Uses:
         """Precisions with a menu."""
-        return Uses(precisions=bool(self.menu), predictions=self.predicted)
+        return Uses(precisions=bool(self.menu))
 
     @property
     def offered(self) -> tuple[Precision, ...]:
         """The menu's precisions, largest first."""
         return list_precisions(self.menu or (), shared=self.share)
 
-    @property
-    def _measured(self) -> tuple[Precision, ...]:
-        """The menu's precisions, then the predicted ones."""
-        coded = [precision for precision in self.offered if precision.bits < 16]
-        return self.offered + tuple(
-            precision._replace(predicted=True) for precision in coded if self.predicted
-        )
-
     def needs(self) -> SubsetError:
         """Return the calibration of errors by sets of blocks and, with a menu, by precisions."""
         if self.menu:
-            return PrecisionError(self.importance, self.queries, self.recent, self._measured)
+            return PrecisionError(self.importance, self.queries, self.recent, self.offered)
         return SubsetError(self.importance, self.queries, self.recent)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
@@ -128,26 +103,16 @@ class PriceKV(Method):
             raise ValueError(
                 f"method=pricekv: {spec.name} has {len(sources[-1])} source scales, the maximum is {MAX_SOURCES}"
             )
-        if not self.lifetimes and (self.allocation == "counts" or len(sources[-1]) < len(sources) - 1):
-            raise ValueError(
-                "method.lifetimes=false: needs method.allocation=prices and, for next-token models, "
-                f"method.recent of at least {len(sources) - 2}"
-            )
-        if self.predicted and not (self.menu and spec.family == "next-scale"):
-            raise ValueError("method.predicted=true: needs method.menu and a next-scale model; leave it out")
         available = self._check_menu(spec, budget) if self.menu else budget
         check_capacity(spec, available, self.sinks, leading=self.leading)
 
     def _check_menu(self, spec: ModelSpec, budget: Budget) -> Budget:
         """Check the settings that a menu requires; return the budget in tokens of the smallest precision."""
         menu = "[" + ",".join(map(str, self.menu or ())) + "]"
-        choices = (*LEVELS, 1) if self.predicted else LEVELS
-        if not set(self.menu or ()) <= set(choices):
-            raise ValueError(f"method.menu={menu}: bits must be of {', '.join(map(str, choices))}")
-        if self.importance != "output" or self.allocation != "prices":
-            raise ValueError(
-                f"method.menu={menu}: needs method.importance=output and method.allocation=prices"
-            )
+        if not set(self.menu or ()) <= set(LEVELS):
+            raise ValueError(f"method.menu={menu}: bits must be of {', '.join(map(str, LEVELS))}")
+        if self.importance != "output":
+            raise ValueError(f"method.menu={menu}: needs method.importance=output")
         if self.leading:
             raise ValueError(
                 f"method.leading={self.leading}: with method.menu a block is kept whole; set it to 0"
@@ -168,17 +133,10 @@ class PriceKV(Method):
             tensors["error"], rest, own, sources, weights=self.weights, forced=self.sinks
         )
         if self.menu:
-            noise = tensors["noise"][..., : len(self.offered), :]
-            self.problem = add_precisions(self.problem, noise, self.offered, spec, budget, self.weights)
-        problem = replace(self.problem, lifetimes=self.lifetimes)
-        self._predicted = np.zeros((problem.heads, problem.segments - 1), bool)
-        if self.allocation == "counts":
-            self.solution = allocate_counts(self.problem, rest, own)
-        elif self.predicted:
-            predictions = find_predictions(tensors["noise"], self._measured, spec, self.weights)
-            self.solution, self._predicted = allocate_predicted(problem, predictions, allocate)
-        else:
-            self.solution = allocate(problem)
+            self.problem = add_precisions(
+                self.problem, tensors["noise"], self.offered, spec, budget, self.weights
+            )
+        self.solution = allocate(self.problem)
         self._until = torch.from_numpy(self.solution.until).unflatten(0, (spec.layers, -1))
 
     def precisions(self, layer: int, segment: Segment) -> list[Precision] | None:
@@ -186,12 +144,7 @@ class PriceKV(Method):
         if not self.menu:
             return None
         of_layer = slice(layer * self.spec.heads, (layer + 1) * self.spec.heads)
-        chosen = self.solution.precision[of_layer, segment.index]
-        predicted = self._predicted[of_layer, segment.index]
-        return [
-            self.offered[index]._replace(predicted=difference)
-            for index, difference in zip(chosen.tolist(), predicted.tolist(), strict=True)
-        ]
+        return [self.offered[index] for index in self.solution.precision[of_layer, segment.index].tolist()]
 
     def keep(self, view: View) -> Tensor:
         """Keep the first tokens, and the blocks that the next segment reads."""

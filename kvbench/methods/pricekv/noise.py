@@ -24,7 +24,7 @@ class PrecisionError(SubsetError):
 
     The tensor `noise` is float64 [L, H, K - 1, F, K]: the squared error at target k if source i alone is stored in
     precision f; 0 if i is not a source of k. Noises of different blocks are nearly uncorrelated, so their squares add
-    up. A predicted block is measured with a scale before that is stored in as many bits, on its own and not predicted.
+    up.
 
     Attributes:
         menu: precisions that a block may have.
@@ -36,8 +36,8 @@ class PrecisionError(SubsetError):
 
     @property
     def uses(self) -> Uses:
-        """Codebooks, of differences too if any precision is predicted."""
-        return Uses(codebooks=True, predictions=any(precision.predicted for precision in self.menu))
+        """Codebooks."""
+        return Uses(codebooks=True)
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """Return [L, H, sets] of `error` and [L, H, K - 1, F, K] of `noise`."""
@@ -53,43 +53,23 @@ class PrecisionError(SubsetError):
         ends = np.cumsum([self.spec.lengths[source] for source in sources]).tolist()
         parts = [(slice(start, end), None) for start, end in pairwise([0, *ends])]
         for bits in {precision.bits for precision in self.menu}:
-            plain = self._decode_sources(view, past, sources, Precision(bits))
+            plain = self._decode_sources(view, past, sources, bits)
             for index, precision in enumerate(self.menu):
                 if precision.bits == bits and precision != LOSSLESS:
-                    decoded = plain
-                    if precision.predicted:
-                        decoded = self._decode_sources(view, past, sources, precision, plain)
-                    elif precision.shared:
-                        decoded = share(plain[0]), share(plain[1])
-                    keys, values = decoded
+                    keys, values = map(share, plain) if precision.shared else plain
                     scores = queries @ keys[:, None].mT.float()
                     noise = self.sum_rows(measure_noise(attention, *attend_by_part(scores, values, parts)))
                     sums[:, list(sources), index, view.segment.index] += noise
 
     def _decode_sources(
-        self,
-        view: View,
-        past: tuple[Tensor, Tensor],
-        sources: Sequence[int],
-        precision: Precision,
-        plain: tuple[Tensor, Tensor] | None = None,
+        self, view: View, past: tuple[Tensor, Tensor], sources: Sequence[int], bits: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the concatenated keys and values of the sources as decoded; `plain` are the ones that predict."""
-        decoded, bits = [], precision.bits
+        """Return the concatenated keys and values of the sources as decoded."""
+        decoded = []
         for source in sources:
             segment = self.spec.segments[source]
             keys, values = (x[:, segment.start : segment.end] for x in past)
-            if plain is None:
-                decoded.append(view.read_back(keys, values, segment, bits))
-                continue
-            before = None
-            if source:
-                last = self.spec.segments[source - 1]
-                parent = slice(last.start, last.end)
-                before = (last, plain[0][:, parent], plain[1][:, parent])
-            decoded.append(
-                view.read_back(keys, values, segment, bits, before=before, shared=precision.shared)
-            )
+            decoded.append(view.read_back(keys, values, segment, bits))
         keys, values = (torch.cat(parts, 1) for parts in zip(*decoded, strict=True))
         return keys, values
 

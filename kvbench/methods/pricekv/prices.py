@@ -48,7 +48,7 @@ def minimize_lagrangian(problem: Problem, prices: Floats) -> Allocation:
     unit_costs = np.diff(cumulative, axis=0, prepend=cumulative[:1])[:, problem.layer]
     added, best = _choose_precisions(problem, unit_costs)
     costs = [errors + sum_sets(more) for errors, more in zip(problem.errors, added, strict=True)]
-    until = _choose_nested(costs, problem.sources) if problem.lifetimes else _choose_constant(costs)
+    until = _choose_nested(costs, problem.sources)
     if best is None:
         return Allocation(until, np.zeros_like(until))
     sources, heads = np.arange(until.shape[1]), np.arange(problem.heads)
@@ -99,14 +99,6 @@ def _map_sets(now: tuple[int, ...], then: tuple[int, ...]) -> Ints:
     """Map each set of one target's sources to a set of the next target's sources, int64 [2^n]."""
     bits = [1 << then.index(source) if source in then else 0 for source in now]
     return sum_sets(np.array(bits, np.int64))
-
-
-def _choose_constant(costs: list[Floats]) -> Ints:
-    """Choose the best set to store to the end; each target has all earlier segments as sources."""
-    last = len(costs) - 1
-    total = sum((costs[k][np.arange(1 << last) & ((1 << k) - 1)] for k in range(last)), costs[last])
-    sets = total.argmin(0)
-    return np.where(sets[:, None] >> np.arange(last) & 1, last, np.arange(last))
 
 
 def _find_cheapest_subset(values: Floats) -> Floats:

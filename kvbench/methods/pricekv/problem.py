@@ -54,7 +54,6 @@ class Problem:
         layers: number of layers L.
         capacity: capacity at each step, int64 [K (L + 1)].
         forced: number of leading sources that all heads store to the end.
-        lifetimes: whether sources may be dropped before the end; otherwise a stored source is stored to the end.
     """
 
     errors: tuple[Floats, ...]
@@ -64,7 +63,6 @@ class Problem:
     layers: int
     capacity: Ints
     forced: int = 0
-    lifetimes: bool = True
 
     @property
     def segments(self) -> int:

@@ -10,7 +10,7 @@ SOLVED_BY_LIBRARY = "the library that solves the systems of leverage may wait fo
 class Uses:
     """Parts of the engine that a method or an observer uses; the cache reads them once, when it is made.
 
-    Most methods need none of them. An observer may use `previous_keys`, `codebooks` and `predictions` only.
+    Most methods need none of them. An observer may use `previous_keys` and `codebooks` only.
 
     Attributes:
         state: numbers per slot in `View.state`, which is [rows, slots, state] for more than one.
@@ -20,8 +20,6 @@ class Uses:
             Such a method is neither static nor has a bias.
         joint: `Method.compare_layers` is called with all layers of a segment before `keep`. Next-token models only.
         precisions: `Method.precisions` sets the bits of every stored block. Static methods only.
-        predictions: some of these precisions are of differences between scales; of an observer with `codebooks`,
-            `View.read_back` predicts scales.
         replaces: `keep` may change the contents of slots (`View.replace`), which low-bit storage refuses.
         bias: each slot has a bias that is added to its scores. Keys, values and queries get `BIAS_CHANNELS` more
             channels, and `View.logits` of raw queries is not available.
@@ -35,7 +33,6 @@ class Uses:
     sparse_reads: bool = False
     joint: bool = False
     precisions: bool = False
-    predictions: bool = False
     replaces: bool = False
     bias: bool = False
     lse_queries: int = 0

@@ -95,16 +95,7 @@ class View(Protocol):
     def values(self) -> Tensor:
         """Return the current segment's values, [rows, segment.length, D]."""
 
-    def read_back(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        segment: Segment,
-        bits: int,
-        *,
-        before: tuple[Segment, Tensor, Tensor] | None = None,
-        shared: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+    def read_back(self, keys: Tensor, values: Tensor, segment: Segment, bits: int) -> tuple[Tensor, Tensor]:
         """Return keys and values as attention would decode them from static codebooks, [rows, segment.length, D].
 
         Only for an observer with `Uses.codebooks`. The codebooks were fitted to other prompts.
@@ -114,9 +105,6 @@ class View(Protocol):
             values: shaped like keys.
             segment: the segment.
             bits: of a number, as in `Precision`.
-            before: the scale before with its decoded keys and values, from which the segment is predicted; None to
-                encode the numbers themselves. Needs `Uses.predictions`.
-            shared: unconditional sequences, the second half of the rows, read the codes of conditional ones.
         """
 
     def cached_keys(self, *, rotated: bool = True) -> Tensor:

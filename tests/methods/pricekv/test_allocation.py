@@ -68,10 +68,6 @@ def problems(draw: st.DrawFn, max_segments: int = 5) -> Problem:
     return plain if menu is None else with_menu(plain, menu, seed)
 
 
-def has_all_sources(problem: Problem) -> bool:
-    return all(len(some) == k for k, some in enumerate(problem.sources))
-
-
 def lives(problem: Problem) -> Iterator[tuple[Life, ...]]:
     """All lifetimes and precisions of one head; a source outlives no consumer that has it among its sources."""
     options = []
@@ -124,35 +120,24 @@ def count(problem: Problem, holding: Allocation) -> Ints:
 @settings(max_examples=60, deadline=None)
 def test_at_given_prices_every_head_has_the_best_of_all_lifetimes(problem: Problem, seed: int) -> None:
     prices = np.random.default_rng(seed).random(len(problem.capacity)) * 0.02
-    last, every = problem.segments - 1, list(lives(problem))
+    every = list(lives(problem))
     rents = [
         [float(prices @ occupy(problem, life, layer)) for life in every] for layer in range(problem.layers)
     ]
-    for lifetimes in (True, False) if has_all_sources(problem) else (True,):
-        for head, found in enumerate(
-            lives_of(minimize_lagrangian(replace(problem, lifetimes=lifetimes), prices))
-        ):
-            layer = int(problem.layer[head])
-            best = min(
-                pay(problem, life, head) + rent
-                for life, rent in zip(every, rents[layer], strict=True)
-                if lifetimes or all(end in (source, last) for source, (end, _) in enumerate(life))
-            )
-            assert pay(problem, found, head) + prices @ occupy(problem, found, layer) == pytest.approx(best)
+    for head, found in enumerate(lives_of(minimize_lagrangian(problem, prices))):
+        layer = int(problem.layer[head])
+        best = min(pay(problem, life, head) + rent for life, rent in zip(every, rents[layer], strict=True))
+        assert pay(problem, found, head) + prices @ occupy(problem, found, layer) == pytest.approx(best)
 
 
-@given(problems(), st.booleans())
+@given(problems())
 @settings(max_examples=80, deadline=None)
-def test_what_is_held_fits_and_nothing_is_left_out_that_fits_and_does_no_harm(
-    problem: Problem, lifetimes: bool
-) -> None:
-    lifetimes |= not has_all_sources(problem)
-    holding, last = allocate(replace(problem, lifetimes=lifetimes)), problem.segments - 1
+def test_what_is_held_fits_and_nothing_is_left_out_that_fits_and_does_no_harm(problem: Problem) -> None:
+    holding, last = allocate(problem), problem.segments - 1
     until, held = holding.until, count(problem, holding)
     assert (held == measure_usage(problem, holding)).all()
     assert (held <= problem.capacity).all()
     assert ((until >= np.arange(last)) & (until <= last)).all()
-    assert lifetimes or ((until == np.arange(last)) | (until == last)).all()
     assert (until[:, : problem.forced] == last).all()
     best = sum_error(problem, holding)
     assert np.isfinite(best)
@@ -162,7 +147,7 @@ def test_what_is_held_fits_and_nothing_is_left_out_that_fits_and_does_no_harm(
         now = sizes[holding.precision[head, source]] if lived > source else 0
         for end, precision in product(range(max(lived, source + 1), last + 1), range(problem.precisions)):
             grows = sizes[precision] >= now and (end > lived or sizes[precision] > now)
-            if grows and (lifetimes or end == last):
+            if grows:
                 other = Allocation(until.copy(), holding.precision.copy())
                 other.until[head, source], other.precision[head, source] = end, precision
                 if (count(problem, other) <= problem.capacity).all():

@@ -15,7 +15,6 @@ from kvbench.core.storage import CODEBOOKS, Precision
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing
-from kvbench.methods.heatkv.schedule import count_pruned_heads
 from kvbench.methods.pricekv.allocate import build_problem
 from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.pricekv.problem import list_sources, measure_usage
@@ -52,16 +51,6 @@ def test_sinks_stay_in_every_head() -> None:
     for asked in seen:
         leading = min(SCALES.ends[asked.scale], 5)
         assert all(ids[:leading] == list(range(leading)) for ids in asked.ids())
-
-
-def test_counts_are_those_of_heatkv() -> None:
-    method, budget = PriceKV(sinks=1, allocation="counts"), Budget.parse("0.4", SCALES)
-    method.prepare(SCALES, budget, artifact_of(method, SCALES))
-    counts, last = count_pruned_heads(SCALES, budget, 1), len(SCALES.segments) - 1
-    holding = (method.solution.until == last).sum(0)
-    assert holding[0] == SCALES.all_heads
-    assert (holding[1:] <= SCALES.all_heads - counts[-1]).all()
-    assert holding[1:].any()
 
 
 @cache
