@@ -78,6 +78,12 @@ def _same_dice() -> None:
 
 
 @pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of files that a test just wrote are kept at once."""
+    monkeypatch.setattr("kvbench.core.kept.TICK", -(10**12))
+
+
+@pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No network, no weights but those that a test makes."""
 

@@ -1,6 +1,7 @@
 """JSON values that a file keeps between commands, each valid while the files that it was made from are unchanged."""
 
 import json
+import time
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -8,13 +9,16 @@ from typing import Any
 
 from kvbench.core.files import read_bytes, write_whole
 
+TICK = 2 * 10**9
+"""Nanoseconds in which a file may change twice and keep its times, on the coarsest file systems."""
+
 
 class KeptValues:
     """Values by name in one file, which may be deleted at any time.
 
-    A value is made anew if the size or time of one of its files changed, if its line is damaged, or if another version
-    wrote it. Any number of processes may share the file: each replaces it as a whole. A file that cannot be read or
-    written keeps nothing.
+    A value is made anew if size, times or inode of one of its files changed, if one had changed just before the value
+    was made, if its line is damaged, or if another version wrote it. Any number of processes may share the file: each
+    replaces it as a whole. A file that cannot be read or written keeps nothing.
 
     Args:
         path: the file.
@@ -29,30 +33,38 @@ class KeptValues:
     def get(self, name: str, files: Iterable[Path], make: Callable[[], object]) -> Any:
         """Return the value of a name, made by `make` if it is not known or one of its files changed.
 
-        It is what JSON reads: lists for tuples, text for the keys of mappings.
+        It is what JSON reads: lists for tuples, text for the keys of mappings. Threads may ask for several values.
         """
-        state = json.dumps([_find_state(path) for path in files]).encode()
+        states = [_find_state(path) for path in files]
+        state, started = json.dumps(states).encode(), time.time_ns()
         known = self._known.get(name)
         if known is None or known[0] != state:
             known = state, json.dumps(make()).encode()
+            if any(one is not None and one[-1] >= started - TICK for one in states):
+                return json.loads(known[1])  # the file may change again without another time
         self._used[name] = known
         return json.loads(known[1])
 
-    def save(self, is_current: Callable[[str], bool] = lambda _: False) -> None:
-        """Write the values that were used, and the others whose name is current, if they are not the file's own."""
+    def save(self, is_current: Callable[[str], bool] = lambda _: False) -> bool:
+        """Write the values that were used, and the others whose name is current, if they are not the file's own.
+
+        Returns:
+            Whether the file has them; false for a folder without write permission, or a full disk.
+        """
         others = {name: value for name, value in self._known.items() if name not in self._used}
         self._used |= {name: value for name, value in others.items() if is_current(name)}
         if self._used == self._known:
-            return
+            return True
         lines = [
             b"%08x\t%b\t%b\t%b\n" % (self._sum(*line), *line)
             for line in ((json.dumps(name).encode(), *value) for name, value in self._used.items())
         ]
         try:
             write_whole(self._path, b"".join(lines))
-        except OSError:  # a folder without write permission, or a full disk
-            return
+        except OSError:
+            return False
         self._known = self._used
+        return True
 
     def _read(self) -> dict[str, tuple[bytes, bytes]]:
         try:
@@ -73,10 +85,10 @@ class KeptValues:
         return total
 
 
-def _find_state(path: Path) -> tuple[str, int, int] | None:
-    """Return name, modification time in ns and size of a file; None if there is none."""
+def _find_state(path: Path) -> tuple[str, int, int, int, int] | None:
+    """Return name, inode, size and times of modification and of change, in ns, of a file; None if there is none."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return path.name, found.st_mtime_ns, found.st_size
+    return path.name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

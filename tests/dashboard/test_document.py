@@ -27,6 +27,8 @@ from tests.support.places import ROOT
 from tests.support.results import made_up
 from tests.support.run_folders import HOSTILE, PROMPTS, write_image_runs
 
+pytestmark = pytest.mark.usefixtures("settled")
+
 
 def test_folders_are_told_apart_whatever_state_they_are_in(runs_dir: Path) -> None:
     found = find_folders(runs_dir)

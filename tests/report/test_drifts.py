@@ -48,7 +48,7 @@ def test_the_figure_has_a_line_for_each_method(tmp_path: Path, runs: list[Result
     assert "full</text>" not in picture
 
 
-def test_divergence_is_computed_once(tmp_path: Path, runs: list[Results]) -> None:
+def test_divergence_is_computed_once(tmp_path: Path, runs: list[Results], settled: None) -> None:
     before = read_drifts(tmp_path, runs)
     assert (tmp_path / KEPT).is_file()
     for path in tmp_path.glob("*/snapkv-*/readings/*"):

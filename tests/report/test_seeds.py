@@ -333,7 +333,7 @@ def test_an_ablation_is_over_no_seed(tmp_path: Path) -> None:
     assert [one.others for one in each] == [{"noise seed": "0"}, {"noise seed": "1"}]
 
 
-def test_means_that_are_kept_are_the_same_and_follow_changes(tmp_path: Path) -> None:
+def test_means_that_are_kept_are_the_same_and_follow_changes(tmp_path: Path, settled: None) -> None:
     values = np.random.default_rng(0).normal(20, 2, (2, 8)).tolist()
     runs = [make_run(tmp_path, own, seed) for seed, own in enumerate(values)]
     [first] = combine_seeds(runs, tmp_path)

