@@ -1,14 +1,12 @@
-"""Hashes of reference files: read once, again after any change, and never trusted from a damaged file."""
+"""Hashes of reference files: read once, and again after any change (tests/core/test_kept.py has the rules)."""
 
 import hashlib
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvbench.core import kept
 from kvbench.eval.files import digests
 from kvbench.eval.files.digests import digest_path, hash_files_at
 
@@ -42,11 +40,6 @@ def expected(folder: Path) -> dict[str, str]:
         for path in sorted(folder.iterdir())
         if path.is_file() and path.name != ".hidden"
     }
-
-
-def find_cache(folder: Path) -> Path:
-    [cache] = (folder.parent / "store").iterdir()
-    return cache
 
 
 def test_files_are_read_once(folder: Path, read: list[str]) -> None:
@@ -94,39 +87,6 @@ def test_names_count(folder: Path, read: list[str]) -> None:
     assert len({before, renamed, digest_path(folder)}) == 3
     assert hash_files_at(folder) == expected(folder)
     assert read == ["e.png"]
-
-
-def test_a_file_that_just_changed_is_read_again(
-    folder: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may change again without another time."""
-    monkeypatch.setattr(kept, "TICK", 10**12)
-    assert hash_files_at(folder) == hash_files_at(folder) == expected(folder)
-    assert len(read) == 2 * len(NAMES)
-
-
-def falsify(cache: Path) -> None:
-    content, count = re.subn(r'"[0-9a-f]{64}"', f'"{"0" * 64}"', cache.read_text())
-    assert count == len(NAMES)
-    cache.write_text(content)
-
-
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "cut": lambda cache: cache.write_bytes(cache.read_bytes()[:30]),
-    "empty": lambda cache: cache.write_bytes(b""),
-    "binary": lambda cache: cache.write_bytes(b"\xff\xfe\n\x00"),
-    "another hash": falsify,
-    "a folder": lambda cache: (cache.unlink(), cache.mkdir()),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_cache_is_not_trusted(damage: str, folder: Path, read: list[str]) -> None:
-    hash_files_at(folder)
-    DAMAGE[damage](find_cache(folder))
-    read.clear()
-    assert hash_files_at(folder) == expected(folder)
-    assert sorted(read) == [*NAMES]
 
 
 def test_without_a_place_for_hashes_files_are_read_each_time(
