@@ -83,10 +83,10 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "report.papers": ("core", "engine", "methods", "report", "report.figures", "runs.record"),
     "verify": ("core", "data", *ENGINE, "eval", *RUNS, "report"),
     "choose": ("core", "eval", "report"),
-    "leaderboard": ("core", "data", "eval", "report", "runs.record", "verify"),
     "dashboard": (
         "conf",
         "core",
+        "data",
         "eval",
         "report",
         "report.figures",

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ def add_pictures(document: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:
     chosen: list[dict[int, int]] = [{} for _ in document["runs"]]
     space, complete = MAX_BYTES, True
     for number, index in _order_samples(document["runs"], document["metrics"]):
-        picture = _read_picture(runs_dir / document["runs"][number]["folder"] / IMAGES.kind, index)
+        run = document["runs"][number]
+        place = run["samples"].get("folder", f"{run['folder']}/{IMAGES.kind}")
+        picture = _read_picture(Path(os.path.normpath(runs_dir / place)), index)  # runs_dir may not exist
         if picture is None:
             continue
         kind, content = picture

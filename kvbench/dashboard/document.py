@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from kvbench.dashboard.datasets import NO_DATASETS, Added, Entry, relate
 from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.means import list_means
 from kvbench.dashboard.metrics import SHARED_FIELDS, describe_metrics, list_known
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.published_tables import list_tables
 from kvbench.dashboard.read_texts import pack_drift
-from kvbench.dashboard.readings import Readings
+from kvbench.dashboard.readings import Readings, read_entry
 from kvbench.dashboard.repeat import write_command
 from kvbench.dashboard.retention_maps import pack_retention
 from kvbench.dashboard.samples import list_samples
@@ -36,32 +37,39 @@ QUANTILES, MIN_FREEDOM = 400, 0.25
 CONTACT_SHEET = "contact_sheet.png"
 
 
-def make_document(runs_dir: Path, chosen: Sequence[Path] | None = None) -> dict[str, Any]:
+def make_document(
+    runs_dir: Path, chosen: Sequence[Path] | None = None, added: Added = NO_DATASETS
+) -> dict[str, Any]:
     """Return the runs below `runs_dir` with numbers and provenance, other runs by name and state, and sweeps.
 
     With `chosen`, folders of runs below `runs_dir`, only these are read, and nothing is kept for the next page.
+
+    Runs of added datasets follow; they compete for best values, and are joined over seeds, with none of other folders.
 
     `shared` holds values that runs reference by number: sections of configurations and provenance, prompts and texts.
     `means` are the rows of runs that differ only in seeds. `quantiles` and `generator` are what intervals of
     differences need.
     """
     folders, pool, readings = find_folders(runs_dir, chosen), Pool(), Readings(runs_dir)
-    runs = list(folders.finished.values())
+    finished = {**folders.finished, **{folder: entry.results for folder, entry in added.entries.items()}}
+    own, runs = list(folders.finished.values()), list(finished.values())
     labels = name_methods(runs, left_out=SEED_COLUMNS)
-    conditions = {id(run): where for where, own in group_conditions(runs).items() for run in own}
-    places = {folder: number for number, folder in enumerate(folders.finished)}
+    conditions = _find_conditions(own, added, runs_dir)
+    places = {folder: number for number, folder in enumerate(finished)}
     read = {folder: readings.read(folder, run) for folder, run in folders.finished.items()}
-    samples = list_samples(folders.finished, read, pool)
+    read |= {folder: read_entry(folder, entry) for folder, entry in added.entries.items()}
+    samples = list_samples(finished, read, pool)
     drifts = Drifts(runs_dir)
     described = [
         _describe_run(folder, run, label, places, pool)
-        | {"folder": folder.relative_to(runs_dir).as_posix(), "samples": samples[folder]}
+        | {"folder": relate(folder, runs_dir), "samples": samples[folder]}
         | {"conditions": conditions[id(run)]}
-        | {"drift": pack_drift(drifts, run, pool)}
-        for (folder, run), label in zip(folders.finished.items(), labels, strict=True)
+        | _describe_origin(added.entries.get(folder), samples[folder], runs_dir)
+        | {"drift": None if folder in added.entries else pack_drift(drifts, run, pool)}
+        for (folder, run), label in zip(finished.items(), labels, strict=True)
     ]
     sweeps = find_sweeps(runs_dir) if chosen is None else ()
-    means = list_means(runs, runs_dir, pool)
+    means = list_means(own, runs_dir, pool)
     if chosen is None:
         readings.save()
         drifts.save()
@@ -84,9 +92,34 @@ def make_document(runs_dir: Path, chosen: Sequence[Path] | None = None) -> dict[
         "sweeps": [asdict(one) for one in sweeps if one.finished < one.jobs],
         "sweepRuns": _list_sweep_runs(sweeps, folders.finished, runs_dir),
         "unfinished": [asdict(one) for one in folders.unfinished],
-        "damaged": [asdict(one) for one in folders.damaged],
+        "damaged": [asdict(one) for one in (*folders.damaged, *added.left_out)],
         "earlier": folders.earlier,
         "shared": pool.values,
+    }
+
+
+def _find_conditions(own: Sequence[Results], added: Added, runs_dir: Path) -> dict[int, str]:
+    """Return the conditions of each run by its identity; those of a dataset's runs begin with its folder."""
+    sets: dict[str, list[Results]] = {"": list(own)}
+    for folder, entry in added.entries.items():
+        sets.setdefault(f"{relate(folder.parents[1], runs_dir)}: ", []).append(entry.results)
+    return {
+        id(run): f"{name}{where}"
+        for name, runs in sets.items()
+        for where, alike in group_conditions(runs).items()
+        for run in alike
+    }
+
+
+def _describe_origin(entry: Entry | None, samples: Mapping[str, object], runs_dir: Path) -> dict[str, object]:
+    """Return what only a dataset's run has: the dataset's name, the folder of its samples, and its verdict."""
+    if entry is None:
+        return {}
+    place = {**samples, "folder": relate(entry.samples, runs_dir)}
+    return {
+        "dataset": entry.dataset,
+        "samples": place,
+        "verified": None if entry.checked is None else asdict(entry.checked),
     }
 
 

@@ -12,20 +12,20 @@ from pathlib import Path
 from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
 from kvbench.dashboard.bundle import add_pictures
+from kvbench.dashboard.datasets import NO_DATASETS, Added
 from kvbench.dashboard.document import make_document
 from kvbench.dashboard.vendor import VENDORED, Vendored
 
 FILE, BUNDLE = "dashboard.html", "dashboard-bundle.html"
 TEMPLATE = "dashboard.html.j2"
 STYLES = ("theme", "frame", "tables", "views", "controls", "drawer", "readings")
-RANKINGS = "rankings"
-"""Files of styles/, in order; `RANKINGS` only for a page with a leaderboard."""
+"""Files of styles/, in order."""
 MAX_INTEGER = 2**53
 """Largest whole number up to which JavaScript's numbers are exact."""
 SCRIPTS = (
     "elements", "document", "address", "costs", "theme", "provenance", "tables", "pareto", "filters", "groups",
     "intervals", "crossed", "differences", "columns", "leaderboard", "changes", "grid", "comparison", "retention",
-    "published", "rankings", "progress", "drift", "reading", "keys", "main",
+    "published", "progress", "drift", "reading", "keys", "main",
 )  # fmt: skip
 """Files of scripts/, in order; they are joined to one script."""
 SPACES = re.compile(r"(?<=[=<>!?:,;{}()&|*]) | (?=[=<>!?:,;{}()&|*])")
@@ -37,7 +37,7 @@ def write_dashboard(
     output: Path | None = None,
     reload: float | None = None,
     chosen: Sequence[Path] | None = None,
-    leaderboard: Mapping[str, object] | None = None,
+    added: Added = NO_DATASETS,
 ) -> Path:
     """Write dashboard.html and return its path.
 
@@ -46,16 +46,18 @@ def write_dashboard(
         output: folder of the page; None for `runs_dir`.
         reload: seconds after which a browser reloads the page; None for never.
         chosen: run folders to show; None for all.
-        leaderboard: texts of `make_leaderboard`; None for no such view.
+        added: datasets, whose runs are shown beside those of `runs_dir`.
 
     Raises:
         ConfigError: there is nothing to show, Jinja2 is not installed, or a vendored file was changed.
     """
     output = output or runs_dir
-    document = make_document(runs_dir, chosen) | {"root": Path(os.path.relpath(runs_dir, output)).as_posix()}
-    _check_contents(document, runs_dir, leaderboard)
+    document = make_document(runs_dir, chosen, added) | {
+        "root": Path(os.path.relpath(runs_dir, output)).as_posix()
+    }
+    _check_contents(document, runs_dir, added)
     path = output / FILE
-    write_whole(path, render_page(document, reload, leaderboard))
+    write_whole(path, render_page(document, reload))
     return path
 
 
@@ -63,7 +65,7 @@ def write_bundle(
     runs_dir: Path,
     output: Path | None = None,
     chosen: Sequence[Path] | None = None,
-    leaderboard: Mapping[str, object] | None = None,
+    added: Added = NO_DATASETS,
 ) -> Path:
     """Write the page with its pictures as one file, dashboard-bundle.html, and return its path.
 
@@ -71,39 +73,33 @@ def write_bundle(
         ConfigError: as `write_dashboard`.
     """
     path = (output or runs_dir) / BUNDLE
-    write_whole(path, render_bundle(runs_dir, chosen, leaderboard))
+    write_whole(path, render_bundle(runs_dir, chosen, added))
     return path
 
 
 def render_bundle(
     runs_dir: Path,
     chosen: Sequence[Path] | None = None,
-    leaderboard: Mapping[str, object] | None = None,
+    added: Added = NO_DATASETS,
 ) -> str:
     """Return the page with its pictures: of every run below `runs_dir`, or of the chosen run folders.
 
     Raises:
         ConfigError: as `write_dashboard`.
     """
-    document = make_document(runs_dir, chosen)
-    _check_contents(document, runs_dir, leaderboard)
-    return render_page(add_pictures(document, runs_dir), leaderboard=leaderboard)
+    document = make_document(runs_dir, chosen, added)
+    _check_contents(document, runs_dir, added)
+    return render_page(add_pictures(document, runs_dir))
 
 
-def _check_contents(
-    document: Mapping[str, object], runs_dir: Path, leaderboard: Mapping[str, object] | None
-) -> None:
-    shown = [document[key] for key in ("runs", "sweeps", "unfinished", "damaged", "earlier")]
-    if not any(shown) and not (leaderboard and leaderboard["datasets"]):
+def _check_contents(document: Mapping[str, Sequence[object]], runs_dir: Path, added: Added) -> None:
+    shown = sum(len(document[key]) for key in ("runs", "sweeps", "unfinished", "damaged", "earlier"))
+    if shown == len(added.left_out):
         raise ConfigError(f"runs_dir={runs_dir}: holds no runs")
 
 
-def render_page(
-    document: Mapping[str, object],
-    reload: float | None = None,
-    leaderboard: Mapping[str, object] | None = None,
-) -> str:
-    """Return the page of a document of `make_document`; see `write_dashboard` for the other arguments.
+def render_page(document: Mapping[str, object], reload: float | None = None) -> str:
+    """Return the page of a document of `make_document`; see `write_dashboard` for `reload`.
 
     Its content security policy allows only the page's own scripts and images.
 
@@ -123,14 +119,12 @@ def render_page(
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    styles = STYLES if leaderboard is None else (*STYLES, RANKINGS)
     programs = [*map(_inline, VENDORED), _join_scripts()]
     return environment.get_template(TEMPLATE).render(
-        styles="\n".join(_shorten("styles", f"{name}.css", ("/*",)) for name in styles),
+        styles="\n".join(_shorten("styles", f"{name}.css", ("/*",)) for name in STYLES),
         programs=programs,
         hashes=[_hash_program(program) for program in programs],
         document=_escape(document),
-        leaderboard=leaderboard,
         reload=None if reload is None else max(1, round(reload)),
     )
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvbench.core.files import hash_path, hash_values, parse_json, read_bytes
 from kvbench.core.kept import KeptValues
+from kvbench.dashboard.datasets import Entry
 from kvbench.dashboard.folders import read_lines
 from kvbench.eval.files.kinds import IMAGES, TEXTS, find_stored_kind
 from kvbench.report.runs_table import find_metric
@@ -37,6 +38,7 @@ class Reading:
         answers: right answer by index, of texts only.
         values: values float64 [samples] by metric; nan where there is none.
         strata: group of every sample, by metric that is a mean of group means.
+        samples: folder of the samples' files.
     """
 
     kind: str
@@ -44,6 +46,7 @@ class Reading:
     answers: Mapping[int, object]
     values: Mapping[str, Floats]
     strata: Mapping[str, list[str | None]]
+    samples: Path
 
 
 class Readings:
@@ -75,6 +78,7 @@ class Readings:
                 if key in entry["values"]
             },
             strata=entry["strata"],
+            samples=folder / entry["kind"],
         )
 
     def save(self) -> None:
@@ -87,6 +91,21 @@ class Readings:
             pairs = self._kept.get(f"drawn {digest}", (), lambda: _list_drawn(_read_records(folder)))
             self._drawn[digest] = tuple((prompt, seed) for prompt, seed in pairs)
         return self._drawn[digest]
+
+
+def read_entry(folder: Path, entry: Entry) -> Reading:
+    """Return the reading of a run of a dataset, whose values are in the dataset's table; groups are not published."""
+    records = _read_records(folder)
+    rows = {index: row for index, row in entry.rows.items() if index in records}
+    columns = {name: _make_column(rows, name) for name in entry.results.metrics}
+    return Reading(
+        kind=entry.kind,
+        drawn=tuple((prompt, seed) for prompt, seed in _list_drawn(records)),
+        answers=_find_answers(entry.kind, records),
+        values={name: column for name, column in columns.items() if column is not None},
+        strata={},
+        samples=entry.samples,
+    )
 
 
 def _list_stems(run: Results) -> dict[str, list[str]]:
@@ -111,10 +130,14 @@ def _make_entry(folder: Path, stems: Mapping[str, list[str]]) -> dict[str, objec
         for name, group in _find_strata(folder / "metrics" / f"{stem}.json", rows):
             if name in values:
                 strata[name] = [str(row[group]) if group in row else None for row in _spread(rows)]
-    metas = ((index, record.get("meta")) for index, record in records.items() if kind == TEXTS.kind)
-    answers = {i: meta["answer"] for i, meta in metas if isinstance(meta, Mapping) and "answer" in meta}
-    digest = hash_values(_list_drawn(records))
+    answers, digest = _find_answers(kind, records), hash_values(_list_drawn(records))
     return {"kind": kind, "drawn": digest, "answers": answers, "values": values, "strata": strata}
+
+
+def _find_answers(kind: str, records: Mapping[int, Mapping[str, Any]]) -> dict[int, object]:
+    """Return the right answer of every text that has one."""
+    metas = ((index, record.get("meta")) for index, record in records.items() if kind == TEXTS.kind)
+    return {i: meta["answer"] for i, meta in metas if isinstance(meta, Mapping) and "answer" in meta}
 
 
 def _make_column(rows: Mapping[int, Mapping[str, object]], name: str) -> Floats | None:

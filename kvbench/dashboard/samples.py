@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from kvbench.core.files import read_text
+from kvbench.core.files import name_sample, read_text
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.read_texts import pack_reading
 from kvbench.dashboard.readings import Drawn, Reading
 from kvbench.eval.files.kinds import IMAGES, READINGS, TEXTS
 from kvbench.report.runs_table import find_metric
 from kvbench.runs.record.results import Results
-from kvbench.runs.record.samples import find_sample
 
 MAX_SAMPLES, MIN_SAMPLES, MAX_ALTOGETHER = 100, 12, 40_000
 """Number of samples of a run and metric, largest and smallest, and of all runs together."""
@@ -51,7 +50,7 @@ def list_samples(
     prompts = _Prompts(pool)
     return {
         folder: {
-            **_describe(folder, finished[folder].n, sorted(indices), readings[folder], prompts, pool),
+            **_describe(finished[folder].n, sorted(indices), readings[folder], prompts, pool),
             **(_pack_columns(finished[folder], readings[folder], pool) if paired else {"columns": {}}),
         }
         for folder, indices in chosen.items()
@@ -119,7 +118,7 @@ def _choose(reading: Reading, run: Results, count: int) -> set[int]:
 
 
 def _describe(
-    folder: Path, count: int, indices: list[int], reading: Reading, prompts: _Prompts, pool: Pool
+    count: int, indices: list[int], reading: Reading, prompts: _Prompts, pool: Pool
 ) -> dict[str, object]:
     numbers, nothing = prompts.list_numbers(reading.drawn), None
     entry: dict[str, object] = {
@@ -130,12 +129,13 @@ def _describe(
         "values": {name: _shorten(column, indices) for name, column in reading.values.items()},
     }
     if entry["kind"] == TEXTS.kind:
-        entry["text"] = [pool.add(_read_text(folder, index)) for index in indices]
+        entry["text"] = [pool.add(_read_text(reading.samples, index)) for index in indices]
         entry["answer"] = [pool.add(reading.answers.get(index)) for index in indices]
     if entry["kind"] == READINGS.kind:
         prompt = dict(enumerate(one for one, _ in reading.drawn))
         entry["reading"] = [
-            pack_reading(READINGS.find(folder, index), prompt.get(index), pool) for index in indices
+            pack_reading(reading.samples / name_sample(index, READINGS.suffix), prompt.get(index), pool)
+            for index in indices
         ]
     return entry
 
@@ -147,9 +147,9 @@ def _shorten(column: np.ndarray, indices: list[int]) -> list[float | None]:
     return [None if value != value else float(f"{value:.6g}") for value in padded[indices].tolist()]
 
 
-def _read_text(folder: Path, index: int) -> str | None:
+def _read_text(samples: Path, index: int) -> str | None:
     try:
-        text = read_text(find_sample(folder, index), errors="replace")
+        text = read_text(samples / name_sample(index, TEXTS.suffix), errors="replace")
     except OSError:
         return None
     if len(text) <= MAX_LETTERS:

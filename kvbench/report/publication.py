@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import find_obstacle, hash_path, read_text
+from kvbench.core.files import find_obstacle, hash_path, hash_values, read_text
 
 FILE_LIST = "SHA256SUMS"
 """List of all other files of a publication, which `sha256sum -c` checks."""
@@ -104,6 +104,19 @@ def list_changed(folder: Path, parts: Collection[str]) -> list[str]:
     return [
         name for name in sorted(names) if name not in own or not _is_as_listed(folder / name, known.get(name))
     ]
+
+
+def hash_publication(folder: Path) -> str:
+    """Return the hash of the names and contents of a publication's own files, whatever its list says of them."""
+    return hash_values([(name, _hash_plain(folder / name)) for name in _list_files(folder)])
+
+
+def _hash_plain(path: Path) -> str | None:
+    """Return the hash of a file; None for a link, and for what cannot be read."""
+    try:
+        return None if path.is_symlink() else hash_path(path)
+    except OSError:
+        return None
 
 
 def _is_as_listed(path: Path, digest: str | None) -> bool:

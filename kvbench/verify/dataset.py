@@ -7,6 +7,7 @@ from typing import Any
 from kvbench.core.config import ConfigError
 from kvbench.core.files import read_text
 from kvbench.data.bounded import TooLargeError, read_table
+from kvbench.data.verification import WHOLE
 from kvbench.eval.files.samples import read_samples
 from kvbench.report.dataset import CARD, RUNS_FILE, SAMPLES_FILE, PublishedRun, read_runs
 from kvbench.report.publication import FILE_LIST, list_foreign, list_lost
@@ -15,7 +16,7 @@ from kvbench.report.tables import format_markdown
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import read_results
 from kvbench.verify.records import is_close
-from kvbench.verify.verdict import WHOLE, Finding, Verdict
+from kvbench.verify.verdict import Finding, Verdict
 
 
 def verify_dataset(dataset: Path, folders: Sequence[Path]) -> Verdict:

@@ -1,26 +1,15 @@
 """Outcome of a verification as JSON and as a line for a dataset's card."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvbench.core.files import hash_path
-from kvbench.report.publication import FILE_LIST
+from kvbench.data.verification import WHOLE, format_verification
+from kvbench.report.publication import FILE_LIST, hash_publication
 from kvbench.report.tables import escape_markdown
 from kvbench.verify.run import Choice
-from kvbench.verify.verdict import WHOLE, Verdict
-
-SCHEMA_VERSION = 1
-PREFIX = "verification-"
-"""Start of the name of the outcome's file, which no pattern of a run's name matches."""
-
-
-def name_document(folder: Path) -> Path:
-    """Return the path of the outcome's JSON: beside the verified folder."""
-    path = folder.absolute()
-    return path.with_name(f"{PREFIX}{path.name}.json")
+from kvbench.verify.verdict import Verdict
 
 
 def write_document(
@@ -28,28 +17,17 @@ def write_document(
 ) -> str:
     """Return the outcome as JSON: the choice of samples, versions, and each run's verdict.
 
-    `files_sha256` is the hash of a dataset's SHA256SUMS, which tells copies of the dataset from others.
-
     Args:
-        folder: what was verified; only its name is written.
+        folder: what was verified.
         choice: of samples.
         verdicts: of its runs.
         versions: provenance of the verification, JSON values.
         by: name of the verifier; None if it is not given.
     """
-    listed = folder / FILE_LIST
-    values = {
-        "schema_version": SCHEMA_VERSION,
-        "folder": folder.absolute().name,
-        "files_sha256": hash_path(listed) if listed.is_file() else None,
-        "by": by,
-        **choice._asdict(),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "verifier": versions,
-        "badge": write_badge(folder, choice, verdicts),
-        "runs": [_describe(one) for one in verdicts],
-    }
-    return json.dumps(values, indent=1, allow_nan=False) + "\n"
+    files = hash_publication(folder) if (folder / FILE_LIST).is_file() else None
+    badge = write_badge(folder, choice, verdicts)
+    fields = {"by": by, **choice._asdict(), "verifier": versions, "badge": badge}
+    return format_verification(folder, files, fields, [_describe(one) for one in verdicts])
 
 
 def _describe(one: Verdict) -> dict[str, object]:

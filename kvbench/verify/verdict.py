@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from kvbench.core.names import make_printable
+from kvbench.data.verification import Status
 
-Status = Literal["verified", "differs", "not verifiable here"]
-WHOLE = "dataset"
-"""Name of the verdict on a dataset's files and tables."""
 MAX_SHOWN = 4
 """Most findings in a line."""
 

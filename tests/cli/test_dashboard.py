@@ -77,18 +77,17 @@ def test_a_sweep_has_a_page_of_its_runs_and_their_references(command: Command, t
     assert "sweep.name=other: no sweep" in error
 
 
-def test_a_page_ranks_the_datasets_of_runs_dirs(
+def test_a_page_has_the_datasets_of_runs_dirs(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    publish_runs(tmp_path / "made" / "ada", {"heatkv": (26.0, 25.0, 24.0, 27.0)}, "Ada")
+    publish_runs(tmp_path / "made" / "ada", {"heatkv": (26.0, 25.0, 24.0, 27.0)})
     status, out, _ = command("task=dashboard", "runs_dirs=[made/*]", "output=page")
     assert (status, out.splitlines()[-1]) == (0, "written: page/dashboard.html")
     assert [line for line in out.splitlines() if line.startswith("left out: ")] == [
-        "left out: made/ada-runs: is no published dataset, which has SHA256SUMS and runs/; "
-        "make one with kvbench publish"
+        "left out: made/ada-runs: is no published dataset, which has SHA256SUMS and runs/; see kvbench publish"
     ]
-    assert "Leaderboard of 1 published dataset<" in (tmp_path / "page" / FILE).read_text()
+    assert '"dataset":"ada"' in (tmp_path / "page" / FILE).read_text()
     assert command("task=dashboard", "runs_dirs=[made/ada]", "output=page", "dashboard.bundle=true")[0] == 0
 
 
@@ -96,21 +95,21 @@ def test_a_watched_page_has_datasets_as_they_are_and_lines_of_damaged_ones(
     command: Command, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, seen = tmp_path / "runs" / FILE, []
-    made = publish_runs(tmp_path / "made" / "ada", {"heatkv": (26.0, 25.0, 24.0, 27.0)}, "Ada")
-    card = made / "README.md"
-    whole = card.read_text()
-    card.write_text(f"{whole}\nBest of all.\n")
+    made = publish_runs(tmp_path / "made" / "ada", {"heatkv": (26.0, 25.0, 24.0, 27.0)})
+    table = made / "data" / "runs.parquet"
+    whole = table.read_bytes()
+    table.write_bytes(whole + b"more")
 
     def sleep(_: float) -> None:
         seen.append(page.read_text())
-        card.write_text(whole if len(seen) > 1 else card.read_text())
+        table.write_bytes(whole if len(seen) > 1 else table.read_bytes())
         write_entry(sweep, Entry(len(seen), JOBS[len(seen)], "failed", error="e"))
 
     status, out, _ = watch(command, tmp_path, monkeypatch, sleep, f"runs_dirs=[{made}]")
     assert (status, out.count("left out: ")) == (0, 1)
-    assert f"Left out: {made}: not as in SHA256SUMS: README.md" in seen[0]
-    assert "Leaderboard of 0 published datasets" in seen[1]
-    assert "Leaderboard of 1 published dataset<" in page.read_text()
+    assert f'"{made}","reason":"not as in SHA256SUMS: data/runs.parquet' in seen[0]
+    assert '"dataset":"ada"' not in seen[1]
+    assert '"dataset":"ada"' in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_published_numbers_stand_beside_measured_ones(page: Any) -> None:
 
 def test_runs_that_are_not_finished_are_listed(page: Any) -> None:
     told = page.locator("#progress").inner_text()
-    assert "incomplete sweeps: 1, unfinished runs: 1, failed runs: 1, damaged runs: 1" in told
+    assert "incomplete sweeps: 1, unfinished runs: 1, failed runs: 1, damaged runs or datasets: 1" in told
     assert "1 of 4 jobs finished, 1 running or killed, 1 failed, 1 pending" in told
     assert "budget=9: too large" in told
     assert "2 of 8 samples; running" in told

@@ -9,8 +9,8 @@ import pytest
 
 from kvbench.cli.api import Run
 from kvbench.core.config import ConfigError
+from kvbench.dashboard.datasets import read_dataset
 from kvbench.data.frames import export_frames
-from kvbench.leaderboard.datasets import read_dataset
 from kvbench.report.collect import collect_runs
 from kvbench.report.dataset import prepare_dataset, read_published
 from kvbench.report.publication import write_file_list
@@ -34,7 +34,7 @@ def merge(run: Path) -> None:
     raise ConfigError(problem)
 
 
-def rank(run: Path) -> None:
+def show(run: Path) -> None:
     """Read a dataset that was published whole, whose author then lists the files of the damaged run."""
     shutil.copyfile(run / "samples.jsonl", run.parents[2] / f"set/runs/fake/{run.name}/samples.jsonl")
     (run.parents[2] / "set/SHA256SUMS").unlink()
@@ -47,7 +47,7 @@ DOORS: dict[str, Callable[[Path], object]] = {
     "publish": lambda run: read_published([run]),
     "export": lambda run: export_frames(run.parents[1], "csv", run.parents[2]),
     "api": Run.read,
-    "rankings": rank,
+    "dashboard": show,
 }
 LINES = {"0,2": 2, "0,0,2": 2, "0,1,2,3": 4, "": 0}
 """Indices of the records that a damaged file has, and their number."""
@@ -63,8 +63,6 @@ def test_records_are_counted(run: Path, door: str, caplog: pytest.LogCaptureFixt
         lines = [json.dumps({**records[index % 3], "index": index}) + "\n" for index in chosen]
         (run / "samples.jsonl").write_text("".join(lines))
         problem = rf"samples\.jsonl: has {count} records, results\.json has n = 3; start the run again"
-        if door == "rankings" and not indices:
-            problem = "holds no samples"
         with pytest.raises(ValueError, match=problem):
             DOORS[door](run)
     assert [one.method for one in collect_runs(run.parents[1])] == ["full"]

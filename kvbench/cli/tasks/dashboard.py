@@ -10,11 +10,10 @@ from kvbench.cli.console import say
 from kvbench.cli.sweeps.jobs import PLAN, find_named, read_entries
 from kvbench.cli.sweeps.outcomes import list_runs
 from kvbench.core.settings import Settings
+from kvbench.dashboard.datasets import Added, find_datasets
 from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.page import write_bundle, write_dashboard
 from kvbench.engine.memory import MIB
-from kvbench.leaderboard.datasets import find_datasets
-from kvbench.leaderboard.document import make_leaderboard
 
 SETTLED = ("finished", "failed", "dropped")
 """Final outcomes of jobs."""
@@ -23,7 +22,7 @@ SETTLED = ("finished", "failed", "dropped")
 def write_page(_: DictConfig, settings: Settings) -> None:
     """Do `task=dashboard`: write the page of every run under `runs_dir`, finished or not, or of the sweep `sweep.name`.
 
-    If `runs_dirs` names published datasets, the page has their leaderboard. With `dashboard.bundle` it is one file with
+    If `runs_dirs` names published datasets, the page has their runs too. With `dashboard.bundle` it is one file with
     the pictures. With `dashboard.watch` the page is rewritten until all sweeps are done or the user interrupts; only
     the last version does not reload itself.
 
@@ -32,16 +31,14 @@ def write_page(_: DictConfig, settings: Settings) -> None:
     """
     printed: set[str] = set()
     if settings.dashboard.bundle:
-        leaderboard = read_leaderboard(settings, printed)
-        page = write_bundle(
-            settings.runs_dir, settings.writes, choose_runs(settings), leaderboard=leaderboard
-        )
+        added = read_datasets(settings, printed)
+        page = write_bundle(settings.runs_dir, settings.writes, choose_runs(settings), added)
         say(f"written: {page} ({page.stat().st_size / MIB:.1f} MiB)")
         return
 
     def write(reload: float | None = None) -> Path:
-        leaderboard = read_leaderboard(settings, printed)
-        return write_dashboard(settings.runs_dir, settings.writes, reload, choose_runs(settings), leaderboard)
+        added = read_datasets(settings, printed)
+        return write_dashboard(settings.runs_dir, settings.writes, reload, choose_runs(settings), added)
 
     every = settings.dashboard.every
     if settings.dashboard.watch:
@@ -54,24 +51,23 @@ def write_page(_: DictConfig, settings: Settings) -> None:
     say(f"written: {write()}")
 
 
-def read_leaderboard(settings: Settings, printed: set[str]) -> dict[str, object] | None:
-    """Return the leaderboard of the datasets in `runs_dirs`, None without this key; print which folders are left out.
+def read_datasets(settings: Settings, printed: set[str]) -> Added:
+    """Return the datasets in `runs_dirs`; print which folders are left out.
 
     Args:
         settings: of the task.
         printed: lines of earlier calls, which are not printed again; new ones are added.
 
     Raises:
-        ConfigError: an entry of `runs_dirs` names no folder, or packages are missing.
+        ConfigError: an entry of `runs_dirs` names no folder.
     """
-    if not settings.runs_dirs:
-        return None
-    found = find_datasets(settings.runs_dirs)
-    for line in found.left_out:
+    added = find_datasets(settings.runs_dirs)
+    for one in added.left_out:
+        line = f"left out: {one.folder}: {one.reason}"
         if line not in printed:
-            say(f"left out: {line}")
-    printed.update(found.left_out)
-    return make_leaderboard(found, None if settings.dashboard.bundle else settings.writes)
+            say(line)
+        printed.add(line)
+    return added
 
 
 def choose_runs(settings: Settings) -> list[Path] | None:

@@ -53,13 +53,14 @@ def verify(words: Sequence[str]) -> bool:
         return True
     request = parse_words(words)
     from kvbench.cli.tasks.recorded import RecordedJobs
+    from kvbench.data.verification import name_verification
     from kvbench.runs.record.provenance import provenance
     from kvbench.verify.dataset import verify_dataset
-    from kvbench.verify.document import name_document, write_badge, write_document
+    from kvbench.verify.document import write_badge, write_document
     from kvbench.verify.folders import find_recorded
     from kvbench.verify.run import Choice, verify_run
 
-    out, choice = request.out or name_document(request.folder), Choice(request.samples, request.seed)
+    out, choice = request.out or name_verification(request.folder), Choice(request.samples, request.seed)
     if (problem := find_obstacle(out.parent)) is not None:
         raise ConfigError(f"out={out}: cannot be written ({problem})")
     code = open_code(request.code)

@@ -11,7 +11,8 @@ function listColumns(rows) {
   return [
     makeMethodColumn(rows),
     { ...makeCostColumn("budget"), cell: makeBudget },
-    ...["model", "prompts"].filter(several).map(makeTextColumn),
+    ...["model", "prompts", "dataset"].filter(several).map(makeTextColumn),
+    ...(rows.some((run) => run.dataset) ? [VERIFIED] : []),
     makeCostColumn("n"),
     ...costs.filter(isShown).map(makeCostColumn),
     ...chooseMetrics(rows).map((name) => makeMetricColumn(name, findBest(rows, name))),
@@ -96,8 +97,22 @@ function makeMethodColumn(rows) {
 }
 
 function makeTextColumn(key) {
-  return { key, title: key, words: true, cell: (run) => run[key], value: (run) => run[key] };
+  return { key, title: key, words: true, cell: (run) => run[key] ?? "–", value: (run) => run[key] ?? "" };
 }
+
+/** Verdict of kvbench verify on exactly the files of a run's dataset. */
+const VERIFIED = {
+  key: "verified",
+  title: "verified",
+  words: true,
+  about: "What kvbench verify said of exactly the files of the dataset; a statement of its verifier",
+  value: (run) => run.verified?.status ?? "",
+  cell: (run) => {
+    if (!run.verified) return run.dataset ? make("span", { class: "dim" }, "no") : "–";
+    const look = { verified: "good", differs: "bad" }[run.verified.status] ?? "dim";
+    return make("span", { class: look, title: describeVerdict(run) }, run.verified.status);
+  },
+};
 
 function makeBudget(run) {
   return makeNumber(formatBudget(run), () => openCost(run, "budget"));

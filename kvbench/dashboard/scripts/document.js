@@ -46,15 +46,18 @@ function formatBudget(run) {
   return `${Number((100 * run.budget).toPrecision(3))} %${run.unit === "bytes" ? " bytes" : ""}`;
 }
 
-/** Return the name of a run in lists: method, budget and folder. */
+/** Return the name of a run in lists: method, budget, folder and dataset. */
 function nameRun(run) {
-  return `${run.label}, ${formatBudget(run)}, ${run.folder.split("/").at(-1).split("-").at(-1)}`;
+  const name = run.folder.split("/").at(-1).split("-").at(-1);
+  return [run.label, formatBudget(run), name, run.dataset].filter(Boolean).join(", ");
 }
 
-/** Return the relative address of a file of a run. */
+/** Return the relative address of a file of a run; samples of a dataset's run are in a folder of their own. */
 function addressOf(run, ...parts) {
   const root = !DOC.root || DOC.root === "." ? [] : DOC.root.split("/");
-  return [...root, ...run.folder.split("/"), ...parts].map(encodeURIComponent).join("/");
+  const own = parts[0] === run.samples.kind && run.samples.folder;
+  const inside = own ? [...own.split("/"), ...parts.slice(1)] : [...run.folder.split("/"), ...parts];
+  return [...root, ...inside].map(encodeURIComponent).join("/");
 }
 
 /** Return a link to a file of a run, or its text in a bundle, which has no files. */

@@ -1,6 +1,6 @@
 // Keyboard shortcuts, which are disabled in fields.
 
-const VIEWS = ["leaderboard", "comparison", "retention", "published", "rankings"].filter(byId);
+const VIEWS = ["leaderboard", "comparison", "retention", "published"];
 
 function pressKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;

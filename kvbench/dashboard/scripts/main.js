@@ -5,7 +5,6 @@ const DRAWS = {
   comparison: drawComparison,
   retention: drawRetention,
   published: drawPublished,
-  rankings: drawRankings,
 };
 
 /** Show a view, draw it and update the address. */
@@ -52,10 +51,9 @@ function start() {
   startComparison();
   startRetention();
   startPublished();
-  startRankings();
   drawProgress();
   applyTheme();
-  showView(readView() ?? (RUNS.length ? VIEWS[0] : VIEWS.find((view) => view === "rankings")) ?? VIEWS[0]);
+  showView(readView() ?? VIEWS[0]);
 }
 
 start();

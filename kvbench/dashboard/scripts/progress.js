@@ -15,7 +15,7 @@ function drawProgress() {
     [sweeps.length, "incomplete sweeps"],
     [unfinished.length - failed.length, "unfinished runs"],
     [failed.length, "failed runs"],
-    [damaged.length, "damaged runs"],
+    [damaged.length, "damaged runs or datasets"],
     [earlier.length, "runs of an earlier version"],
   ];
   box.querySelector("summary").textContent = counts

@@ -60,7 +60,7 @@ function openMetric(run, name) {
       ["protocol", metric.protocol],
       ["settings", describeEvaluator(run, metric.evaluator), true],
       ["compared with", metric.needs_reference && run.reference !== null ? RUNS[run.reference].folder : null],
-      ["record", metric.value === null ? null : linkTo(run, `metrics/${file}`, "metrics", file)],
+      ["record", metric.value === null || run.dataset ? null : linkTo(run, `metrics/${file}`, "metrics", file)],
     ]),
     ...describeRun(run),
   );
@@ -157,6 +157,14 @@ function describeEvaluator(run, evaluator) {
   return named ? JSON.stringify(shared(named[1]).settings) : null;
 }
 
+/** Return what a verifier states of exactly the files of a run's dataset. */
+function describeVerdict(run) {
+  if (!run.verified) return "no";
+  const { status, by, finished, chosen, finding } = run.verified;
+  const parts = [status, chosen && `${chosen} of ${run.n} samples`, by && `by ${by}`, finished, finding];
+  return parts.filter(Boolean).join(", ");
+}
+
 /** Return the facts of a run: folder, code, machine, configuration and the command that repeats it. */
 function describeRun(run) {
   const known = Object.fromEntries(
@@ -171,6 +179,7 @@ function describeRun(run) {
       [
         ["folder", linkTo(run, run.folder), true],
         ["results", linkTo(run, "results.json", "results.json")],
+        ["verified", run.dataset ? describeVerdict(run) : null],
         ["written", run.finished],
         ["model", run.model],
         ["prompts", `${run.prompts}, ${run.n} samples`],

@@ -1,0 +1,196 @@
+"""Published datasets as further runs of the page, read from folders that other people made."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.core.config import ConfigError
+from kvbench.core.links import find_leaving_link
+from kvbench.core.names import make_printable, make_writable
+from kvbench.dashboard.folders import Damaged
+from kvbench.data.bounded import read_table
+from kvbench.data.verification import Checked, list_verifications, read_verdicts
+from kvbench.eval.files.kinds import IMAGES, list_kinds
+from kvbench.eval.files.prompt_lines import MAX_DEPTH
+from kvbench.report.dataset import SAMPLES_FILE
+from kvbench.report.publication import FILE_LIST, hash_publication, join_names, list_changed
+from kvbench.runs.record.results import FILE, Results
+from kvbench.runs.record.samples import read_finished
+
+RUNS, TABLES = "runs", SAMPLES_FILE.parts[0]
+
+Rows = Mapping[int, Mapping[str, Any]]
+"""Values by column for each sample index."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run of a dataset.
+
+    Attributes:
+        results: its results.
+        dataset: name of the dataset's folder.
+        kind: kind of its samples.
+        samples: folder of their files.
+        rows: values per sample from samples.parquet; empty without this file.
+        checked: verdict of `kvbench verify` on exactly these files; None without one.
+    """
+
+    results: Results
+    dataset: str
+    kind: str
+    samples: Path
+    rows: Rows
+    checked: Checked | None
+
+
+@dataclass(frozen=True)
+class Added:
+    """Runs of datasets by folder, and the folders that could not be read as datasets."""
+
+    entries: Mapping[Path, Entry]
+    left_out: tuple[Damaged, ...] = ()
+
+
+NO_DATASETS = Added({})
+
+
+def find_datasets(patterns: Iterable[str]) -> Added:
+    """Read the datasets that paths and patterns such as `published/*` name, each once, in the order of their paths.
+
+    A folder that is no dataset, or a damaged one, is left out with its reason.
+
+    Raises:
+        ConfigError: a pattern names no folder.
+    """
+    folders: dict[Path, Path] = {}
+    for pattern in patterns:
+        folders = {folder.resolve(): folder for folder in list_folders(pattern)} | folders
+    entries: dict[Path, Entry] = {}
+    left_out = []
+    for folder in sorted(folders.values()):
+        try:
+            entries |= read_dataset(folder)
+        except (ConfigError, OSError, ValueError, RecursionError) as error:
+            said = " ".join(str(error).split()).removeprefix(f"{folder}/")
+            left_out.append(Damaged(*(make_printable(make_writable(text)) for text in (str(folder), said))))
+    return Added(entries, tuple(left_out))
+
+
+def list_folders(pattern: str) -> list[Path]:
+    """Return the folders that a path or a pattern names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = Path(pattern).expanduser()
+    root = Path(path.anchor)
+    try:
+        found = [path] if path.is_dir() else sorted(root.glob(str(path.relative_to(root))))
+    except ValueError:  # no pattern, such as a**
+        found = []
+    folders = [one for one in found if one.is_dir()]
+    if not folders:
+        raise ConfigError(
+            f"runs_dirs={pattern}: names no folder; name published datasets, such as 'runs_dirs=[published/*]'"
+        )
+    return folders
+
+
+def read_dataset(folder: Path) -> dict[Path, Entry]:
+    """Return the runs of a dataset by folder, after a comparison of its tables and runs with its list of files.
+
+    Raises:
+        ConfigError: it is no dataset, is not as it was published, or has a link out of it.
+        OSError, ValueError: a file cannot be read.
+    """
+    if not (folder / FILE_LIST).is_file() or not (folder / RUNS).is_dir():
+        raise ConfigError(f"is no published dataset, which has {FILE_LIST} and {RUNS}/; see kvbench publish")
+    if (link := find_leaving_link(folder)) is not None:
+        raise ConfigError(
+            f"{link.relative_to(folder)} is a link that leaves the folder; copy the dataset again"
+        )
+    if changed := list_changed(folder, (RUNS, TABLES)):
+        raise ConfigError(f"not as in {FILE_LIST}: {join_names(changed)}; copy the dataset again")
+    runs = {path.parent: _read_run(path.parent) for path in sorted((folder / RUNS).glob(f"*/*/{FILE}"))}
+    if not runs:
+        raise ConfigError("holds no run")
+    for place, run in runs.items():
+        if run.reference is not None and place.parent / run.reference not in runs:
+            raise ConfigError(f"lacks {run.reference}, the reference of {_name(place)}")
+    tables = _read_tables(folder / SAMPLES_FILE, sum(run.n for run in runs.values()))
+    documents = list_verifications(folder)
+    verdicts = read_verdicts(documents, hash_publication(folder)) if documents else {}
+    return {
+        place: Entry(
+            run,
+            folder.absolute().name,
+            kind := _find_kind(folder, _name(place)),
+            folder / kind / _name(place),
+            tables.get(_name(place), {}),
+            verdicts.get(_name(place)),
+        )
+        for place, run in runs.items()
+    }
+
+
+def _name(folder: Path) -> str:
+    """Return a run's path in each folder of its dataset."""
+    return f"{folder.parent.name}/{folder.name}"
+
+
+def _find_kind(dataset: Path, name: str) -> str:
+    return next((kind for kind in list_kinds() if (dataset / kind / name).is_dir()), IMAGES.kind)
+
+
+def _read_run(folder: Path) -> Results:
+    """Read a run's results.
+
+    Raises:
+        ConfigError: they are damaged, or another run's.
+    """
+    results = read_finished(folder)
+    assert results is not None  # the caller has found the file
+    if results.run != folder.name:
+        raise ConfigError(f"{_name(folder)}: {FILE} is of {results.run}")
+    if make_writable(str(folder)) != str(folder):
+        raise ConfigError(f"{_name(folder)}: its name is no UTF-8")
+    settings = [one.settings for one in results.evaluated.values()]
+    if _is_deeper([results.config, results.provenance, settings], MAX_DEPTH):
+        raise ConfigError(f"{_name(folder)}: {FILE} has more than {MAX_DEPTH} levels of lists and objects")
+    return results
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Return whether lists and objects are nested in more levels."""
+    inner = list(value.values()) if isinstance(value, Mapping) else value
+    if not isinstance(inner, list | tuple):
+        return False
+    return levels == 0 or any(_is_deeper(one, levels - 1) for one in inner)
+
+
+def _read_tables(path: Path, samples: int) -> dict[str, Rows]:
+    """Return the rows of samples.parquet by run and index; `samples` is the number of samples of all runs.
+
+    Raises:
+        ConfigError: polars is not installed, or the file is damaged or has more rows than samples.
+    """
+    if not path.is_file():
+        return {}
+    tables: dict[str, dict[int, Mapping[str, Any]]] = {}
+    try:
+        for row in read_table(path, samples).to_dicts():
+            tables.setdefault(row["folder"], {})[int(row["index"])] = row
+    except ConfigError:
+        raise
+    except Exception as error:  # a damaged table may raise anything; other datasets are shown
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{path.name}: cannot be read ({type(error).__name__}: {said:.200})") from None
+    return dict(tables)
+
+
+def relate(path: Path, root: Path) -> str:
+    """Return the relative address of a folder from another one, with slashes."""
+    return Path(os.path.relpath(path, root)).as_posix()

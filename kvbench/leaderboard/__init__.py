@@ -1,1 +1,0 @@
-"""Rankings of the runs in several people's published datasets."""
