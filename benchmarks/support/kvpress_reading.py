@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -163,7 +163,7 @@ def read_on_engine(
         given: tokens of the prompt.
         padding: tokens in front of it.
     """
-    spec, transformer = model.spec.with_prompt(given + padding), model._transformer
+    spec, transformer = replace(model.spec.with_prompt(given + padding), origin=0), model._transformer
     rotation = transformer.rotations(spec.segments[-1].end + 1)
     cache = KVCache(
         spec, prepare(spec), dtype=torch.float32, rotation=rotation, projection=model.output_projection
