@@ -70,7 +70,7 @@ def attend_in_parts(
 
     Fused attention also reads long rows of one length; a kernel or a library reads other rows in place. Parts are
     merged in float32. Libraries first round their output to q's dtype, so 16-bit outputs are rounded once for each part
-    of a library and once at the end (`python -m benchmarks rounding` measures it).
+    of a library and once at the end (docs/laboratory.md, "Rounding in parts").
 
     Args:
         q: [sequences, heads, queries, D].
