@@ -1,7 +1,8 @@
 """Command line of the benchmarks: `python -m benchmarks <name> [options]`.
 
 Every file of this folder is a program of the same name: it declares its options in `OPTIONS` and runs in `main`. The
-programs need no installation, only a checkout as the working directory, and all but `startup` no Hydra.
+programs need no installation, only a checkout as the working directory, and no Hydra but for those that call the
+command line or the tests (`startup`, `mutations`).
 """
 
 import argparse

@@ -379,7 +379,11 @@ OPTIONS = {
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the table; return 1 if a kernel does not fit."""
+    """Print the table; return 1 if a kernel does not fit.
+
+    Raises:
+        ValueError: no kernel is chosen.
+    """
     counts = dict.fromkeys(("warps", "regs", "spills", "shared", "matrix"), "d")
     columns = {"sm": "d", f"  {'constants':44}": "46"} | counts | {"copies in loops": "s", "while": "d"}
     table = Table(columns, "kernel")
@@ -387,6 +391,8 @@ def main(options: argparse.Namespace) -> int:
     for arch in options.arch:
         with sized_for(arch):
             variants = [variant for variant in list_kernels() if options.only in variant.name]
+        if not variants:
+            raise ValueError(f"--only {options.only}: in the name of no kernel; without it, all are compiled")
         for variant in variants:
             shown = {k: v for k, v in variant.constants.items() if k not in HIDDEN_CONSTANTS}
             constants = "  " + " ".join(f"{name}={value}" for name, value in shown.items())

@@ -54,6 +54,29 @@ def cache_of(name: str, model: InfinityModel, budget: str, device: str, stored: 
     )
 
 
+def open_caches(model: InfinityModel, options: argparse.Namespace) -> dict[str, KVCache]:
+    """Open the caches of the named methods by their labels, or of all methods that fit; say why others do not.
+
+    Raises:
+        ValueError: a named method does not fit the model, the budget or the storage.
+    """
+    caches = {}
+    names = dict.fromkeys(
+        ["full", *(options.methods.split(",") if options.methods else list_choices("method"))]
+    )
+    for stored in (None, *filter(None, options.stored.split(","))):
+        for name in names:
+            try:
+                cache = cache_of(name, model, options.budget, options.device, stored)
+            except ValueError as error:
+                if options.methods:
+                    raise
+                print(f"{name} is left out: {error}")
+            else:
+                caches[f"{name}, {stored}" if stored else name] = cache
+    return caches
+
+
 def generate(model: InfinityModel, cache: Cache, prompts: Sequence[str]) -> Tensor:
     """Generate a batch of images with the device's usual noise, then empty the cache: the plain one stores all keys."""
     try:
@@ -64,8 +87,9 @@ def generate(model: InfinityModel, cache: Cache, prompts: Sequence[str]) -> Tens
 
 
 OPTIONS = {
-    "methods": list_choices("method"), "model": "infinity_tiny", "device": "auto", "budget": "0.1", "batch": 8,
-    "repeats": 9, "threads": None, "cpu_time": False,
+    "methods": Option("", "methods of conf/method, separated by commas; by default all that fit the model"),
+    "model": "infinity_tiny", "device": "auto", "budget": "0.1", "batch": 8, "repeats": 9, "threads": None,
+    "cpu_time": False,
     "stored": Option("", "also measure low-bit storage: int4:channel,int2:codebooks"),
 }  # fmt: skip
 
@@ -74,11 +98,7 @@ def main(options: argparse.Namespace) -> None:
     """Print medians in milliseconds per image and ratios to the full cache."""
     weights = "files" if options.model == "infinity_tiny" else "random"
     model = build_model(options.model, f"model.weights={weights}")
-    names = dict.fromkeys(["full", *options.methods.split(",")])
-    caches = {name: cache_of(name, model, options.budget, options.device) for name in names}
-    for stored in options.stored.split(",") if options.stored else ():
-        for name in names:
-            caches[f"{name}, {stored}"] = cache_of(name, model, options.budget, options.device, stored)
+    caches = open_caches(model, options)
     model.load(options.device)
     pairs = {"plain loop": (plain_loop(model), PlainCache())} | {n: (model, c) for n, c in caches.items()}
     prompts = list_captions(options.batch)

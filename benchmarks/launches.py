@@ -6,8 +6,8 @@ and during copies that are not asynchronous. Reads of methods that look at data,
 here and not counted. With `--repeated`, CUDA graphs repeat the scales, as from the third batch on, and what is left for
 the host is counted; a method whose scales are not recorded has no replays.
 
-For a next-token model, the program counts one token in the middle of a segment, sampling included, and the second
-layer alone: once with Triton kernels for norms, rotation and gate, once with torch's operations instead. Then it counts
+For a next-token model, the program counts one token in the middle of a segment, sampling included, and the last layer
+alone: once with Triton kernels for norms, rotation and gate, once with torch's operations instead. Then it counts
 what Python launches in a whole generation after the first, with one recording of a step that is repeated, and step by
 step. A repetition is one launch.
 
@@ -162,7 +162,7 @@ class StopGeneration(Exception):
 
 
 def count_token(model: Model, method: Method, options: argparse.Namespace) -> tuple[Counts, Counts]:
-    """Return the counts of the second layer in one token, and of the whole token."""
+    """Return the counts of the last layer in one token, and of the whole token."""
     watch, launched = Watch(), Counter[str]()
     tokens, layers = list[Counts](), list[Counts]()
     run_decoder, run_layer = Decoder.forward, DecoderBlock.forward
@@ -177,14 +177,15 @@ def count_token(model: Model, method: Method, options: argparse.Namespace) -> tu
         return run_decoder(*inputs)
 
     def note_layer(*inputs: Any) -> tuple[Tensor, Tensor]:
-        layers.append(read())
-        return run_layer(*inputs)
+        before = read()
+        out = run_layer(*inputs)
+        layers.append(subtract(before, read()))
+        return out
 
     watched = patch.object(Decoder, "forward", note_token), patch.object(DecoderBlock, "forward", note_layer)
     with watched[0], watched[1], suppress(StopGeneration):
         run(model, method, options.batch, watch, launched, kind=options.noise)
-    first = (DECODER_CALLS - 1) * model.spec.layers
-    return subtract(*layers[first + 1 : first + 3]), subtract(*tokens[-2:])
+    return layers[-1], subtract(*tokens[-2:])
 
 
 def subtract(before: Counts, after: Counts) -> Counts:

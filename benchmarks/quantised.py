@@ -156,15 +156,23 @@ OPTIONS = {
 
 @torch.inference_mode()
 def main(options: argparse.Namespace) -> None:
-    """Print the requested tables."""
+    """Print the requested tables.
+
+    Raises:
+        ValueError: no shape is chosen.
+    """
     if options.compiled:
         print_compiled(options.dims)
     elif options.bytes:
         print_bytes(options.dim, options.block)
     else:
         with torch.device(options.device):
-            for name, case in list_cases().items():
-                if options.only in name:
-                    print(f"\n{name}: ", end="")
-                    more = case._replace(batch=options.more * case.batch)
-                    print_times(more, options.repeats, options.device)
+            cases = {name: case for name, case in list_cases().items() if options.only in name}
+            if not cases:
+                raise ValueError(
+                    f"--only {options.only}: in the name of no shape of {', '.join(list_cases())}"
+                )
+            for name, case in cases.items():
+                print(f"\n{name}: ", end="")
+                more = case._replace(batch=options.more * case.batch)
+                print_times(more, options.repeats, options.device)

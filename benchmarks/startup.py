@@ -45,8 +45,14 @@ class Cost(NamedTuple):
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure every command and print its medians."""
+    """Measure every command and print its medians.
+
+    Raises:
+        ValueError: there is no such program.
+    """
     program = Path(options.program).resolve()
+    if not program.is_file():
+        raise ValueError(f"--program {options.program}: no such file; call it in a checkout")
     sweep = (f"method={','.join(METHODS)}", f"budget={','.join(map(str, BUDGETS))}", *ONE_IMAGE)
     sweep = ("-m", *sweep, f"seed={','.join(map(str, range(options.seeds)))}")
     with TemporaryDirectory() as folder:

@@ -38,9 +38,9 @@ def choices(overrides: Sequence[str] = ()) -> dict[str, str]:
     }
 
 
-def list_choices(group: str) -> str:
-    """Return the names of a group of `conf/`, separated by commas."""
-    return ",".join(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
+def list_choices(group: str) -> list[str]:
+    """Return the names of a group of `conf/`."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:

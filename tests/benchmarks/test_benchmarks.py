@@ -1,6 +1,7 @@
 """Benchmarks start from a checkout without Hydra, read the same configuration, and count operations rightly."""
 
 import json
+import re
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -21,7 +22,7 @@ from kvbench.methods.heatkv.method import HeatKV
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import PromptNoise
 from tests.support.command_line import run_python
-from tests.support.methods import compose, list_methods, list_variants, settings_of
+from tests.support.methods import GUESTS, compose, list_methods, list_variants, methods_for, settings_of
 from tests.support.places import ROOT
 
 CHOICES = {
@@ -45,7 +46,8 @@ runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
 
 def output(program: str, folder: Path, *arguments: str) -> str:
     """What a benchmark prints where there is neither Hydra nor a PYTHONPATH."""
-    done = run_python(folder, "-c", REFUSE, str(ROOT), program, *arguments, PYTHONPATH="")
+    places = {"PYTHONPATH": "", "TRITON_INTERPRET": "0"}  # as outside of the tests
+    done = run_python(folder, "-c", REFUSE, str(ROOT), program, *arguments, **places)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -159,9 +161,7 @@ def test_lengths_that_differ_fifteenfold(rows: int) -> None:
 
 
 @pytest.mark.slow
-def test_they_run_without_hydra(tmp_path: Path) -> None:
-    text = output("engine", tmp_path, "--repeats", "1", "--batch", "2", "--methods", "heatkv")
-    assert "x full" in text
+def test_lower_bounds_are_those_of_the_published_order(tmp_path: Path) -> None:
     text = output("kernels", tmp_path, "--floors", "989", "4800", "--model", "infinity_2b")
     assert "published order of heads" in text
     assert "0.4738 of the full cache's operations" in text
@@ -169,15 +169,6 @@ def test_they_run_without_hydra(tmp_path: Path) -> None:
     operations = 4 * seen * 2048 * 32 * 16  # width, layers, sequences
     [line] = [line.split() for line in text.splitlines() if line.startswith("attention, full cache")]
     assert float(line[3]) == pytest.approx(1e3 * operations / 989e12, rel=1e-5)
-    quick = (
-        "profile.batch_sizes=[1]",
-        "profile.repeats=1",
-        "profile.warmup=0",
-        "method=heatkv",
-        "budget=0.1",
-    )
-    text = output("profile_task", tmp_path, *quick)
-    assert "written: runs/profile/infinity_tiny-heatkv-0.1-" in text
 
 
 @pytest.mark.slow
@@ -199,6 +190,20 @@ def test_kernels_are_measured_at_every_scale(tmp_path: Path) -> None:
     assert "(goal at 10 %: 0.6)" in text
 
 
+def test_all_methods_of_the_family_are_timed_and_the_others_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine, "generate", lambda *_: 0)
+    main(["engine", "--repeats", "1", "--device", "cpu"])
+    lines = capsys.readouterr().out.splitlines()
+    timed = {line.split()[0] for line in lines if re.search(r" +[\d.]+ +[\d.]+$", line)} - {"plain"}
+    assert timed - {*GUESTS} == {*methods_for("next-scale")}
+    refused = {line.split()[0] for line in lines if " is left out: method" in line}
+    assert timed | refused == {*build.list_choices("method")}
+    with pytest.raises(SystemExit, match="error: method: D2O is for next-token models"):
+        main(["engine", "--methods", "d2o"])
+
+
 @pytest.mark.parametrize("decoder_dtype", ["float32", "bfloat16"])
 def test_the_plain_loop_draws_the_engine_s_images_and_decodes_as_the_model_does(decoder_dtype: str) -> None:
     model = build.built(build.composed([f"model.decoder_dtype={decoder_dtype}"])["model"])
@@ -211,25 +216,6 @@ def test_the_plain_loop_draws_the_engine_s_images_and_decodes_as_the_model_does(
     assert np.array_equal(ours, theirs)
     assert isinstance(loop._transformer.layers[0], plain.PlainBlock)
     assert not isinstance(model._transformer.layers[0], plain.PlainBlock)
-
-
-@pytest.mark.slow
-def test_the_cost_of_pricekv_is_told_at_any_models_shapes(tmp_path: Path) -> None:
-    found = output("pricekv_cost", tmp_path, "--model", "infinity_tiny", "--budgets", "0.1", "--prompts", "2")
-    told, allocation, statistics = found.splitlines()
-    assert told == "infinity_tiny: 6 x 6 heads of 32 channels, 9 segments"
-    assert allocation.endswith(" of 918 tokens")
-    assert "statistics: 0 MiB" in statistics
-    assert "for 6 layers and 2 prompts" in statistics
-
-
-@pytest.mark.slow
-def test_rounding_of_paths_is_compared(tmp_path: Path) -> None:
-    found = output("rounding", tmp_path, "--tokens", "64", "--past", "80", "--channels", "32")
-    errors = {line[:20].strip(): float(line[20:].split()[0]) for line in found.splitlines()[2:]}
-    assert list(errors) == ["rounded once", "products", "parts, on a CPU"]
-    assert list(errors.values()) == sorted(errors.values())
-    assert 1e-3 < errors["rounded once"] < 2**-8  # of 8 bits
 
 
 @pytest.mark.slow

