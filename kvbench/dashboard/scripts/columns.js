@@ -100,7 +100,6 @@ function makeTextColumn(key) {
   return { key, title: key, words: true, cell: (run) => run[key] ?? "–", value: (run) => run[key] ?? "" };
 }
 
-/** Verdict of kvbench verify on exactly the files of a run's dataset. */
 const VERIFIED = {
   key: "verified",
   title: "verified",

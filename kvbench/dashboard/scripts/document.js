@@ -2,6 +2,9 @@
 
 const DOC = JSON.parse(byId("document").textContent);
 const RUNS = DOC.runs.map((run, number) => ({ ...run, number }));
+// Anyone may name a metric of a dataset: without a prototype, `constructor` is a name like others.
+for (const one of [DOC, ...RUNS, ...DOC.means, ...RUNS.map((run) => run.samples)])
+  for (const key of ["metrics", "values", "columns"]) if (one[key]) Object.setPrototypeOf(one[key], null);
 const METRICS = Object.keys(DOC.metrics);
 const ARROWS = { higher: "↑", lower: "↓" };
 const MIB = 2 ** 20;
@@ -48,8 +51,7 @@ function formatBudget(run) {
 
 /** Return the name of a run in lists: method, budget, folder and dataset. */
 function nameRun(run) {
-  const name = run.folder.split("/").at(-1).split("-").at(-1);
-  return [run.label, formatBudget(run), name, run.dataset].filter(Boolean).join(", ");
+  return [run.label, formatBudget(run), run.folder.split(/[/-]/).at(-1), run.dataset].filter(Boolean).join(", ");
 }
 
 /** Return the relative address of a file of a run; samples of a dataset's run are in a folder of their own. */

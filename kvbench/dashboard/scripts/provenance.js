@@ -161,8 +161,7 @@ function describeEvaluator(run, evaluator) {
 function describeVerdict(run) {
   if (!run.verified) return "no";
   const { status, by, finished, chosen, finding } = run.verified;
-  const parts = [status, chosen && `${chosen} of ${run.n} samples`, by && `by ${by}`, finished, finding];
-  return parts.filter(Boolean).join(", ");
+  return [status, chosen && `${chosen} of ${run.n} samples`, by && `by ${by}`, finished, finding].filter(Boolean).join(", ");
 }
 
 /** Return the facts of a run: folder, code, machine, configuration and the command that repeats it. */
