@@ -24,7 +24,7 @@ Place = Callable[[str, Tensor], Tensor]
 """Maps a parameter's name and a tensor to the tensor on its device, in its dtype."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Dtypes of parameters in files."""
-MAX_TENSORS = 2**15
+MAX_TENSORS = 2**13
 """Most parameters of a module, several times as many as the largest published decoders have."""
 RANDOM_RECIPE = 2
 """Version of `fill_random`, hashed together with the shapes into a run's identity."""
