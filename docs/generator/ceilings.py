@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+GENERATED = ROOT / "docs" / "generated"
 TABLE = ROOT / "docs" / "generator" / "ceilings.csv"
 CODE = ("kvbench", "eval", "kernels", "benchmarks")
 """Trees whose lines of Python count as code."""
@@ -38,8 +39,9 @@ KEY = re.compile(r"^ *\w+: +[^\s#]", re.MULTILINE)
 
 
 def list_files(root: Path, patterns: Iterable[str]) -> list[Path]:
-    """Return the files that match one of the patterns, sorted."""
-    return sorted({path for pattern in patterns for path in root.glob(pattern) if path.is_file()})
+    """Return the files that match one of the patterns, sorted, without pages that `make docs` generates."""
+    found = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}
+    return sorted(path for path in found if GENERATED not in path.parents)
 
 
 def count_lines(paths: Iterable[Path]) -> int:
