@@ -4,7 +4,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product, starmap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,8 +51,6 @@ HELD_OUT_SHARE = 0.3
 SIDE, SHIFT = 56, 8
 """Size of a drawn picture and its largest distance from an edge, in pixels: a picture moves by whole cells of latents
 that have 8 pixels a side, so that these are the same in each place."""
-VARIANTS = tuple(starmap(Variant, product((0, 1), repeat=3)))
-"""All places of a picture, mirrored and not."""
 
 
 def list_names(folder: Path) -> tuple[Name, ...]:
