@@ -70,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 "calibrate=null",
                 "calibrate=null: must be a group of keys (count, prompts, seed, batch_size, orders)",
             ),
-            ("plan=null", "plan=null: must be a group of keys"),
+            ("task=plan plan=null", "plan=null: must be a group of keys"),
             ("budget_unit=bits", "budget_unit=bits: must be one of tokens, bytes"),
             ("budget_unit=null", "budget_unit=null: must be text"),
             (
@@ -160,7 +160,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ("method=snapkv method.sinks=-1", "method.sinks=-1: infinity_tiny has 9 scales"),
             ("method=heatkv sinks=9", "sinks=9: infinity_tiny has 9 scales"),
             ("method=ams_kv method.theta=nan", "method.theta=nan: must be finite"),
-            ("plan.gpu_gib=inf", "plan.gpu_gib=inf: must be finite"),
+            ("task=plan plan.gpu_gib=inf", "plan.gpu_gib=inf: must be finite"),
             ("prompts=file", "prompts.path: missing; set prompts.path=..."),
             ("prompts=own", "prompts.of: missing; set prompts.of=..."),
             (f"prompts=file prompts.path={'x' * 300}.txt", f"prompts.path={'x' * 300}.txt: cannot be read ("),

@@ -117,7 +117,7 @@ EDITS = (
         "    return ranks\n",
         "    return -ranks\n",
     ),
-    Edit("a helper in a folder without __init__", "plain/steps.py", "STEP = 37", "STEP = 41"),
+    Edit("a helper in a plain folder", "plain/steps.py", "STEP = 37", "STEP = 41"),
     Edit("a module that nothing imports", "unused.py", "1", "2", counts=False),
 )
 
