@@ -118,7 +118,7 @@ def draw_normal(gaps: tuple[float, ...]) -> Draw:
 
 
 def draw_failing(others: int) -> Draw:
-    """Return a drawing of the best method and of others, each 1 dB ahead of it but 50 dB behind in 3 % of prompts."""
+    """Return a sampler of one best method and rivals that lead it by 1 dB but fall 50 dB behind in 3 % of prompts."""
 
     def draw(rng: np.random.Generator, count: int) -> Values:
         shared = rng.normal(50, 2, count)

@@ -157,7 +157,7 @@ DOORS: dict[str, Callable[[Path], object]] = {
     "samples.parquet": lambda path: read_table(path, 1),
     "reference.npz": Packed,
 }
-"""What reads a file of somebody else, by the name of the file."""
+"""Readers of untrusted files, by the name of the file."""
 
 
 @pytest.mark.parametrize("make", [make_pipe, link_device])

@@ -50,7 +50,7 @@ def count_words(text: str) -> int:
 
 
 def count_keys(text: str) -> int:
-    """Return the keys with values in the text of config.yaml, without those of Hydra."""
+    """Count the keys of config.yaml that have a value; keys of Hydra do not count."""
     return len(KEY.findall(text.partition("\nhydra:")[0]))
 
 

@@ -14,7 +14,7 @@ RACE = {
     "looks": [{"after": 16, "means": {"a": 2, "b": 1}}, {"after": 32, "means": {"b": 3}}],
     "drawn": 80, "grid": 300, "calibrated": {"b": 10}, "state": "won",
 }  # fmt: skip
-"""What `task=choose` writes of a race."""
+"""The record that `task=choose` writes of a race."""
 
 
 def write_run(

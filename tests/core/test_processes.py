@@ -1,4 +1,4 @@
-"""What two processes that share a model send each other, over a real group on this machine."""
+"""Sums and messages between two processes that share a model, over a real group on this machine."""
 
 from datetime import timedelta
 from multiprocessing import get_context

@@ -18,6 +18,7 @@ from kvbench.models.files.weights import Source
 from kvbench.models.llama.model import LlamaModel
 from kvbench.models.parts.text_sampling import TextSampling
 from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.models.qwen3.transformer import Qwen3Config
 from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
 from tests.support.fake_run import job_in
@@ -102,7 +103,8 @@ def test_a_run_says_once_what_it_does_not_follow(
 def test_qwen3_and_gguf_files_name_theirs(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}')
     sources = {"weights": Source(KEY, str(tmp_path))}
-    qwen = Qwen3Model("small", reading(folder).shape, TextSampling(0), sources)  # type: ignore[arg-type]
+    shape = Qwen3Config(depth=1, width=16, heads=2, kv_heads=1, head_dim=8, hidden=16, vocabulary=12)
+    qwen = Qwen3Model("small", shape, TextSampling(0), sources)
     assert qwen.unfollowed == {"no_repeat_ngram_size": 3}
     keys = {"general.sampling.temp": 0.6, "general.sampling.penalty_repeat": 1.1}
     config = make_generation_config(Gguf({**byte_vocabulary("smollm"), **keys}, {}))

@@ -10,8 +10,9 @@ from kvbench.core import checkpoint
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
 from kvbench.methods.heatkv.method import HeatKV
-from kvbench.runs import calls, execute
+from kvbench.runs import execute
 from kvbench.runs.calls import recall, remember
+from kvbench.runs.generate import blocks
 from kvbench.runs.job import Job
 from kvbench.runs.partial import begin, extend
 from kvbench.runs.record.merge import merge_runs
@@ -104,23 +105,15 @@ def test_a_process_stops_where_another_started_the_run_anew(
     extend(run, range(2))
     monkeypatch.undo()
     begin(job_in(tmp_path).reference)
-
-    with pytest.raises(ConfigError, match=r"started anew by a process with another engine"):
-        extend_with_known(run, monkeypatch)
-
-
-def extend_with_known(run: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Go on drawing in a process that read its digests before the run was started anew."""
-    from kvbench.runs.generate import blocks
-
     read, seen = blocks.read_digests, []
 
     def read_late(folder: Path) -> object:
-        seen.append(folder)
+        seen.append(folder)  # the process read its digests before the run was started anew
         return {"engine_sha256": ENGINE} if len(seen) == 1 else read(folder)
 
     monkeypatch.setattr(blocks, "read_digests", read_late)
-    extend(run, range(4))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"started anew by a process with another engine"):
+        extend(run, range(4))
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -163,17 +156,3 @@ def test_calibrations_of_two_machines_are_a_conflict_by_name(tmp_path: Path) -> 
     problems = {one.name: one.problem for one in merge_runs(tmp_path / "b", tmp_path / "a")}
     assert problems[f"fake/{artifact.name}"] == "differs from the existing calibration, which is kept"
     assert "was made by another calibration (" in str(problems[f"fake/{ours.name}"])
-
-
-def test_a_run_found_in_the_cache_of_calls_is_of_this_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    job = job_in(tmp_path)
-    outcome = execute.run(job)
-    monkeypatch.setattr(calls, "identify_engine", lambda: ENGINE)
-    remember(job, outcome)
-    assert recall(tmp_path, job.config, job.method_name) is None
-    monkeypatch.undo()
-    remember(job, outcome)
-    assert recall(tmp_path, job.config, job.method_name) is not None

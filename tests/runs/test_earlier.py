@@ -3,6 +3,7 @@
 import io
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from rich.console import Console
@@ -59,9 +60,10 @@ def test_a_run_of_this_version_is_none_even_before_its_results(tmp_path: Path) -
 
 
 def test_status_report_and_dashboard_list_them(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
-    console = Console(file=io.StringIO(), width=200)
+    printed = io.StringIO()
+    console = Console(file=printed, width=200)
     show_all(console, runs)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = printed.getvalue()
     assert "runs of an earlier version: 2\n" in shown
     assert all(f"  {runs / name}\n" in shown for name in NAMES)
     assert collect_runs(runs) == []
@@ -86,10 +88,10 @@ def test_merging_leaves_them_where_they_are(runs: Path, tmp_path: Path) -> None:
 
 
 def test_verification_says_so_and_finds_no_difference(runs: Path) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object) -> NoReturn:
         raise AssertionError("made a job")
 
-    verdict = verify_run(Recorded(NAMES[1], runs / NAMES[1]), refuse, Choice(2, 0))  # type: ignore[arg-type]
+    verdict = verify_run(Recorded(NAMES[1], runs / NAMES[1]), refuse, Choice(2, 0))
     assert verdict.describe() == f"not verifiable here: {NAMES[1]}: run: drawn by an earlier version"
 
 
@@ -99,9 +101,10 @@ def test_jobs_of_a_sweep_that_it_finished_are_left_to_do(runs: Path) -> None:
     write_entry(sweep, Entry(0, words, "finished", str(runs / NAMES[1]), samples={str(runs / NAMES[1]): 2}))
     [entry] = read_entries(sweep)
     assert (entry.outcome, entry.folder, entry.samples) == ("earlier", None, {})
-    console = Console(file=io.StringIO(), width=200)
+    printed = io.StringIO()
+    console = Console(file=printed, width=200)
     show_status(console, sweep)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = printed.getvalue()
     assert "0 of an earlier version" in " ".join(shown.split())
     assert f"{RANDOM} is of an earlier version; run the same command again" in " ".join(shown.split())
     extended = open_folder(

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import re
-import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,17 +14,13 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from kvbench.cli.config import compose
-from kvbench.cli.config.compose import check_runs_dir
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import Shard
 from kvbench.engine.ledger import BudgetExceeded
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.paired.lpips import Lpips
 from kvbench.eval.paired.psnr import Psnr
-from kvbench.eval.paired.ssim import Ssim
 from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, Score
 from kvbench.methods.ams_kv import AMSKV
@@ -43,7 +37,7 @@ from kvbench.runs import execute
 from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
 from kvbench.runs.record.provenance import provenance
-from kvbench.runs.record.results import Evaluated, read_results
+from kvbench.runs.record.results import Evaluated
 from kvbench.runs.score import scoring
 from kvbench.runs.score.scoring import find_pending
 from tests.support.fake_run import Fake, images_of, job_in, open_folder
@@ -394,28 +388,3 @@ def test_other_kept_tokens_make_another_run(tmp_path: Path, monkeypatch: pytest.
     again = execute.run(job_in(tmp_path, 2))
     assert not again.reused
     assert again.folder != first.folder
-
-
-def test_a_finished_run_is_read_where_nothing_can_be_written(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(whole.parents[1], tmp_path / "runs")
-    for module in (compose, execute):
-        monkeypatch.setattr(module, "find_obstacle", lambda _: "read-only")
-    job, folder = job_in(tmp_path / "runs"), tmp_path / "runs/fake" / whole.name
-    check_runs_dir(job.settings, alone=True)
-    with pytest.raises(ConfigError, match=r"^runs_dir=.*: cannot be written \(read-only\)$"):
-        check_runs_dir(job.settings)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    for finished in (job, job_in(tmp_path / "runs", method=Full(), budget=1)):
-        outcome = execute.run(finished)
-        assert outcome.reused
-        assert outcome.results == read_results(outcome.folder)
-    unfinished = "cannot be written (read-only), and the run is not finished in it"
-    for other in (job_in(tmp_path / "runs", seed=1), job_in(tmp_path / "runs", evaluators={"ssim": Ssim()})):
-        with pytest.raises(ConfigError, match=re.escape(unfinished)):
-            execute.run(other)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-    (folder / "images/000001.png").write_bytes(b"torn")
-    with pytest.raises(SampleSetError, match=r"000001\.png is not the recorded file"):
-        execute.run(job)

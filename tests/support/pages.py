@@ -12,7 +12,7 @@ FENCE = re.compile(
 )
 INLINE = re.compile(r"(?<!`)`((?:python|kvbench|make|pip|pytest|torchrun) [^`\n]+)`(?!`)")
 MARKS = ("needs", "takes", "file", "at")
-"""What a comment right above a block may say: what is not everywhere, what takes long, where the block is written, the
+"""Marks of a block in the comment above it: a requirement, a long duration, the file that it is written to, or the
 commit in whose checkout it runs."""
 
 

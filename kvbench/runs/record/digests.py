@@ -1,4 +1,4 @@
-"""What the samples of a run were made by apart from its name: digests of its calibrations and of the engine.
+"""Digests of the calibrations and of the engine that made the samples of a run; its name does not hold them.
 
 A run's name has what a calibration was made from, so that it is the same on every machine; the numbers in the file
 differ by rounding. All samples of a run are made by one calibration and one engine.
