@@ -26,7 +26,7 @@ Rows = Mapping[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class AddedRun:
     """A run of a dataset.
 
     Attributes:
@@ -50,7 +50,7 @@ class Entry:
 class Added:
     """Runs of datasets by folder, and the folders that could not be read as datasets."""
 
-    entries: Mapping[Path, Entry]
+    entries: Mapping[Path, AddedRun]
     left_out: tuple[Damaged, ...] = ()
 
 
@@ -68,7 +68,7 @@ def find_datasets(patterns: Iterable[str]) -> Added:
     folders: dict[Path, Path] = {}
     for pattern in patterns:
         folders = {folder.resolve(): folder for folder in list_folders(pattern)} | folders
-    entries: dict[Path, Entry] = {}
+    entries: dict[Path, AddedRun] = {}
     left_out = []
     for folder in sorted(folders.values()):
         try:
@@ -99,7 +99,7 @@ def list_folders(pattern: str) -> list[Path]:
     return folders
 
 
-def read_dataset(folder: Path) -> dict[Path, Entry]:
+def read_dataset(folder: Path) -> dict[Path, AddedRun]:
     """Return the runs of a dataset by folder, after a comparison of its tables and runs with its list of files.
 
     Raises:
@@ -124,7 +124,7 @@ def read_dataset(folder: Path) -> dict[Path, Entry]:
     documents = list_verifications(folder)
     verdicts = read_verdicts(documents, hash_publication(folder)) if documents else {}
     return {
-        place: Entry(
+        place: AddedRun(
             run,
             folder.absolute().name,
             kind := _find_kind(folder, _name(place)),

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from kvbench.dashboard.datasets import NO_DATASETS, Added, Entry, relate
+from kvbench.dashboard.datasets import NO_DATASETS, Added, AddedRun, relate
 from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.means import list_means
 from kvbench.dashboard.metrics import SHARED_FIELDS, describe_metrics, list_known
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.published_tables import list_tables
 from kvbench.dashboard.read_texts import pack_drift
-from kvbench.dashboard.readings import Readings, read_entry
+from kvbench.dashboard.readings import Readings, read_added
 from kvbench.dashboard.repeat import write_command
 from kvbench.dashboard.retention_maps import pack_retention
 from kvbench.dashboard.samples import list_samples
@@ -57,14 +57,14 @@ def make_document(
     conditions = _find_conditions(own, added, runs_dir)
     places = {folder: number for number, folder in enumerate(finished)}
     read = {folder: readings.read(folder, run) for folder, run in folders.finished.items()}
-    read |= {folder: read_entry(folder, entry) for folder, entry in added.entries.items()}
+    read |= {folder: read_added(folder, entry) for folder, entry in added.entries.items()}
     samples = list_samples(finished, read, pool)
     drifts = Drifts(runs_dir)
     described = [
         _describe_run(folder, run, label, places, pool)
         | {"folder": relate(folder, runs_dir), "samples": samples[folder]}
         | {"conditions": conditions[id(run)]}
-        | _describe_origin(added.entries.get(folder), samples[folder], runs_dir)
+        | _describe_added(added.entries.get(folder), samples[folder], runs_dir)
         | {"drift": None if folder in added.entries else pack_drift(drifts, run, pool)}
         for (folder, run), label in zip(finished.items(), labels, strict=True)
     ]
@@ -111,15 +111,14 @@ def _find_conditions(own: Sequence[Results], added: Added, runs_dir: Path) -> di
     }
 
 
-def _describe_origin(entry: Entry | None, samples: Mapping[str, object], runs_dir: Path) -> dict[str, object]:
+def _describe_added(run: AddedRun | None, samples: Mapping[str, object], runs_dir: Path) -> dict[str, object]:
     """Return what only a dataset's run has: the dataset's name, the folder of its samples, and its verdict."""
-    if entry is None:
+    if run is None:
         return {}
-    place = {**samples, "folder": relate(entry.samples, runs_dir)}
     return {
-        "dataset": entry.dataset,
-        "samples": place,
-        "verified": None if entry.checked is None else asdict(entry.checked),
+        "dataset": run.dataset,
+        "samples": {**samples, "folder": relate(run.samples, runs_dir)},
+        "verified": None if run.checked is None else asdict(run.checked),
     }
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvbench.core.files import hash_path, hash_values, parse_json, read_bytes
 from kvbench.core.kept import KeptValues
-from kvbench.dashboard.datasets import Entry
+from kvbench.dashboard.datasets import AddedRun
 from kvbench.dashboard.folders import read_lines
 from kvbench.eval.files.kinds import IMAGES, TEXTS, find_stored_kind
 from kvbench.report.runs_table import find_metric
@@ -93,7 +93,7 @@ class Readings:
         return self._drawn[digest]
 
 
-def read_entry(folder: Path, entry: Entry) -> Reading:
+def read_added(folder: Path, entry: AddedRun) -> Reading:
     """Return the reading of a run of a dataset, whose values are in the dataset's table; groups are not published."""
     records = _read_records(folder)
     rows = {index: row for index, row in entry.rows.items() if index in records}

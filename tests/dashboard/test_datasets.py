@@ -15,7 +15,7 @@ from PIL import Image
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
-from kvbench.dashboard.datasets import Added, Entry, find_datasets
+from kvbench.dashboard.datasets import Added, AddedRun, find_datasets
 from kvbench.dashboard.document import make_document
 from kvbench.dashboard.page import render_bundle, write_dashboard
 from kvbench.data.verification import name_verification
@@ -103,7 +103,7 @@ def test_texts_of_a_dataset_are_in_the_page(tmp_path: Path) -> None:
     shutil.move(folder / "texts", tmp_path / "texts")  # where a dataset has them
     results, rows = read_results(folder), {0: {"exact_answer": 0.0}, 1: {"exact_answer": 1.0}}
     assert results is not None
-    entry = Entry(results, "set", "texts", tmp_path / "texts", rows, None)
+    entry = AddedRun(results, "set", "texts", tmp_path / "texts", rows, None)
     document = make_document(tmp_path / "none", added=Added({folder: entry}))
     samples, shared = document["runs"][0]["samples"], document["shared"]
     assert samples["values"] == {"exact_answer": [0.0, 1.0]}
