@@ -30,8 +30,8 @@ class Code:
     """Code that decides what a class does.
 
     Attributes:
-        files: first twelve hex digits of the SHA-256 of each file's syntax tree, or of a compiled module's bytes, by
-            module.
+        files: first twelve hex digits of the SHA-256 of each file's syntax tree, or of its bytes if it is compiled or
+            no Python, by module.
         libraries: top-level names of the imported packages whose code is not read.
         sources: the files that were read, by module.
     """
@@ -80,7 +80,8 @@ def read_code(cls: type, is_read: Callable[[str], bool]) -> Code:
         sources[name] = source
         files[name], imports = _read_tree(name, *source)
         libraries |= {one.partition(".")[0] for one in imports if not is_read(one)}
-        used = {part for one in imports if is_read(one) and _exists(one) for part in _list_parents(one)}
+        found = [one for one in imports if is_read(one) and (one in sys.modules or find_spec(one))]
+        used = {part for one in found for part in _list_parents(one)}
         pending += [one for one in used - seen if is_read(one)]
         seen |= used
     if begin not in sources:
@@ -142,10 +143,6 @@ def find_spec(name: str) -> ModuleSpec | None:
     return next((spec for spec in found if spec is not None), None)
 
 
-def _exists(name: str) -> bool:
-    return name in sys.modules or find_spec(name) is not None
-
-
 def _list_parents(name: str) -> Iterator[str]:
     """Yield a module and the packages around it, which are executed before it."""
     while name:
@@ -161,9 +158,12 @@ def digest_source(name: str, content: bytes) -> str:
 @cache
 def _read_tree(name: str, path: Path | None, content: bytes) -> tuple[str, frozenset[str]]:
     """Return the digits that stand for a file, and the names in its imports, modules or what is in them."""
-    if path is not None and path.suffix != ".py":
+    try:
+        tree = ast.parse(content) if path is None or path.suffix == ".py" else None
+    except (SyntaxError, ValueError):  # an optional file that no process can import
+        tree = None
+    if tree is None:
         return hash_content(content)[:12], frozenset()
-    tree = ast.parse(content)
     is_package = path is not None and path.name == "__init__.py"
     imports = {one for node in _walk(tree) for one in _list_imports(name, is_package, node)}
     return hash_content(describe_tree(tree))[:12], frozenset(imports)

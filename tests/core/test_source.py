@@ -48,7 +48,7 @@ class Method(Base):
 
     def keep(self, view: "Kind"):
         from own.late import later
-        import own.plain.fast
+        import own.plain.fast, own.broken
         total = own.deep.maths.add(helpers.scale(view), again.again(WEIGHTS["a"]))
         return later(alias.value + remember(total), f"{total:.2f}")
 """,
@@ -82,6 +82,7 @@ def unused(x):
     "not_imported.py": "value = 1\n",
     "plain/h.py": "sign = 1\n",
     "plain/fast.so": "compiled",
+    "broken.py": "def x(:",
 }
 COUNTS = [
     ("method.py", "RATE = 2", "RATE = 3"),
@@ -101,6 +102,7 @@ COUNTS = [
     ("__init__.py", "", "import numpy"),
     ("plain/h.py", "sign = 1", "sign = -1"),
     ("plain/fast.so", "compiled", "compiled again"),
+    ("broken.py", "x(:", "y(:"),
 ]
 NEUTRAL = [
     ("method.py", "RATE = 2", "RATE = 2  # a rate\n\n"),
@@ -157,8 +159,8 @@ def test_an_edit_without_effect_does_not(measure: Measure, file: str, old: str, 
 def test_files_and_libraries_are_named(measure: Measure) -> None:
     """A folder without `__init__.py` has no file; what only type checkers import does not count."""
     code = measure()
-    read = {"method", "base", "helpers", "again", "final", "deep", "deep.maths", "whole", "late", "registry"}
-    assert {*code.files} == {"own", *(f"own.{name}" for name in read | {"plain.h", "plain.fast"})}
+    modules = {f"own/{name}".rpartition(".")[0].removesuffix("/__init__").replace("/", ".") for name in FILES}
+    assert {*code.files} == modules - {"own.types_only", "own.not_imported"}
     assert code.libraries == {"functools", "numpy", "typing"}
     path, content = code.sources["own.late"]
     assert path is not None
