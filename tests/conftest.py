@@ -8,10 +8,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.support.command_line import Command
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -94,3 +98,25 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("KVBENCH_WEIGHTS", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> "Command":
+    """Runs the command line in this process; gives exit status, standard output and standard error."""
+    from kvbench.cli import app as cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as leaving:
+            status = 1 if isinstance(leaving.code, str) else int(leaving.code or 0)
+            if isinstance(leaving.code, str):
+                print(leaving.code, file=sys.stderr)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call

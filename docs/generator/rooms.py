@@ -48,7 +48,6 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "models": ("core", "kernels", "models.base", "models.files", "models.parts"),
     "models.families": ("core", "kernels", *MODELS, "scenes"),
     "prompts": ("core", "eval", "scenes", "puzzles"),
-    "training": ("core", "eval", *MODELS, "models.families", "scenes", "puzzles"),
     "plan": ("core", *ENGINE, *CONTRACT, "models.base"),
     "runs.run_hash": ("core",),
     "runs.record": ("core", "engine", "eval", "kernels", "models.base", "runs.run_hash"),
@@ -81,8 +80,6 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "report": ("core", "data", "engine", "eval", "plan", "runs.code", "runs.generate", "runs.record"),
     "report.figures": ("core", "engine", "eval", "report", "runs.generate", "runs.record"),
     "report.papers": ("core", "engine", "methods", "report", "report.figures", "runs.record"),
-    "verify": ("core", "data", *ENGINE, "eval", *RUNS, "report"),
-    "choose": ("core", "eval", "report"),
     "dashboard": (
         "conf",
         "core",
@@ -102,8 +99,43 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "cli.dispatch": EVERYTHING,
     "cli.submit": EVERYTHING,
     "cli": EVERYTHING,
+    "extras.training": ("core", "eval", *MODELS, "models.families", "scenes", "puzzles"),
+    "extras.race": (
+        "cli.config",
+        "cli.console",
+        "cli.tasks.job",
+        "core",
+        "eval",
+        *CONTRACT,
+        "report",
+        "report.figures",
+        "runs",
+        "runs.execute",
+    ),
+    "extras.share": (
+        "cli.config",
+        "cli.console",
+        "conf",
+        "core",
+        "dashboard",
+        "data",
+        *ENGINE,
+        "eval",
+        "kernels",
+        *CONTRACT,
+        *MODELS,
+        "models.families",
+        "prompts",
+        "report",
+        *RUNS,
+        "scenes",
+    ),
 }
 """Rooms that each room may import beside itself, lowest first; a dotted name may also be a module or package in one."""
+FENCED = "extras"
+"""Package that nothing outside it imports, whatever `ROOMS` says."""
+TASKS = "kvbench.cli.tasks.table"
+"""Module that names functions of `FENCED`, which are imported when their task is run."""
 FAMILIES = ("infinity", "var", "llamagen", "janus", "lumina", "emu3", "llama", "qwen3")
 """Packages of `kvbench.models` that are one room, `models.families`; `RELATED` says which may import another."""
 RELATED = {("models.janus", "models.llamagen")}
@@ -181,13 +213,19 @@ def find_room(name: str) -> str | None:
     return BESIDE.get(inner) or next((room for room in (inner, parts[0]) if room in ROOMS), None)
 
 
+def is_fenced(name: str) -> bool:
+    """Return whether a name is of `FENCED` or in it."""
+    return f"{name}.".startswith(f"kvbench.{FENCED}.")
+
+
 def find_arrows(root: Path) -> Arrows:
-    """Return pairs of rooms, the first of which imports the second."""
+    """Return pairs of rooms, the first of which imports the second; tasks of `FENCED` are imported later, by name."""
     return {
         (room, used)
         for module, path in list_modules(root)
         for name in read_imports(path)
         if (room := find_room(module)) and (used := find_room(name)) and used != room
+        if not (module == TASKS and is_fenced(name))
     }
 
 

@@ -28,9 +28,7 @@ from kvbench.cli.sweeps.launchers import check_launcher
 from kvbench.cli.sweeps.outcomes import describe_failure, exiting_on_error
 from kvbench.cli.sweeps.progress import watch
 from kvbench.cli.sweeps.slurm_checks import LAUNCHER
-from kvbench.cli.tasks.new import new
-from kvbench.cli.tasks.publish import publish
-from kvbench.cli.tasks.verify import verify
+from kvbench.cli.tasks.table import COMMANDS, find_command
 from kvbench.cli.version import describe_version
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.sigterm import (
@@ -61,16 +59,11 @@ def run_command(command: Command) -> None:
     """Run a parsed command line."""
     if "--version" in command.words:
         print(describe_version())
-    elif command.words[:1] == ("publish",):
+    elif command.words and command.words[0] in COMMANDS:
         with exiting_on_error():
-            publish(command.words[1:])
-    elif command.words[:1] == ("verify",):
-        with exiting_on_error():
-            is_verified = verify(command.words[1:])
-        sys.exit(0 if is_verified else 1)
-    elif command.words[:1] == ("new",):
-        with exiting_on_error():
-            new(command.words[1:])
+            answer = find_command(command.words[0])(command.words[1:])
+        if answer is False:
+            sys.exit(1)
     else:
         with exiting_on_error():
             check_words(command)

@@ -11,11 +11,10 @@ from kvbench.core.links import find_leaving_link
 from kvbench.core.names import make_printable, make_writable
 from kvbench.dashboard.folders import Damaged
 from kvbench.data.bounded import read_table
+from kvbench.data.publication import FILE_LIST, SAMPLES_FILE, hash_publication, join_names, list_changed
 from kvbench.data.verification import Checked, list_verifications, read_verdicts
 from kvbench.eval.files.kinds import IMAGES, list_kinds
 from kvbench.eval.files.prompt_lines import MAX_DEPTH
-from kvbench.report.dataset import SAMPLES_FILE
-from kvbench.report.publication import FILE_LIST, hash_publication, join_names, list_changed
 from kvbench.runs.record.results import FILE, Results
 from kvbench.runs.record.samples import read_finished
 

@@ -18,6 +18,16 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.support.build import CONF, built, composed
+from kvbench.extras.training import transformer as transformers
+from kvbench.extras.training.infinity import tokenizer as bsq
+from kvbench.extras.training.infinity import transformer as infinity
+from kvbench.extras.training.llamagen import tokenizer as vq
+from kvbench.extras.training.llamagen import transformer as llamagen
+from kvbench.extras.training.loop import Recipe
+from kvbench.extras.training.optim import Average, Optimizer
+from kvbench.extras.training.qwen3 import transformer as qwen3
+from kvbench.extras.training.var import tokenizer as vqvae
+from kvbench.extras.training.var import transformer as var
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
 from kvbench.models.llamagen.tokenizer import VQ
@@ -25,16 +35,6 @@ from kvbench.models.llamagen.transformer import LlamaGen
 from kvbench.models.parts.text import VocabularyEncoder
 from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.var.transformer import VAR
-from kvbench.training import transformer as transformers
-from kvbench.training.infinity import tokenizer as bsq
-from kvbench.training.infinity import transformer as infinity
-from kvbench.training.llamagen import tokenizer as vq
-from kvbench.training.llamagen import transformer as llamagen
-from kvbench.training.loop import Recipe
-from kvbench.training.optim import Average, Optimizer
-from kvbench.training.qwen3 import transformer as qwen3
-from kvbench.training.var import tokenizer as vqvae
-from kvbench.training.var import transformer as var
 from tests.support.fake_device import CUDA
 
 Case = tuple[nn.Module, Sequence[object]]

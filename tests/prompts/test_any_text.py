@@ -16,8 +16,8 @@ from kvbench.dashboard.page import render_bundle
 from kvbench.data.frames import export_frames, samples_df
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import read_samples
+from kvbench.extras.share.publish.dataset import prepare_dataset, read_published
 from kvbench.prompts.files import PromptFile
-from kvbench.report.dataset import prepare_dataset, read_published
 from kvbench.report.latex_letters import escape
 from kvbench.runs.score.contact_sheet import draw_contact_sheet
 from tests.support.results import made_up

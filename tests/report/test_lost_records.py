@@ -11,9 +11,9 @@ from kvbench.cli.api import Run
 from kvbench.core.config import ConfigError
 from kvbench.dashboard.datasets import read_dataset
 from kvbench.data.frames import export_frames
+from kvbench.data.publication import write_file_list
+from kvbench.extras.share.publish.dataset import prepare_dataset, read_published
 from kvbench.report.collect import collect_runs
-from kvbench.report.dataset import prepare_dataset, read_published
-from kvbench.report.publication import write_file_list
 from kvbench.runs import execute
 from kvbench.runs.record.merge import merge_runs
 from tests.support.fake_run import job_in

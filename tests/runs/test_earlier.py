@@ -16,14 +16,14 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
 from kvbench.dashboard.folders import find_folders
 from kvbench.data.frames import runs_df, samples_df
+from kvbench.extras.share.publish.dataset import read_published
+from kvbench.extras.share.verify.folders import Recorded
+from kvbench.extras.share.verify.run import Choice, verify_run
 from kvbench.report.collect import collect_runs
-from kvbench.report.dataset import read_published
 from kvbench.runs import execute
 from kvbench.runs.record.earlier import EarlierRun, is_earlier
 from kvbench.runs.record.merge import merge_runs
 from kvbench.runs.record.results import read_results
-from kvbench.verify.folders import Recorded
-from kvbench.verify.run import Choice, verify_run
 from tests.support.fake_run import job_in
 
 EARLIER = Path(__file__).parents[1] / "golden" / "earlier"

@@ -15,8 +15,10 @@ import pytest
 
 from kvbench.cli.config.command import SHORT_FORMS, name_base
 from kvbench.cli.config.messages import check_arguments
-from kvbench.cli.tasks import new, publish, verify
+from kvbench.cli.tasks import new
 from kvbench.core.config import ConfigError
+from kvbench.extras.share.publish import command as publish
+from kvbench.extras.share.verify import command as verify
 from tests.support.places import ROOT
 
 FOREIGN = ("apptainer", "cd", "docker", "git", "source", "trackio", "venv")

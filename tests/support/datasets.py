@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvbench.report.dataset import prepare_dataset, read_published
+from kvbench.extras.share.publish.dataset import prepare_dataset, read_published
 from kvbench.runs.record.results import Results
 from tests.support.results import PSNR, made_up
 from tests.support.run_folders import paint, score, write_run

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kvbench.extras.training.loop import Recipe, fit
+from kvbench.extras.training.transformer import BaseTransformerRecipe, fit_transformer
 from kvbench.models.parts.text import VocabularyConfig, VocabularyEncoder
-from kvbench.training.loop import Recipe, fit
-from kvbench.training.transformer import BaseTransformerRecipe, fit_transformer
 
 
 def draw_pictures() -> Tensor:
@@ -34,7 +34,7 @@ def check_resumed(
 
     `draw` gives the arguments of a step, and every second step takes a checkpoint.
     """
-    monkeypatch.setattr("kvbench.training.loop.CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr("kvbench.extras.training.loop.CHECKPOINT_EVERY", 2)
 
     def interrupted(step: int) -> Sequence[object]:
         if step == 5:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.eval.paired.psnr import Psnr
+from kvbench.extras.share.verify.folders import find_recorded
+from kvbench.extras.share.verify.run import Choice, verify_run
+from kvbench.extras.share.verify.verdict import Verdict
 from kvbench.methods.full import Full
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
-from kvbench.verify.folders import find_recorded
-from kvbench.verify.run import Choice, verify_run
-from kvbench.verify.verdict import Verdict
 from tests.support.fake_run import Fake, job_in
 
 COUNT = 5

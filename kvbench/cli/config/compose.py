@@ -201,6 +201,11 @@ def check_runs_dir(settings: Settings, *, alone: bool = False) -> None:
         raise ConfigError(f"{key}={settings.writes}: cannot be written ({problem}){hint}")
 
 
+def list_words() -> tuple[str, ...]:
+    """Return the words of the job that was composed last."""
+    return tuple(HydraConfig.get().overrides.task)
+
+
 def read_values(cfg: DictConfig) -> Mapping[str, object]:
     """Resolve every interpolation of a configuration, `device=auto` and `noise=auto`, and return JSON values."""
     if cfg.get("device") == AUTO:

@@ -13,12 +13,13 @@ VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") e
 """Argument that Hydra 1.3 needs for its own defaults, and that later versions deprecate."""
 
 
-def instantiate(node: DictConfig) -> Any:
-    """Return the object of a node with `_target_`, nested nodes included.
+def instantiate(values: Mapping[str, Any]) -> Any:
+    """Return the object of a node, or plain values, with `_target_`, nested ones included.
 
     Raises:
         InstantiationException: the class raised an error, which is the cause; the message names the key.
     """
+    node = values if isinstance(values, DictConfig) else OmegaConf.create(dict(values))
     with allow_targets(node):
         try:
             return hydra.utils.instantiate(node)

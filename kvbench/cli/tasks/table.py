@@ -1,7 +1,8 @@
 """Table of tasks; the module of a task is imported when the task is run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
 from omegaconf import DictConfig
 
@@ -11,7 +12,7 @@ TASKS = {
     "run": "kvbench.cli.tasks.run:run",
     "evaluate": "kvbench.cli.tasks.run:evaluate",
     "bounds": "kvbench.cli.tasks.run:run_bounds",
-    "choose": "kvbench.cli.tasks.choose:choose",
+    "choose": "kvbench.extras.race.task:choose",
     "plan": "kvbench.cli.tasks.plan:plan",
     "check": "kvbench.cli.tasks.check:check",
     "doctor": "kvbench.cli.tasks.doctor:doctor",
@@ -26,9 +27,26 @@ TASKS = {
 }
 """Module and function of each task that runs on a job's configuration; `work` and `status` are about a sweep."""
 
+COMMANDS = {
+    "publish": "kvbench.extras.share.publish.command:publish",
+    "verify": "kvbench.extras.share.verify.command:verify",
+    "new": "kvbench.cli.tasks.new:new",
+}
+"""Module and function of each command that composes no configuration; False means that it found a fault."""
+
 
 def find_task(name: str) -> Callable[[DictConfig, Settings], object]:
     """Import and return the function of a task."""
-    module, _, function = TASKS[name].partition(":")
-    task: Callable[[DictConfig, Settings], object] = getattr(import_module(module), function)
+    task: Callable[[DictConfig, Settings], object] = _find(TASKS[name])
     return task
+
+
+def find_command(name: str) -> Callable[[Sequence[str]], object]:
+    """Import and return the function of a command, whose argument is the words after its name."""
+    command: Callable[[Sequence[str]], object] = _find(COMMANDS[name])
+    return command
+
+
+def _find(place: str) -> Any:
+    module, _, function = place.partition(":")
+    return getattr(import_module(module), function)

@@ -10,8 +10,7 @@ import torch
 from kvbench.core import checkpoint
 from kvbench.eval.networks import to_unit
 from kvbench.eval.spaces.scenes import SceneFeatures
-from kvbench.scenes.world import Object, Scene, render
-from kvbench.training.features import (
+from kvbench.extras.training.features import (
     MAX_COUNT,
     OUTPUTS,
     PAIRS,
@@ -20,6 +19,7 @@ from kvbench.training.features import (
     measure,
     train_features,
 )
+from kvbench.scenes.world import Object, Scene, render
 from tests.support.places import ASSETS
 
 ASSET = ASSETS / "infinity_tiny" / "features.safetensors"
@@ -64,7 +64,7 @@ def test_training_repeats_and_resumes(tmp_path: Path, monkeypatch: pytest.Monkey
     train_features(again, SHORT)
     assert whole.read_bytes() == again.read_bytes()
 
-    monkeypatch.setattr("kvbench.training.loop.CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr("kvbench.extras.training.loop.CHECKPOINT_EVERY", 1)
     steps = []
 
     def stop(*_: object) -> None:
@@ -73,7 +73,7 @@ def test_training_repeats_and_resumes(tmp_path: Path, monkeypatch: pytest.Monkey
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("kvbench.training.loop.log.info", stop)
+        patch.setattr("kvbench.extras.training.loop.log.info", stop)
         with pytest.raises(KeyboardInterrupt):
             train_features(parts, SHORT)
     train_features(parts, SHORT)

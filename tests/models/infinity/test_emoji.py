@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from kvbench.extras.training.pictures import BACKGROUNDS
 from kvbench.models.noise import PromptNoise
-from kvbench.training.pictures import BACKGROUNDS
 from tests.support.small_models import configured, full
 
 

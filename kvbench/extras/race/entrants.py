@@ -1,0 +1,206 @@
+"""Entrants of a race: the methods that fit, the evaluator of its metric, and runs that are drawn block by block."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from statistics import fmean
+from typing import Any
+
+from tqdm import tqdm
+
+from kvbench.cli.config.compose import compose_job, read_settings
+from kvbench.cli.config.instantiate import instantiate
+from kvbench.cli.config.messages import describe_error
+from kvbench.cli.config.search_path import list_choices
+from kvbench.cli.tasks.job import make_job
+from kvbench.core.config import ConfigError, import_target
+from kvbench.eval.paired.dreamsim import DreamSim
+from kvbench.eval.protocol.base import Evaluator, find_missing
+from kvbench.eval.protocol.scores import MetricSpec
+from kvbench.eval.spaces.evaluator import SpaceEvaluator
+from kvbench.extras.race.values import score_block
+from kvbench.runs.check import check_job
+from kvbench.runs.execute import run as execute
+from kvbench.runs.job import Job
+from kvbench.runs.partial import PartialRun, begin, extend
+
+OWN_KEYS = ("task", "metric", "methods", "margin", "choose", "eval", "against", "verbose")
+"""Keys of the command that its runs do not get."""
+ODD = ("full", "kvpress")
+"""Methods that start only when they are named: the reference itself, and the presses of another program."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs of a race, drawn as far as the race needs them.
+
+    Attributes:
+        words: words of the command that every run gets.
+        evaluator: name in conf/eval of the evaluator of the metric.
+        metric: name of the metric.
+        spec: its specification.
+        begun: runs that are begun and their references, by method; a method is prepared once for all blocks.
+    """
+
+    words: tuple[str, ...]
+    evaluator: str
+    metric: str
+    spec: MetricSpec
+    begun: dict[str, tuple[PartialRun, PartialRun]] = field(default_factory=dict)
+
+    def make(self, method: str) -> Job:
+        """Compose the run of a method and make its objects."""
+        cfg = compose_job([*self.words, f"method={method}", f"eval=[{self.evaluator}]"])[0]
+        return make_job(cfg, read_settings(cfg), keep_model=True)
+
+    def draw(self, job: Job, block: range) -> tuple[list[tuple[str, float]], float]:
+        """Draw a block of a method's run and of its reference; return its values by prompt and seconds per sample.
+
+        The run is the one that `task=run` would finish. Samples that exist are not drawn again, and blocks that other
+        processes draw are waited for. With the last block the run is finished.
+        """
+        name = job.method_name
+        if name not in self.begun:
+            check_job(job)
+            self.begun[name] = begin(job), begin(job.reference)
+        run, reference = self.begun[name]
+        extend(reference, block)
+        extend(run, block, reference.folder.path)
+        if block.stop == len(job.prompts):
+            execute(self.make(name))  # with a method that is not prepared yet, which decides what it needs
+        folders = run.folder.path, reference.folder.path
+        evaluator = job.evaluators[self.evaluator]
+        found = score_block(evaluator, self.metric, folders, block, job.metadata, job.settings.device)
+        records = run.folder.recorded()
+        return found, fmean(float(str(records[index]["seconds"])) for index in block)
+
+    def close(self) -> None:
+        """Note in the status of runs that the race leaves unfinished that nothing draws them now."""
+        for run in chain.from_iterable(self.begun.values()):
+            run.folder.note("interrupted")
+
+
+def keep_words(words: Sequence[str], evaluator: str) -> tuple[str, ...]:
+    """Return the words of the command that its runs get, settings of their evaluator included.
+
+    Raises:
+        ConfigError: a word sets a method or one of its keys.
+    """
+    keys = [word.lstrip("+~").split("=")[0] for word in words]
+    for key in keys:
+        if re.match(r"method\b", key):
+            raise ConfigError(f"{key}: task=choose runs several methods; name them in methods=[...]")
+    return tuple(
+        word
+        for word, key in zip(words, keys, strict=True)
+        if key.startswith(f"eval.{evaluator}.") or key.split(".")[0] not in OWN_KEYS
+    )
+
+
+def find_evaluator(cfg: Mapping[str, Any], metric: str) -> tuple[str, MetricSpec]:
+    """Return the name in conf/eval of the evaluator of a metric, and the metric's specification.
+
+    The evaluators of the command come first, then the file with the metric's name.
+
+    Raises:
+        ConfigError: no evaluator has the metric, it lacks weights or packages, or the metric is of a whole set.
+    """
+    nodes = dict(cfg.get("eval") or {})
+    if metric in list_choices("eval"):
+        nodes = dict(compose_job([f"eval=[{metric}]"])[0].eval or {}) | nodes
+    evaluators: dict[str, Evaluator] = {name: instantiate(node) for name, node in nodes.items()}
+    for name, evaluator in evaluators.items():
+        if metric not in evaluator.metrics:
+            continue
+        if isinstance(evaluator, SpaceEvaluator) and not isinstance(evaluator, DreamSim):
+            raise ConfigError(
+                f"metric={metric}: is of a whole set of images, which prompts cannot be compared by; use psnr or lpips"
+            )
+        if lacking := find_missing(evaluator):
+            raise ConfigError(f"metric={metric}: {'; '.join(lacking)}")
+        return name, evaluator.metrics[metric]
+    known = sorted({one for evaluator in evaluators.values() for one in evaluator.metrics})
+    raise ConfigError(
+        f"metric={metric}: no such metric; eval has {', '.join(known) or 'none'}; name others' evaluators in eval=[...]"
+    )
+
+
+def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job], dict[str, str]]:
+    """Return the jobs of methods that fit, and the other methods with the reason.
+
+    Raises:
+        ConfigError: fewer than two fit, or a named one does not.
+    """
+    names = named or [name for name in list_choices("method") if name not in ODD]
+    entrants: list[Job] = []
+    refused: dict[str, str] = {}
+    for name in tqdm(names, "checks", unit="method", leave=False):
+        try:
+            with _quiet():
+                job = runner.make(name)
+                check_job(job)
+                _check_budgeted(job)
+        except Exception as error:  # a class of the user may raise anything
+            refused[name] = _describe(error)
+            if named:
+                raise ConfigError(f"methods: {name} does not fit: {refused[name]}") from None
+        else:
+            entrants.append(job)
+    if len(entrants) < 2:
+        reasons = [f"; {times} do not: {why}" for why, times in Counter(refused.values()).most_common(1)]
+        raise ConfigError(
+            f"task=choose: {len(entrants)} methods fit this model and budget, and a race needs two{''.join(reasons)}"
+        )
+    _check_calibration(entrants[0])
+    return entrants, refused
+
+
+def _describe(error: Exception) -> str:
+    """Return one line about any error, named by its type if no user is expected to cause it."""
+    try:
+        return describe_error(error)
+    except Exception as cause:
+        return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+
+
+def has_random_order(prompts: Mapping[str, Any]) -> bool:
+    """Return whether the prompts of a configuration are drawn at random, so that neighbours are not more alike."""
+    drawn = getattr(import_target(prompts["_target_"], "prompts"), "in_random_order", False)
+    return bool(drawn) or ("of" in prompts and has_random_order(prompts["of"]))
+
+
+def _check_calibration(job: Job) -> None:
+    """Refuse calibration prompts of a file that are in the race too.
+
+    Raises:
+        ConfigError: a prompt is in both, so that calibrated methods would be ahead on prompts that they know.
+    """
+    file, raced = job.settings.calibrate.prompts, {prompt.text for prompt in job.prompts}
+    if file is not None and (both := sum(prompt.text in raced for prompt in job.calibration_prompts)):
+        raise ConfigError(
+            f"calibrate.prompts={file}: {both} of its prompts are in the race too; leave them out of the file"
+        )
+
+
+def _check_budgeted(job: Job) -> None:
+    """Refuse a method that holds what it holds, whatever the budget is.
+
+    Raises:
+        ConfigError: the method has no budget, and the race has one.
+    """
+    if not job.method.budgeted and job.settings.budget != 1:
+        raise ConfigError("has no budget, so that it would be compared at another memory")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep warnings of checks, which finished runs repeat, from the terminal."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)

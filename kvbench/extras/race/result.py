@@ -1,0 +1,139 @@
+"""Result of a race: table, file and notes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kvbench.core.files import write_whole
+from kvbench.eval.protocol.intervals import bootstrap
+from kvbench.extras.race.rules import Found, Race, average, find_interval, measure_lead
+from kvbench.report.tables import Row, format_markdown
+
+FILE = "race.json"
+TABLE = "race.md"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Facts of a race besides its course.
+
+    Attributes:
+        title: model, budget and metric.
+        command: words of the command line.
+        metric: name of the metric.
+        drawn: samples that the race drew of all methods, of the full cache apart.
+        grid: samples of all methods in a full grid.
+        refused: methods that did not start, with the reason.
+        slow: methods that left because of their time, with the seconds per sample.
+        calibrated: methods that need a calibration, with the number of its prompts.
+        winner: command of the winner's run.
+    """
+
+    title: str
+    command: str
+    metric: str
+    drawn: int
+    grid: int
+    refused: Mapping[str, str]
+    slow: Mapping[str, float]
+    calibrated: Mapping[str, int]
+    winner: str
+
+
+def rank(race: Race, found: Found) -> list[dict[str, object]]:
+    """Return a row per method, the best first: mean, units, and the leader's lead over it with both intervals.
+
+    The lead is over the samples that the method drew. Its sequence interval is valid at every look, for a leader that
+    is chosen in advance; the leader of a race is chosen by the data, so the intervals of the table do not hold together
+    with the race's error. The fixed-sample interval is the bootstrap of a run whose size was chosen in advance and is
+    not valid after a race.
+    """
+    leader = race.racing[0]
+    sign = 1.0 if race.rules.higher else -1.0
+    reasons = {one.method: one for one in race.exits}
+    rows = []
+    for method in (*race.racing, *(one.method for one in reversed(race.exits))):
+        ours = average(found, [method])[method]
+        row: dict[str, object] = {"method": method, "mean": float(ours.mean()), "prompts": len(ours)}
+        if method != leader:
+            lead = sign * measure_lead(found, leader, method)
+            fixed = bootstrap(lead.tolist())
+            row |= {
+                "lead": float(lead.mean()),
+                "sequence": None
+                if (ends := find_interval(lead, race.pair_error, race.rules.limits)) is None
+                else list(ends),
+                "fixed_sample": None if fixed is None else [fixed.low, fixed.high],
+            }
+        if method in reasons:
+            row |= {"left_after": reasons[method].after, "left_to": reasons[method].better}
+        rows.append(row)
+    return rows
+
+
+def make_rows(ranking: Sequence[Mapping[str, object]], digits: int) -> list[Row]:
+    """Return the ranking as cells of a table."""
+    return [
+        {
+            "method": str(row["method"]),
+            "mean": f"{row['mean']:.{digits}f}",
+            "prompts": str(row["prompts"]),
+            "leader ahead by": _format_lead(row, "sequence", digits),
+            "fixed sample": _format_lead(row, "fixed_sample", digits),
+            "left": f"to {row['left_to']}" if "left_to" in row else None,
+        }
+        for row in ranking
+    ]
+
+
+def _format_lead(row: Mapping[str, object], key: str, digits: int) -> str | None:
+    ends = row.get(key)
+    if not isinstance(ends, list):
+        return None
+    return f"{row['lead']:.{digits}f} [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
+
+
+def describe_end(race: Race, setting: Setting) -> list[str]:
+    """Return sentences about how the race ended and what it drew."""
+    after, left = race.looks[-1].after, ", ".join(race.racing)
+    ends = {
+        "won": f"{left} is left after {after} prompts.",
+        "level": f"{left} are within {race.rules.margin:g} of {race.racing[0]} after {after} prompts.",
+        "racing": f"{left} are left after all {after} prompts: the race does not tell them apart.",
+    }
+    calibrations = sum(setting.calibrated.values())
+    lines = [
+        ends[race.state],
+        f"Drawn: {setting.drawn} samples of {setting.grid} of the full grid ({setting.drawn / setting.grid:.0%}), and "
+        f"{calibrations} of calibrations. The full cache's samples are not counted.",
+    ]
+    if race.rarest_shown is not None:
+        lines.append(
+            f"The first left after {race.exits[0].after} prompts. A method that fails badly in fewer than "
+            f"{race.rarest_shown:.0%} of prompts may have shown no failure by then and dropped a better one, which "
+            "choose.error does not count; a larger choose.block shows rarer failures."
+        )
+    lines += [f"{method} left: {seconds:.2f} s per sample." for method, seconds in setting.slow.items()]
+    return lines
+
+
+def write_race(
+    folder: Path, race: Race, setting: Setting, ranking: Sequence[Mapping[str, object]], digits: int
+) -> None:
+    """Write the course and the result of a race as race.json, and its table as race.md."""
+    record = {
+        "format": 1,
+        **asdict(setting),
+        "rules": asdict(race.rules),
+        "entrants": list(race.entrants),
+        "state": race.state,
+        "ranking": list(ranking),
+        "looks": [asdict(look) for look in race.looks],
+        "exits": [asdict(one) for one in race.exits],
+    }
+    write_whole(folder / FILE, json.dumps(record, indent=1, allow_nan=False) + "\n")
+    lines = [setting.title, "", f"    {setting.command}", "", format_markdown(make_rows(ranking, digits))]
+    lines += ["", *describe_end(race, setting)]
+    lines += [f"Not started: {method} ({reason})." for method, reason in setting.refused.items()]
+    write_whole(folder / TABLE, "\n".join(lines) + "\n")

@@ -1,0 +1,1 @@
+"""Finished runs as datasets for the Hugging Face Hub."""

@@ -1,0 +1,299 @@
+"""Finished runs as a dataset for the Hugging Face Hub: a folder of tables and samples with a dataset card.
+
+published/<name>/
+    README.md SHA256SUMS dashboard.html data/runs.parquet data/samples.parquet
+    images/metadata.parquet images/<model>/<run>/000017.png
+    runs/<model>/<run>/{results.json, provenance.json, config.yaml, code.json, samples.jsonl}
+
+Texts are stored in texts/ and in samples.parquet, texts that were read in readings/ without hidden states.
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvbench.core.config import ConfigError
+from kvbench.core.files import check_file, hash_path, hash_values, name_sample
+from kvbench.core.links import find_leaving_link
+from kvbench.data.frames import frame_runs, samples_df, write_frame
+from kvbench.data.publication import (
+    RUNS_FILE,
+    SAMPLES_FILE,
+    check_replaceable,
+    replace_folder,
+    write_file_list,
+)
+from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
+from kvbench.eval.files.readings import ReadingSet, strip_states
+from kvbench.eval.files.samples import SampleSet
+from kvbench.eval.files.texts import TextSet
+from kvbench.report.code_notes import describe_digests
+from kvbench.report.runs_table import make_rows
+from kvbench.report.tables import escape_markdown, format_markdown
+from kvbench.runs.record.folder import LOGS, RECORDS, read_records
+from kvbench.runs.record.results import FILE, Results
+from kvbench.runs.record.samples import read_finished
+
+if TYPE_CHECKING:  # of the extra `data`
+    import polars
+
+CARD = "README.md"
+RUN_FILES = (FILE, "provenance.json", "config.yaml", "retention.json", "code.json")
+"""Files of a run that are published unchanged."""
+PAGE = "dashboard.html"
+"""The page of the runs, with pictures."""
+UNKNOWN_LICENCE = "unknown"
+"""The Hub's name for an unstated licence."""
+
+
+class PublishedRun(NamedTuple):
+    """A finished run with its folder."""
+
+    folder: Path
+    results: Results
+
+    @property
+    def path(self) -> str:
+        """Path of the run in each folder of the dataset, and its `folder` in the tables."""
+        return "/".join(self.folder.resolve().parts[-2:])
+
+
+def read_published(folders: Sequence[Path]) -> list[PublishedRun]:
+    """Read finished runs and the references that they were compared with, each once.
+
+    Raises:
+        ConfigError: a folder is not a finished run, its reference is not in the same folder, two runs have one name, or
+            a symbolic link leaves a run's folder.
+    """
+    runs: dict[str, PublishedRun] = {}
+    for folder in folders:
+        pair = [_read_run(folder, f"publish: {folder}")]
+        if (reference := pair[0].results.reference) is not None:
+            path = folder.parent / reference
+            if path.is_symlink():
+                raise ConfigError(
+                    f"publish: the reference of {folder}, {path}, is a symbolic link; name its runs"
+                )
+            pair.append(_read_run(path, f"publish: the reference of {folder}, {path},"))
+        for run in pair:
+            other = runs.setdefault(run.path, run).folder
+            if other.resolve() != run.folder.resolve():
+                raise ConfigError(f"publish: {run.folder} and {other} are one run; name one of them")
+    return list(runs.values())
+
+
+def _read_run(folder: Path, what: str) -> PublishedRun:
+    results = read_finished(folder)
+    if results is None:
+        raise ConfigError(f"{what} is not a finished run: it has no {FILE}; name folders like runs/MODEL/RUN")
+    if (link := find_leaving_link(folder, left_out=[LOGS])) is not None:
+        raise ConfigError(
+            f"{what}: {link} is a symbolic link that leaves the run's folder; remove it or copy its file"
+        )
+    return PublishedRun(folder, results)
+
+
+def choose_name(runs: Sequence[PublishedRun]) -> str:
+    """Return a name of a dataset that depends only on its runs."""
+    first, *others = sorted({run.results.model for run in runs})
+    if len(runs) == 1:
+        return f"{first}-{runs[0].results.run}"
+    return "-".join((first, *others, hash_values(sorted(run.path for run in runs))[:10]))
+
+
+def prepare_dataset(
+    runs: Sequence[PublishedRun],
+    out: Path,
+    licence: str | None = None,
+    repo: str | None = None,
+    make_page: Callable[[], str] | None = None,
+    *,
+    author: str | None = None,
+) -> None:
+    """Write the folder of a dataset, whole or not at all; an earlier dataset is replaced, other files never.
+
+    The card names the licence, the author and the dataset's repository on the Hub, if they are known. `make_page`
+    returns the content of dashboard.html.
+
+    Raises:
+        ConfigError: the folder cannot be written, holds other files, or packages are missing.
+        SampleSetError: samples are missing or do not match their records.
+    """
+    _check_packages()
+    check_replaceable(out)
+    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
+    try:
+        _fill(temporary, runs)
+        card = write_card(runs, licence or UNKNOWN_LICENCE, repo, author)
+        (temporary / CARD).write_text(card, encoding="utf-8")
+        if make_page is not None:
+            (temporary / PAGE).write_text(make_page(), encoding="utf-8")
+        write_file_list(temporary)
+        replace_folder(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_packages() -> None:
+    if missing := ", ".join(name for name in ("polars", "jinja2") if find_spec(name) is None):
+        raise ConfigError(f'publish: not installed: {missing}; pip install "kvbench[data,dashboard]"')
+
+
+def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
+    """Write all files except the card."""
+    import polars
+
+    opened = [(run, open_samples(run.folder)) for run in runs]  # compares each file with its record
+    frame = read_runs({run.path: run.results for run in runs})
+    samples = _read_samples(opened, frame)
+    has_images = any(stored.kind == IMAGES.kind for _, stored in opened)
+    # `datasets` reads all configurations of a card like the first; a folder of images has file names.
+    added = {"image_file_name": polars.lit(None, polars.String)} if has_images else {}
+    for path, table in ((RUNS_FILE, frame), (SAMPLES_FILE, samples)):
+        write_frame(table.with_columns(**added), out / path)
+    for run, stored in opened:
+        _copy(out / "runs" / run.path, (run.folder / name for name in RUN_FILES))
+        target = out / stored.kind / run.path
+        names = [name_sample(index, stored.suffix) for index in stored.indices]
+        if isinstance(stored, ReadingSet) and run.results.reference is None:
+            _strip(run.folder / stored.kind, target, names)
+        else:
+            _link(run.folder / stored.kind, target, names)
+        _write_records(run.folder, out / "runs" / run.path, [target / name for name in names])
+    if has_images:
+        write_frame(_list_images(samples), out / IMAGES.kind / "metadata.parquet")
+
+
+def read_runs(runs: Mapping[str, Results]) -> "polars.DataFrame":
+    """Return the rows of `kvbench.runs_df` for some runs by their paths, without empty columns."""
+    rows = frame_runs(dict(sorted(runs.items())))
+    return rows.select(column.name for column in rows if column.null_count() < len(rows))
+
+
+def _read_samples(
+    opened: Sequence[tuple[PublishedRun, SampleSet]], runs: "polars.DataFrame"
+) -> "polars.DataFrame":
+    """Return the rows of `kvbench.samples_df` with method and budget of the run, file and reference file."""
+    import polars
+
+    settings = runs.select("folder", "model", "method", "budget", "budget_unit")
+    places = {
+        "folder": [run.path for run, _ in opened],
+        "kind": [samples.kind for _, samples in opened],
+        "suffix": [samples.suffix for _, samples in opened],
+        "against": [
+            f"{run.folder.parent.name}/{run.results.reference or run.results.run}" for run, _ in opened
+        ],
+    }
+    names = [polars.format("{}/{}/{}{}", "kind", side, "number", "suffix") for side in ("folder", "against")]
+    rows = (
+        settings.join(samples_df([run.folder for run, _ in opened]), on="folder")
+        .join(polars.DataFrame(places), on="folder")
+        .with_columns(number=polars.col("index").map_elements(name_sample, polars.String))
+        .with_columns(file=names[0], reference_file=names[1])
+        .drop("kind", "suffix", "against", "number")
+        .sort("folder", "index")
+    )
+    texts = [
+        {"folder": run.path, "index": index, "text": samples.text(index)}
+        for run, samples in opened
+        if isinstance(samples, TextSet)
+        for index in samples.indices
+    ]
+    return rows.join(polars.DataFrame(texts), on=["folder", "index"], how="left") if texts else rows
+
+
+def _list_images(samples: "polars.DataFrame") -> "polars.DataFrame":
+    """Return the image samples for the Hub's viewer, with paths relative to the folder of images."""
+    import polars
+
+    inside = samples.filter(polars.col("file").str.starts_with(f"{IMAGES.kind}/"))
+    paths = [
+        polars.col(f"{side}file").str.strip_prefix(f"{IMAGES.kind}/").alias(f"{side}file_name")
+        for side in ("", "reference_")
+    ]
+    return inside.select(*paths, polars.exclude("file", "reference_file"))
+
+
+def write_card(
+    runs: Sequence[PublishedRun], licence: str, repo: str | None, author: str | None = None
+) -> str:
+    """Return the dataset card: metadata for the Hub, contents, provenance and how to load it."""
+    import jinja2
+
+    results = [run.results for run in runs]
+    kinds = {(find_stored_kind(run.folder) or IMAGES).kind for run in runs}
+    card = files("kvbench") / "assets" / "cards" / "dataset.md"
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False
+    )
+    environment.filters["plain"] = escape_markdown
+    return environment.from_string(card.read_text(encoding="utf-8")).render(
+        licence=licence,
+        repo=repo,
+        author=author,
+        kinds=sorted(kinds),
+        tables=(SAMPLES_FILE, RUNS_FILE),
+        runs=results,
+        models=sorted({run.model for run in results}),
+        methods=sorted({run.method for run in results}),
+        prompts=sorted({run.prompts_label for run in results}),
+        origins=[
+            *dict.fromkeys(_describe_origin(run) for run in results),
+            *filter(None, [describe_digests(results)]),
+        ],
+        table=format_markdown(make_rows(results)),
+    )
+
+
+def _describe_origin(run: Results) -> str:
+    """Return the code, versions and machine of a run as text."""
+    known = run.provenance or {}
+    code, versions = known.get("code"), known.get("versions")
+    commit = str(code.get("commit")) if isinstance(code, dict) else "not known"
+    changed = " with local changes" if isinstance(code, dict) and code.get("diff_sha256") else ""
+    torch = versions.get("torch") if isinstance(versions, dict) else "?"
+    machine = known.get("gpu") or known.get("cpu") or "?"
+    commit, torch, machine, device = (
+        escape_markdown(str(value)) for value in (commit, torch, machine, known.get("device", "?"))
+    )
+    return f"commit `{commit}`{changed}, torch {torch}, on {machine} (`device={device}`)"
+
+
+def _copy(folder: Path, paths: Iterable[Path]) -> None:
+    folder.mkdir(parents=True)
+    for path in paths:
+        if path.is_file():
+            shutil.copyfile(check_file(path), folder / path.name)
+
+
+def _link(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Hard-link files into a new folder, or copy them where the disk has no links."""
+    for name in names:
+        path, place = source / name, target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path.resolve(), place)
+        except OSError:  # another disk, or one without links
+            shutil.copyfile(check_file(path), place)
+
+
+def _write_records(run: Path, target: Path, samples: Sequence[Path]) -> None:
+    """Write the records of a run with the hashes of its published samples, in the order of their indices."""
+    records = zip(read_records(run).values(), samples, strict=True)
+    lines = (json.dumps({**record, "sha256": hash_path(path)}) + "\n" for record, path in records)
+    (target / RECORDS).write_text("".join(lines), encoding="utf-8")
+
+
+def _strip(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Write the full cache's readings into a new folder, without their hidden states, which are large."""
+    for name in names:
+        place = target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(strip_states(source / name))

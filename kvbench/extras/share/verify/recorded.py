@@ -1,0 +1,164 @@
+"""Jobs of recorded runs: objects of a stored configuration, with classes of kvbench or ones that the user names."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, is_dataclass, replace
+from inspect import isclass, isfunction
+from pathlib import Path
+from typing import Any
+
+from kvbench.cli.config.instantiate import instantiate
+from kvbench.core.config import ConfigError, import_target
+from kvbench.core.devices import use_device
+from kvbench.core.files import hash_values
+from kvbench.core.settings import Settings
+from kvbench.extras.share.verify.named_files import (
+    GETTER,
+    hide_reasons,
+    list_nodes,
+    place_files,
+    place_weights,
+)
+from kvbench.kernels.batch_invariance import set_batch_invariant
+from kvbench.methods.shared.base import Method
+from kvbench.models.base import Model
+from kvbench.prompts.base import load_ordered
+from kvbench.runs.calibrate import choose_calibration
+from kvbench.runs.check import check_job
+from kvbench.runs.job import Job, read_or_write
+from kvbench.runs.record.results import Results
+
+PACKAGES = tuple(f"kvbench.{name}." for name in ("eval", "methods", "models", "prompts", "scenes"))
+"""Packages whose classes and functions a stored configuration may name."""
+UNUSED = ("train", "logger", "sweeps", "sampling", "protect", "windows")
+"""Groups of which no object is made."""
+OWN: Mapping[str, object] = {
+    "task": "run", "runs_dirs": [], "require": [], "from": None, "published": None, "against": None, "output": None,
+    "shard": {}, "work": {}, "sweep": {},
+}  # fmt: skip
+"""Keys that concern the call and no sample."""
+
+
+@dataclass
+class RecordedJobs:
+    """Maker of the jobs of recorded runs; the latest model is kept.
+
+    Attributes:
+        runs_dir: folder for calibrations.
+        code: top-level packages and modules, beside kvbench, whose code may be run.
+        weights: the user's folder, for weights and other files that a configuration names, see `place_weights` and
+            `place_files`.
+    """
+
+    runs_dir: Path
+    code: Sequence[str] = ()
+    weights: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._models: dict[str, Model] = {}
+
+    def __call__(self, results: Results, config: Mapping[str, object]) -> Job:
+        """Return the checked job of a stored configuration.
+
+        Raises:
+            ConfigError: it names code that may not be run, a file that is not read, or something that does not exist
+                here. Contents of the user's files are not quoted.
+            ValueError: the job does not fit, see `check_job`.
+        """
+        values: dict[str, Any] = deepcopy({key: one for key, one in config.items() if key not in UNUSED})
+        values |= {**OWN, "runs_dir": str(self.runs_dir)}
+        values["eval"] = {name: deepcopy(entry.settings) for name, entry in results.evaluated.items()}
+        parts = {key: values.get(key) for key in ("model", "method", "prompts")}
+        parts |= {f"eval.{name}": node for name, node in values["eval"].items()}
+        for key, node in parts.items():
+            check_targets(node, key, self.code)
+        if "tensor_parallel" in values["model"]:
+            values["model"]["tensor_parallel"] = 1
+        place_weights(values["model"], self.weights)
+        own = place_files(values, self.weights)
+        settings = Settings.of(values)
+        use_device(settings.device)
+        set_batch_invariant(settings.batch_invariant)
+        with hide_reasons(own):
+            job = self._make_job(values, settings, results.method)
+            check_job(job)
+        bounds = {one.method_name: one for one in job.bounds()}
+        bound = bounds.get(results.method)
+        return job if bound is None else replace(bound, evaluators=job.evaluators)
+
+    def _make_job(self, values: dict[str, Any], settings: Settings, method: str) -> Job:
+        source = instantiate(values["prompts"])
+        prompts = load_ordered(source, settings.shuffle)
+        others = choose_calibration(settings.calibrate, source, prompts)
+        return Job(
+            settings=settings,
+            model=read_or_write(self._make_model(values["model"], settings.device), prompts, others),
+            method=instantiate(values["method"]),
+            method_name=method,
+            prompts=prompts,
+            config=values,
+            calibration_prompts=others,
+            evaluators={name: instantiate(one) for name, one in values["eval"].items()},
+        )
+
+    def _make_model(self, section: Mapping[str, Any], device: str) -> Model:
+        key = hash_values([section, device])
+        if key not in self._models:
+            self._models.clear()
+            self._models[key] = instantiate(section)
+        return self._models[key]
+
+
+def check_targets(node: object, key: str, code: Sequence[str]) -> None:
+    """Check that a stored group of keys names classes of kvbench, or of code that the user named.
+
+    A module also gives what it imports, `kvbench.models.next_token.torch.load`, so the place of the definition counts.
+
+    Raises:
+        ConfigError: it is no group of keys, names other code, or contains an interpolation, which could read this
+            machine's environment, or arguments by place, which have no key to check.
+    """
+    if not isinstance(node, dict):  # OmegaConf parses a text as YAML, with classes that were not checked
+        raise ConfigError(f"{key}: is no group of keys; publish the run again, or leave it out")
+    for inner in list_nodes(node):
+        target = inner["_target_"]
+        name, is_called = (inner.get("path"), False) if target == GETTER else (target, True)
+        if not _is_trusted(name, code):
+            raise ConfigError(
+                f"{key}._target_={name}: code that is not kvbench's is not run; name it with "
+                f"code={str(name).partition('.')[0]} if you trust it"
+            )
+        found: Any = import_target(str(name), key)
+        is_right = _is_part(found) if is_called else isfunction(found)
+        if not (is_right and _is_trusted(f"{found.__module__}.{found.__qualname__}", code)):
+            kind = "method, model, or dataclass of settings" if is_called else "function"
+            raise ConfigError(
+                f"{key}._target_={name}: is not run; it is no {kind} that kvbench or named code defines"
+            )
+    if any("_args_" in inner for inner in list_nodes(node)):
+        raise ConfigError(f"{key}._args_: a stored configuration has arguments by key alone; remove it")
+    if _has_interpolation(node):
+        raise ConfigError(
+            f"{key}: contains an interpolation (${{...}}), which a stored configuration never has"
+        )
+
+
+def _is_trusted(name: object, code: Sequence[str]) -> bool:
+    """Return whether a dotted name begins with a package of kvbench or with a name that the user gave."""
+    top = str(name).partition(".")[0]
+    return isinstance(name, str) and (
+        name.startswith(PACKAGES) or top in set(code) - {"hydra", "kvbench"} - sys.stdlib_module_names
+    )
+
+
+def _is_part(one: object) -> bool:
+    return isclass(one) and (is_dataclass(one) or issubclass(one, Method | Model))
+
+
+def _has_interpolation(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_interpolation, [*value.keys(), *value.values()]))
+    if isinstance(value, list | tuple):
+        return any(map(_has_interpolation, value))
+    return isinstance(value, str) and "${" in value

@@ -1,0 +1,145 @@
+"""Resumable training loop of all networks, deterministic in the step number."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from kvbench.core import checkpoint
+from kvbench.extras.training.optim import Average, Optimizer, warm_hold_decay
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_EVERY = 100
+"""Steps between checkpoints."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings and schedule of the training of any network.
+
+    Attributes:
+        inner: Muon trains parameters of two or more dimensions whose name contains one of these; "" matches all.
+        outer: parts of names that AdamW trains instead.
+        muon: peak learning rate of Muon.
+        adamw: peak learning rate of AdamW.
+        average: decay of the averaged weights.
+        seed: seed of the weights and of all draws.
+    """
+
+    inner: ClassVar[tuple[str, ...]] = ("",)
+    outer: ClassVar[tuple[str, ...]] = ()
+    muon: float
+    adamw: float
+    average: float
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps."""
+        raise NotImplementedError
+
+    @property
+    def hold(self) -> float:
+        """Share of the schedule at the peak rate."""
+        return 0.4
+
+    @property
+    def decay(self) -> float:
+        """Weight decay of Muon's parameters."""
+        return 0.0
+
+    def rate(self, step: int) -> float:
+        """Return the learning-rate factor of a step."""
+        return warm_hold_decay(step, step / self.steps, hold=self.hold)
+
+    def is_hidden(self, name: str) -> bool:
+        """Return whether Muon may train a parameter."""
+        return any(part in name for part in self.inner) and not any(part in name for part in self.outer)
+
+
+def fit(
+    name: str,
+    model: nn.Module,
+    recipe: Recipe,
+    loss: Callable[[int], Tensor],
+    path: Path,
+    rate: Callable[[int], float] | None = None,
+) -> dict[str, Tensor]:
+    """Train a network in place, from its last checkpoint if there is one, and return its averaged weights by name.
+
+    Args:
+        name: label of the progress bar.
+        model: newly initialised, on the device to train on.
+        recipe: learning rates, schedule and decay of the average; must equal the checkpoint's.
+        loss: returns the scalar loss of a step; all its randomness depends on the step number alone, so that a resumed
+            training continues exactly.
+        path: checkpoint file, read if it exists.
+        rate: learning-rate factor of a step; None for the recipe's.
+
+    Raises:
+        ValueError: the checkpoint has another recipe.
+        FloatingPointError: the loss is not finite.
+    """
+    optimizer = Optimizer(model, recipe.is_hidden, muon=recipe.muon, adamw=recipe.adamw, decay=recipe.decay)
+    steps, rate = recipe.steps, rate or recipe.rate
+    average = Average(model, recipe.average)
+    settings = json.loads(json.dumps(asdict(recipe)))  # as in the checkpoint, with tuples as lists
+    first = _resume(path, settings, model, optimizer, average)
+    smooth = 0.0
+    with tqdm(total=steps, initial=first, desc=name, mininterval=2.0) as bar:
+        for step in range(first, steps):
+            current = loss(step)
+            value = float(current.detach())
+            if not math.isfinite(value):
+                raise FloatingPointError(f"{name}: the loss is {value} at step {step}")
+            current.backward()  # type: ignore[no-untyped-call]
+            optimizer.step(rate(step))
+            average.update(step)
+            smooth = value if step == first else 0.97 * smooth + 0.03 * value
+            bar.update()
+            bar.set_postfix(loss=f"{smooth:.4f}", refresh=False)
+            if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == steps:
+                tensors = _gather_tensors(model, optimizer, average)
+                checkpoint.save(path, tensors, {"step": step + 1, "recipe": settings})
+                log.info("%s: step %d of %d, loss %.4f", name, step + 1, steps, smooth)
+    return average.tensors
+
+
+def generator(*key: int) -> torch.Generator:
+    """Return a CPU generator seeded by integers (seed, purpose, step), so that steps are drawn independently."""
+    state = 0x9E3779B97F4A7C15
+    for number in key:
+        state = ((state ^ number) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
+    return torch.Generator().manual_seed(state)
+
+
+def _gather_tensors(model: nn.Module, optimizer: Optimizer, average: Average) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint by name."""
+    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= {f"average/{name}": tensor for name, tensor in average.tensors.items()}
+    return tensors | {f"optimizer/{name}": tensor for name, tensor in optimizer.state().items()}
+
+
+def _resume(
+    path: Path, settings: Mapping[str, object], model: nn.Module, optimizer: Optimizer, average: Average
+) -> int:
+    """Load a checkpoint and return its number of finished steps, 0 without a checkpoint."""
+    if not path.is_file():
+        return 0
+    tensors, metadata = checkpoint.load(path)
+    if metadata["recipe"] != settings:
+        raise ValueError(f"{path} was made with another recipe: delete it, or set train.out to a new folder")
+    model.load_state_dict(checkpoint.group(tensors, "model"))
+    average.load(checkpoint.group(tensors, "average"))
+    optimizer.load(checkpoint.group(tensors, "optimizer"))
+    step = metadata["step"]
+    assert isinstance(step, int)
+    return step

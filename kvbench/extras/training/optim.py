@@ -1,0 +1,143 @@
+"""Muon for hidden matrices and AdamW for the rest with one learning-rate factor, and averaged weights."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from kvbench.extras.training.precision import choose_dtype
+
+MOMENTUM = 0.95
+"""Decay of Muon's momentum."""
+
+
+class Optimizer:
+    """Muon and AdamW in one step.
+
+    Muon (orthogonalised momentum with Nesterov's look-ahead) updates the parameters of two or more dimensions whose
+    names `hidden` accepts; convolution kernels [out, in, h, w] as matrices [out, in*h*w]. AdamW updates the others.
+    `muon` and `adamw` are the peak learning rates, `decay` is the weight decay of Muon. `torch.optim.Muon` has the same
+    rule; it multiplies in bfloat16 on every device.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        hidden: Callable[[str], bool],
+        *,
+        muon: float,
+        adamw: float,
+        decay: float = 0.0,
+    ) -> None:
+        matrices = [p for name, p in model.named_parameters() if p.ndim >= 2 and hidden(name)]
+        matrix_ids = {id(p) for p in matrices}
+        rest = [p for p in model.parameters() if id(p) not in matrix_ids]
+        # `view`, not `flatten`, which would train a copy of a channels-last kernel.
+        self._pairs = [(p, p.data.view(len(p), -1)) for p in matrices]
+        self._momenta = [torch.zeros_like(flat) for _, flat in self._pairs]
+        self._adamw = torch.optim.AdamW(rest, lr=adamw, betas=(0.9, 0.97), weight_decay=0.0)
+        self._muon, self._peak, self._decay = muon, adamw, decay
+        self._parameters = [*matrices, *rest]
+
+    def step(self, factor: float) -> None:
+        """Clip gradients to a total norm of 1, update at `factor` times the peak rates, and clear the gradients."""
+        nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self._update_matrices(self._muon * factor)
+        for group in self._adamw.param_groups:
+            group["lr"] = self._peak * factor
+        self._adamw.step()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _update_matrices(self, rate: float) -> None:
+        """Update matrices in groups of one shape, whose products are computed together."""
+        groups = defaultdict(list)
+        for (parameter, flat), momentum in zip(self._pairs, self._momenta, strict=True):
+            if parameter.grad is not None:
+                gradient = parameter.grad.flatten(1)
+                momentum.lerp_(gradient, 1 - MOMENTUM)
+                groups[flat.shape].append((flat, gradient.lerp(momentum, MOMENTUM)))
+        for (rows, columns), members in groups.items():
+            updates = orthogonalise(torch.stack([update for _, update in members]))
+            for (flat, _), update in zip(members, updates, strict=True):
+                flat.mul_(1 - rate * self._decay)
+                flat.add_(update, alpha=-rate * math.sqrt(max(1, rows / columns)))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state tensors of both rules by flat names, for a checkpoint."""
+        momenta = {f"muon.{index}": momentum for index, momentum in enumerate(self._momenta)}
+        return momenta | {
+            f"adamw.{index}.{key}": torch.as_tensor(value)
+            for index, entry in self._adamw.state_dict()["state"].items()
+            for key, value in entry.items()
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the tensors that `state` returned."""
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, index, *key = name.split(".")
+            if kind == "muon":
+                self._momenta[int(index)].copy_(tensor)
+            else:
+                state.setdefault(int(index), {})[key[0]] = tensor
+        self._adamw.load_state_dict({**self._adamw.state_dict(), "state": state})
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Return matrices [n, rows, columns] with singular values near 1, in the dtype of `choose_dtype`.
+
+    Five steps of the Newton-Schulz iteration of degree five (K. Jordan and others, Muon, 2024).
+    """
+    wide = matrices.shape[1] <= matrices.shape[2]
+    x = (matrices if wide else matrices.mT).to(choose_dtype(matrices.device))
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, polynomial, x, beta=3.4445)
+    return x if wide else x.mT
+
+
+class Average:
+    """Exponential moving average of a module's parameters, with a decay in [0, 1).
+
+    Attributes:
+        tensors: averaged parameters by name; before the first update the parameters themselves.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._live = dict(model.named_parameters())
+        self.tensors = {name: p.detach().clone() for name, p in self._live.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Move the average towards the parameters after a step, counted from 0.
+
+        The decay is at most (1 + step) / (10 + step), so that the first steps discard the random start.
+        """
+        weight = 1 - min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.tensors.values()), [p.data for p in self._live.values()], weight)
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy averaged parameters by name in place."""
+        for name, tensor in tensors.items():
+            self.tensors[name].copy_(tensor)
+
+
+def warm_hold_decay(
+    step: int, progress: float, *, warm: int = 40, hold: float = 0.4, floor: float = 0.02
+) -> float:
+    """Return the learning-rate factor of a step.
+
+    It rises linearly over the first `warm` steps, stays at 1 until the share `progress` of the training reaches `hold`,
+    then falls linearly to `floor`.
+    """
+    if step < warm:
+        return (step + 1) / warm
+    return 1.0 if progress < hold else max(floor, floor + (1 - floor) * (1 - progress) / (1 - hold))

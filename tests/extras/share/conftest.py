@@ -1,0 +1,33 @@
+"""A finished run to tamper with, beside its reference."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvbench.runs import execute
+from tests.support.fake_run import job_in
+from tests.support.verification import COUNT
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _commit() -> Iterator[None]:
+    """Runs are of the commit that verifies them, also without a repository."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("runs.record.provenance", "extras.share.verify.identity"):
+            patch.setattr(f"kvbench.{module}.find_commit", lambda: {"commit": "c0ffee", "diff_sha256": ""})
+        yield
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of five samples in batches of two, beside its reference."""
+    return execute.run(job_in(tmp_path_factory.mktemp("runs"), COUNT)).folder
+
+
+@pytest.fixture
+def run(honest: Path, tmp_path: Path) -> Path:
+    """A copy to tamper with."""
+    shutil.copytree(honest.parent, tmp_path / "runs" / "fake")
+    return tmp_path / "runs" / "fake" / honest.name

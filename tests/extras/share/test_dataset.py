@@ -1,0 +1,398 @@
+"""Published runs: what polars and the Hub's own reader of cards find in the folder."""
+
+import json
+import re
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub as hub
+import polars as pl
+import pytest
+from PIL import Image
+
+from kvbench.core.config import ConfigError
+from kvbench.core.files import hash_content, hash_path
+from kvbench.data.frames import export_frames
+from kvbench.eval.files.readings import read_stored
+from kvbench.eval.files.samples import SampleSetError
+from kvbench.extras.share.publish.command import parse_words
+from kvbench.extras.share.publish.dataset import choose_name, prepare_dataset, read_published
+from kvbench.runs import execute
+from kvbench.runs.record.results import Results, read_results
+from tests.support.fake_run import job_in
+from tests.support.run_folders import write_reading_runs
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run beside its reference."""
+    return execute.run(job_in(tmp_path_factory.mktemp("runs"), count=4)).folder
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    shutil.copytree(made.parent, tmp_path / "runs" / "fake")
+    return tmp_path / "runs" / "fake" / made.name
+
+
+@pytest.fixture
+def published(made: Path, tmp_path: Path) -> Path:
+    prepare_dataset(read_published([made]), tmp_path / "set", "apache-2.0", "user/name")
+    return tmp_path / "set"
+
+
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """Contents of the files in a folder and below by name."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def results_of(folder: Path) -> Results:
+    results = read_results(folder)
+    assert results is not None
+    return results
+
+
+def test_tables_hold_what_the_runs_came_to(made: Path, published: Path) -> None:
+    results = results_of(made)
+    runs = pl.read_parquet(published / "data" / "runs.parquet")
+    assert set(runs["run"]) == {results.run, results.reference}
+    [row], psnr = runs.filter(run=results.run).rows(named=True), results.metrics["psnr"]
+    assert (row["psnr"], row["psnr.low"], row["psnr.high"]) == (psnr.value, *(psnr.ci95 or ()))
+    assert row["memory.peak_tokens"] == results.memory.peak_tokens
+    samples = pl.read_parquet(published / "data" / "samples.parquet")
+    assert len(samples) == 8
+    ours = samples.filter(folder=f"fake/{results.run}").sort("index")
+    assert ours["prompt"].to_list() == [f"prompt {index}" for index in range(4)]
+    lines = (made / "metrics" / "psnr-uint8.samples.jsonl").read_text().splitlines()
+    assert ours["psnr"].to_list() == [json.loads(line)["psnr"] for line in lines]
+    for row in ours.iter_rows(named=True):
+        image = f"images/{row['index']:06d}.png"
+        assert (published / row["file"]).read_bytes() == (made / image).read_bytes()
+        reference = made.parent / str(results.reference) / image
+        assert (published / row["reference_file"]).read_bytes() == reference.read_bytes()
+    for name in ("results.json", "provenance.json", "config.yaml"):
+        assert (published / "runs" / "fake" / results.run / name).read_bytes() == (made / name).read_bytes()
+
+
+def test_the_viewer_finds_every_image_and_its_reference(published: Path) -> None:
+    listed = pl.read_parquet(published / "images" / "metadata.parquet")
+    assert listed.columns[:2] == ["file_name", "reference_file_name"]
+    there = {str(path.relative_to(published / "images")) for path in (published / "images").rglob("*.png")}
+    assert set(listed["file_name"]) == there
+    assert set(listed["reference_file_name"]) < there
+    assert {"prompt", "method", "psnr"} <= set(listed.columns)
+
+
+def test_folders_of_many_images_stay_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbench.core.files.FILES_PER_FOLDER", 3)
+    run = execute.run(job_in(tmp_path / "runs", count=4)).folder
+    prepare_dataset(read_published([run]), tmp_path / "set", "apache-2.0", "user/name")
+    listed = pl.read_parquet(tmp_path / "set/images/metadata.parquet")
+    assert set(listed["file_name"].filter(listed["file_name"].str.contains("/000003/"))) == {
+        f"fake/{results_of(run).run}/000003/000003.png",
+        f"fake/{results_of(run).reference}/000003/000003.png",
+    }
+    there = {str(path.relative_to(tmp_path / "set/images")) for path in (tmp_path / "set").rglob("*.png")}
+    assert set(listed["file_name"]) == there
+
+
+def test_the_hub_reads_the_card(made: Path, published: Path) -> None:
+    card = hub.DatasetCard.load(published / "README.md")
+    about = card.data.to_dict()
+    assert about["license"] == "apache-2.0"
+    assert about["tags"] == ["kvbench", "kv-cache", "benchmark", "fake"]
+    places = {one["config_name"]: one["data_files"] for one in about["configs"]}
+    assert places == {"images": "images/**", "samples": "data/samples.parquet", "runs": "data/runs.parquet"}
+    assert all([*published.glob(place)] for place in places.values())
+    results = results_of(made)
+    assert results.provenance is not None
+    code = results.provenance["code"]
+    assert isinstance(code, dict)
+    assert f"`{code['commit']}`" in card.text
+    assert "| fake | streaming_llm | 0.5 |" in card.text
+    assert 'polars.read_parquet("hf://datasets/user/name/data/runs.parquet")' in card.text
+    assert 'load_dataset("user/name", "images", split="train")' in card.text
+    [recipe, *_] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    exec(compile(recipe.replace("hf://datasets/user/name", str(published)), "README.md", "exec"))
+
+
+def test_texts_lie_in_the_table(run: Path, tmp_path: Path) -> None:
+    for folder in (run, *run.parent.glob("full-*")):
+        shutil.rmtree(folder / "images")
+        (folder / "texts").mkdir()
+        records = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+        for record in records:
+            path = folder / "texts" / f"{record['index']:06d}.txt"
+            path.write_text(f"ein Ökonom {record['index']}")
+            record |= {"sha256": hash_path(path), "tokens": 3}
+        (folder / "samples.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    out = tmp_path / "set"
+    prepare_dataset(read_published([run]), out)
+    samples = pl.read_parquet(out / "data" / "samples.parquet")
+    assert samples["text"].to_list() == [f"ein Ökonom {index}" for index in samples["index"]]
+    assert len(samples) == 8
+    assert (out / samples["file"][0]).read_text() == samples["text"][0]
+    assert not (out / "images").exists()
+    about = hub.DatasetCard.load(out / "README.md").data.to_dict()
+    assert about["license"] == "unknown"
+    assert [one["config_name"] for one in about["configs"]] == ["samples", "runs"]
+
+
+def test_a_dataset_replaces_what_a_publication_wrote(made: Path, published: Path) -> None:
+    reference = made.parent / str(results_of(made).reference)
+    before = read_tree(published)
+    listed = dict(line.split("  ")[::-1] for line in (published / "SHA256SUMS").read_text().splitlines())
+    assert listed == {name: hash_content(data) for name, data in before.items() if name != "SHA256SUMS"}
+    prepare_dataset(read_published([reference]), published)
+    assert not (published / "images" / "fake" / made.name).exists()
+    prepare_dataset(read_published([made]), published, "apache-2.0", "user/name")
+    assert read_tree(published) == before
+    assert [path.name for path in published.parent.iterdir()] == ["set"]
+
+
+def add_thesis(folder: Path) -> str:
+    (folder / "thesis.tex").write_text("three years")
+    return "thesis.tex"
+
+
+def add_image(folder: Path) -> str:
+    (folder / "images" / "left.png").write_bytes(b"old")
+    return r"images/left\.png"
+
+
+def edit_card(folder: Path) -> str:
+    (folder / "README.md").write_text("# Mine")
+    return r"README\.md \(changed\)"
+
+
+def add_link(folder: Path) -> str:
+    (folder / "data" / "runs.parquet").unlink()
+    (folder / "data" / "runs.parquet").symlink_to(folder.parent)
+    return r"data/runs\.parquet"
+
+
+def lose_list(folder: Path) -> str:
+    (folder / "SHA256SUMS").unlink()
+    return r"README\.md, dashboard\.html, data/runs\.parquet and \d+ more"
+
+
+@pytest.mark.parametrize("change", [add_thesis, add_image, edit_card, add_link, lose_list])
+def test_a_foreign_file_stops_a_publication(
+    made: Path, tmp_path: Path, change: Callable[[Path], str]
+) -> None:
+    out = tmp_path / "set"
+    prepare_dataset(read_published([made]), out, make_page=lambda: "a page")
+    named = change(out)
+    before = read_tree(out)
+    with pytest.raises(ConfigError, match=rf"^out=\S+: holds other files .*: {named}; move them, or name"):
+        prepare_dataset(read_published([made]), out)
+    assert read_tree(out) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_a_file_that_comes_while_a_publication_is_made_stays(made: Path, published: Path) -> None:
+    def make_page() -> str:
+        add_thesis(published)
+        return ""
+
+    with pytest.raises(ConfigError, match=r"thesis\.tex"):
+        prepare_dataset(read_published([made]), published, make_page=make_page)
+    assert (published / "thesis.tex").read_text() == "three years"
+    assert (published / "data/runs.parquet").is_file()
+
+
+def test_a_linked_folder_is_not_written_through(made: Path, published: Path) -> None:
+    link = published.with_name("link")
+    link.symlink_to(published)
+    with pytest.raises(ConfigError, match="link: is a symbolic link; name the folder itself"):
+        prepare_dataset(read_published([made]), link)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "provenance.json", "images/000009.png", "source", "metrics/a"])
+@pytest.mark.parametrize("of_reference", [False, True])
+def test_a_link_out_of_a_run_is_not_published(
+    run: Path, tmp_path: Path, name: str, *, of_reference: bool
+) -> None:
+    folder = run.parent / str(results_of(run).reference) if of_reference else run
+    (tmp_path / "secret").write_text("password")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path if name == "source" else tmp_path / "secret")
+    with pytest.raises(ConfigError, match=rf"{name} is a symbolic link that leaves the run's folder"):
+        read_published([run])
+
+
+def test_a_run_that_was_logged_is_published_without_its_log(run: Path, tmp_path: Path) -> None:
+    """W&B links its own log, which lies in the user's cache."""
+    (run / "wandb/run-1/logs").mkdir(parents=True)
+    (run / "wandb/run-1/logs/debug-core.log").symlink_to(tmp_path / "cache/core.log")
+    prepare_dataset(read_published([run]), tmp_path / "set")
+    assert not [name for name in read_tree(tmp_path / "set") if "wandb" in name]
+    (run / "metrics/wandb").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match=r"metrics/wandb is a symbolic link that leaves the run's folder"):
+        read_published([run])
+
+
+def test_a_linked_reference_is_not_published_and_a_link_inside_a_run_is(run: Path, tmp_path: Path) -> None:
+    (run / "config.yaml").rename(run / "settings.yaml")
+    (run / "config.yaml").symlink_to("settings.yaml")
+    (run / "images/000001.png").rename(run / "one.png")
+    (run / "images/000001.png").symlink_to("../one.png")
+    prepare_dataset(read_published([run]), tmp_path / "set")
+    assert not [path for path in (tmp_path / "set").rglob("*") if path.is_symlink()]
+    reference = run.parent / str(results_of(run).reference)
+    reference.rename(tmp_path / reference.name)
+    reference.symlink_to(tmp_path / reference.name)
+    with pytest.raises(ConfigError, match=r"the reference of .* is a symbolic link"):
+        read_published([run])
+
+
+def test_a_damaged_run_beside_others_is_no_matter(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, run.with_name("broken-0.1"))
+    (run.with_name("broken-0.1") / "results.json").write_text("{")
+    prepare_dataset(read_published([run]), tmp_path / "set")
+    with pytest.raises(ConfigError, match=r"broken-0\.1/results\.json: cannot be read"):
+        read_published([run.with_name("broken-0.1")])
+
+
+def test_texts_of_a_record_stay_texts_in_the_card(run: Path, tmp_path: Path) -> None:
+    hostile = "h2o\n\n# Owned\n<script>alert(1)</script> ![x](http://e/x.png) `a` | b \\"
+    values = json.loads((run / "results.json").read_text())
+    values["method"] = hostile
+    values["config"]["prompts"] = {"path": f"{hostile}.txt"}
+    values["provenance"] |= {"cpu": hostile, "device": hostile, "code": {"commit": hostile}}
+    (run / "results.json").write_text(json.dumps(values))
+    prepare_dataset(read_published([run]), tmp_path / "set", licence=f"mit\nx: {hostile}")
+    card = hub.DatasetCard.load(tmp_path / "set" / "README.md")
+    assert card.data.license == f"mit\nx: {hostile}"
+    assert set(card.data.to_dict()) == {"license", "pretty_name", "tags", "configs"}
+    assert "Owned" in card.text
+    assert "<" not in re.sub(r"`[^`]*`", "", card.text)
+    assert "](http" not in card.text
+    assert not [line for line in card.text.splitlines() if re.match(r"\W*#\W*Owned", line)]
+    [head, _, *rows] = [line for line in card.text.split("## How")[0].splitlines() if line.startswith("|")]
+    cells = {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in (head, *rows)}
+    assert len(cells) == 1
+
+
+def test_images_that_are_not_the_recorded_ones_are_not_published(run: Path, tmp_path: Path) -> None:
+    (run / "images" / "000002.png").write_bytes((run / "images" / "000001.png").read_bytes())
+    with pytest.raises(SampleSetError, match=r"000002\.png is not the recorded file"):
+        prepare_dataset(read_published([run]), tmp_path / "set")
+    assert not list(tmp_path.glob("*set*"))
+
+
+def spoil_nothing(run: Path) -> None:
+    (run / "results.json").unlink()
+
+
+def lose_reference(run: Path) -> None:
+    [reference] = run.parent.glob("full-*")
+    shutil.rmtree(reference)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_nothing, "is not a finished run: it has no results.json"),
+        (lose_reference, r"the reference of .*streaming_llm-.*, .*full-.*, is not a finished run"),
+    ],
+)
+def test_only_finished_runs_are_published(run: Path, spoil: Callable[[Path], None], message: str) -> None:
+    spoil(run)
+    with pytest.raises(ConfigError, match=message):
+        read_published([run])
+
+
+def test_one_run_in_two_places_is_refused(made: Path, run: Path) -> None:
+    assert len(read_published([made, made])) == 2
+    with pytest.raises(ConfigError, match="are one run; name one of them"):
+        read_published([made, run])
+
+
+def test_the_same_runs_have_the_same_name(made: Path) -> None:
+    runs = read_published([made])
+    assert choose_name(runs) == choose_name(runs[::-1])
+    assert choose_name(runs[:1]) == f"fake-{made.name}"
+
+
+def test_an_author_is_named_in_metadata_and_text(made: Path, tmp_path: Path) -> None:
+    assert parse_words(["runs/a", "author=Ada L.", "repo=user/name"]).author == "Ada L."
+    assert parse_words(["runs/a"]).author is None
+    prepare_dataset(read_published([made]), tmp_path / "set", author='Ada: "<b>", #1 |')
+    card = hub.DatasetCard.load(tmp_path / "set" / "README.md")
+    assert card.data.to_dict()["author"] == 'Ada: "<b>", #1 |'
+    assert "Published by Ada: " in card.text
+    assert "<b>" not in card.text
+    prepare_dataset(read_published([made]), tmp_path / "set")
+    assert "author" not in hub.DatasetCard.load(tmp_path / "set" / "README.md").data.to_dict()
+
+
+def test_readings_are_published_without_hidden_states(tmp_path: Path) -> None:
+    full, method = write_reading_runs(tmp_path / "runs", {"h2o": ((0.5,) * 8,) * 2})
+    folders = [tmp_path / "runs" / run.model / run.run for run in (full, method)]
+    prepare_dataset(read_published([folders[1]]), tmp_path / "set", "apache-2.0")
+    for folder in folders:
+        for index in range(2):
+            name = f"readings/{{}}/{index:06d}.safetensors"
+            published = tmp_path / "set" / name.format(f"{folder.parent.name}/{folder.name}")
+            stored = folder / name.replace("{}/", "")
+            ours, theirs = read_stored(published), read_stored(stored)
+            assert ours.words == theirs.words
+            assert ours.kl.tolist() == theirs.kl.tolist()
+            assert b'"states"' not in published.read_bytes()
+    assert b'"states"' in (folders[0] / "readings" / "000000.safetensors").read_bytes()
+    card = (tmp_path / "set" / "README.md").read_text()
+    assert "Hidden states of the full cache" in card
+    assert "config_name: images" not in card
+    samples = pl.read_parquet(tmp_path / "set" / "data" / "samples.parquet")
+    files = samples.filter(pl.col("folder").str.contains("h2o"))["file"]
+    assert all((tmp_path / "set" / file).is_file() for file in files)
+
+
+WRITES: dict[str, Callable[[Path, Path], object]] = {
+    "publish": lambda run, out: prepare_dataset(read_published([run]), out / "set"),
+    "parquet": lambda run, out: export_frames(run.parents[1], "parquet", out),
+    "csv": lambda run, out: export_frames(run.parents[1], "csv", out),
+}
+
+
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_full_disk_is_an_error_of_the_system(made: Path, tmp_path: Path, kind: str) -> None:
+    """The kernel refuses to write more than 100 bytes of a file, as a full disk does."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*runs\.(parquet|csv)'"):
+            WRITES[kind](made, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_datasets_loads_every_configuration(
+    run: Path, tmp_path: Path, offline: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader that the Hub's viewer uses finds images, samples and runs, one configuration after the other."""
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: it is in the extra dev")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", value=True)
+    prepare_dataset(read_published([run]), tmp_path / "set")
+    loaded = {
+        name: datasets.load_dataset(str(tmp_path / "set"), name, split="train", cache_dir=str(tmp_path))
+        for name in ("runs", "samples", "images")
+    }
+    assert {name: rows.num_rows for name, rows in loaded.items()} == {"runs": 2, "samples": 8, "images": 8}
+    assert {*loaded["runs"]["run"]} == {path.name for path in run.parent.glob("*-*")}
+    psnr = [json.loads(line)["psnr"] for line in (run / "metrics/psnr-uint8.samples.jsonl").open()]
+    ours = {
+        name: [*loaded[name].filter(lambda row: row["method"] != "full")] for name in ("samples", "images")
+    }
+    for rows in ours.values():
+        assert [row["psnr"] for row in rows] == psnr
+    for index, row in enumerate(ours["images"]):
+        for column, folder in (("image", run), ("reference", next(run.parent.glob("full-*")))):
+            with Image.open(folder / f"images/{index:06d}.png") as image:
+                assert row[column].tobytes() == image.tobytes()

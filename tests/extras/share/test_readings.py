@@ -1,0 +1,56 @@
+"""Verification of texts that were read: the full cache is read again, its hidden states do not count."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from kvbench.eval.files.kinds import READINGS
+from kvbench.eval.text.forced import Kl
+from kvbench.extras.share.publish.dataset import prepare_dataset, read_published
+from kvbench.extras.share.verify.folders import find_recorded
+from kvbench.extras.share.verify.readings import compare_readings
+from kvbench.extras.share.verify.run import Choice, verify_run
+from kvbench.methods.full import Full
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.models.reading.reader import Reader
+from kvbench.runs import execute
+from kvbench.runs.job import Job
+from kvbench.runs.record.results import Results
+from tests.runs.test_readings import job
+from tests.support.run_folders import make_reading
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that read texts, beside its reference."""
+    return execute.run(job(tmp_path_factory.mktemp("runs"), evaluators={"kl": Kl()})).folder
+
+
+def test_readings_are_verified_with_and_without_hidden_states(read: Path, tmp_path: Path) -> None:
+    def make(results: Results, config: Mapping[str, Any]) -> Job:
+        method: object = Full() if results.method == "full" else StreamingLLM(sinks=1)
+        one = job(tmp_path / "again", method=method, evaluators={"kl": Kl()})
+        assert isinstance(one.model, Reader)
+        return Job(**{**vars(one), "config": config, "method_name": results.method})
+
+    prepare_dataset(read_published([read]), tmp_path / "set")
+    for folder in (read, tmp_path / "set"):
+        for one in find_recorded(folder, tmp_path / f"staged-{folder.name}"):
+            verdict = verify_run(one, make, Choice(2, 1))
+            assert verdict.status == "verified", verdict.describe()
+            assert verdict.drawn >= 2
+
+
+def test_a_changed_divergence_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(READINGS.encode(make_reading([0.5, 0.0, 0.0, 0.0])))
+    assert set(load_file(path)) >= {"kl", "nll"}
+    same, other = (READINGS.encode(make_reading([first, 0.0, 0.0, 0.0])) for first in (0.5, 0.52))
+    assert compare_readings(path, same, exact=True) is None
+    assert compare_readings(path, other, exact=False) is None  # 0.02 of one token in four
+    said = compare_readings(path, other, exact=True)
+    assert said is not None
+    assert said.endswith("differs by 0.005 a token")

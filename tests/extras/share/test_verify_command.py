@@ -1,0 +1,163 @@
+"""`kvbench verify`: a run of a class that is not kvbench's, and words that are refused."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbench.core.config import ConfigError
+from kvbench.extras.share.verify.command import VerifyRequest, parse_words
+from kvbench.extras.share.verify.recorded import check_targets
+from tests.support.command_line import Command
+
+OWN = """
+from dataclasses import dataclass
+from pathlib import Path
+from kvbench.methods.streaming_llm import StreamingLLM
+
+Path({marker!r}).touch()
+
+@dataclass(eq=False)
+class Mine(StreamingLLM):
+    revision = 0
+"""
+FULL = "kvbench.methods.full.Full"
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, before: list[str]) -> None:
+    """Make the module of the run unknown again."""
+    sys.modules.pop("own_method", None)
+    monkeypatch.setattr(sys, "path", before)
+
+
+@pytest.mark.slow
+def test_foreign_code_runs_only_if_it_is_named(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker, before = tmp_path / "was_run", list(sys.path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "own_method.py").write_text(OWN.format(marker=str(marker)))
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    status, _, err = command(
+        "method=streaming_llm", "method._target_=own_method.Mine", "budget=0.1", "smoke=true"
+    )
+    assert status == 0, err
+    [run] = Path("runs/infinity_tiny").glob("streaming_llm-*")
+    marker.unlink()
+    forget(monkeypatch, before)
+    status, out, _ = command("verify", str(run), "samples=1")
+    assert (status, marker.exists()) == (1, False)
+    assert "not verifiable here" in out
+    assert "own_method.Mine: code that is not kvbench's is not run" in out
+    status, out, err = command("verify", str(run), "samples=1", f"code={run}/source", "out=a.json")
+    assert (status, marker.exists()) == (0, True), out + err
+    outcome = json.loads(Path("a.json").read_text())
+    assert [one["status"] for one in outcome["runs"]] == ["verified", "verified"]
+    assert "**Verified**" in outcome["badge"]
+    forget(monkeypatch, before)
+    source = run / "source" / "own_method.py"
+    source.write_text(source.read_text().replace("revision = 0", "revision = 0\n    more = 1"))
+    status, out, _ = command("verify", str(run), "samples=1", f"code={run}/source")
+    assert status == 1
+    assert "differs: infinity_tiny/streaming_llm" in out
+    assert "code of method: own_method.Mine has other code here than in the record" in out
+    forget(monkeypatch, before)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system", "subprocess.Popen", "kvbench.core.files.write_whole", "hydra.utils.instantiate", "kvbench",
+        # what modules of kvbench, and of named code, import
+        "kvbench.eval.protocol.base.write_whole", "kvbench.eval.files.samples.Path",
+        "kvbench.models.next_token.torch.load", "yaml.io.FileIO", "yaml.load", "kvbench.scenes.detector.detect",
+    ],
+)  # fmt: skip
+def test_a_stored_configuration_names_classes_of_kvbench_alone(target: str) -> None:
+    for node in ({"base": [{"_target_": target}]}, {"_target_": FULL, "_args_": [{"_target_": target}]}):
+        with pytest.raises(ConfigError, match="is not run|No module named"):
+            check_targets(node, "method", ["os", "subprocess", "hydra", "yaml"])
+    if target != "kvbench.scenes.detector.detect":
+        getter = {"_target_": "hydra.utils.get_method", "path": target, "_partial_": True}
+        with pytest.raises(ConfigError, match="is not run|No module named"):
+            check_targets(getter, "eval", ["os"])
+
+
+def test_classes_of_kvbench_and_its_functions_that_are_not_called_pass() -> None:
+    check_targets({"_target_": FULL}, "method", [])
+    check_targets(
+        {"_target_": "hydra.utils.get_method", "path": "kvbench.scenes.detector.detect"}, "eval", []
+    )
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        check_targets({"_target_": "kvbench.methods.full.Fuller"}, "method", [])
+    with pytest.raises(ConfigError, match="interpolation"):
+        check_targets({"path": "${oc.env:HOME}"}, "model", [])
+
+
+def test_texts_and_arguments_by_place_are_no_group_of_keys() -> None:
+    for node in ("{_target_: os.getcwd}", ["a"], None):
+        with pytest.raises(ConfigError, match="prompts: is no group of keys"):
+            check_targets(node, "prompts", [])
+    with pytest.raises(ConfigError, match=r"prompts\._args_: a stored"):
+        check_targets({"_target_": "kvbench.prompts.files.PromptFile", "_args_": ["a.txt"]}, "prompts", [])
+
+
+@pytest.mark.slow
+def test_prompts_of_the_user_are_verified_and_never_quoted(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    own = tmp_path / "own" / "mine.txt"
+    own.write_text("a red ring\na cyan cross\n")
+    words = ("prompts=file", f"prompts.path={own}", "budget=0.1", "smoke=true")
+    status, _, err = command("method=streaming_llm", *words)
+    assert status == 0, err
+    [run] = Path("runs/infinity_tiny").glob("streaming_llm-*")
+    status, out, _ = command("verify", str(run), "samples=1")
+    assert status == 1
+    assert f"prompts.path={own}: is not read; put it into a folder and add weights=FOLDER" in out
+    status, out, err = command("verify", str(run), "samples=1", f"weights={own.parent}")
+    assert status == 0, out + err
+    own.write_text("my private words\n" * 2)
+    status, out, _ = command("verify", str(run), "samples=1", f"weights={own.parent}", "out=a.json")
+    assert status == 1
+    assert "prompts.path: the run cannot be made with the file of weights=FOLDER (" in out
+    assert "private" not in out + Path("a.json").read_text()
+
+
+def test_words_are_parsed(tmp_path: Path) -> None:
+    words = [str(tmp_path), "samples=2", "seed=9", "code=a,b", "out=x.json", "by= Eve "]
+    assert parse_words(words) == VerifyRequest(tmp_path, 2, 9, Path("x.json"), None, ("a", "b"), "Eve")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "0 folders given"),
+        (["a", "b"], "2 folders given"),
+        (["a", "sample=3"], "verify: sample=3: no such key"),
+        (["a", "samples="], "no such key or no value"),
+        (["a", "samples=0"], "samples=0: must be a whole number from 1"),
+        (["a", "samples=two"], "samples=two: must be a whole number"),
+        (["a", "seed=-1"], "seed=-1: must be a whole number from 0"),
+        (["a", "seed=1.5"], "seed=1.5: must be a whole number"),
+        (["a", "by= "], "by=' ': must be a name of 1 to 80"),
+        (["a", "weights=nowhere"], "weights=nowhere: no such folder"),
+        (["a", "out=x.txt"], "must be a file name that ends with .json"),
+    ],
+)
+def test_wrong_words_end_in_one_line(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse_words(words)
+
+
+def test_folders_without_runs_end_in_one_line(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for words, said in (
+        (["nowhere"], "verify: nowhere: no such folder"),
+        (["empty"], "verify: empty: holds no run"),
+        (["empty", "code=os"], "code=os: neither a folder nor the name of a package"),
+        (["empty", "code=no-name"], "code=no-name: neither"),
+    ):
+        status, _, err = command("verify", *words)
+        assert (status, err.count("\n")) == (1, 1)
+        assert said in err

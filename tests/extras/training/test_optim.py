@@ -1,0 +1,159 @@
+"""The update rules of training, step by step in double precision, and where a training's state goes."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kvbench.extras.training.loop import Recipe, fit
+from kvbench.extras.training.optim import Average, Optimizer, warm_hold_decay
+
+Tensors = dict[str, Tensor]
+RATES = {"muon": 0.05, "adamw": 0.01}
+SHAPES = {"tall": (12, 3), "wide": (3, 12), "kernel": (9, 2, 2, 1), "outside": (4, 4), "bias": (5,)}
+"""Matrices and a convolution kernel that Muon takes, a matrix that it may not take, and a vector."""
+
+
+class Parameters(nn.Module):
+    """Named tensors of random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        for name, shape in SHAPES.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=generator)))
+
+
+def gradients(step: int) -> Tensors:
+    """Gradients of one step, whose norm is above 1 in some steps and below in others."""
+    generator = torch.Generator().manual_seed(100 + step)
+    size = (3.0, 0.02, 0.5)[step % 3]
+    return {name: size * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def orthogonalise(matrix: Tensor) -> Tensor:
+    """Five steps of the quintic Newton-Schulz iteration (Muon; Jordan et al., 2024)."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = matrix / matrix.norm()
+    for _ in range(5):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x
+
+
+def plain(steps: int, decay: float, factors: list[float]) -> Tensors:
+    """Parameters after some steps: clipped gradients, Muon with Nesterov momentum, AdamW without decay."""
+    values = {name: p.detach().double() for name, p in Parameters().named_parameters()}
+    momentum, first, second = ({name: torch.zeros_like(v) for name, v in values.items()} for _ in range(3))
+    for step in range(steps):
+        given = {name: g.double() for name, g in gradients(step).items()}
+        norm = math.sqrt(sum(float(g.square().sum()) for g in given.values()))
+        for name, raw in given.items():
+            g = raw / max(1.0, norm)
+            if name in ("tall", "wide", "kernel"):
+                rate = RATES["muon"] * factors[step]
+                momentum[name] = 0.95 * momentum[name] + 0.05 * g
+                flat = (0.05 * g + 0.95 * momentum[name]).flatten(1)
+                rows, columns = flat.shape
+                update = orthogonalise(flat) * math.sqrt(max(1, rows / columns))
+                values[name] = values[name] * (1 - rate * decay) - rate * update.view(g.shape)
+            else:
+                rate = RATES["adamw"] * factors[step]
+                first[name] = 0.9 * first[name] + 0.1 * g
+                second[name] = 0.97 * second[name] + 0.03 * g.square()
+                mean, square = first[name] / (1 - 0.9 ** (step + 1)), second[name] / (1 - 0.97 ** (step + 1))
+                values[name] = values[name] - rate * mean / (square.sqrt() + 1e-8)
+    return values
+
+
+def take(model: Parameters, optimizer: Optimizer, step: int, factor: float) -> None:
+    for name, gradient in gradients(step).items():
+        model.get_parameter(name).grad = gradient
+    optimizer.step(factor)
+
+
+@pytest.mark.parametrize(("capability", "error"), [("AVX512", 0.05), ("AVX2", 1e-4)])
+@pytest.mark.parametrize("decay", [0.0, 0.8])
+def test_steps_are_those_of_the_rules(
+    decay: float, capability: str, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Muon orthogonalises in bfloat16 or float32; a wrong scale or decay is off by half of its rate."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    model, factors = Parameters(), [1.0, 0.5, 0.25, 1.0]
+    optimizer = Optimizer(model, lambda name: name != "outside", decay=decay, **RATES)
+    for step, factor in enumerate(factors):
+        take(model, optimizer, step, factor)
+        assert all(p.grad is None for p in model.parameters())
+        expected = plain(step + 1, decay, factors)
+        for name, value in model.named_parameters():
+            bound = error * RATES["muon"] if name in ("tall", "wide", "kernel") else 1e-6
+            torch.testing.assert_close(value.detach().double(), expected[name], atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3, 0.9])
+def test_the_average_forgets_the_start_and_then_decays(decay: float) -> None:
+    model = Parameters()
+    average = Average(model, decay)
+    expected = {name: p.detach().double().clone() for name, p in model.named_parameters()}
+    generator = torch.Generator().manual_seed(1)
+    for step in range(30):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator))
+        average.update(step)
+        keep = min(decay, (1 + step) / (10 + step))
+        for name, parameter in model.named_parameters():
+            expected[name] = keep * expected[name] + (1 - keep) * parameter.detach().double()
+            torch.testing.assert_close(average.tensors[name].double(), expected[name], atol=1e-5, rtol=0)
+
+
+def test_an_average_is_taken_over_by_value() -> None:
+    average, numbers = Average(Parameters(), 0.5), {name: torch.full(s, 3.0) for name, s in SHAPES.items()}
+    held = dict(average.tensors)
+    average.load(numbers)
+    for name, tensor in held.items():
+        assert average.tensors[name] is tensor
+        assert torch.equal(tensor, numbers[name])
+        assert tensor is not numbers[name]
+
+
+@pytest.mark.parametrize(
+    ("step", "progress", "factor"),
+    [(0, 0.0, 0.1), (4, 0.9, 0.5), (9, 0.1, 1.0), (10, 0.1, 1.0), (10, 0.6, 1.0), (10, 0.8, 0.55), (10, 1.0, 0.1)],
+)  # fmt: skip
+def test_the_rate_rises_stays_and_falls(step: int, progress: float, factor: float) -> None:
+    found = warm_hold_decay(step, progress, warm=10, hold=0.6, floor=0.1)
+    assert found == pytest.approx(factor)
+    defaults = [warm_hold_decay(0, 0.0), warm_hold_decay(100, 0.3), warm_hold_decay(100, 0.7)]
+    assert defaults == pytest.approx([1 / 40, 1, 0.51])
+
+
+def test_kernels_of_another_memory_layout_are_refused() -> None:
+    """No view of them is possible, and a copy would train in vain."""
+    model = nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last)
+    with pytest.raises(RuntimeError, match="view"):
+        Optimizer(model, lambda _: True, **RATES)
+
+
+@dataclass(frozen=True)
+class Two(Recipe):
+    """Two steps."""
+
+    steps: int = 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_training(value: float, tmp_path: Path) -> None:
+    model = Parameters()
+    with pytest.raises(FloatingPointError, match=f"net: the loss is {value} at step 0"):
+        fit(
+            "net",
+            model,
+            Two(0.1, 0.1, 0.9),
+            lambda _: model.tall.square().sum() * value,
+            tmp_path / "c.safetensors",
+        )
+    assert torch.equal(model.tall, Parameters().tall)

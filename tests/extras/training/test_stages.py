@@ -1,0 +1,32 @@
+"""Stages of a next-scale training: which step belongs to which, what has been spent, how tokens weigh."""
+
+import pytest
+import torch
+
+from kvbench.core.segments import next_scale
+from kvbench.extras.training.stages import Stage, StagedRecipe, find_progress, find_stage, token_weights
+
+SEGMENTS = next_scale([(1, 1), (2, 2), (3, 3)])  # 1, 5, 14 tokens up to each
+STAGES = (Stage(1, 8, 2), Stage(3, 4, 3))
+
+
+def test_every_step_belongs_to_one_stage() -> None:
+    found = [find_stage(STAGES, step) for step in range(StagedRecipe(stages=STAGES).steps)]
+    assert found == [STAGES[0]] * 2 + [STAGES[1]] * 3
+    with pytest.raises(IndexError):
+        find_stage(STAGES, 5)
+
+
+def test_progress_counts_tokens() -> None:
+    costs = [8, 8, 56, 56, 56]
+    shares = [sum(costs[:step]) / sum(costs) for step in range(6)]
+    assert [find_progress(STAGES, SEGMENTS, step) for step in range(6)] == pytest.approx(shares)
+    # Of 40 steps of warming up these are the first; the rate is not yet the schedule's.
+    assert StagedRecipe(stages=STAGES).rate_by_cost(SEGMENTS, 1) == pytest.approx(2 / 40)
+
+
+def test_tokens_of_large_scales_weigh_less_and_the_mean_is_one() -> None:
+    weights = token_weights(SEGMENTS)
+    assert weights.mean().item() == pytest.approx(1)
+    assert (weights[0] / weights[-1]).item() == pytest.approx(9**0.25)
+    assert torch.equal(weights[1:5], weights[1].expand(4))
