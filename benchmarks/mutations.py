@@ -2,8 +2,8 @@
 
 python -m benchmarks mutations [--only critical quest] [--folder FOLDER]
 `benchmarks/support/mutations.yaml` lists the lines and, for each, the fast tests of its part. A line is `killed` if a
-test fails that passes without it, `lives` if all pass, and `broken` if tests do not start or end, or fail without it
-too. The exit status is 1 unless all are killed.
+test fails that passes without it, `lives` if all pass, `hangs` if tests do not end, and `broken` if they do not start
+or fail without it too. The exit status is 1 unless all are killed.
 """
 
 import argparse
@@ -35,8 +35,9 @@ LIST = Path(__file__).parent / "support" / "mutations.yaml"
 LIBRARIES = ("pytest", "hypothesis", "hydra", "torch.distributed.tensor")
 """Libraries of most tests, which take longer to import than the tests to run."""
 OWN = ("kvbench", "benchmarks", "tests")
-PASSED, FAILED = 0, 1
-"""Exit statuses of pytest; others mean that it could not run."""
+PASSED, FAILED, NONE_FAST = 0, 1, 5
+"""Exit statuses of pytest: tests passed, one failed, or all are slow; others mean that it could not run."""
+RESULTS = ("killed", "lives", "hangs", "broken")
 
 
 @dataclass(frozen=True)
@@ -104,41 +105,58 @@ def main(options: argparse.Namespace) -> int:
         copy = Path(options.folder or folder) / "checkout"
         copy_checkout(copy)
         results = list(_report(copy, chosen, options.timeout))
-    counts = {result: results.count(result) for result in ("killed", "lives", "broken")}
+    counts = {result: results.count(result) for result in RESULTS}
     print(f"{len(results)} lines:", ", ".join(f"{count} {result}" for result, count in counts.items()))
     return int(counts["killed"] < len(results))
 
 
 def _report(copy: Path, mutations: Sequence[Mutation], timeout: float) -> Iterator[str]:
     """Print and yield the result of each line."""
-    known: dict[str, bool] = {}
-    for name in LIBRARIES:
-        importlib.import_module(name)
+    trial = Trial(copy, timeout)
     for one in mutations:
         started = time.monotonic()
-        result, test = try_line(copy, one, timeout)
-        if result == "killed":
-            if test not in known:
-                known[test] = run_tests(copy, [test], timeout)[0] == PASSED
-            result = result if known[test] else "broken"
+        content = (copy / one.file).read_text(encoding="utf-8")
+        result, test = trial.try_content(copy / one.file, one.apply(content), one.tests)
         seconds = time.monotonic() - started
         print(f"{result:7}{seconds:5.0f} s  {one.file}: {one.note}{test and f'  [{test}]'}", flush=True)
         yield result
 
 
-def try_line(copy: Path, mutation: Mutation, timeout: float) -> tuple[str, str]:
-    """Return the result of a line in a copy of the checkout, and the test that failed; the copy is restored."""
-    path = copy / mutation.file
-    content = path.read_text(encoding="utf-8")
-    path.write_text(mutation.apply(content), encoding="utf-8")
-    try:
-        status, output = run_tests(copy, mutation.tests, timeout)
-    finally:
-        path.write_text(content, encoding="utf-8")
-    failed = re.search(r"^FAILED (.+?)(?: - .*)?$", output, re.MULTILINE)
-    if status == FAILED and failed:
-        return "killed", failed[1]
-    return "lives" if status == PASSED else "broken", ""
+class Trial:
+    """Runs tests of a copy of the checkout on wrong contents of its files.
+
+    Args:
+        copy: folder of the copy.
+        timeout: seconds after which tests are stopped.
+    """
+
+    def __init__(self, copy: Path, timeout: float) -> None:
+        self._copy, self._timeout = copy, timeout
+        self._passes: dict[str, bool] = {}  # whether a test passes on the right code
+        for name in LIBRARIES:
+            importlib.import_module(name)
+
+    def try_content(self, path: Path, wrong: str, tests: Sequence[str]) -> tuple[str, str]:
+        """Return the result of a file's wrong content, and the test that failed; the file is restored.
+
+        Args:
+            path: the file, in the copy.
+            wrong: its wrong content.
+            tests: arguments of pytest that select tests.
+        """
+        content = path.read_text(encoding="utf-8")
+        path.write_text(wrong, encoding="utf-8")
+        try:
+            status, output = run_tests(self._copy, tests, self._timeout)
+        finally:
+            path.write_text(content, encoding="utf-8")
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+        if status == FAILED and failed:
+            test = failed[1]
+            if test not in self._passes:
+                self._passes[test] = run_tests(self._copy, [test], self._timeout)[0] == PASSED
+            return ("killed" if self._passes[test] else "broken"), test
+        return {None: "hangs", PASSED: "lives", NONE_FAST: "lives"}.get(status, "broken"), ""
 
 
 def run_tests(copy: Path, tests: Sequence[str], timeout: float) -> tuple[int | None, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutations import Mutation, read_mutations, try_line
+from benchmarks.mutations import Mutation, Trial, read_mutations
 from tests.support.places import ROOT
 
 LINE = Mutation("adding.py", "a + b", "a - b", "a sum is a difference", ("test_adding.py",))
@@ -26,6 +26,7 @@ def test_every_line_is_in_its_file_once_and_names_tests_that_exist() -> None:
         ("add(1, 2) == 3", "a - b", ("killed", "test_adding.py::test_add")),
         ("add(1, 0) == 1", "a - b", ("lives", "")),
         ("add(1, 2) == 3", "a +", ("broken", "")),
+        ("add(1, 2) == 4", "a - b", ("broken", "test_adding.py::test_add")),
     ],
 )
 def test_a_line_lives_if_no_test_fails(check: str, put: str, result: tuple[str, str], tmp_path: Path) -> None:
@@ -34,7 +35,8 @@ def test_a_line_lives_if_no_test_fails(check: str, put: str, result: tuple[str, 
     (tmp_path / "test_adding.py").write_text(
         f"from adding import add\n\n\ndef test_add():\n    assert {check}\n"
     )
-    assert try_line(tmp_path, replace(LINE, put=put), 60) == result
+    wrong = replace(LINE, put=put).apply(code)
+    assert Trial(tmp_path, 60).try_content(tmp_path / LINE.file, wrong, LINE.tests) == result
     assert (tmp_path / "adding.py").read_text() == code
 
 

