@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process would compile
 
 NOTEBOOKS := $(notdir $(basename $(wildcard notebooks/*.py)))
 
-.PHONY: help demo notebooks weights smollm2 test suite lint types format check rooms pins benchmarks gpu-check lock docs wheel sweep report dashboard clean
+.PHONY: help demo notebooks weights smollm2 test suite lint types format check nightly rooms pins benchmarks gpu-check lock docs wheel sweep report dashboard clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | expand -t 12
@@ -61,10 +61,17 @@ format:  ## put the code into the one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-suite: $(VENV)/stamp  ## set up, run all tests
-	$(BIN)/python -m pytest -q -n logical --maxschedchunk 8 --durations=20
+suite: $(VENV)/stamp  ## set up, run all tests but those of `make nightly`
+	$(BIN)/python -m pytest -q -n logical --maxschedchunk 8 --durations=20 -m "not nightly"
 
-check: lint suite  ## everything that must be green: style, types, all tests
+check: lint suite  ## everything that must be green: style, types, all tests but those of `make nightly`
+
+NIGHT := $(shell date +%j)
+nightly: lint  ## hours: every test, fast ones in three random orders with other examples, 30 random wrong tokens
+	$(BIN)/python -m pytest -q -n logical --maxschedchunk 8 --durations=20 --brake -m ""
+	for seed in 1 2 3; do $(BIN)/python -m pytest -q -n logical -m "not slow" --shuffle $$seed$(NIGHT) \
+		--hypothesis-profile=dice --hypothesis-seed=$$seed$(NIGHT) || exit 1; done
+	$(BIN)/python -m benchmarks mutants --count 30 --seed $(NIGHT)
 
 pins: $(VENV)/stamp  ## write the hashes of the code of methods, models and metrics; raise `revision` first if results change
 	$(BIN)/python -m docs.generator.pins

@@ -1,6 +1,6 @@
 """Random wrong tokens that tests must notice: comparisons, + and -, numbers, not, and, or, min, max, branches.
 
-python -m benchmarks mutants [--rooms core report] [--seed 0] [--out FILE] [--again FILE]
+python -m benchmarks mutants [--rooms core report] [--seed 0] [--count 30] [--out FILE] [--again FILE]
 A room is a folder of `kvbench`, or `eval`, `kernels`, `benchmarks`. Each mutant changes one token of a line in a copy
 of the checkout. The fast tests of its file's name run first, then those of its room, up to the first failure. A mutant
 is `killed`, `hangs` (which counts as killed), `lives`, or is `gone` if `--again` names a line that no file has now.
@@ -31,6 +31,7 @@ OPTIONS = {
     "seed": Option(0, "of the draw of mutants"),
     "per_thousand": Option(4.0, "mutants of a room per 1000 lines of its code"),
     "most": Option(40, "most mutants of a room"),
+    "count": Option(0, "mutants of all rooms together, drawn among these; 0 for all"),
     "out": Option(None, "CSV of the mutants and their results; one that exists is continued"),
     "again": Option(None, "CSV of an earlier run, whose mutants are tried again by the text of their lines"),
     "timeout": Option(300, "seconds after which tests are stopped"),
@@ -188,6 +189,8 @@ def main(options: argparse.Namespace) -> int:
     else:
         drawn = draw_mutants(ROOT, options.seed, options.per_thousand, options.most)
     chosen = [mutant for mutant in drawn if any(mutant.room.startswith(room) for room in options.rooms)]
+    if options.count:
+        chosen = random.Random(options.seed).sample(chosen, min(options.count, len(chosen)))
     if not chosen:
         raise ValueError(
             f"--rooms {' '.join(options.rooms)} --again {options.again}: there are no such mutants"

@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -25,11 +26,18 @@ if not torch.cuda.is_available():
     from benchmarks.support.interpreter import adapt_language_once
 
     adapt_language_once()
-# A run tells of the change and not of the dice; `pytest -m hypothesis --hypothesis-profile=default` throws them.
+from tests.support.brake import (  # noqa: E402, F401
+    pytest_runtest_call,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+)
+
+# A run tells of the change and not of the dice, which `--hypothesis-profile=dice` throws.
 # How long examples take says something about the machine, not about the code.
 settings.register_profile(
     "fixed", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("dice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fixed")
 _STORE = tempfile.TemporaryDirectory(prefix="kvbench-features-")
 os.environ["KVBENCH_FEATURES"] = _STORE.name
@@ -50,8 +58,21 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of `make nightly`."""
+    parser.addoption("--brake", action="store_true", help="fail if fast tests or rooms took too long")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run tests in a random order")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests go first: at the end, every process still has short tests to share with the others."""
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.slow)
+    if (seed := config.getoption("shuffle")) is not None:
+        random.Random(seed).shuffle(items)
+        return
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
