@@ -20,9 +20,7 @@ from kvbench.dashboard.document import make_document
 from kvbench.dashboard.page import render_bundle, write_dashboard
 from kvbench.data.publication import write_file_list
 from kvbench.data.verification import name_verification
-from kvbench.extras.share.verify.document import write_document
-from kvbench.extras.share.verify.run import Choice
-from kvbench.extras.share.verify.verdict import Finding, Verdict
+from kvbench.extras.share.verify.verdict import Choice, Finding, Verdict, write_document
 from kvbench.runs.record.results import read_results
 from tests.support.datasets import publish_runs
 from tests.support.run_folders import write_image_runs, write_text_runs

@@ -18,7 +18,8 @@ from kvbench.dashboard.folders import find_folders
 from kvbench.data.frames import runs_df, samples_df
 from kvbench.extras.share.publish.dataset import read_published
 from kvbench.extras.share.verify.folders import Recorded
-from kvbench.extras.share.verify.run import Choice, verify_run
+from kvbench.extras.share.verify.run import verify_run
+from kvbench.extras.share.verify.verdict import Choice
 from kvbench.report.collect import collect_runs
 from kvbench.runs import execute
 from kvbench.runs.record.earlier import EarlierRun, is_earlier

@@ -1,17 +1,17 @@
 """Verdicts on made-up runs, and edits of their files."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvbench.eval.paired.psnr import Psnr
-from kvbench.extras.share.verify.folders import find_recorded
-from kvbench.extras.share.verify.run import Choice, verify_run
-from kvbench.extras.share.verify.verdict import Verdict
+from kvbench.extras.share.verify.folders import Recorded, find_recorded
+from kvbench.extras.share.verify.run import MakeJob, Remade, verify_run
+from kvbench.extras.share.verify.verdict import Choice, Verdict
 from kvbench.methods.full import Full
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
 from tests.support.fake_run import Fake, job_in
 
@@ -21,14 +21,14 @@ ALL = Choice(COUNT, 7)
 Change = Callable[[Any], None]
 
 
-def remake(root: Path, salt: int = 0) -> Callable[[Results, Mapping[str, object]], Job]:
+def remake(root: Path, salt: int = 0) -> MakeJob:
     """Make jobs from stored configurations, with the weights that are here (`salt`)."""
 
-    def make(results: Results, config: Mapping[str, Any]) -> Job:
-        given = {key: value for key, value in config["method"].items() if key != "_target_"}
+    def make(results: Results) -> Remade:
+        given = {key: value for key, value in results.config["method"].items() if key != "_target_"}
         method: object = Full() if results.method == "full" else StreamingLLM(**given)
         job = job_in(root, COUNT, method, model=Fake(salt=salt), evaluators={"psnr": Psnr()})
-        return Job(**{**vars(job), "config": config, "method_name": results.method})
+        return Remade(replace(job, config=results.config, method_name=results.method))
 
     return make
 
@@ -38,6 +38,29 @@ def verify(folder: Path, choice: Choice = ALL, salt: int = 0) -> dict[str, Verdi
     scratch = folder.parent / "scratch"
     found = find_recorded(folder, scratch / "staged")
     return {one.name.split("/")[1]: verify_run(one, remake(scratch / "again", salt), choice) for one in found}
+
+
+def read_verdict(run: Path, make: MakeJob | None = None) -> Verdict:
+    """The verdict on a run, all of whose samples are drawn again."""
+    scratch = run.parents[1]
+    name, make = f"{run.parent.name}/{run.name}", make or remake(scratch / "again")
+    return verify_run(Recorded(name, run), make, ALL)
+
+
+def lower_peaks(run: Path, share: float) -> None:
+    """Lower the peaks of records and results alike."""
+    lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    for index, line in enumerate(lines):
+        edit_record(
+            run, index, **{name: int(line[name] * share) for name in line if name.startswith("peak_")}
+        )
+
+    def change(all_: Any) -> None:
+        memory = all_["memory"]
+        memory |= {name: int(memory[name] * share) for name in ("peak_tokens", "peak_bytes")}
+        memory["paper_peak_mib"] *= memory["peak_tokens"] / lines[0]["peak_tokens"]
+
+    edit(run / "results.json", change)
 
 
 def edit(path: Path, change: Change) -> None:

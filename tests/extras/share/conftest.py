@@ -1,7 +1,6 @@
 """A finished run to tamper with, beside its reference."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,15 +8,6 @@ import pytest
 from kvbench.runs import execute
 from tests.support.fake_run import job_in
 from tests.support.verification import COUNT
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _commit() -> Iterator[None]:
-    """Runs are of the commit that verifies them, also without a repository."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in ("runs.record.provenance", "extras.share.verify.identity"):
-            patch.setattr(f"kvbench.{module}.find_commit", lambda: {"commit": "c0ffee", "diff_sha256": ""})
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
         ([], "publish: no run given"),
         (["out=set"], "publish: no run given"),
         (["runs/a", "outt=set"], "outt=set: no such key"),
-        (["runs/a", "out="], "out=: no such key or no value"),
+        (["runs/a", "out="], "out=: no such key, no value"),
         (["runs/a", "author= "], "author=' ': must be a name of 1 to 80 printable letters"),
         (["runs/a", "author=a\nb"], "author='a.nb': must be a name"),
         (["runs/a", f"author={'b' * 81}"], "must be a name of 1 to 80"),

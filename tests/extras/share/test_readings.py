@@ -1,8 +1,7 @@
 """Verification of texts that were read: the full cache is read again, its hidden states do not count."""
 
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
@@ -11,13 +10,13 @@ from kvbench.eval.files.kinds import READINGS
 from kvbench.eval.text.forced import Kl
 from kvbench.extras.share.publish.dataset import prepare_dataset, read_published
 from kvbench.extras.share.verify.folders import find_recorded
-from kvbench.extras.share.verify.readings import compare_readings
-from kvbench.extras.share.verify.run import Choice, verify_run
+from kvbench.extras.share.verify.redraw import Rule, compare_sample
+from kvbench.extras.share.verify.run import Remade, verify_run
+from kvbench.extras.share.verify.verdict import Choice
 from kvbench.methods.full import Full
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.reading.reader import Reader
 from kvbench.runs import execute
-from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
 from tests.runs.test_readings import job
 from tests.support.run_folders import make_reading
@@ -30,11 +29,11 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_readings_are_verified_with_and_without_hidden_states(read: Path, tmp_path: Path) -> None:
-    def make(results: Results, config: Mapping[str, Any]) -> Job:
+    def make(results: Results) -> Remade:
         method: object = Full() if results.method == "full" else StreamingLLM(sinks=1)
         one = job(tmp_path / "again", method=method, evaluators={"kl": Kl()})
         assert isinstance(one.model, Reader)
-        return Job(**{**vars(one), "config": config, "method_name": results.method})
+        return Remade(replace(one, config=results.config, method_name=results.method))
 
     prepare_dataset(read_published([read]), tmp_path / "set")
     for folder in (read, tmp_path / "set"):
@@ -49,8 +48,9 @@ def test_a_changed_divergence_is_found(tmp_path: Path) -> None:
     path.write_bytes(READINGS.encode(make_reading([0.5, 0.0, 0.0, 0.0])))
     assert set(load_file(path)) >= {"kl", "nll"}
     same, other = (READINGS.encode(make_reading([first, 0.0, 0.0, 0.0])) for first in (0.5, 0.52))
-    assert compare_readings(path, same, exact=True) is None
-    assert compare_readings(path, other, exact=False) is None  # 0.02 of one token in four
-    said = compare_readings(path, other, exact=True)
-    assert said is not None
-    assert said.endswith("differs by 0.005 a token")
+    exact, rounded = Rule(exact=True), Rule(exact=False)
+    assert compare_sample(path, same, READINGS, exact) == (None, False)
+    assert compare_sample(path, other, READINGS, rounded) == (None, False)  # 0.02 of one token in four
+    assert str(compare_sample(path, other, READINGS, exact)[0]).endswith("differs by 0.005 a token")
+    far = READINGS.encode(make_reading([0.6, 0.0, 0.0, 0.0]))
+    assert str(compare_sample(path, far, READINGS, rounded)[0]).endswith("differs by 0.025 a token")

@@ -8,8 +8,11 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.extras.share.verify.command import VerifyRequest, parse_words
-from kvbench.extras.share.verify.recorded import check_targets
+from kvbench.extras.share.verify.recorded import RecordedJobs, check_targets
+from kvbench.extras.share.verify.verdict import Choice
+from kvbench.runs.record.results import Evaluated
 from tests.support.command_line import Command
+from tests.support.results import made_up
 
 OWN = """
 from dataclasses import dataclass
@@ -60,8 +63,8 @@ def test_foreign_code_runs_only_if_it_is_named(
     source.write_text(source.read_text().replace("revision = 0", "revision = 0\n    more = 1"))
     status, out, _ = command("verify", str(run), "samples=1", f"code={run}/source")
     assert status == 1
-    assert "differs: infinity_tiny/streaming_llm" in out
-    assert "code of method: own_method.Mine has other code here than in the record" in out
+    assert "not verifiable here: infinity_tiny/streaming_llm" in out
+    assert "code: differs here from the run's: own_method" in out
     forget(monkeypatch, before)
 
 
@@ -76,11 +79,11 @@ def test_foreign_code_runs_only_if_it_is_named(
 )  # fmt: skip
 def test_a_stored_configuration_names_classes_of_kvbench_alone(target: str) -> None:
     for node in ({"base": [{"_target_": target}]}, {"_target_": FULL, "_args_": [{"_target_": target}]}):
-        with pytest.raises(ConfigError, match="is not run|No module named"):
+        with pytest.raises(ConfigError, match=r"is not run|No module named"):
             check_targets(node, "method", ["os", "subprocess", "hydra", "yaml"])
     if target != "kvbench.scenes.detector.detect":
         getter = {"_target_": "hydra.utils.get_method", "path": target, "_partial_": True}
-        with pytest.raises(ConfigError, match="is not run|No module named"):
+        with pytest.raises(ConfigError, match=r"is not run|No module named"):
             check_targets(getter, "eval", ["os"])
 
 
@@ -126,7 +129,9 @@ def test_prompts_of_the_user_are_verified_and_never_quoted(command: Command, tmp
 
 def test_words_are_parsed(tmp_path: Path) -> None:
     words = [str(tmp_path), "samples=2", "seed=9", "code=a,b", "out=x.json", "by= Eve "]
-    assert parse_words(words) == VerifyRequest(tmp_path, 2, 9, Path("x.json"), None, ("a", "b"), "Eve")
+    assert parse_words(words) == VerifyRequest(
+        tmp_path, Choice(2, 9), Path("x.json"), None, ("a", "b"), "Eve"
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +140,8 @@ def test_words_are_parsed(tmp_path: Path) -> None:
         ([], "0 folders given"),
         (["a", "b"], "2 folders given"),
         (["a", "sample=3"], "verify: sample=3: no such key"),
-        (["a", "samples="], "no such key or no value"),
+        (["a", "samples="], "samples=: no such key, no value"),
+        (["a", "seed=1", "seed=2"], "seed=2: .* given twice"),
         (["a", "samples=0"], "samples=0: must be a whole number from 1"),
         (["a", "samples=two"], "samples=two: must be a whole number"),
         (["a", "seed=-1"], "seed=-1: must be a whole number from 0"),
@@ -148,6 +154,13 @@ def test_words_are_parsed(tmp_path: Path) -> None:
 def test_wrong_words_end_in_one_line(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_words(words)
+
+
+def test_a_record_of_many_metrics_ends_in_one_line(tmp_path: Path) -> None:
+    one = Evaluated(status="ok", protocol="uint8", settings={})
+    many = made_up("h2o", 0.1, {}, evaluated={f"psnr{number}": one for number in range(20_000)})
+    with pytest.raises(ConfigError, match=r"^results.json: names 20000 evaluators, 64 at most are computed"):
+        RecordedJobs(tmp_path)(many)
 
 
 def test_folders_without_runs_end_in_one_line(command: Command, tmp_path: Path) -> None:

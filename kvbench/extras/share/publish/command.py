@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from kvbench.cli.console import say
 from kvbench.core.config import ConfigError
-from kvbench.extras.share.names import read_name
 from kvbench.extras.share.publish.upload import check_repo, upload
+from kvbench.extras.share.words import read_name, split_words
 
 USAGE = "kvbench publish RUN... [out=FOLDER] [repo=USER/NAME] [license=NAME] [author=NAME]"
 KEYS = ("out", "repo", "license", "author")
@@ -69,22 +69,13 @@ def parse_words(words: Sequence[str]) -> PublishRequest:
     Raises:
         ConfigError: a word is unknown or has a wrong value, no run is named, or the Hub refuses the repository's name.
     """
-    runs, values = [], {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if Path(word).is_dir() or not equals:
-            runs.append(Path(word).expanduser())
-        elif key not in KEYS or not value:
-            raise ConfigError(f"publish: {word}: no such key or no value; {USAGE}")
-        else:
-            values[key] = value
+    runs, values = split_words(words, KEYS, USAGE)
     if not runs:
         raise ConfigError(f"publish: no run given; {USAGE}")
     repo = values.get("repo")
     if repo is not None:
         check_repo(repo)
     out = Path(values["out"]).expanduser() if "out" in values else None
-    author = read_name("author", values["author"]) if "author" in values else None
-    if author is None and repo is not None:
-        author = repo.partition("/")[0]
-    return PublishRequest(tuple(runs), out, repo, values.get("license"), author)
+    user = repo.partition("/")[0] if repo is not None else None
+    author = read_name("author", values["author"]) if "author" in values else user
+    return PublishRequest(runs, out, repo, values.get("license"), author)

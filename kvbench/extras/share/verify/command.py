@@ -10,7 +10,9 @@ from typing import NamedTuple
 from kvbench.cli.console import say
 from kvbench.core.config import MAX_SEED, ConfigError
 from kvbench.core.files import find_obstacle, write_whole
-from kvbench.extras.share.names import read_name
+from kvbench.data.verification import name_verification
+from kvbench.extras.share.verify.verdict import Choice, write_badge, write_document
+from kvbench.extras.share.words import read_name, split_words
 
 USAGE = "kvbench verify FOLDER [samples=3] [seed=0] [out=FILE.json] [by=NAME] [weights=FOLDER] [code=PACKAGE,FOLDER...]"
 KEYS = ("samples", "seed", "out", "by", "weights", "code")
@@ -21,8 +23,7 @@ class VerifyRequest(NamedTuple):
 
     Attributes:
         folder: a run, a folder of runs or a published dataset.
-        samples: samples of each run that are drawn again.
-        seed: seed of their choice.
+        choice: of samples of each run that are drawn again.
         out: file of the outcome; None for one beside the folder.
         weights: folder of weights, prompts and other files that configurations name, for those that are not here.
         code: packages, and folders of modules, beside kvbench whose code may be run.
@@ -30,8 +31,7 @@ class VerifyRequest(NamedTuple):
     """
 
     folder: Path
-    samples: int = 3
-    seed: int = 0
+    choice: Choice = Choice(3, 0)
     out: Path | None = None
     weights: Path | None = None
     code: tuple[str, ...] = ()
@@ -51,37 +51,32 @@ def verify(words: Sequence[str]) -> bool:
     if {"-h", "--help"} & set(words):
         say(f"usage: {USAGE}")
         return True
-    request = parse_words(words)
-    from kvbench.data.verification import name_verification
+    folder, choice, given, weights, names, by = parse_words(words)
     from kvbench.extras.share.verify.dataset import verify_dataset
-    from kvbench.extras.share.verify.document import write_badge, write_document
     from kvbench.extras.share.verify.folders import find_recorded
     from kvbench.extras.share.verify.recorded import RecordedJobs
-    from kvbench.extras.share.verify.run import Choice, verify_run
+    from kvbench.extras.share.verify.run import verify_run
     from kvbench.runs.record.provenance import provenance
 
-    out, choice = request.out or name_verification(request.folder), Choice(request.samples, request.seed)
-    if (problem := find_obstacle(out.parent)) is not None:
-        raise ConfigError(f"out={out}: cannot be written ({problem})")
-    code = open_code(request.code)
+    out = given or name_verification(folder)
+    if (problem := find_obstacle(out.parent)) is not None or out.is_dir():
+        raise ConfigError(f"out={out}: cannot be written ({problem or 'it is a folder'})")
+    code = open_code(names)
     verdicts = []
     with tempfile.TemporaryDirectory(prefix="kvbench-verify-") as scratch:
-        make_job = RecordedJobs(Path(scratch, "runs"), code, request.weights)
-        recorded = find_recorded(request.folder, Path(scratch, "staged"))
+        make_job = RecordedJobs(Path(scratch, "runs"), code, weights)
+        recorded = find_recorded(folder, Path(scratch, "staged"))
         if recorded[0].dataset is not None:
-            verdicts.append(verify_dataset(request.folder, [one.folder for one in recorded]))
+            verdicts.append(verify_dataset(folder, [one.folder for one in recorded]))
             say(verdicts[-1].describe())
         for one in recorded:
             verdicts.append(verify_run(one, make_job, choice))
             say(verdicts[-1].describe())
-    here = {
-        name: value
-        for name, value in provenance("cpu", None).items()
-        if name in ("code", "versions", "machine")
-    }
-    write_whole(out, write_document(request.folder, choice, verdicts, here, request.by))
+    known = provenance("cpu", None)
+    here = {name: known[name] for name in ("code", "versions", "machine")}
+    write_whole(out, write_document(folder, choice, verdicts, here, by))
     say(f"outcome: {out}")
-    say(f"for the card: {write_badge(request.folder, choice, verdicts)}")
+    say(f"for the card: {write_badge(folder, choice, verdicts, by)}")
     return all(one.status == "verified" for one in verdicts)
 
 
@@ -116,30 +111,19 @@ def parse_words(words: Sequence[str]) -> VerifyRequest:
     Raises:
         ConfigError: a word is unknown or has a wrong value, or not one folder is named.
     """
-    folders, values = [], {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if Path(word).is_dir() or not equals:
-            folders.append(Path(word).expanduser())
-        elif key not in KEYS or not value:
-            raise ConfigError(f"verify: {word}: no such key or no value; {USAGE}")
-        else:
-            values[key] = value
+    folders, values = split_words(words, KEYS, USAGE)
     if len(folders) != 1:
         raise ConfigError(f"verify: {len(folders)} folders given, name one; {USAGE}")
-    counts = {
-        key: _read_count(key, values[key], least, most)
-        for key, least, most in (("samples", 1, 10**6), ("seed", 0, MAX_SEED))
-        if key in values
-    }
-    paths = {key: Path(values[key]).expanduser() for key in ("out", "weights") if key in values}
-    if "weights" in paths and not paths["weights"].is_dir():
-        raise ConfigError(f"weights={values['weights']}: no such folder")
-    if "out" in paths and paths["out"].suffix != ".json":
-        raise ConfigError(f"out={values['out']}: must be a file name that ends with .json")
+    samples = _read_count("samples", values.get("samples", "3"), 1, 10**6)
+    seed = _read_count("seed", values.get("seed", "0"), 0, MAX_SEED)
+    out, weights = (Path(values[key]).expanduser() if key in values else None for key in ("out", "weights"))
+    if weights is not None and not weights.is_dir():
+        raise ConfigError(f"weights={weights}: no such folder")
+    if out is not None and out.suffix != ".json":
+        raise ConfigError(f"out={out}: must be a file name that ends with .json")
     code = tuple(values["code"].split(",")) if "code" in values else ()
     by = read_name("by", values["by"]) if "by" in values else None
-    return VerifyRequest(folders[0], code=code, by=by, **counts, **paths)  # type: ignore[arg-type]
+    return VerifyRequest(folders[0], Choice(samples, seed), out, weights, code, by)
 
 
 def _read_count(key: str, text: str, least: int, most: int) -> int:

@@ -11,7 +11,7 @@ from kvbench.data.publication import FILE_LIST, RUNS_FILE, SAMPLES_FILE, list_fo
 from kvbench.data.verification import WHOLE
 from kvbench.eval.files.samples import read_samples
 from kvbench.extras.share.publish.dataset import CARD, PublishedRun, read_runs
-from kvbench.extras.share.verify.records import is_close
+from kvbench.extras.share.verify.record import is_close
 from kvbench.extras.share.verify.verdict import Finding, Verdict
 from kvbench.report.runs_table import make_rows
 from kvbench.report.tables import format_markdown
@@ -26,7 +26,21 @@ def verify_dataset(dataset: Path, folders: Sequence[Path]) -> Verdict:
         dataset: folder of the dataset.
         folders: its runs, with the layout of runs.
     """
-    findings = dict.fromkeys((*_check_files(dataset), *_check_tables(dataset, folders)))
+    findings = dict.fromkeys(_check_files(dataset))
+    try:
+        found = {folder: read_results(folder) for folder in folders}
+        runs = [PublishedRun(folder, results) for folder, results in found.items() if results is not None]
+        checks = (_check_runs_table, _check_samples_table, _check_card)
+    except ConfigError as error:
+        findings[Finding("tables", str(error), True)] = None
+        checks = ()
+    for check in checks:
+        try:
+            findings |= dict.fromkeys(check(dataset, runs))
+        except Exception as error:  # a damaged table may raise anything; the runs are verified
+            is_known = isinstance(error, ConfigError | OSError)
+            said = str(error) if is_known else f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+            findings[Finding("tables", said, not isinstance(error, TooLargeError))] = None
     return Verdict(WHOLE, tuple(findings), compared=f"{FILE_LIST}, {RUNS_FILE.as_posix()} and {CARD}")
 
 
@@ -38,50 +52,26 @@ def _check_files(dataset: Path) -> Iterator[Finding]:
         yield Finding(FILE_LIST, f"cannot be read ({error})")
         return
     for name in foreign:
-        yield Finding(
-            FILE_LIST, f"does not list {name}" if "(changed)" not in name else f"has another {name}"
-        )
+        changed = "(changed)" in name
+        yield Finding(FILE_LIST, f"has another {name}" if changed else f"does not list {name}")
     for name in lost:
         yield Finding(FILE_LIST, f"lists {name}, which is missing")
-
-
-def _check_tables(dataset: Path, folders: Sequence[Path]) -> Iterator[Finding]:
-    """Yield what each check of tables and card finds, or why it could not be made."""
-    try:
-        found = {folder: read_results(folder) for folder in folders}
-    except ConfigError as error:
-        yield Finding("tables", str(error), True)
-        return
-    runs = [PublishedRun(folder, results) for folder, results in found.items() if results is not None]
-    for check in (_check_runs_table, _check_samples_table, _check_card):
-        try:
-            yield from check(dataset, runs)
-        except TooLargeError as error:
-            yield Finding("tables", str(error))
-        except (ConfigError, OSError) as error:
-            yield Finding("tables", str(error), True)
-        except Exception as error:  # a damaged table may raise anything; the runs are verified
-            said = " ".join(str(error).split())
-            yield Finding("tables", f"{type(error).__name__}: {said:.200}", True)
 
 
 def _check_runs_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
     """Yield a finding for each row of runs.parquet that the runs do not give."""
     places = {run.path: run.results for run in runs}
-    if places:
-        ours = {row["folder"]: row for row in read_runs(places).iter_rows(named=True)}
-        table = read_table(dataset / RUNS_FILE, len(places))
-        theirs = {row["folder"]: row for row in table.iter_rows(named=True)}
-        for name in sorted(ours.keys() | theirs.keys()):
-            if (column := _find_difference(ours.get(name), theirs.get(name))) is not None:
-                yield Finding(RUNS_FILE.as_posix(), f"{column} of {name} is not as in its results.json")
-
-
-def _check_card(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
-    """Yield a finding for a table of the card that the runs do not give."""
-    table = format_markdown(make_rows([run.results for run in runs]))
-    if sorted(table.splitlines()) != sorted(_list_table(dataset / CARD, table)):
-        yield Finding(CARD, "its table is not the table of the runs")
+    if not places:
+        return
+    table = read_table(dataset / RUNS_FILE, len(places))
+    ours, theirs = (
+        {row["folder"]: row for row in one.iter_rows(named=True)} for one in (read_runs(places), table)
+    )
+    for name in sorted(ours.keys() | theirs.keys()):
+        first, second = ours.get(name, {}), theirs.get(name, {})
+        wrong = [key for key in {**first, **second} if not is_close(first.get(key), second.get(key))]
+        if wrong:
+            yield Finding(RUNS_FILE.as_posix(), f"{wrong[0]} of {name} is not as in its results.json")
 
 
 def _check_samples_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
@@ -89,27 +79,19 @@ def _check_samples_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterato
     for run in runs:
         known = [(one.index, one.prompt, one.seed) for one in read_samples(run.folder / RECORDS).values()]
         table = read_table(dataset / SAMPLES_FILE, len(known), run.path)
-        rows = table.select("index", "prompt", "seed").rows()
-        if sorted(rows) != sorted(known):
+        if sorted(table.select("index", "prompt", "seed").rows()) != sorted(known):
             text = f"prompts or seeds of {run.path} are not as in its {RECORDS}"
             yield Finding(SAMPLES_FILE.as_posix(), text)
 
 
-def _find_difference(ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> str | None:
-    """Return the first column in which two rows differ; None without one."""
-    if ours is None or theirs is None:
-        return "the row"
-    names = [*ours, *(name for name in theirs if name not in ours)]
-    return next((name for name in names if not is_close(ours.get(name), theirs.get(name))), None)
-
-
-def _list_table(card: Path, table: str) -> list[str]:
-    """Return the lines of a card's table of runs, which begins with the same heading as `table`."""
-    heading = table.splitlines()[0]
-    lines = read_text(card).splitlines() if card.is_file() else []
-    start = lines.index(heading) if heading in lines else len(lines)
+def _check_card(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:
+    """Yield a finding for a table of the card that the runs, in whatever order, do not give."""
+    ours = format_markdown(make_rows([run.results for run in runs])).splitlines()
+    lines = read_text(dataset / CARD).splitlines() if (dataset / CARD).is_file() else []
+    start = lines.index(ours[0]) if ours[0] in lines else len(lines)
     stop = next((i for i in range(start, len(lines)) if not lines[i].startswith("|")), len(lines))
-    return lines[start:stop]
+    if sorted(ours) != sorted(lines[start:stop]):
+        yield Finding(CARD, "its table is not the table of the runs")
 
 
 def read_rows(dataset: Path, run: str, samples: int) -> dict[int, Mapping[str, Any]]:

@@ -1,5 +1,6 @@
 """Jobs of recorded runs: objects of a stored configuration, with classes of kvbench or ones that the user names."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -20,6 +21,7 @@ from kvbench.extras.share.verify.named_files import (
     place_files,
     place_weights,
 )
+from kvbench.extras.share.verify.run import Remade
 from kvbench.kernels.batch_invariance import set_batch_invariant
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
@@ -31,6 +33,8 @@ from kvbench.runs.record.results import Results
 
 PACKAGES = tuple(f"kvbench.{name}." for name in ("eval", "methods", "models", "prompts", "scenes"))
 """Packages whose classes and functions a stored configuration may name."""
+MAX_METRICS = 64
+"""Most evaluators of a record that are computed again."""
 UNUSED = ("train", "logger", "sweeps", "sampling", "protect", "windows")
 """Groups of which no object is made."""
 OWN: Mapping[str, object] = {
@@ -58,17 +62,21 @@ class RecordedJobs:
     def __post_init__(self) -> None:
         self._models: dict[str, Model] = {}
 
-    def __call__(self, results: Results, config: Mapping[str, object]) -> Job:
-        """Return the checked job of a stored configuration.
+    def __call__(self, results: Results) -> Remade:
+        """Return the checked job of a record, with the evaluators that it names.
 
         Raises:
-            ConfigError: it names code that may not be run, a file that is not read, or something that does not exist
-                here. Contents of the user's files are not quoted.
+            ConfigError: it names code that may not be run, a file that is not read, something that does not exist
+                here, or too many evaluators. Contents of the user's files are not quoted.
             ValueError: the job does not fit, see `check_job`.
         """
-        values: dict[str, Any] = deepcopy({key: one for key, one in config.items() if key not in UNUSED})
-        values |= {**OWN, "runs_dir": str(self.runs_dir)}
-        values["eval"] = {name: deepcopy(entry.settings) for name, entry in results.evaluated.items()}
+        if (count := len(results.evaluated)) > MAX_METRICS:
+            raise ConfigError(
+                f"results.json: names {count} evaluators, {MAX_METRICS} at most are computed again"
+            )
+        kept = {key: one for key, one in results.config.items() if key not in UNUSED}
+        kept |= {"eval": {name: entry.settings for name, entry in results.evaluated.items()}}
+        values: dict[str, Any] = deepcopy(kept) | {**OWN, "runs_dir": str(self.runs_dir)}
         parts = {key: values.get(key) for key in ("model", "method", "prompts")}
         parts |= {f"eval.{name}": node for name, node in values["eval"].items()}
         for key, node in parts.items():
@@ -83,9 +91,8 @@ class RecordedJobs:
         with hide_reasons(own):
             job = self._make_job(values, settings, results.method)
             check_job(job)
-        bounds = {one.method_name: one for one in job.bounds()}
-        bound = bounds.get(results.method)
-        return job if bound is None else replace(bound, evaluators=job.evaluators)
+        bound = {one.method_name: one for one in job.bounds()}.get(results.method)
+        return Remade(job if bound is None else replace(bound, evaluators=job.evaluators), own)
 
     def _make_job(self, values: dict[str, Any], settings: Settings, method: str) -> Job:
         source = instantiate(values["prompts"])
@@ -138,7 +145,7 @@ def check_targets(node: object, key: str, code: Sequence[str]) -> None:
             )
     if any("_args_" in inner for inner in list_nodes(node)):
         raise ConfigError(f"{key}._args_: a stored configuration has arguments by key alone; remove it")
-    if _has_interpolation(node):
+    if "${" in json.dumps(node):
         raise ConfigError(
             f"{key}: contains an interpolation (${{...}}), which a stored configuration never has"
         )
@@ -154,11 +161,3 @@ def _is_trusted(name: object, code: Sequence[str]) -> bool:
 
 def _is_part(one: object) -> bool:
     return isclass(one) and (is_dataclass(one) or issubclass(one, Method | Model))
-
-
-def _has_interpolation(value: object) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_interpolation, [*value.keys(), *value.values()]))
-    if isinstance(value, list | tuple):
-        return any(map(_has_interpolation, value))
-    return isinstance(value, str) and "${" in value

@@ -1,78 +1,61 @@
 """Verification of one recorded run."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from random import Random
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from kvbench.core.config import UserError
 from kvbench.engine.ledger import BudgetExceeded
-from kvbench.eval.files.kinds import IMAGES, find_stored_kind
-from kvbench.eval.files.samples import SampleSetError
-from kvbench.extras.share.verify.arithmetic import list_differences, use_threads
+from kvbench.eval.files.kinds import find_kind
 from kvbench.extras.share.verify.dataset import read_rows
 from kvbench.extras.share.verify.folders import Recorded
-from kvbench.extras.share.verify.identity import (
-    check_calibration,
+from kvbench.extras.share.verify.record import (
     check_code,
-    check_copies,
     check_name,
-    check_reference,
+    check_samples,
+    check_summary,
     check_weights,
-    read_recordings,
+    list_differences,
+    use_threads,
 )
-from kvbench.extras.share.verify.records import check_prompts, check_samples, check_summary
-from kvbench.extras.share.verify.redraw import Rule, compare_batch, draw_again, find_batch
+from kvbench.extras.share.verify.redraw import Rule, compare_batch, draw_again, find_rule
 from kvbench.extras.share.verify.scores import check_scores
-from kvbench.extras.share.verify.verdict import Finding, Verdict
+from kvbench.extras.share.verify.verdict import Choice, Finding, Verdict
 from kvbench.runs.generate.batch import load
 from kvbench.runs.job import Job
-from kvbench.runs.prepare import Calibrations, calibrate_job, prepare_method
+from kvbench.runs.prepare import calibrate_job, prepare_method
 from kvbench.runs.record.earlier import is_earlier
-from kvbench.runs.record.folder import read_records
+from kvbench.runs.record.folder import SampleRecord, read_records
 from kvbench.runs.record.results import Results, read_results
 
 
-class Choice(NamedTuple):
-    """Choice of samples by the verifier.
+class Remade(NamedTuple):
+    """A recorded run's job.
 
     Attributes:
-        samples: number of samples of each run.
-        seed: seed of their choice.
+        job: with the evaluators that the results name.
+        own: keys of its configuration that name files of the user.
     """
 
-    samples: int
-    seed: int
-
-    def choose(self, name: str, count: int) -> list[int]:
-        """Return the indices of a run's chosen samples in order, all if it has no more."""
-        chosen = Random(f"{self.seed} {name}").sample(range(count), min(self.samples, count))
-        return sorted(chosen)
+    job: Job
+    own: Sequence[str] = ()
 
 
-class MakeJob(Protocol):
-    """Maker of a recorded run's job."""
-
-    def __call__(self, results: Results, config: Mapping[str, object]) -> Job:
-        """Return the checked job of a configuration, with the evaluators that the results name.
-
-        Raises:
-            ValueError: the job does not fit, or names code or files that may not be used or do not exist here.
-        """
-        ...
+MakeJob = Callable[[Results], Remade]
+"""Maker of a recorded run's job; an error if it names code or files that may not be used or do not exist here."""
 
 
 def verify_run(one: Recorded, make_job: MakeJob, choice: Choice) -> Verdict:
     """Return the verdict on a run; errors of the run and of this machine become findings."""
     findings: list[Finding] = []
-    if is_earlier(one.folder):
-        return Verdict(one.name, (Finding("run", "drawn by an earlier version", True),))
     try:
-        results = read_results(one.folder)
-        if results is None:
+        if is_earlier(one.folder):
+            findings.append(Finding("run", "drawn by an earlier version", True))
+        elif (results := read_results(one.folder)) is None:
             text = "is missing: the run is not finished, or its folder is not here"
-            return Verdict(one.name, (Finding("results.json", text, True),))
-        return _verify(one, results, make_job, choice, findings)
+            findings.append(Finding("results.json", text, True))
+        else:
+            return _verify(one, results, make_job, choice, findings)
     except BudgetExceeded as error:
         findings.append(Finding("ledger", " ".join(str(error).split())))
     except (UserError, ValueError, OSError) as error:
@@ -87,54 +70,53 @@ def _verify(
     one: Recorded, results: Results, make_job: MakeJob, choice: Choice, findings: list[Finding]
 ) -> Verdict:
     """Return the verdict on a finished run; what is found before an error is in `findings`."""
-    folder, recorded, records = one.folder, read_recordings(one.folder), read_records(one.folder)
-    use_threads(recorded.provenance)
-    kind = find_stored_kind(folder) or IMAGES
-    findings += check_copies(results, recorded, folder.name)
-    findings += check_samples(folder, kind, records, results.n)
-    job = make_job(results, results.config)
-    findings += check_prompts(job, records, results.n)
+    recorded, records = results.provenance or {}, read_records(one.folder)
+    use_threads(recorded)
+    job, own = make_job(results)
+    findings += check_samples(job, records, results.n)
     load(job)
-    weights, code = list(check_weights(job, recorded.provenance)), list(check_code(job, recorded, folder))
-    findings += [*weights, *code]
-    differences = list_differences(job, recorded.provenance)
-    if weights or code:
-        if not code:
-            findings += check_name(job, Calibrations(), recorded, folder.name)
-            findings += check_reference(job, recorded.provenance, results.reference)
-        return _add_scores(Verdict(one.name), job, one, results, findings, exact=not differences)
+    differences = list_differences(job, recorded)
+    obstacles = [*check_weights(job, recorded), *check_code(job, recorded, one.folder)]
+    findings += obstacles
+    chosen, drawn, compared = choice.choose(one.name, len(job.prompts)), 0, ""
+    if not obstacles:
+        exact = not differences
+        drawn, rule = _draw(job, one.folder, records, results, chosen, findings, exact=exact)
+        compared = rule.describe()
+    rows = {} if one.dataset is None else read_rows(one.dataset, one.name, len(job.prompts))
+    metrics, found = check_scores(job, one.folder, results, rows, own, exact=not differences)
+    return Verdict(
+        one.name,
+        (*findings, *found),
+        tuple(chosen),
+        len(job.prompts),
+        drawn,
+        compared,
+        tuple(differences),
+        metrics,
+    )
+
+
+def _draw(
+    job: Job,
+    folder: Path,
+    records: Mapping[int, SampleRecord],
+    results: Results,
+    chosen: Sequence[int],
+    findings: list[Finding],
+    *,
+    exact: bool,
+) -> tuple[int, Rule]:
+    """Draw the batches of the chosen samples again; return the number of drawn samples and the rule of comparison."""
+    kind, size, count, drawn = find_kind(job.model.output), job.settings.batch_size, len(job.prompts), 0
     calibrations = calibrate_job(job)
-    findings += check_name(job, calibrations, recorded, folder.name)
-    findings += check_reference(job, recorded.provenance, results.reference)
-    findings += check_calibration(calibrations, recorded.provenance, same_arithmetic=not differences)
-    chosen, rule = choice.choose(one.name, len(job.prompts)), Rule(not differences)
+    findings += check_name(job, calibrations, results, folder.name)
     budget = prepare_method(job, calibrations.artifact)
     findings += check_summary(job, records, budget, results)
-    size, count = job.settings.batch_size, len(job.prompts)
-    found = {index: find_batch(records, index, size, count) for index in chosen if index in records}
-    for index in (index for index, block in found.items() if block is None):
-        text = "was drawn in a smaller batch than the configuration's; which is not recorded"
-        findings.append(Finding(f"sample {index}", text, True))
-    chunks = sorted({block for block in found.values() if block is not None}, key=lambda block: block.start)
-    drawn = 0
-    for batch in draw_again(job, calibrations, budget, chunks) if chunks else ():
+    rule = find_rule(job, kind, exact=exact)
+    starts = sorted({index // size * size for index in chosen})
+    chunks = [range(start, min(start + size, count)) for start in starts]
+    for batch in draw_again(job, calibrations, budget, chunks):
         drawn += len(batch.records)
         findings += compare_batch(batch, folder, kind, records, rule)
-    verdict = Verdict(
-        one.name, (), tuple(chosen), count, drawn, rule.describe(), other_arithmetic=tuple(differences)
-    )
-    return _add_scores(verdict, job, one, results, findings, exact=not differences)
-
-
-def _add_scores(
-    verdict: Verdict, job: Job, one: Recorded, results: Results, findings: list[Finding], *, exact: bool
-) -> Verdict:
-    """Return the verdict with the findings, including findings of metrics."""
-    try:
-        rows = {} if one.dataset is None else read_rows(one.dataset, one.name, len(job.prompts))
-        scores = check_scores(job, one.folder, results, rows, exact=exact)
-    except SampleSetError as error:
-        found = (*findings, Finding("metrics", f"cannot be computed again: {error}", True))
-        return replace(verdict, findings=found)
-    found = (*findings, *scores.findings)
-    return replace(verdict, findings=found, metrics=scores.computed, unchecked=scores.unchecked)
+    return drawn, rule

@@ -1,14 +1,36 @@
-"""Verdict on a recorded run: what differs from its record, and what could not be checked."""
+"""Verdict on a recorded run: what differs from its record, and what could not be checked; its JSON and its badge."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 from kvbench.core.names import make_printable
-from kvbench.data.verification import Status
+from kvbench.data.publication import FILE_LIST, hash_publication
+from kvbench.data.verification import WHOLE, Status, format_verification
+from kvbench.report.tables import escape_markdown
 
 MAX_SHOWN = 4
 """Most findings in a line."""
+
+
+class Choice(NamedTuple):
+    """Choice of samples by the verifier.
+
+    Attributes:
+        samples: number of samples of each run.
+        seed: seed of their choice.
+    """
+
+    samples: int
+    seed: int
+
+    def choose(self, name: str, count: int) -> list[int]:
+        """Return the indices of a run's chosen samples in order, all if it has no more."""
+        chosen = Random(f"{self.seed} {name}").sample(range(count), min(self.samples, count))
+        return sorted(chosen)
 
 
 class Finding(NamedTuple):
@@ -38,7 +60,6 @@ class Verdict:
         compared: rule by which they were compared with the stored ones; empty if none was drawn.
         other_arithmetic: what differs between the recorded arithmetic and the arithmetic here.
         metrics: number of metrics that were computed again.
-        unchecked: reason by evaluator that could not be repeated here.
     """
 
     run: str
@@ -49,20 +70,12 @@ class Verdict:
     compared: str = ""
     other_arithmetic: tuple[str, ...] = ()
     metrics: int = 0
-    unchecked: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Replace letters of names and values that a stranger's files have, which could hide lines of a terminal."""
-        findings = tuple(
-            Finding(make_printable(one.what), make_printable(one.text), one.missing) for one in self.findings
-        )
-        unchecked = {make_printable(name): make_printable(text) for name, text in self.unchecked.items()}
-        for name, value in (
-            ("run", make_printable(self.run)),
-            ("findings", findings),
-            ("unchecked", unchecked),
-        ):
-            object.__setattr__(self, name, value)
+        findings = (Finding(*map(make_printable, one[:2]), one.missing) for one in self.findings)
+        object.__setattr__(self, "findings", tuple(findings))
+        object.__setattr__(self, "run", make_printable(self.run))
 
     @property
     def status(self) -> Status:
@@ -73,14 +86,54 @@ class Verdict:
 
     def describe(self) -> str:
         """Return the verdict as one line."""
-        if not self.findings and not self.chosen:
-            said = self.compared
-        elif not self.findings:
+        if self.findings:
+            ordered = sorted(self.findings, key=lambda finding: finding.missing)
+            shown = [f"{finding.what}: {finding.text}" for finding in ordered[:MAX_SHOWN]]
+            said = "; ".join(shown) + (f"; and {more} more" if (more := len(ordered) - len(shown)) else "")
+        elif self.chosen:
             chosen = f"{len(self.chosen)} of {self.samples} samples"
             said = f"{chosen} ({self.drawn} drawn, {self.compared}), {self.metrics} metrics"
         else:
-            ordered = sorted(self.findings, key=lambda finding: finding.missing)
-            shown = [f"{finding.what}: {finding.text}" for finding in ordered[:MAX_SHOWN]]
-            more = len(ordered) - len(shown)
-            said = "; ".join(shown) + (f"; and {more} more" if more else "")
+            said = self.compared
         return f"{self.status}: {self.run}: {said}"
+
+
+def write_document(
+    folder: Path, choice: Choice, verdicts: Sequence[Verdict], versions: object, by: str | None = None
+) -> str:
+    """Return the outcome as JSON: the choice of samples, versions, and each run's verdict.
+
+    Args:
+        folder: what was verified.
+        choice: of samples.
+        verdicts: of its runs.
+        versions: provenance of the verification, JSON values.
+        by: name of the verifier; None if it is not given.
+    """
+    files = hash_publication(folder) if (folder / FILE_LIST).is_file() else None
+    badge = write_badge(folder, choice, verdicts, by)
+    fields = {"by": by, **choice._asdict(), "verifier": versions, "badge": badge}
+    runs = [
+        {**asdict(one), "findings": [finding._asdict() for finding in one.findings], "status": one.status}
+        for one in verdicts
+    ]
+    return format_verification(folder, files, fields, runs)
+
+
+def write_badge(folder: Path, choice: Choice, verdicts: Sequence[Verdict], by: str | None = None) -> str:
+    """Return a line of Markdown for the card of a dataset, with the verifier's name and the rules of comparison."""
+    runs = [one for one in verdicts if one.run != WHOLE]
+    good = [one for one in runs if one.status == "verified"]
+    word = "Verified" if all(one.status == "verified" for one in verdicts) else "Not verified"
+    who = f" by {escape_markdown(by)}" if by else ""
+    rules = " or ".join(sorted({one.compared for one in good}))
+    drawn, metrics = sum(one.drawn for one in good), sum(one.metrics for one in good)
+    command = f"kvbench verify {escape_markdown(folder.absolute().name)} samples={choice.samples} seed={choice.seed}"
+    lacking = {
+        one.what for run in runs for one in run.findings if one.missing and one.what.startswith("metric ")
+    }
+    names = ", ".join(sorted(name.removeprefix("metric ") for name in lacking))
+    again = f"{drawn} samples drawn again{f' ({rules})' if rules else ''}, {metrics} metrics computed again"
+    unchecked = f"; not computed here: {escape_markdown(names)}" if names else ""
+    day = datetime.now(UTC).date().isoformat()
+    return f"> **{word}** on {day}{who}: {len(good)} of {len(runs)} runs, {again}{unchecked} (`{command}`)"
