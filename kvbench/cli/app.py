@@ -10,12 +10,11 @@ import hydra
 from omegaconf import DictConfig
 
 from kvbench.cli.config.command import SWEEP_TASKS, Command
-from kvbench.cli.config.compose import hydra_of_kvbench
+from kvbench.cli.config.compose import hydra_of_kvbench, shrink
 from kvbench.cli.config.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.config.messages import check_arguments
 from kvbench.cli.config.search_path import check_search_path
-from kvbench.cli.config.smoke import shrink
-from kvbench.cli.config.unread import check_words
+from kvbench.cli.config.words import check_words
 from kvbench.cli.console import say
 from kvbench.cli.dispatch import configure_logging, prepare, read_job, run_task
 from kvbench.cli.streams import repair_streams
@@ -24,10 +23,9 @@ from kvbench.cli.submit.slurm import submit
 from kvbench.cli.submit.summary import Summary, end_or_describe, show_sweep, start_workers
 from kvbench.cli.sweeps.folder import announce, compose_sweep, list_worker_words
 from kvbench.cli.sweeps.jobs import Recorder, label_sweep
-from kvbench.cli.sweeps.launchers import check_launcher
+from kvbench.cli.sweeps.launchers import SLURM, check_launcher
 from kvbench.cli.sweeps.outcomes import describe_failure, exiting_on_error
 from kvbench.cli.sweeps.progress import watch
-from kvbench.cli.sweeps.slurm_checks import LAUNCHER
 from kvbench.cli.tasks.table import COMMANDS, find_command
 from kvbench.cli.version import describe_version
 from kvbench.cli.workers.control import control
@@ -169,7 +167,7 @@ def prepare_workers(cfg: DictConfig, launcher: str, workers: list[str]) -> "Sequ
     if not cfg.work.wait:
         start_workers(launched, Path(cfg.work.folder), workers, cfg.work.workers)
         return []
-    return submit(launched, workers, cfg.work.workers) if launcher == LAUNCHER else []
+    return submit(launched, workers, cfg.work.workers) if launcher == SLURM else []
 
 
 def run_alone(overrides: list[str]) -> None:

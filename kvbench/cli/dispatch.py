@@ -10,15 +10,8 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig
 
-from kvbench.cli.config.compose import (
-    check_runs_dir,
-    check_values,
-    compose_job,
-    count_processes,
-    find_finished,
-    hydra_of_kvbench,
-    read_values,
-)
+from kvbench.cli.config.checks import check_runs_dir, count_processes
+from kvbench.cli.config.compose import check_values, compose_job, find_finished, hydra_of_kvbench, read_values
 from kvbench.cli.config.instantiate import allow_targets
 from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.console import CONSOLE, show_device

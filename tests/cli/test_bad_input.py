@@ -12,7 +12,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli import app as cli
-from kvbench.cli.config.compose import check_runs_dir, compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.config.checks import check_runs_dir
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.messages import describe_error, is_expected
 from kvbench.cli.tasks.job import make_job
 from kvbench.methods.shared.calibration import Artifact, Observer
@@ -108,14 +109,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 "method=scalekv method.budgets=../files/deep.json",
                 "method.budgets=../files/deep.json: not a budget file",
             ),
-            ("seed=99999999999999999999999", "seed=99999999999999999999999: must be at most "),
+            ("seed=99999999999999999999999", "seed=99999999999999999999999: must be a whole number "),
             (
                 "calibrate.seed=99999999999999999999999",
-                "calibrate.seed=99999999999999999999999: must be at most ",
+                "calibrate.seed=99999999999999999999999: must be a whole number ",
             ),
             ("prompts.seed=-1", "prompts.seed=-1: must be at least 0"),
             ("prompts.count=99999999999999", "prompts.count=99999999999999: must be at most 1000000"),
-            ("calibrate.count=99999999999999", "calibrate.count=99999999999999: must be at most 10000"),
+            (
+                "calibrate.count=99999999999999",
+                "calibrate.count=99999999999999: must be a whole number of at least 1",
+            ),
             (
                 "model=var_tiny prompts=imagenet prompts.per_class=1000000",
                 "prompts.per_class=1000000: makes 1000000000 prompts, a run has at most 1000000",
@@ -192,7 +196,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ("-m method=glob(zz*)", "method=glob(zz*): matches no choice; choose from adakv, "),
             (
                 "-m method=swa,random hydra/launcher=joblib hydra.launcher.n_jobs=0",
-                "hydra.launcher.n_jobs=0: must be at least 1, or -1",
+                "hydra.launcher.n_jobs=0: must be a whole number of at least 1 and at most 1000000 or one of -1",
             ),
             ("model.sizes=[[1,1],[2,2]]", "model.sizes=[[1, 1], [2, 2]]: must end with [12, 12], "),
             ("method.naiv=true", "method.naiv: no such key"),

@@ -15,8 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from kvbench.cli import app as cli
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.messages import EXPECTED, MAX_LINE, describe_error
-from kvbench.cli.config.options import parse_options
-from kvbench.cli.config.overrides import check_lists, check_overrides
+from kvbench.cli.config.words import check_lists, check_overrides, parse_options
 from kvbench.cli.submit.summary import Summary
 from kvbench.cli.sweeps.launcher_settings import SETTINGS, check_launcher_settings
 from kvbench.core.config import ConfigError, check_file, read_count

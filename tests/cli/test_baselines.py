@@ -10,7 +10,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from kvbench.cli.config.check_groups import check_preset
+from kvbench.cli.config.checks import check_preset
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.messages import check_arguments
 from kvbench.cli.sweeps.jobs import split_jobs

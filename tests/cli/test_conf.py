@@ -279,9 +279,9 @@ def test_a_sweep_that_compares_quality_has_what_looks_at_nothing(path: Path) -> 
             ("noise=null", "noise=null: must be one of auto, stream, counter"),
             ("seed=abc", "seed=abc: must be a whole number"),
             ("seed=1.5", "seed=1.5"),
-            ("seed=-1", "seed=-1: must be at least 0"),
+            ("seed=-1", "seed=-1: must be a whole number of at least 0"),
             ("seed=true", "seed=true"),
-            ("batch_size=0", "batch_size=0: must be at least 1"),
+            ("batch_size=0", "batch_size=0: must be a whole number of at least 1"),
             ("sinks=-1", "sinks=-1"),
             ("budget=[1]", "budget=[1]"),
             ("device=tpu9", "device=tpu9"),
@@ -317,7 +317,7 @@ def test_bad_key_is_one_line_that_names_it(override: str, named: str) -> None:
 
 def test_bad_value_in_a_list_is_found() -> None:
     problem = check_arguments(["-m", "method=full,heatkv", "budget=0.1,0.2", "batch_size=4,0"])
-    assert problem == "batch_size=0: must be at least 1"
+    assert problem == "batch_size=0: must be a whole number of at least 1 and at most 1000000"
 
 
 def test_names_that_scripts_use() -> None:

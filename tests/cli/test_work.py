@@ -165,13 +165,13 @@ def test_a_launcher_starts_workers(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["task=work", "work.workers=2"], "work.workers=2: hydra/launcher=basic starts one worker"),
-        (["task=work", "work.lapse=0"], "work.lapse=0: must be a positive number of seconds"),
+        (["task=work", "work.lapse=0"], "work.lapse=0: must be a number above 0"),
         (
             ["task=work", "work.lapse=1e300"],
-            "work.lapse=1e+300: must be a positive number of seconds, at most 86400",
+            "work.lapse=1e+300: must be a number above 0 and at most 86400",
         ),
-        (["task=work", "work.grace=-1"], "work.grace=-1: must be a number of seconds, 0 or more"),
-        (["task=work", "work.jitter=-1"], "work.jitter=-1: must be a number of seconds, 0 or more"),
+        (["task=work", "work.grace=-1"], "work.grace=-1: must be a number of at least 0"),
+        (["task=work", "work.jitter=-1"], "work.jitter=-1: must be a number of at least 0"),
         (["task=status"], "runs_dir=runs: holds no sweeps, and no run is in progress"),
         (["task=status", "method=swa"], "method: not read by task=status; leave it out"),
         (["task=status", "method=swa,rkv"], "runs_dir=runs: holds no runs"),

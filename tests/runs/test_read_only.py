@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.cli.config import compose
-from kvbench.cli.config.compose import check_runs_dir
+from kvbench.cli.config.checks import check_runs_dir
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.paired.ssim import Ssim

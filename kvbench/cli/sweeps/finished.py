@@ -6,7 +6,8 @@ from socket import gethostname
 
 from hydra.core.hydra_config import HydraConfig
 
-from kvbench.cli.config.compose import compose_job, count_processes, find_finished, read_values
+from kvbench.cli.config.checks import count_processes
+from kvbench.cli.config.compose import compose_job, find_finished, read_values
 from kvbench.cli.config.messages import EXPECTED
 from kvbench.cli.console import say
 from kvbench.cli.sweeps.jobs import Entry, read_entry, write_entry

@@ -7,7 +7,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 
 from kvbench.cli.config.command import name_base
-from kvbench.cli.config.overrides import check_lists
+from kvbench.cli.config.words import check_lists
 
 BESIDE = "beside."
 """Prefix of the keys of reference methods."""

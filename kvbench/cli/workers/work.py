@@ -16,13 +16,8 @@ from pathlib import Path
 from socket import gethostname
 from typing import NamedTuple
 
-from kvbench.cli.config.compose import (
-    check_values,
-    compose_job,
-    count_processes,
-    find_finished,
-    read_values,
-)
+from kvbench.cli.config.checks import count_processes
+from kvbench.cli.config.compose import check_values, compose_job, find_finished, read_values
 from kvbench.cli.console import say
 from kvbench.cli.sweeps.jobs import (
     claim_of,
