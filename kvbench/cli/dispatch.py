@@ -19,9 +19,8 @@ from kvbench.cli.sweeps.extend import extend_sweeper
 from kvbench.cli.sweeps.jobs import Recorder, note_run
 from kvbench.cli.sweeps.outcomes import describe_failure
 from kvbench.cli.tasks.table import find_task
-from kvbench.cli.workers.overview import show_all
 from kvbench.cli.workers.sigterm import TERMINATED, wait_to_be_killed
-from kvbench.cli.workers.status import show_status
+from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.config import ConfigError
 
 COMPUTING = ("run", "evaluate", "bounds", "choose", "check", "calibrate", "profile", "train", "work")

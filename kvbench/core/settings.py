@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -320,16 +320,16 @@ class Settings:
     output: str | None = None
     smoke: bool = False
     verbose: bool = False
-    shard: Shard = Shard()
-    sweep: SweepSettings = SweepSettings()
-    work: WorkSettings = WorkSettings()
-    plan: PlanSettings = PlanSettings()
-    calibrate: CalibrateSettings = CalibrateSettings()
-    profile: ProfileSettings = ProfileSettings()
-    export: ExportSettings = ExportSettings()
-    dashboard: DashboardSettings = DashboardSettings()
-    report: ReportSettings = ReportSettings()
-    choose: ChooseSettings = ChooseSettings()
+    shard: Shard = field(default_factory=Shard)
+    sweep: SweepSettings = field(default_factory=SweepSettings)
+    work: WorkSettings = field(default_factory=WorkSettings)
+    plan: PlanSettings = field(default_factory=PlanSettings)
+    calibrate: CalibrateSettings = field(default_factory=CalibrateSettings)
+    profile: ProfileSettings = field(default_factory=ProfileSettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
+    dashboard: DashboardSettings = field(default_factory=DashboardSettings)
+    report: ReportSettings = field(default_factory=ReportSettings)
+    choose: ChooseSettings = field(default_factory=ChooseSettings)
 
     def __post_init__(self) -> None:
         for key, choices in (("task", TASKS), ("budget_unit", UNITS), ("cache_dtype", CACHE_DTYPES)):
@@ -382,7 +382,8 @@ class Settings:
         check_fields({key: value for key, value in own.items() if key not in parts}, cls, "")
         check_missing(own, cls, "")
         for group, kind in (("protect", Protect), ("windows", Windows)):  # files of methods refer to them
-            kind(**check_part(values.get(group), kind, group))  # type: ignore[arg-type]
+            if group in values:
+                kind(**check_part(values[group], kind, group))
         for group in GROUPS if objects else ():
             if group != "train" or values["task"] == "train":  # its modules take long to import
                 check_objects(values.get(group), group)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from kvbench.cli.config.checks import check_preset
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.messages import check_arguments
-from kvbench.cli.sweeps.jobs import split_jobs
+from kvbench.cli.sweeps.sweeper import split_jobs
 from kvbench.core.config import ConfigError
 from kvbench.report.papers.published import find, model_of
 from tests.support.places import ROOT

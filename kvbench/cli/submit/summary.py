@@ -27,7 +27,6 @@ from kvbench.cli.sweeps.jobs import (
     claim_of,
     describe_sweep,
     label_sweep,
-    list_jobs,
     name_sweep,
     open_folder,
     read_entries,
@@ -37,6 +36,7 @@ from kvbench.cli.sweeps.jobs import (
 from kvbench.cli.sweeps.launchers import LOCAL, SLURM, check_launcher, count_tasks
 from kvbench.cli.sweeps.outcomes import describe_failure, list_equal, list_failures, list_profiles, list_runs
 from kvbench.cli.sweeps.progress import watch
+from kvbench.cli.sweeps.sweeper import list_jobs
 from kvbench.core.claims import claim
 from kvbench.core.gpus import resolve_device
 

@@ -7,8 +7,8 @@ from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
 
 from kvbench.cli.config.compose import EXTRAS
-from kvbench.cli.sweeps.jobs import list_jobs
 from kvbench.cli.sweeps.launcher_settings import check_launcher_settings
+from kvbench.cli.sweeps.sweeper import list_jobs
 from kvbench.core.config import ConfigError
 from kvbench.core.gpus import resolve_device
 

@@ -32,8 +32,14 @@ from kvbench.cli.sweeps.jobs import (
 from kvbench.cli.sweeps.outcomes import describe_failure
 from kvbench.cli.tasks.job import make_job
 from kvbench.cli.tasks.table import find_task
-from kvbench.cli.workers.control import read_hold
-from kvbench.cli.workers.hosts import MAX_FAILURES, blames_host, describe_host, read_stopped_hosts, stop_host
+from kvbench.cli.workers.control import (
+    MAX_FAILURES,
+    blames_host,
+    describe_host,
+    read_hold,
+    read_stopped_hosts,
+    stop_host,
+)
 from kvbench.cli.workers.log import Block, LogWriter, writing_log
 from kvbench.cli.workers.sigterm import TERMINATED, deferring_sigterm
 from kvbench.core.claims import claim, read_clock
