@@ -88,7 +88,7 @@ def test_conformance_tests_cover_installed_plugins(install: Install, tmp_path: P
     install("kvbench_example.conf")
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "random_tokens and small")
     path = f"{tmp_path / 'site'}:{EXAMPLE}"
-    done = run_python(ROOT, *words, "tests/methods/test_conformance.py", PYTHONPATH=path)
+    done = run_python(ROOT, *words, "tests/methods/test_every_method.py", PYTHONPATH=path)
     assert done.returncode == 0, done.stdout
     assert int(done.stdout.rpartition(" passed")[0].rpartition("\n")[2]) > 5
 
@@ -141,6 +141,25 @@ def test_a_broken_plugin_is_one_line(install: Install, tmp_path: Path, module: s
     assert problem.startswith("plugin brought 0.1: ")
     assert BROKEN[module] in problem
     assert "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("pkg://nowhere", "hydra.searchpath: pkg://nowhere cannot be imported (ModuleNotFoundError: "),
+        (
+            "file://nowhere",
+            "hydra.searchpath: file://nowhere is not a folder; name a folder (file://folder), or a ",
+        ),
+    ],
+)
+def test_a_bad_search_path_is_one_line(monkeypatch: pytest.MonkeyPatch, folder: str, message: str) -> None:
+    Plugins.instance().register(PluginSearchPath)
+    named = f"hydra.searchpath=[{folder}]"
+    monkeypatch.setattr(sys, "argv", ["run.py", named])
+    problem = check_arguments([named])
+    assert problem is not None
+    assert problem.startswith(message)
 
 
 def test_a_method_that_breaks_on_import_is_one_line(install: Install, tmp_path: Path) -> None:

@@ -142,9 +142,14 @@ OF_TEXTS: Mapping[str, Callable[[], Case]] = {
     "d2o": lambda: Case(D2O(base=H2O(), alpha=0.7, beta=0.2), merges.d2o(rules.h2o(0.5), 0.7, 0.2)),
     "triattention": centre,
     "streaming_llm": lambda: Case(StreamingLLM(sinks=0, leading=2), rules.latest(2)),
+    "swa": lambda: Case(StreamingLLM(sinks=0), rules.latest(0)),
+    "diagonal": lambda: Case(
+        StreamingLLM(sinks=1, leading=1), rules.latest(1, sinks=1), ((17, 16), (16, 16))
+    ),
     "first_scales": lambda: Case(FirstScales(), keep_best(rules.earliest)),
 }
 OF_MAPS: Mapping[str, Callable[[], Case]] = {
+    "sta": lambda: Case(StreamingLLM(sinks=2), rules.latest(0, sinks=2)),
     "compactor": lambda: Case(
         Compactor(chunk=4, trailing=1, sketch=1), keep_best(contents.compactor(4, 0.35, 0, 1, 1)), WIDE
     ),
@@ -157,8 +162,7 @@ ELSEWHERE = {
     "binary_heatkv": "heatkv/test_schedule.py",
     "binary_heatkv_naive": "heatkv/test_schedule.py",
     "cake": "test_cake.py",
-    "diagonal": "test_static_methods.py",
-    "full": "test_conformance.py",
+    "full": "test_every_method.py",
     "hack": "hack/test_hack.py",
     "hackpp": "hack/test_hackpp.py",
     "hard_kv": "test_hardkv.py",
@@ -175,8 +179,6 @@ ELSEWHERE = {
     "scalekv": "test_scalekv.py",
     "sparvar": "test_reading.py",
     "ssd": "test_ssd.py",
-    "sta": "test_static_methods.py",
-    "swa": "test_static_methods.py",
     "vase": "test_vase.py",
 }
 """Tests of `tests/methods` that compare a method in a cache."""

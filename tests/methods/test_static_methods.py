@@ -20,7 +20,7 @@ from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.shared.base import Method
 from kvbench.methods.streaming_llm import StreamingLLM
-from tests.support.engine import Asked, D, listening, open_cache, prepared, run, small, tokens_of, watch
+from tests.support.engine import D, listening, open_cache, prepared, run, small, tokens_of
 
 SINKS = 2
 SPEC = small(layers=4, sides=(1, 2, 3, 4, 5, 6))
@@ -35,35 +35,6 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 def cache_of(name: str, budget: float | str) -> KVCache:
     return open_cache(METHODS[name](), SPEC, budget, AttentionByScale().make_stand_in(SPEC))
-
-
-def answers(name: str, budget: float | str) -> list[Asked]:
-    return watch(
-        METHODS[name](), SPEC, tokens_of(SPEC, 2), budget, AttentionByScale().make_stand_in(SPEC)
-    ).asked
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_sinks_are_always_kept(name: str) -> None:
-    seen = answers(name, "0.1")
-    assert {asked.scale for asked in seen} == set(range(len(SPEC.segments) - 1))
-    for _, index, position, kept in seen:
-        sinks = (position >= 0) & (position < SPEC.ends[min(SINKS - 1, index)])
-        assert (sinks.sum(1) == min(SPEC.ends[SINKS - 1], SPEC.ends[index])).all()
-        assert kept[sinks].all()
-
-
-@pytest.mark.parametrize("budget", ["0.1", "0.5", "20"])
-def test_streaming_llm_keeps_exactly_sinks_and_recent(budget: str) -> None:
-    even, more = divmod(Budget.parse(budget, SPEC).tokens, SPEC.all_heads)
-    for layer, index, position, kept in answers("streaming_llm", budget):
-        end, sinks = SPEC.ends[index], SPEC.ends[SINKS - 1]
-        for row in range(len(position)):
-            room = even + (layer * SPEC.heads + row < more)
-            expected = [p for p in range(end) if p < sinks or p >= end - (room - sinks)]
-            assert len(expected) == min(room, end)
-            found = position[row][kept[row] & (position[row] >= 0)]
-            assert found.tolist() == expected
 
 
 FILLING: dict[str, Callable[[], Method]] = {
@@ -86,17 +57,6 @@ def test_what_counts_tokens_alone_holds_all_of_b_once_there_is_so_much(
     assert lengths is not None
     for held, end in zip(lengths.sum((1, 2)).tolist(), spec.ends, strict=False):
         assert held == min(budget.tokens, end * spec.all_heads)
-
-
-@pytest.mark.parametrize("leading", [0, 4])
-def test_diagonal_attn_stores_the_prompt_the_first_tokens_and_the_latest(leading: int) -> None:
-    """576 tokens and a class, half of the image tokens stored in all of the paper's experiments (N_r = 288)."""
-    spec = ModelSpec("llamagen_xl", 1, 1, D, next_token(1, [24] * 23 + [23]), logit_scale=D**-0.5)
-    seen = watch(StreamingLLM(1, leading), spec, tokens_of(spec, 1), 1 + leading + 288).asked
-    for asked in seen:
-        end = spec.ends[asked.scale]
-        expected = [p for p in range(end) if p < 1 + leading or p >= end - 288]
-        assert asked.ids() == [expected]
 
 
 @pytest.mark.parametrize("name", ["heatkv", "naive_heatkv", "binary_heatkv"])

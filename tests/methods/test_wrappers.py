@@ -14,7 +14,6 @@ from torch import Tensor
 
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.engine.cache import KVCache
 from kvbench.methods.adakv import AdaKV
 from kvbench.methods.chunkkv import ChunkKV, rank_chunks
 from kvbench.methods.critical import Critical
@@ -31,7 +30,6 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
 from kvbench.methods.triattention import QueryCentres, TriAttention
-from kvbench.models.noise import PromptNoise
 from tests.support.engine import Watched, prepared, tokens_of, watch
 from tests.support.small_models import composed
 
@@ -177,33 +175,6 @@ def test_a_wrapper_forwards_joint_decisions_and_observed_queries() -> None:
     drift = give(noted, LINES).cache.ledger.lse_drift
     assert drift is not None
     assert drift < 0
-
-
-DRAWN = [
-    *(
-        ("infinity_tiny", name, base)
-        for name in ("lookm", "criticalkv", "chunkkv")
-        for base in ("snapkv", "h2o", "adakv")
-    ),
-    *((name, "expected_attention", "") for name in ("infinity_tiny", "llamagen_tiny")),
-    ("llamagen_tiny", "criticalkv", "h2o"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "method", "base"), DRAWN)
-def test_the_models_draw_images(name: str, method: str, base: str) -> None:
-    """With the model's own rotation and output projection."""
-    model = instantiate(composed(f"model={name}").model)
-    model.load("cpu")
-    words = [f"method@method.base={base}"] if base else []
-    chosen = instantiate(composed(f"model={name}", f"method={method}", *words).method)
-    prepared(chosen, model.spec, "0.2", None)
-    projection, rotation = model.output_projection, model.key_rotation()
-    cache = KVCache(model.spec, chosen, dtype=torch.float32, projection=projection, rotation=rotation)
-    images: Tensor = model.generate(["a red circle"], cache, PromptNoise(0, (0,)))
-    assert (images.flatten(1).float().std(1) > 1).all()
-    assert 0 < cache.ledger.peak_tokens <= chosen.budget.capacity
 
 
 FIRST = {"refresh": 1, "ema": 0.0}

@@ -16,7 +16,7 @@ from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.results import Results, read_results
 from kvbench.runs.record.samples import order_worst_first, read_scores
-from kvbench.runs.score.entries import shorten
+from kvbench.runs.score.tracker import shorten
 from kvbench.runs.score.wandb import WandB
 from tests.support.results import made_up
 from tests.support.run_folders import GIVEN, write_reading_runs

@@ -1,62 +1,81 @@
-"""Shapes, methods and prepared caches of the conformance tests."""
+"""Generations that the tests of every method drive: shapes, a method as its file describes it, and a batch of three.
 
-from copy import copy, deepcopy
-from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+`text` is a language model: prompts of unequal length with padding in front, then tokens one by one. In `prompt` no
+prompt ever leaves. `small` draws maps, each at once, in two branches. All have two query heads for each KV head.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 from kvbench.core.budget import Budget, InfeasibleBudget
-from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.engine.cache import KVCache
-from kvbench.engine.coding.formats import Packing
+from kvbench.engine.ledger import Use
+from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, Observer
-from tests.support.engine import D, prepared
-from tests.support.methods import class_of, settings_of
+from tests.support.engine import D
+from tests.support.methods import class_of, list_methods, list_variants, settings_of
 from tests.support.small_models import composed
 
-TINY = ("infinity_tiny", "var_tiny", "llamagen_tiny")
-SPECS = ("small", "rows", "tokens", *TINY)
-FAMILIES = dict.fromkeys(SPECS, "next-scale") | dict.fromkeys(("tokens", "llamagen_tiny"), "next-token")
+LAYERS, HEADS, GROUP = 2, 2, 2
+PROMPTS = (24, 17, 9)
+"""Tokens of the prompts of a batch of texts; the longest is as long as the model reads."""
+BATCH = range(len(PROMPTS))
+LATER = (8, 8, 8, 7)
+LEADING, SINKS = 3, 2
+"""First tokens of a text, or scales of an image, that never leave."""
+BUDGETS = {"text": "14", "prompt": "36", "small": "0.3"}
+SCALES = next_scale([(side, side) for side in (1, 2, 3, 4, 5, 6)])
 
 
-@lru_cache
-def model(name: str) -> Any:
-    return instantiate(composed(f"model={name}").model)
+def text_of(prompt: int, name: str = "text") -> ModelSpec:
+    """A model that reads prompts of so many tokens."""
+    segments = next_token(prompt, LATER)
+    return ModelSpec(name, LAYERS, HEADS, D, segments, 1, D**-0.5, padding_counts=False, group=GROUP)
 
 
-@lru_cache
-def spec_of(name: str) -> ModelSpec:
-    """The shapes of a model with few channels, or of one between them: few heads, sinks of two segments or of one.
-
-    The segments of `small` are maps; those of `rows` are a prompt and the rows of an image, all tokens of a row at
-    once; those of `tokens` are such rows made token by token.
-    """
-    if name == "small":
-        return ModelSpec("small", 4, 3, D, next_scale([(side, side) for side in (1, 2, 3, 4, 5, 6)]))
-    if name == "rows":
-        return ModelSpec("rows", 3, 2, D, next_scale([(1, 5), *[(1, 8)] * 11]))
-    if name == "tokens":
-        return ModelSpec("tokens", 3, 2, D, next_token(5, [*[8] * 10, 7]), logit_scale=D**-0.5)
-    return replace(model(name).spec, head_dim=D)
-
-
-def method_of(name: str, spec: str) -> Method:
-    """A method as its file describes it, with the sinks of the model; not yet prepared."""
-    return copy(described(name, spec))
+SPECS = {
+    "text": text_of(PROMPTS[0]),
+    "prompt": text_of(PROMPTS[0], "prompt"),
+    "small": ModelSpec("small", LAYERS, HEADS, D, SCALES, 2, D**-0.5, group=GROUP),
+}
+MODELS = {"text": "llamagen_tiny", "prompt": "llamagen_tiny", "small": "infinity_tiny"}
+"""Models whose configuration the settings of a method's file refer to."""
+OTHER_SETTINGS = {  # whose defaults do not bring out a rule
+    "lagkv": {"lag": 5},
+    "noncausal": {"chunk": 4},
+    "quest": {"page": 4, "attention_budget": 12, "dense_layers": 0},
+}
+NOT_OF_TEXTS = ("pricekv/by_token", "pricekv/by_token_surprise")
+NAMES = [  # a menu of precisions needs a budget in bytes: tests/methods/pricekv
+    name for name in dict.fromkeys((*list_methods(), *list_variants())) if not settings_of(name).get("menu")
+]
 
 
-@lru_cache
-def described(name: str, spec: str) -> Method:
-    cfg = composed(f"model={spec if spec in TINY else TINY[0]}").copy()
+def fits(name: str, shapes: str) -> bool:
+    """Whether a method is driven with these shapes, of its family; further settings are, with one of a family."""
+    if (shapes != "small" and name in NOT_OF_TEXTS) or (shapes == "prompt" and name in list_variants()):
+        return False
+    return SPECS[shapes].family in class_of(name).families
+
+
+@cache
+def describe(name: str, shapes: str, leading: int = LEADING, sinks: int = SINKS) -> Method:
+    """The method of a file, not prepared: first tokens of a text never leave, and first scales of an image."""
+    cfg: DictConfig = composed(f"model={MODELS[shapes]}").copy()
     OmegaConf.set_struct(cfg, False)
-    cfg.method = settings_of(name)
-    if spec not in TINY:
-        cfg.sinks = 2 if spec == "small" else 1
+    cfg.method = OmegaConf.merge(settings_of(name), OTHER_SETTINGS.get(name, {}))
+    cfg.sinks, cfg.protect.leading = {"text": (0, leading), "prompt": (1, 0), "small": (sinks, 0)}[shapes]
     method = instantiate(cfg.method)
     assert isinstance(method, Method)
     return method
@@ -68,38 +87,124 @@ def artifact_for(method: Method, spec: ModelSpec, seed: int = 0) -> Artifact | N
     if not isinstance(observer, Observer):
         return None
     generator = torch.Generator().manual_seed(seed)
-    shapes = observer.tensor_shapes(spec).items()
-    return Artifact(observer.kind, {name: torch.rand(x, generator=generator).double() for name, x in shapes})
+    sizes = observer.tensor_shapes(spec).items()
+    return Artifact(observer.kind, {name: torch.rand(x, generator=generator).double() for name, x in sizes})
 
 
-def ready(
-    name: str, spec: str, budget: float | str, seed: int = 0, packing: Packing | None = None
-) -> KVCache:
-    """A cache of a prepared method; a budget that is refused is raised to the smallest that the refusal names."""
-    method = deepcopy(prepare_once(name, spec, budget, seed))
-    return KVCache(spec_of(spec), method, dtype=torch.float32, packing=packing)
-
-
-@lru_cache(8)
-def prepare_once(name: str, spec: str, budget: float | str, seed: int) -> Method:
-    """A prepared method, to be copied: some solve a program first."""
-    shapes, method = spec_of(spec), method_of(name, spec)
-    try:
-        method.check(shapes, Budget.parse(budget, shapes))
-    except InfeasibleBudget as refusal:
-        budget = smallest(refusal)
-    return prepared(method, shapes, budget, artifact_for(method, shapes, seed))
+def parse_budget(value: str, spec: ModelSpec) -> Budget:
+    """A budget with one token more than an even share, so that heads have a remainder."""
+    budget = Budget.parse(value, spec)
+    return budget if Fraction(value) <= 1 else replace(budget, capacity=budget.capacity + 1)
 
 
 def smallest(refusal: InfeasibleBudget) -> str:
     return str(refusal).split("the smallest feasible budget is ")[1].split(",")[0]
 
 
-def fits(name: str, spec: str) -> bool:
-    """Whether a method is for models of this family."""
-    return FAMILIES[spec] in class_of(name).families
+@cache
+def _prepare_once(name: str, shapes: str, budget: str, prompt: int) -> Method:
+    """A method prepared for prompts of a number of tokens; a refused budget is raised to the smallest."""
+    method, room = deepcopy(describe(name, shapes)), SPECS[shapes]
+    if isinstance(method, Full):
+        budget = "1"
+    try:
+        method.check(room, parse_budget(budget, room))
+    except InfeasibleBudget as refusal:
+        budget = smallest(refusal)
+    spec = room if shapes == "small" else text_of(prompt, shapes)
+    given = replace(parse_budget(budget, room), full=spec.full_tokens)
+    method.calibrated_spec = room
+    method.prepare(spec, given, artifact_for(method, room))
+    return method
 
 
-def home(name: str) -> str:
-    """The small shapes that a method is for."""
-    return "small" if fits(name, "small") else "tokens"
+def prepare(name: str, shapes: str, budget: str | None = None, prompt: int = PROMPTS[0]) -> Method:
+    """A prepared method of its own: some solve a program first, so that copies are made of one."""
+    return deepcopy(_prepare_once(name, shapes, budget or BUDGETS[shapes], prompt))
+
+
+@cache
+def draw(shapes: str, prompt: int, branch: int) -> Tensor:
+    """Queries of each query head, keys and values of a sequence, [layers, group + 2, heads, tokens, D]."""
+    generator = torch.Generator().manual_seed(3 + prompt + 10 * branch)
+    tokens = SPECS[shapes].segments[-1].end - (0 if shapes == "small" else PROMPTS[0] - PROMPTS[prompt])
+    return torch.randn(LAYERS, GROUP + 2, HEADS, tokens, D, generator=generator)
+
+
+class Prompt(NamedTuple):
+    """What became of one prompt: tokens kept, counted from its first one, outputs behind it, and use of the budget.
+
+    `kept` has a list of rows for each segment and layer; outputs are of segments after the first, or of all maps.
+    """
+
+    kept: list[list[list[int]]]
+    outputs: list[Tensor]
+    use: Use
+
+
+@dataclass
+class Generation:
+    """A generation of a batch: its cache, and what became of each prompt by its number."""
+
+    cache: KVCache
+    prompts: dict[int, Prompt]
+
+
+def open_cache(method: Method, room: ModelSpec | None = None, **options: Any) -> KVCache:
+    """A cache of a prepared method, in a model that reads longer prompts if `room` is given."""
+    return KVCache(room or method.spec, method, dtype=torch.float32, **options)
+
+
+def generate(cache: KVCache, prompts: Sequence[int] = BATCH, *, in_steps: bool = False) -> Generation:
+    """Generate a batch; `in_steps` feeds later tokens of a text one by one, recorded if the cache records."""
+    cut = cache.spec.origin  # padding that all prompts have
+    longest = cache.spec.segments[0].length + cut
+    room, is_text = cache.spec.with_prompt(longest), cache.spec.family == "next-token"
+    numbers = [(prompt, branch) for branch in range(room.branches) for prompt in prompts]
+    padding = [longest - PROMPTS[prompt] if is_text else 0 for prompt, _ in numbers]
+    noise = torch.Generator().manual_seed(9)
+    blank = [torch.randn(LAYERS, GROUP + 2, HEADS, count, D, generator=noise) for count in padding]
+    drawn = [torch.cat((x, draw(room.name, *n)), 3) for x, n in zip(blank, numbers, strict=True)]
+    inputs = torch.stack(drawn, 2)
+    cache.prompts = [*prompts]
+    cache.reset(len(numbers), padding if is_text else None)
+    kept: list[list[list[int]]] = []
+    outputs: list[Tensor] = []
+    for segment in room.segments:
+        outputs += _run_segment(cache, segment, inputs[..., segment.start : segment.end, :], in_steps)
+        for store in [] if segment.last else cache._stores:
+            rows = store.layout.positions.tolist()
+            kept.append(rows * (len(numbers) * HEADS // len(rows)))
+    behind = LAYERS if is_text else 0
+    found = {}
+    for place, prompt in enumerate(prompts):
+        own = range(place, len(numbers), len(prompts))
+        counted = [
+            [
+                [token + cut - padding[sequence] for token in row if token >= 0]
+                for sequence in own
+                for row in rows[sequence * HEADS : (sequence + 1) * HEADS]
+            ]
+            for rows in kept
+        ]
+        use = cache.ledger.measure_use(room, cache.method.budget, own)
+        found[prompt] = Prompt(counted, [out[[*own]] for out in outputs[behind:]], use)
+    return Generation(cache, found)
+
+
+def _run_segment(cache: KVCache, segment: Segment, inputs: Tensor, in_steps: bool) -> list[Tensor]:
+    """Outputs of each layer, [sequences, query heads, tokens, D]; a recorded map is repeated as a whole."""
+    cache.begin(segment)
+
+    def attend(x: Tensor) -> Tensor:
+        given = [(torch.stack([*q], 2).flatten(1, 2), k, v) for *q, k, v in x]
+        return torch.stack([cache.attend(layer, *qkv) for layer, qkv in enumerate(given)])
+
+    if not segment.causal and cache.repetitions is not None:
+        return [*cache.repetitions.run(segment.index, attend, inputs).clone()]
+    if not in_steps or not segment.index or not segment.causal:
+        return [*attend(inputs)]
+    repeat = cache.open_steps()
+    steps = inputs.split(1, -2)
+    found = [(attend(x) if repeat is None else repeat(0, attend, x)).clone() for x in steps]
+    return [*torch.cat(found, -2)]

@@ -118,13 +118,14 @@ def random(at: Moment) -> Scores:
     return [head.numbers for head in at.heads]
 
 
-def latest(leading: int) -> Rule:
-    """The first and the latest tokens."""
+def latest(leading: int, sinks: int = 0) -> Rule:
+    """The first segments, the first tokens after them, and the latest tokens."""
 
     def keep(at: Moment) -> list[list[int]]:
         found = []
         for head, room in zip(at.heads, at.room, strict=True):
-            firsts = is_first(at, head, leading)
+            begin = at.spec.leading_tokens(sinks) or at.begin
+            firsts = [token < begin + leading for token in head.tokens]
             ages = [inf if one else token for token, one in zip(head.tokens, firsts, strict=True)]
             found.append(best(ages, room))
         return found

@@ -99,7 +99,7 @@ class HardKV(Scored):
     _temperatures: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
-    revision: ClassVar[int] = 2  # before, means added to many votes were ties, and gradients could be NaN
+    revision: ClassVar[int] = 3  # sinks left where they and the window were more than a head may hold
     limits = set_limits(
         start=Limit(0, 1, "must lie in [0, 1]"),
         mix=Limit(0, 1, "must lie in [0, 1]"),
@@ -156,7 +156,7 @@ class HardKV(Scored):
         """Return the score of each slot, float64 [rows, slots]; infinity for sinks and the first tokens."""
         exists = view.position >= 0
         scores = self.smoothed_scores(view)
-        if self.leading:  # they rank above the window, whose latest tokens win a tie
+        if self.leading or self.sinks:  # they rank above the window, whose latest tokens win a tie
             scores = scores.clamp(max=LARGEST)
         scores = scores.masked_fill(self._find_first(view, exists), torch.inf)
         return scores.masked_fill_(~exists, -torch.inf)
