@@ -143,11 +143,7 @@ class AMSKV(Condensed):
 
     uses = Uses(previous_keys=True)
     limits = set_limits(demanding=Limit(0, 1, "must lie in 0..1, or null to use theta"))
-
-    @property
-    def graph_obstacle(self) -> str:
-        """The capacity of a layer follows from its keys."""
-        return "the capacities of layers depend on data"
+    graph_obstacle = "the capacities of layers depend on data"
 
     @property
     def budgeted(self) -> bool:

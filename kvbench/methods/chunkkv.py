@@ -34,11 +34,7 @@ class ChunkKV(Wrapper):
     recordable: ClassVar[bool] = True
     revision: ClassVar[int] = 1  # protected slots counted 0 in means; heads of short texts kept one set
     limits = set_limits(chunk=Limit(1))
-
-    @property
-    def heads_independent(self) -> bool:
-        """Heads keep the same chunks."""
-        return False
+    heads_independent = False  # heads keep the same chunks
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
         """Select the best chunks."""

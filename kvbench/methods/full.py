@@ -16,11 +16,7 @@ class Full(Method):
     """
 
     static: ClassVar[bool] = True
-
-    @property
-    def budgeted(self) -> bool:
-        """No: everything fits."""
-        return False
+    budgeted = False  # everything fits
 
     def keep(self, view: View) -> None:
         """Keep everything."""

@@ -50,21 +50,14 @@ class KVPress(Scored):
     seed: int = 0
 
     revision: ClassVar[int] = 3  # a press's ratio was a token short, its future began in a prompt's padding
+    graph_obstacle = "a press may read and draw numbers on the host"
+    heads_independent = False  # presses may compare heads
 
     @property
     def keeps_scores(self) -> bool:
         """Whether slots keep their earlier score."""
         return self.asked == "prompt" or super().keeps_scores
-
-    @property
-    def graph_obstacle(self) -> str:
-        """Presses are called for one sequence after the other, and their draws are seeded on the host."""
         return "a press may read and draw numbers on the host"
-
-    @property
-    def heads_independent(self) -> bool:
-        """No: presses may compare heads."""
-        return False
 
     def last_asked(self, index: int) -> int:
         """Return the last segment up to `index` after which `score` was called."""

@@ -34,16 +34,8 @@ class PyramidKV(WindowAttention):
 
     revision: ClassVar[int] = 3  # capacities were for the longest prompt of texts
     limits = set_limits(beta=Limit(1))
-
-    @property
-    def heads_independent(self) -> bool:
-        """No: capacities depend on the whole model's B."""
-        return False
-
-    @property
-    def uniform_capacity(self) -> bool:
-        """No: capacities decrease with depth."""
-        return False
+    heads_independent = False  # capacities depend on the whole model's B
+    uniform_capacity = False  # capacities decrease with depth
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Distribute the budget over layers."""

@@ -29,11 +29,7 @@ class Random(Scored):
 
     own_state: ClassVar[int] = 1
     revision: ClassVar[int] = 2  # draws depended on the padding in front of a prompt
-
-    @property
-    def graph_obstacle(self) -> str:
-        """Draws differ between prompts."""
-        return DRAWN_ON_HOST
+    graph_obstacle = DRAWN_ON_HOST  # draws differ between prompts
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse `refresh`, because each segment draws its numbers, and what `Scored` refuses."""

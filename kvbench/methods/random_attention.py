@@ -40,11 +40,7 @@ class RandomAttention(NewestKept):
         window=Limit(0, wants="must be at least 0, or null for the family's default"),
         block=Limit(1),
     )
-
-    @property
-    def graph_obstacle(self) -> str:
-        """Draws differ between prompts."""
-        return DRAWN_ON_HOST
+    graph_obstacle = DRAWN_ON_HOST  # draws differ between prompts
 
     def score(self, view: View) -> Tensor:
         """Return the number of each token, infinity in the window: float32 [rows, slots]."""

@@ -31,11 +31,7 @@ class TOVA(Scored):
 
     recordable: ClassVar[bool] = True
     limits = set_limits(asking=Limit(1))
-
-    @property
-    def heads_independent(self) -> bool:
-        """No: heads share one score."""
-        return False
+    heads_independent = False  # heads share one score
 
     def score(self, view: View) -> Tensor:
         """Return the mean attention from the newest queries, infinity for the newest slot: float32 [rows, slots]."""

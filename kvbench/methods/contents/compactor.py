@@ -109,11 +109,7 @@ class Leverage(Scored):
 
     revision: ClassVar[int] = 2  # leverage was solved for in float32
     limits = set_limits(sketch=Limit(1))
-
-    @property
-    def graph_obstacle(self) -> str:
-        """The solution of a linear system for each row."""
-        return SOLVED_BY_LIBRARY
+    graph_obstacle = SOLVED_BY_LIBRARY  # the solution of a linear system for each row
 
     def score(self, view: View) -> Tensor:
         """Return the leverage of each key, float32 [rows, slots]."""
@@ -144,16 +140,8 @@ class NonCausal(Scored):
     own_state: ClassVar[int] = 1
     revision: ClassVar[int] = 4  # the last chunk of a text was masked by default
     limits = set_limits(chunk=Limit(1))
-
-    @property
-    def heads_independent(self) -> bool:
-        """No: heads of a sequence share mean and standard deviation."""
-        return False
-
-    @property
-    def uses_value_norms(self) -> bool:
-        """Yes: scores contain the norm of values."""
-        return True
+    heads_independent = False  # heads of a sequence share mean and standard deviation
+    uses_value_norms = True  # scores contain the norm of values
 
     def observe(self, view: View) -> None:
         """Score the segment's tokens."""
@@ -198,11 +186,7 @@ class Compactor(NonCausal):
 
     revision: ClassVar[int] = 6  # the last chunk of a text was masked by default
     limits = set_limits(chunk=Limit(1), mix=Limit(0), trailing=Limit(0), sketch=Limit(1))
-
-    @property
-    def graph_obstacle(self) -> str:
-        """The solution of a linear system for each row."""
-        return SOLVED_BY_LIBRARY
+    graph_obstacle = SOLVED_BY_LIBRARY  # the solution of a linear system for each row
 
     def observe(self, view: View) -> None:
         """Score the segment's tokens except the first and last ones."""

@@ -51,21 +51,14 @@ class CapKV(Scored):
     asked: Literal["prompt", "every"] = "every"
 
     limits = set_limits(tau=Limit(0), future=Limit(1))
+    graph_obstacle = SOLVED_BY_LIBRARY  # the solution of a linear system for each query head
+    uses_value_norms = True  # leverage grows with the norm of values
 
     @property
     def keeps_scores(self) -> bool:
         """Whether slots keep their earlier score."""
         return self.asked == "prompt" or super().keeps_scores
-
-    @property
-    def graph_obstacle(self) -> str:
-        """The solution of a linear system for each query head."""
         return SOLVED_BY_LIBRARY
-
-    @property
-    def uses_value_norms(self) -> bool:
-        """Yes: leverage grows with the norm of values."""
-        return True
 
     def last_asked(self, index: int) -> int:
         """Return the last segment up to `index` after which `score` was called."""

@@ -150,11 +150,7 @@ class D2O(LookM):
     recordable: ClassVar[bool] = False  # it keeps thresholds between its calls
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
     limits = set_limits(alpha=SHARE, beta=SHARE)
-
-    @property
-    def heads_independent(self) -> bool:
-        """No: heads share a threshold."""
-        return False
+    heads_independent = False  # heads share a threshold
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Set up the base and reset all thresholds."""

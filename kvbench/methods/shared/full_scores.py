@@ -149,6 +149,8 @@ class CalibratedCapacities(Wrapper):
         ConfigError: the base allocates capacity among heads or layers itself, or does not score every segment.
     """
 
+    heads_independent = False  # heads of all layers share B
+
     def __post_init__(self) -> None:
         """Refuse bases with capacities of their own."""
         super().__post_init__()
@@ -165,11 +167,6 @@ class CalibratedCapacities(Wrapper):
             )
         if not isinstance(self.base.needs(), Observer | None):
             raise ConfigError(f"method.base: {name} reads a file; choose a base that does not")
-
-    @property
-    def heads_independent(self) -> bool:
-        """False: heads of all layers share B."""
-        return False
 
     def allocate(self, tensors: dict[str, Tensor], spec: ModelSpec, budget: Budget) -> Ints:
         """Return the capacity of each head after each cached segment, int64 [K - 1, L, H]."""

@@ -59,6 +59,7 @@ class LayerShares(Scored):
     preference: Literal["calibrated", "previous"] = "calibrated"
 
     revision: ClassVar[int] = 2  # capacities were for the longest prompt of texts
+    heads_independent = False  # layers are measured over all heads
 
     def __post_init__(self) -> None:
         """Set `strict` if B is never exceeded."""
@@ -98,11 +99,6 @@ class LayerShares(Scored):
     def min_tokens(self) -> int:
         """Smallest capacity of any head."""
         return max(1, count_sinks(self.spec, self.sinks, self.leading))
-
-    @property
-    def heads_independent(self) -> bool:
-        """Layers are measured over all heads."""
-        return False
 
     def needs(self) -> Observer | None:
         """Return the calibration, if shares are calibrated."""

@@ -332,7 +332,7 @@ def read_results(folder: Path) -> Results | None:
         results = read_fields(Results, values)
         if "\\u" in content:  # letters that UTF-8 cannot hold are written so
             check_letters(values)
-        check_results(results)
+        check_results(vars(results))
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}); {remedy}") from None
     return results

@@ -4,16 +4,16 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from kvbench.core.config import ConfigError
 from kvbench.runs.record.folder import slug
-from kvbench.runs.score.entries import About, Entry, Tracker, shorten
+from kvbench.runs.score.tracker import Send, Tracker, shorten
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,9 @@ class Trackio(Tracker):
             )
 
     @contextmanager
-    def open(self, folder: Path, about: About) -> Iterator[Entry]:
+    def open(
+        self, folder: Path, key: str, title: str, group: str | None, about: Mapping[str, Any]
+    ) -> Iterator[Send]:
         """Open an entry of the project, which is finished when the block ends.
 
         trackio finishes the run that is current in its context, so the entry has a context of its own. What it prints
@@ -62,31 +64,23 @@ class Trackio(Tracker):
         import trackio
 
         context, config = Context(), trackio.config
-        settings = {
-            **(about.config or {}),
-            "title": about.title,
-            "job_type": about.job_type,
-            "tags": about.tags,
-        }
+        others = {name: value for name, value in about.items() if name != "config"}
         with redirect_stdout(sys.stderr):
             run = context.run(
                 trackio.init,
                 project=self.project,
-                name=shorten(slug(about.key)),
-                group=None if about.group is None else shorten(about.group),
+                name=shorten(slug(key)),
+                group=group,
                 space_id=self.space,
-                config=settings,
+                config={**about.get("config", {}), "title": title, **others},
                 resume="allow",
                 embed=False,
                 auto_log_gpu=False,  # the run is over
                 auto_log_cpu=False,
             )
             try:
-                yield Entry(
-                    trackio,
-                    lambda values: context.run(run.log, {k: v for k, v in values.items() if k != "run"}),
-                )
+                yield lambda values: context.run(run.log, {k: v for k, v in values.items() if k != "run"})
             finally:
                 context.run(run.finish)
                 trackio.config = config
-        log.info("sent to trackio: %s", about.key)
+        log.info("sent to trackio: %s", key)

@@ -3,7 +3,7 @@
 import logging
 import netrc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from kvbench.core.config import ConfigError
 from kvbench.core.files import read_text
 from kvbench.runs.record.folder import LOGS, slug
-from kvbench.runs.score.entries import About, Entry, Tracker, shorten
+from kvbench.runs.score.tracker import Send, Tracker, shorten
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,9 @@ class WandB(Tracker):
             raise ConfigError(f"logger.project={self.project}: {error}") from None
 
     @contextmanager
-    def open(self, folder: Path, about: About) -> Iterator[Entry]:
+    def open(
+        self, folder: Path, key: str, title: str, group: str | None, about: Mapping[str, Any]
+    ) -> Iterator[Send]:
         """Open an entry of the project, which is finished when the block ends; others stay open."""
         import wandb
 
@@ -62,23 +64,21 @@ class WandB(Tracker):
             run = wandb.init(
                 project=self.project,
                 entity=self.entity,
-                name=shorten(about.title),
-                id=shorten(slug(about.key)),
+                name=shorten(title),
+                id=shorten(slug(key)),
                 resume="allow" if mode == "online" else None,
                 dir=str(folder),
                 mode=mode,  # type: ignore[arg-type]
                 allow_val_change=True,  # a metric may have come in between
                 reinit="create_new",  # the caller's own run stays open
-                group=None if about.group is None else shorten(about.group),
-                job_type=shorten(about.job_type),
-                tags=list(about.tags),
-                config=None if about.config is None else dict(about.config),
+                group=group,
+                **about,
             )
             try:
-                yield Entry(wandb, run.log)
+                yield run.log
             finally:
                 run.finish()
-        log.info("sent to W&B (%s): %s", mode, about.key)
+        log.info("sent to W&B (%s): %s", mode, key)
 
     def show_page(self, module: Any, page: Path) -> object | None:
         """Return the page as W&B's HTML panel."""
