@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.core.budget import Budget
-from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.pyramidkv import PyramidKV, slope_layers
 from kvbench.methods.shared.grouped import average_heads, choose_among_heads
-from kvbench.methods.tova import TOVA
-from tests.support.engine import prepared, small, tokens_of, watch
+from tests.support.engine import prepared, small
 
 SPEC = small(layers=4, heads=3, sides=(1, 2, 3, 4, 5))
 
@@ -86,18 +84,3 @@ def test_the_mean_over_heads_is_taken_token_by_token(seed: int) -> None:
             if (at := int(position[row, slot])) >= 0:
                 expected = sum(float(scores[twin][position[twin] == at].sum()) for twin in twins) / 3
                 assert float(found[row, slot]) == pytest.approx(expected, rel=1e-6)
-
-
-def test_tova_keeps_the_same_tokens_in_all_heads_and_the_newest() -> None:
-    seen = watch(TOVA(), SPEC, tokens_of(SPEC, 2), "8").asked
-    for asked in seen:
-        rows = asked.ids()
-        for first in range(0, len(rows), SPEC.heads):
-            assert all(row == rows[first] for row in rows[first : first + SPEC.heads])
-        assert all(row[-1] == SPEC.ends[asked.scale] - 1 for row in rows)
-
-
-def test_the_earliest_tokens_stay_for_ever() -> None:
-    seen = watch(FirstScales(), SPEC, tokens_of(SPEC, 2), "8").asked
-    for asked in seen:
-        assert all(row == list(range(min(8, SPEC.ends[asked.scale]))) for row in asked.ids())

@@ -228,18 +228,6 @@ def test_no_head_ever_holds_more_than_its_share_and_an_interval(
     assert cache.ledger.peak_tokens <= method.budget.capacity
 
 
-@pytest.mark.parametrize("select", ["top_p", "votes", "top_k"])
-def test_the_first_tokens_of_a_text_stay_behind_its_padding(select: Select) -> None:
-    method = HardKV(select=select, queries=ASKS, window=LATEST, kernel=KERNEL, leading=2, start=0.0)
-    spec = replace(SPEC, padding_counts=False)
-    seen = watch(method, spec, tokens_of(spec, 2, groups=2), 8, padding=[0, 4]).asked
-    for asked in seen:
-        for row, ids in enumerate(asked.ids()):
-            first = 4 * (row // spec.heads)
-            assert ids[:2] == [first, first + 1]
-            assert len(ids) <= 8
-
-
 def test_the_most_voted_stay_and_the_latest_of_equals() -> None:
     """All keys are one, so that no query prefers any: every slot gets the votes of those who see it."""
     method = HardKV(select="votes", selector="vanilla", queries=ASKS, window=2, calibration="none")

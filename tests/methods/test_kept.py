@@ -92,7 +92,13 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "snapkv in little room": lambda: Case(
         SnapKV(window=4, queries="last"), keep_best(rules.snapkv(1, 5)), EVEN
     ),
+    "snapkv mean": lambda: Case(SnapKV(**LAST, kernel=3, pool="avg"), keep_best(rules.snapkv(3, 3, "avg"))),
+    "snapkv outside": lambda: Case(
+        SnapKV(**LAST, kernel=3, pool="avg", softmax="prefix", group="max"),
+        keep_best(rules.snapkv(3, 3, "avg", outside=True)),
+    ),
     "h2o": lambda: Case(H2O(), keep_best(rules.h2o(0.5))),
+    "h2o no recent": lambda: Case(H2O(recent=0.0), keep_best(rules.h2o(0.0))),
     "rkv": lambda: Case(RKV(**LAST, mix=0.3, threshold=0.2, kernel=3), keep_best(rules.rkv(3, 0.3, 0.2))),
     "random": lambda: Case(Random(), keep_best(rules.random)),
     "adakv": lambda: Case(AdaKV(**LAST, kernel=3, pool="max"), compete(SNAPKV, 0.2)),
@@ -155,6 +161,10 @@ OF_MAPS: Mapping[str, Callable[[], Case]] = {
     ),
     "lagkv": lambda: Case(LagKV(), keep_best(contents.lagkv(None, 0)), WIDE),
     "expected_attention calibrated": expect_calibrated,
+    "h2o observed": lambda: Case(H2O(observed=5), keep_best(rules.h2o(0.5, 5))),
+    "h2o per query": lambda: Case(
+        H2O(norm="per_query", observed=5), keep_best(rules.h2o(0.5, 5, per_query=True))
+    ),
 }
 ELSEWHERE = {
     "ams_kv": "test_ams_kv.py",

@@ -71,24 +71,6 @@ def test_what_is_kept_is_what_the_paper_says(
                 assert found == expected
 
 
-@given(
-    budget=st.fractions("1/6", 1, max_denominator=60),
-    rows=st.sampled_from(("per_row", "mean", "conditional")),
-    seed=st.integers(0, 10**6),
-)
-@settings(max_examples=40)
-def test_the_condition_stays_and_the_budget_holds(budget: object, rows: Any, seed: int) -> None:
-    cache, seen, _ = watch(LineAR(sinks=1, branch_mode=rows), SPEC, tokens_of(SPEC, 4, seed), str(budget))
-    assert cache.ledger.peak_tokens <= cache.method.budget.capacity
-    last = seen[-SPEC.layers :]
-    assert sum(asked.kept[: SPEC.heads].sum() for asked in last) == cache.method.budget.tokens
-    for asked in seen:
-        assert all(ids[:3] == [0, 1, 2] for ids in asked.ids())
-        if rows != "per_row":
-            ids = asked.ids()
-            assert ids[: len(ids) // 2] == ids[len(ids) // 2 :]
-
-
 @pytest.mark.parametrize(
     ("budget", "regions"), [(145, (1, 24, 48)), (97, (1, 24, 48)), (73, (1, 12, 48)), (40, (1, 6, 26))]
 )

@@ -100,22 +100,6 @@ def test_heads_that_share_a_draw_keep_the_same_and_blocks_stay_together() -> Non
         assert len(ids) - 3 * len(whole) < 3  # at most one block is cut by the capacity
 
 
-def test_padding_and_batch_change_nothing() -> None:
-    def kept(prompts: list[int], padding: list[int]) -> list[list[list[int]]]:
-        """Tokens of the last sequence, counted from its first one, in a room that fits its prompt and padding."""
-        length = PROMPT + padding[-1]
-        spec = text(length, [CAPACITY - PROMPT, CHUNK], layers=2)
-        cache = open_cache(RandomAttention(window=WINDOW), spec, f"{CAPACITY - 4}")
-        cache.prompts = prompts
-        seen = listening(cache.method)
-        run(cache, tokens_of(spec, len(prompts)), padding)
-        return [[[i - padding[-1] for i in ids] for ids in one.ids(slice(-2, None))] for one in seen]
-
-    alone = kept([7], [0])
-    assert kept([5, 7], [0, 3]) == alone
-    assert kept([8], [0]) != alone
-
-
 def test_the_default_window_is_the_familys_or_half_of_what_the_sinks_leave() -> None:
     texts, image = (
         text(PROMPT, [150, CHUNK]),

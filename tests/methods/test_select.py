@@ -1,7 +1,4 @@
-"""What score-based methods share, and SnapKV, H2O and R-KV against slow references over whole generations."""
-
-from collections.abc import Callable
-from typing import Literal
+"""What score-based methods share: even shares, windows, smoothing, the best slots, and whose scores decide."""
 
 import pytest
 import torch
@@ -29,10 +26,9 @@ from kvbench.methods.shared.select import (
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.tova import TOVA
-from tests.support.engine import Watched, listening, open_cache, run, small, tokens_of, watch
+from tests.support.engine import Watched, open_cache, run, small, tokens_of, watch
 
 SPEC = small(layers=2, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
-HIGH = 1e9
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.data())
@@ -131,115 +127,6 @@ def test_the_best_slots(rows: list[list[int]], data: st.DataObject) -> None:
 Inputs = list[list[tuple[Tensor, ...]]]
 
 
-def paid_by(inputs: Inputs, at: Segment, layer: int, row: int, held: list[int]) -> tuple[Tensor, Tensor]:
-    """Scores [groups, tokens, slots] and keys [slots, D] of one row, float64."""
-    sequence, head = divmod(row, SPEC.heads)
-    q, k = inputs[at.index][layer][0], torch.cat([inputs[i][layer][1] for i in range(at.index + 1)], 2)
-    groups = q.shape[1] // SPEC.heads
-    keys = k[sequence, head, held].double()
-    return q[sequence, head * groups : (head + 1) * groups].double() @ keys.T * SPEC.logit_scale, keys
-
-
-def generation(method: Method, groups: int, slow: Callable[..., list[int]]) -> None:
-    """Compares what a method keeps with `slow(scores, keys, held, at, room, memory)`, scale by scale, row by row."""
-    inputs = tokens_of(SPEC, 2, seed=11, groups=groups)
-    cache, seen = open_cache(method, SPEC, 22), listening(method)
-    run(cache, inputs)
-    answers = {(asked.layer, asked.scale): asked.ids() for asked in seen}
-    for layer in range(SPEC.layers):
-        for row in range(2 * SPEC.heads):
-            held: list[int] = []
-            memory: dict[int, float] = {}
-            for at in SPEC.segments[:-1]:
-                held = held + list(range(at.start, at.end))
-                scores, keys = paid_by(inputs, at, layer, row, held)
-                chosen = slow(scores, keys, held, at, 22, memory)
-                held = sorted(held[i] for i in chosen) if len(held) > 22 else held
-                assert answers[layer, at.index][row] == held
-    assert cache.ledger.peak_tokens == 22 * SPEC.all_heads
-
-
-def top(scores: list[float], room: int) -> list[int]:
-    return sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:room]
-
-
-def around(scores: list[float], i: int, size: int, kind: str) -> float:
-    near = scores[max(0, i - size // 2) : i + size // 2 + 1]
-    return max(near) if kind == "max" else sum(near) / size
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize(
-    ("queries", "softmax", "group", "pool"),
-    [("grid", "all", "mean", "avg"), ("last", "prefix", "max", "avg"), ("grid", "all", "mean", "none")],
-)
-def test_snapkv(groups: int, queries: str, softmax: str, group: str, pool: str) -> None:
-    method = SnapKV(
-        window=9, queries=queries, softmax=softmax, group=group, pool="avg", kernel=1 if pool == "none" else 3
-    )
-
-    def slow(scores: Tensor, keys: Tensor, held: list[int], at: Segment, room: int, _: object) -> list[int]:
-        tokens = choose_window(method.queries, at, 9).tolist()
-        inside = [position - at.start in tokens for position in held]
-        scores = scores[:, tokens]
-        scores = scores.amax(0, keepdim=True) if group == "max" else scores
-        if softmax == "prefix":
-            scores = scores.masked_fill(torch.tensor(inside), -torch.inf)
-        plain = scores.softmax(-1).mean((0, 1)).tolist()
-        plain = [0.0 if own else value for own, value in zip(inside, plain, strict=True)]
-        smooth = [around(plain, i, method.kernel, "avg") for i in range(len(held))]
-        return top([HIGH if own else value for own, value in zip(inside, smooth, strict=True)], room)
-
-    generation(method, groups, slow)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("norm", ["none", "per_query"])
-@pytest.mark.parametrize("observed", [None, 5])
-@pytest.mark.parametrize("recent", [0.0, 0.5])
-def test_h2o(groups: int, norm: Literal["none", "per_query"], observed: int | None, recent: float) -> None:
-    def slow(
-        scores: Tensor, keys: Tensor, held: list[int], at: Segment, room: int, memory: dict[int, float]
-    ) -> list[int]:
-        some = range(at.length)
-        if observed is not None:
-            some = [i * at.length // min(observed, at.length) for i in range(min(observed, at.length))]
-        paid = scores.softmax(-1)[:, list(some)].mean((0, 1)) * at.length
-        for position, value in zip(held, paid.tolist(), strict=True):
-            memory[position] = memory.get(position, 0.0) + value
-        for position in set(memory) - set(held):
-            del memory[position]
-        points = []
-        for position in held:
-            source = max(s.start for s in SPEC.segments if s.start <= position)
-            points.append(memory[position] / (at.end - source if norm == "per_query" else 1))
-        latest = at.end - int(recent * room)
-        return top([HIGH if p >= latest else v for p, v in zip(held, points, strict=True)], room)
-
-    generation(H2O(recent, norm, observed), groups, slow)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_rkv(groups: int) -> None:
-    method = RKV(mix=0.3, threshold=0.4, window=9, kernel=1)
-
-    def slow(scores: Tensor, keys: Tensor, held: list[int], at: Segment, room: int, _: object) -> list[int]:
-        tokens = choose_window("grid", at, 9).tolist()
-        inside = torch.tensor([position - at.start in tokens for position in held])
-        paid = scores[:, tokens].amax(0).masked_fill(inside, -torch.inf).softmax(-1).mean(0)
-        unit = keys / keys.norm(dim=1, keepdim=True)
-        similarity = unit @ unit.T
-        for i in range(len(held)):
-            similarity[i, i] = 0
-            near = [j for j in range(len(held)) if similarity[i, j] > 0.4]
-            if near:
-                similarity[i, near[-1]] = 0
-        points = 0.3 * paid - 0.7 * similarity.mean(0).softmax(0)
-        return top([HIGH if own else float(v) for own, v in zip(inside, points, strict=True)], room)
-
-    generation(method, groups, slow)
-
-
 def kept_by(method: Method, inputs: Inputs, budget: str) -> Watched:
     """A generation by a method with random numbers for what it calibrates."""
     needs = method.needs()
@@ -258,14 +145,6 @@ def test_who_decides(kind: type[Method]) -> None:
         kept[rows] = [mine for mine, _ in halves]
     assert kept["conditional"] == kept["per_row"]  # of the conditional sequences
     assert kept["mean"] != kept["conditional"]
-
-
-@pytest.mark.parametrize("kind", [SnapKV, H2O, RKV, ScaleKV])
-def test_sinks_never_leave_where_there_is_room(kind: type[Method]) -> None:
-    cache, seen, _ = kept_by(kind(sinks=2), tokens_of(SPEC, 2, seed=4), "0.3")
-    for asked in seen[SPEC.layers :]:
-        assert all(row[:5] == [0, 1, 2, 3, 4] for row in asked.ids())
-    assert cache.ledger.peak_tokens <= cache.method.budget.capacity
 
 
 def test_scores_that_are_nan_end_the_run_in_one_line() -> None:

@@ -242,29 +242,6 @@ def test_magnitudes_do_not_depend_on_scale_and_order_of_channels_and_the_norm_no
     assert len(orders) == 3
 
 
-def test_padding_and_batch_change_nothing() -> None:
-    def kept(prompts: list[int], padding: list[int]) -> list[list[list[int]]]:
-        """Tokens of the last sequence, counted from its first one."""
-        spec = text(PROMPT + padding[-1], [CAPACITY - PROMPT, CHUNK])
-        tokens = tokens_of(text(CAPACITY + CHUNK, []), 1, seed=3, groups=2)[0][0]
-        inputs = tokens_of(spec, len(prompts), seed=4, groups=2)
-        for segment, [mixed] in zip(spec.segments[:-1], inputs, strict=False):
-            begin = max(segment.start, padding[-1])
-            for part, own in zip(mixed, tokens, strict=True):
-                part[-1, :, begin - segment.start :] = own[
-                    0, :, begin - padding[-1] : segment.end - padding[-1]
-                ]
-        cache = open_cache(VaSE(leading=2), spec, f"{CAPACITY - 4}")
-        cache.prompts = prompts
-        seen = listening(cache.method)
-        run(cache, inputs, padding)
-        return [[[i - padding[-1] for i in ids] for ids in one.ids(slice(-2, None))] for one in seen]
-
-    alone = kept([7], [0])
-    assert kept([5, 7], [0, 3]) == alone
-    assert kept([8], [0]) != alone
-
-
 def test_a_protected_prompt_is_apart_from_the_large_values() -> None:
     """The prompt leaves 18 of 24 slots: 4 of large values, 4 of the window, 10 that are drawn."""
     inputs, prompts = draw_inputs(1), 60

@@ -50,20 +50,24 @@ def attend_from_window(at: Moment, head: int, window: int, *, outside: bool = Fa
     return scores
 
 
-def pool(scores: Sequence[float], size: int) -> list[float]:
-    """Largest score of some neighbours."""
+def pool(scores: Sequence[float], size: int, kind: str = "max") -> list[float]:
+    """Largest score of some neighbours, or the mean with 0 beyond the ends."""
     half = size // 2
-    return [max(scores[max(0, i - half) : i + half + 1]) for i in range(len(scores))]
+    near = [scores[max(0, i - half) : i + half + 1] for i in range(len(scores))]
+    return [max(some) if kind == "max" else sum(some) / size for some in near]
 
 
-def snapkv(window: int, kernel: int = 3) -> Scorer:
-    """Mean attention of the newest queries, of which the largest of some neighbours; the window stays."""
+def snapkv(window: int, kernel: int = 3, kind: str = "max", *, outside: bool = False) -> Scorer:
+    """Mean attention of the newest queries, of which the largest or the mean of some neighbours; the window stays."""
+    blank = -inf if kind == "max" else 0.0
 
     def score(at: Moment) -> Scores:
         count, found = min(window, len(at.asking)), []
         for number in range(HEADS):
-            received = attend_from_window(at, number, window).softmax(-1).mean((0, 1)).tolist()
-            found.append(pool([*received[:-count], *[-inf] * count], kernel)[:-count] + [inf] * count)
+            received = (
+                attend_from_window(at, number, window, outside=outside).softmax(-1).mean((0, 1)).tolist()
+            )
+            found.append(pool([*received[:-count], *[blank] * count], kernel, kind)[:-count] + [inf] * count)
         return found
 
     return score
@@ -92,15 +96,22 @@ def rkv(window: int, mix: float, threshold: float) -> Scorer:
     return score
 
 
-def h2o(recent: float) -> Scorer:
-    """Attention since a token came, summed over queries; the latest tokens stay."""
+def h2o(recent: float, observed: int | None = None, *, per_query: bool = False) -> Scorer:
+    """Attention since a token came, summed over queries or their mean; the latest tokens stay."""
 
     def score(at: Moment) -> Scores:
-        for number, head in enumerate(at.heads):
-            received = at.attention(number).sum(1).mean(0).tolist()
-            head.numbers = [one + more for one, more in zip(head.numbers, received, strict=True)]
+        queries, found = len(at.asking), []
+        some = min(observed or queries, queries)
         latest = at.segment.end - int(recent * min(at.room))
-        return [raise_to_top(head.numbers, [token >= latest for token in head.tokens]) for head in at.heads]
+        for number, head in enumerate(at.heads):
+            asking = [i * queries // some for i in range(some)]
+            received = (at.attention(number)[:, asking].mean(1) * queries).mean(0).tolist()
+            head.numbers = [one + more for one, more in zip(head.numbers, received, strict=True)]
+            begins = [max(s.start for s in at.spec.segments if s.start <= token) for token in head.tokens]
+            asked = [at.segment.end - begin if per_query else 1 for begin in begins]  # queries of maps
+            values = [one / count for one, count in zip(head.numbers, asked, strict=True)]
+            found.append(raise_to_top(values, [token >= latest for token in head.tokens]))
+        return found
 
     return score
 
