@@ -53,7 +53,7 @@ REASONS = {
     "eval/distribution/dataset.py": ("a member of an archive that was checked", 1),
     "eval/files/pictures.py": ("a file that `open_file` opened, or bytes", 1),
     "eval/registry.py": (PACKAGE, 2),
-    "kvbench/cli/config/smoke.py": (PACKAGE, 1),
+    "kvbench/cli/config/compose.py": (PACKAGE, 1),
     "kvbench/cli/streams.py": ("the null device, and the streams of this process", 3),
     "kvbench/cli/submit/background.py": (WRITES, 1),
     "kvbench/cli/submit/ray.py": (WRITES, 1),

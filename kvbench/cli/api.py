@@ -12,9 +12,9 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
+from kvbench.cli.config.checks import check_runs_dir
 from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import (
-    check_runs_dir,
     compose_job,
     find_finished,
     hydra_of_kvbench,
@@ -25,7 +25,7 @@ from kvbench.cli.config.instantiate import allow_targets, list_targets
 from kvbench.cli.config.loader import forget_files
 from kvbench.cli.config.messages import EXPECTED, describe_error
 from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
-from kvbench.cli.config.unread import check_words
+from kvbench.cli.config.words import check_words
 from kvbench.core.config import ConfigError, UserError
 from kvbench.data.frames import samples_df
 from kvbench.data.row_cache import import_polars

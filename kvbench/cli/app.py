@@ -10,13 +10,12 @@ import hydra
 from omegaconf import DictConfig
 
 from kvbench.cli.config.command import SWEEP_TASKS, Command
-from kvbench.cli.config.compose import hydra_of_kvbench
+from kvbench.cli.config.compose import hydra_of_kvbench, shrink
 from kvbench.cli.config.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.config.messages import check_arguments
 from kvbench.cli.config.search_path import check_search_path
-from kvbench.cli.config.smoke import shrink
-from kvbench.cli.config.unread import check_words
-from kvbench.cli.console import say
+from kvbench.cli.config.words import check_words
+from kvbench.cli.console import describe_version, say
 from kvbench.cli.dispatch import configure_logging, prepare, read_job, run_task
 from kvbench.cli.streams import repair_streams
 from kvbench.cli.submit.background import start_in_background
@@ -24,12 +23,10 @@ from kvbench.cli.submit.slurm import submit
 from kvbench.cli.submit.summary import Summary, end_or_describe, show_sweep, start_workers
 from kvbench.cli.sweeps.folder import announce, compose_sweep, list_worker_words
 from kvbench.cli.sweeps.jobs import Recorder, label_sweep
-from kvbench.cli.sweeps.launchers import check_launcher
+from kvbench.cli.sweeps.launchers import SLURM, check_launcher
 from kvbench.cli.sweeps.outcomes import describe_failure, exiting_on_error
 from kvbench.cli.sweeps.progress import watch
-from kvbench.cli.sweeps.slurm_checks import LAUNCHER
 from kvbench.cli.tasks.table import COMMANDS, find_command
-from kvbench.cli.version import describe_version
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.sigterm import (
     INTERRUPTED,
@@ -48,7 +45,7 @@ def main() -> None:
     """Run the command line: one job, a sweep (`-m`), `publish`, `verify`, `new`, or an option of Hydra (`--help`)."""
     prepare()
     try:
-        with allow_targets():
+        with allow_targets(), exiting_on_error():
             run_command(Command.parse(sys.argv[1:]))
     except KeyboardInterrupt as interrupt:
         print(RESUME, file=sys.stderr)
@@ -57,32 +54,23 @@ def main() -> None:
 
 def run_command(command: Command) -> None:
     """Run a parsed command line."""
+    overrides = list(command.overrides)
     if "--version" in command.words:
         print(describe_version())
-    elif command.words and command.words[0] in COMMANDS:
-        with exiting_on_error():
-            answer = find_command(command.words[0])(command.words[1:])
-        if answer is False:
+        return
+    if command.words and command.words[0] in COMMANDS:
+        if find_command(command.words[0])(command.words[1:]) is False:
             sys.exit(1)
-    else:
-        with exiting_on_error():
-            check_words(command)
-        run_composed(command)
-
-
-def run_composed(command: Command) -> None:
-    """Run a command whose words compose a configuration."""
-    overrides = list(command.overrides)
+        return
+    check_words(command)
     if command.is_about_all_sweeps or (command.multirun and command.is_about_all_runs):
         run_alone(overrides)
     elif command.is_about_sweep:
         run_on_sweep(overrides)
-    elif not command.is_one_job:
-        run_by_hydra(list(command.words))
-    elif command.names_sweep:
-        run_by_hydra(["-m", *overrides])
-    else:
+    elif command.is_one_job and not command.names_sweep:
         run_alone(overrides)
+    else:
+        run_by_hydra(["-m", *overrides] if command.is_one_job else list(command.words))
 
 
 def run_by_hydra(arguments: list[str]) -> None:
@@ -94,25 +82,24 @@ def run_by_hydra(arguments: list[str]) -> None:
         sys.exit(f"error: {problem}")
     sys.argv[1:] = arguments
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them in several lines
-    with exiting_on_error():
-        try:
-            with interrupting_on_sigterm():
-                _run_by_hydra()
-        except KeyboardInterrupt:
-            Summary.running = None  # no tables of a sweep that the user stopped
+    try:
+        with interrupting_on_sigterm():
+            _run_by_hydra()
+    except KeyboardInterrupt:
+        Summary.running = None  # no tables of a sweep that the user stopped
+        raise
+    except Exception as error:
+        if Summary.running is None:
             raise
-        except Exception as error:
-            if Summary.running is None:
-                raise
-            describe_failure(error)
-        finally:
-            if Summary.running is not None:  # the launcher broke before it reported all jobs
-                Summary.running.show()
+        describe_failure(error)
+    finally:
+        if Summary.running is not None:  # the launcher broke before it reported all jobs
+            Summary.running.show()
 
 
 def run_on_sweep(words: list[str]) -> None:
     """Run a task on a sweep as a whole: work on its jobs, control them, show their status or report their runs."""
-    with exiting_on_error(), hydra_of_kvbench():
+    with hydra_of_kvbench():
         check_search_path()
         cfg, hydra_cfg = compose_sweep(words)
         configure_logging(hydra_cfg)
@@ -169,7 +156,7 @@ def prepare_workers(cfg: DictConfig, launcher: str, workers: list[str]) -> "Sequ
     if not cfg.work.wait:
         start_workers(launched, Path(cfg.work.folder), workers, cfg.work.workers)
         return []
-    return submit(launched, workers, cfg.work.workers) if launcher == LAUNCHER else []
+    return submit(launched, workers, cfg.work.workers) if launcher == SLURM else []
 
 
 def run_alone(overrides: list[str]) -> None:
@@ -177,7 +164,7 @@ def run_alone(overrides: list[str]) -> None:
 
     `hydra.main` would compose the configuration three times, which takes a second.
     """
-    with exiting_on_error(), hydra_of_kvbench():
+    with hydra_of_kvbench():
         cfg = read_job(overrides)
         if not cfg.work.wait:
             raise ConfigError("work.wait=false: only for sweeps (-m) and task=work; leave it out")

@@ -1,11 +1,13 @@
-"""The terminal console for tables."""
+"""The terminal console for tables, and lines about this installation."""
 
 import os
 import sys
 
 from rich.console import Console
 
+from kvbench.core.checkout import find_built_commit, run_git
 from kvbench.core.gpus import AUTO, resolve_device
+from kvbench.version import __version__
 
 CONSOLE = Console(width=None if sys.stdout.isatty() else 160)
 
@@ -21,3 +23,10 @@ def show_device(name: str) -> None:
         device = resolve_device(name)
         reason = f"{'no ' if device == 'cpu' else ''}GPU found"
         say(f"device: {device} ({'KVBENCH_DEVICE' if os.environ.get('KVBENCH_DEVICE') else reason})")
+
+
+def describe_version() -> str:
+    """Return the version, with the commit if it is known and whether files that git tracks differ from it."""
+    describe = ("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=, with changes")
+    commit = find_built_commit() or run_git(*describe)
+    return f"kvbench {__version__}" + (f" (commit {commit.strip()})" if commit else "")

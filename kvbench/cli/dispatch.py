@@ -10,15 +10,8 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig
 
-from kvbench.cli.config.compose import (
-    check_runs_dir,
-    check_values,
-    compose_job,
-    count_processes,
-    find_finished,
-    hydra_of_kvbench,
-    read_values,
-)
+from kvbench.cli.config.checks import check_runs_dir, count_processes
+from kvbench.cli.config.compose import check_values, compose_job, find_finished, hydra_of_kvbench, read_values
 from kvbench.cli.config.instantiate import allow_targets
 from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.console import CONSOLE, show_device
@@ -26,9 +19,8 @@ from kvbench.cli.sweeps.extend import extend_sweeper
 from kvbench.cli.sweeps.jobs import Recorder, note_run
 from kvbench.cli.sweeps.outcomes import describe_failure
 from kvbench.cli.tasks.table import find_task
-from kvbench.cli.workers.overview import show_all
 from kvbench.cli.workers.sigterm import TERMINATED, wait_to_be_killed
-from kvbench.cli.workers.status import show_status
+from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.config import ConfigError
 
 COMPUTING = ("run", "evaluate", "bounds", "choose", "check", "calibrate", "profile", "train", "work")

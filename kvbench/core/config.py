@@ -8,11 +8,11 @@ import re
 import reprlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from inspect import isabstract
 from pathlib import Path
 from types import FunctionType, NoneType, UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hints
 
 from kvbench.core.files import find_obstacle
 
@@ -31,6 +31,28 @@ class UserError(Exception):
 
 class ConfigError(UserError, ValueError):
     """A setting is invalid; the message starts with its key."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number, declared beside its type: `Annotated[int, Range(1, 10)]`.
+
+    Attributes:
+        least: lower bound, included unless `above`.
+        most: upper bound, included.
+        above: the lower bound itself is too small.
+    """
+
+    least: float
+    most: float = math.inf
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.least < value if self.above else self.least <= value) and value <= self.most
+
+    def __str__(self) -> str:
+        bounds = f"{'above' if self.above else 'of at least'} {self.least}"
+        return bounds if self.most == math.inf else f"{bounds} and at most {self.most}"
 
 
 def check_range(key: str, value: int, min_: int, max_: int) -> None:
@@ -128,12 +150,24 @@ def check_part(value: object, target: type, key: str) -> Mapping[str, object]:
     """Check a group of keys against a dataclass's fields and return it.
 
     Raises:
-        ConfigError: it is not a group, or a key is invalid.
+        ConfigError: it is not a group, or a key is invalid or missing.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{key}={show(value)}: must be {_describe(target)}")
     check_fields(value, target, f"{key}.")
+    check_missing(value, target, f"{key}.")
     return value
+
+
+def check_missing(values: Mapping[str, object], target: type, prefix: str) -> None:
+    """Check that values have every field of a dataclass without a default.
+
+    Raises:
+        ConfigError: names the first missing key.
+    """
+    for field in fields(target):
+        if field.default is field.default_factory is MISSING and field.name not in values:
+            raise ConfigError(f"{prefix}{field.name}: missing; set it, or keep it as in conf/config.yaml")
 
 
 def check_fields(values: Mapping[str, object], target: type, prefix: str) -> None:
@@ -142,16 +176,21 @@ def check_fields(values: Mapping[str, object], target: type, prefix: str) -> Non
     Raises:
         ConfigError: names the first invalid key.
     """
-    hints = get_type_hints(target)
+    hints = get_type_hints(target, include_extras=True)
     known = {field.name: hints[field.name] for field in fields(target) if field.init}
     for name, value in values.items():
         if name not in known:
             choices = f"there are {', '.join(known)}" if known else "there are none"
             raise ConfigError(f"{prefix}{name}: no such key; {choices}")
-        _check_value(value, known[name], f"{prefix}{name}")
+        check_value(value, known[name], f"{prefix}{name}")
 
 
-def _check_value(value: object, hint: object, key: str) -> None:
+def check_value(value: object, hint: object, key: str) -> None:
+    """Check that a JSON value has the type of a field.
+
+    Raises:
+        ConfigError: names the key, or the first invalid one in it.
+    """
     if isinstance(value, Mapping) and is_dataclass(hint):
         if not _makes(value.get("_target_"), hint):  # type: ignore[arg-type]
             base = hint.__name__  # type: ignore[union-attr]
@@ -159,7 +198,7 @@ def _check_value(value: object, hint: object, key: str) -> None:
             raise ConfigError(f"{key}._target_={found}: must derive from {base}; choose another with {key}=")
     elif isinstance(value, Mapping) and get_origin(hint) in (dict, Mapping):
         for name, item in value.items():
-            _check_value(item, get_args(hint)[1], f"{key}.{name}")
+            check_value(item, get_args(hint)[1], f"{key}.{name}")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key}={value}: must be finite")
     elif not _fits(value, hint):
@@ -179,6 +218,8 @@ _SCALARS: dict[object, tuple[tuple[type, ...], str]] = {
 def _fits(value: object, hint: object) -> bool:
     """Return whether a JSON value fits a field annotated with `hint`; unknown annotations accept every value."""
     kind, parts = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        return _fits(value, parts[0]) and value in parts[1]
     if hint in _SCALARS:
         fits = isinstance(value, _SCALARS[hint][0]) and (hint is bool or not isinstance(value, bool))
         return fits and (hint is not float or abs(value) <= sys.float_info.max)  # type: ignore[arg-type]
@@ -199,6 +240,8 @@ def _fits(value: object, hint: object) -> bool:
 def _describe(hint: object) -> str:
     """Describe the values that a field annotated with `hint` accepts."""
     kind, parts = get_origin(hint), get_args(hint)
+    if kind is Annotated:
+        return f"{_describe(parts[0])} {parts[1]}"
     if hint in _SCALARS:
         return _SCALARS[hint][1]
     if kind in (Union, UnionType):

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from kvbench.core.budget import UNITS, read_number
 from kvbench.core.claims import LAPSE, MAX_LAPSE
@@ -12,11 +12,12 @@ from kvbench.core.config import (
     MAX_PROMPTS,
     MAX_SEED,
     ConfigError,
+    Range,
     check_fields,
     check_file,
+    check_missing,
     check_objects,
     check_part,
-    check_range,
     show,
 )
 from kvbench.core.storage import CHANNEL, CODE_DTYPES, StorageConfig
@@ -26,8 +27,6 @@ TASKS = (
     "report", "export", "merge", "dashboard", "work", "status",
 )  # fmt: skip
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", *CODE_DTYPES)
-MAX_CALIBRATED = 10**4
-MAX_WORKERS = 10**4
 MAX_REPEATS = 10**9
 MIN_UNITS = 8
 """Prompts before the first look of a race: intervals from fewer are wrong."""
@@ -38,16 +37,47 @@ READING_TASKS = ("report", "dashboard", "export")
 CHOICE_KEYS = (*GROUPS, "storage")
 """Keys of a configuration whose values name configuration files."""
 
+Count = Annotated[int, Range(1, MAX_PROMPTS)]
+Seed = Annotated[int, Range(0, MAX_SEED)]
+Seconds = Annotated[float, Range(0, MAX_REPEATS, above=True)]
+Delay = Annotated[float, Range(0, MAX_REPEATS)]
+"""Seconds, or none."""
+
+
+@dataclass(frozen=True)
+class Protect:
+    """Scales and tokens that methods always keep, by the keys of `conf/protect` that files of methods refer to."""
+
+    sinks: Annotated[int, Range(0)]
+    condensed: Annotated[int, Range(0)]
+    initial: Annotated[int, Range(0)]
+    leading: Annotated[int, Range(0)]
+    first: Annotated[int, Range(0)]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Observed windows of methods, by the keys of `conf/windows`."""
+
+    window: Annotated[int, Range(1)]
+    queries: Literal["grid", "last", "uniform"]
+    softmax: Literal["all", "prefix"]
+    group: Literal["mean", "max"]
+    kernel: Annotated[int, Range(1)]
+
+    def __post_init__(self) -> None:
+        if self.kernel % 2 == 0:
+            raise ConfigError(f"windows.kernel={self.kernel}: must be odd")
+
 
 @dataclass(frozen=True)
 class Shard:
     """Share of a run's blocks that this process takes: block numbers congruent to `index` modulo `count`."""
 
     index: int = 0
-    count: int = 1
+    count: Count = 1
 
     def __post_init__(self) -> None:
-        check_range("shard.count", self.count, 1, MAX_PROMPTS)
         if not 0 <= self.index < self.count:
             raise ConfigError(
                 f"shard.index={self.index}: must be in 0..{self.count - 1} (shard.count={self.count})"
@@ -58,13 +88,11 @@ class Shard:
 class PlanSettings:
     """Settings of `task=plan`: GPU memory for the largest batch, file of the schedule (.npz), a paper's table."""
 
-    gpu_gib: float = 80.0
+    gpu_gib: Annotated[float, Range(0, above=True)] = 80.0
     export: str | None = None
     table: str | None = None
 
     def __post_init__(self) -> None:
-        if self.gpu_gib <= 0:
-            raise ConfigError(f"plan.gpu_gib={self.gpu_gib}: must be positive")
         check_file("plan.export", self.export, ".npz")
 
 
@@ -80,16 +108,13 @@ class CalibrateSettings:
         orders: order file to write (JSON).
     """
 
-    count: int = 10
+    count: Annotated[int, Range(1, 10**4)] = 10
     prompts: str | None = None
-    seed: int = 1
-    batch_size: int = 8
+    seed: Seed = 1
+    batch_size: Count = 8
     orders: str | None = None
 
     def __post_init__(self) -> None:
-        check_range("calibrate.count", self.count, 1, MAX_CALIBRATED)
-        check_range("calibrate.seed", self.seed, 0, MAX_SEED)
-        check_range("calibrate.batch_size", self.batch_size, 1, MAX_PROMPTS)
         check_file("calibrate.orders", self.orders, ".json")
 
 
@@ -106,18 +131,16 @@ class ProfileSettings:
         trace: file of a Chrome trace of one batch, .json.
     """
 
-    batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
-    warmup: int = 2
-    repeats: int = 9
+    batch_sizes: tuple[Annotated[int, Range(1)], ...] = (1, 2, 4, 8)
+    warmup: Annotated[int, Range(0, MAX_REPEATS)] = 2
+    repeats: Annotated[int, Range(1, MAX_REPEATS)] = 9
     against_full: bool = True
     largest: bool = False
     trace: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.batch_sizes or min(self.batch_sizes) < 1:
-            raise ConfigError(f"profile.batch_sizes={list(self.batch_sizes)}: give numbers of at least 1")
-        check_range("profile.warmup", self.warmup, 0, MAX_REPEATS)
-        check_range("profile.repeats", self.repeats, 1, MAX_REPEATS)
+        if not self.batch_sizes:
+            raise ConfigError("profile.batch_sizes=[]: name one or more")
         check_file("profile.trace", self.trace, ".json", ".json.gz")
 
 
@@ -172,13 +195,11 @@ class DashboardSettings:
 
     bundle: bool = False
     watch: bool = False
-    every: float = 30.0
+    every: Seconds = 30.0
 
     def __post_init__(self) -> None:
         if self.bundle and self.watch:
             raise ConfigError("dashboard.bundle=true: is written once; leave out dashboard.watch")
-        if not 0 < self.every <= MAX_REPEATS:
-            raise ConfigError(f"dashboard.every={self.every}: must be a positive number of seconds")
 
 
 @dataclass(frozen=True)
@@ -191,16 +212,13 @@ class ChooseSettings:
         seconds: methods that take longer per sample at the first look leave the race; None for no limit.
     """
 
-    block: int = 16
+    block: Annotated[int, Range(MIN_UNITS, MAX_PROMPTS)] = 16
     error: float = 0.05
-    seconds: float | None = None
+    seconds: Seconds | None = None
 
     def __post_init__(self) -> None:
-        check_range("choose.block", self.block, MIN_UNITS, MAX_PROMPTS)
         if not 0 < self.error < 1:
             raise ConfigError(f"choose.error={self.error}: must be a probability between 0 and 1")
-        if self.seconds is not None and not 0 < self.seconds <= MAX_REPEATS:
-            raise ConfigError(f"choose.seconds={self.seconds}: must be a positive number of seconds, or null")
 
 
 @dataclass(frozen=True)
@@ -233,26 +251,15 @@ class WorkSettings:
         run: runs that `drop` leaves out or `requeue` repeats: number, folder name, or overrides.
     """
 
-    workers: int = 1
-    lapse: float = LAPSE
+    workers: Annotated[int, Range(1, 10**4)] = 1
+    lapse: Annotated[float, Range(0, MAX_LAPSE, above=True)] = LAPSE
     wait: bool = True
-    number: int = 0
+    number: Annotated[int, Range(0, 10**4)] = 0
     folder: str | None = None
     do: Literal["pause", "resume", "requeue", "drop", "stop"] | None = None
     run: str | int | None = None
-    grace: float = 25.0
-    jitter: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("work.workers", self.workers, 1, MAX_WORKERS)
-        check_range("work.number", self.number, 0, MAX_WORKERS)
-        if not 0 < self.lapse <= MAX_LAPSE:
-            raise ConfigError(
-                f"work.lapse={self.lapse}: must be a positive number of seconds, at most {MAX_LAPSE:g}"
-            )
-        for key, value in (("grace", self.grace), ("jitter", self.jitter)):
-            if not 0 <= value <= MAX_REPEATS:
-                raise ConfigError(f"work.{key}={value}: must be a number of seconds, 0 or more")
+    grace: Delay = 25.0
+    jitter: Delay = 0.0
 
 
 @dataclass(frozen=True)
@@ -290,13 +297,13 @@ class Settings:
 
     task: str
     budget: float | int | str
-    sinks: int
-    seed: int
-    batch_size: int
+    sinks: Annotated[int, Range(0, MAX_PROMPTS)]
+    seed: Seed
+    batch_size: Count
     device: str
     cache_dtype: str
     runs_dir: Path
-    shuffle: int | None = None
+    shuffle: Seed | None = None
     runs_dirs: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     budget_unit: str = "tokens"
@@ -309,20 +316,20 @@ class Settings:
     against: str | None = None
     metric: str | None = None
     methods: tuple[str, ...] | None = None
-    margin: float = 0.0
+    margin: Annotated[float, Range(0)] = 0.0
     output: str | None = None
     smoke: bool = False
     verbose: bool = False
-    shard: Shard = Shard()
-    sweep: SweepSettings = SweepSettings()
-    work: WorkSettings = WorkSettings()
-    plan: PlanSettings = PlanSettings()
-    calibrate: CalibrateSettings = CalibrateSettings()
-    profile: ProfileSettings = ProfileSettings()
-    export: ExportSettings = ExportSettings()
-    dashboard: DashboardSettings = DashboardSettings()
-    report: ReportSettings = ReportSettings()
-    choose: ChooseSettings = ChooseSettings()
+    shard: Shard = field(default_factory=Shard)
+    sweep: SweepSettings = field(default_factory=SweepSettings)
+    work: WorkSettings = field(default_factory=WorkSettings)
+    plan: PlanSettings = field(default_factory=PlanSettings)
+    calibrate: CalibrateSettings = field(default_factory=CalibrateSettings)
+    profile: ProfileSettings = field(default_factory=ProfileSettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
+    dashboard: DashboardSettings = field(default_factory=DashboardSettings)
+    report: ReportSettings = field(default_factory=ReportSettings)
+    choose: ChooseSettings = field(default_factory=ChooseSettings)
 
     def __post_init__(self) -> None:
         for key, choices in (("task", TASKS), ("budget_unit", UNITS), ("cache_dtype", CACHE_DTYPES)):
@@ -332,12 +339,12 @@ class Settings:
         self.storage.check_dtype(self.cache_dtype)
         if self.output == "":
             raise ConfigError("output is empty; use output=. for the current folder")
-        check_range("batch_size", self.batch_size, 1, MAX_PROMPTS)
-        check_range("seed", self.seed, 0, MAX_SEED)
-        if self.shuffle is not None:
-            check_range("shuffle", self.shuffle, 0, MAX_SEED)
-        check_range("sinks", self.sinks, 0, MAX_PROMPTS)
-        self._check_choice()
+        if self.methods is not None and len(set(self.methods)) != max(len(self.methods), 2):
+            raise ConfigError(f"methods={list(self.methods)}: name two or more methods, each once")
+        if self.task == "choose" and not self.metric:
+            raise ConfigError(
+                "metric: task=choose compares methods by one metric; set it, such as metric=psnr"
+            )
         if not re.fullmatch(r"cpu(:0)?|cuda(:\d{1,3})?", self.device):
             raise ConfigError(f"device={self.device}: only auto, cpu, cuda and cuda:N are supported")
         if self.cuda_graph is True and not self.device.startswith("cuda"):
@@ -349,17 +356,6 @@ class Settings:
         if self.task == "profile" and self.profile.largest and not self.device.startswith("cuda"):
             raise ConfigError(
                 f"profile.largest=true: searches GPU memory, and device={self.device}; use device=cuda"
-            )
-
-    def _check_choice(self) -> None:
-        """Check the keys of `task=choose`."""
-        if not 0 <= self.margin < float("inf"):
-            raise ConfigError(f"margin={self.margin}: must be a difference of the metric, 0 or more")
-        if self.methods is not None and len(set(self.methods)) != max(len(self.methods), 2):
-            raise ConfigError(f"methods={list(self.methods)}: name two or more methods, each once")
-        if self.task == "choose" and not self.metric:
-            raise ConfigError(
-                "metric: task=choose compares methods by one metric; set it, such as metric=psnr"
             )
 
     @property
@@ -384,23 +380,23 @@ class Settings:
         own["sources"] = _read_sources(values.get("from"))  # `from` is a keyword of Python
         parts: dict[str, Any] = {key: kind for key, kind in get_type_hints(cls).items() if is_dataclass(kind)}
         check_fields({key: value for key, value in own.items() if key not in parts}, cls, "")
-        if missing := [
-            field.name for field in fields(cls) if field.default is MISSING and field.name not in own
-        ]:
-            raise ConfigError(f"{missing[0]}: missing; set it, or keep it as in conf/config.yaml")
+        check_missing(own, cls, "")
+        for group, kind in (("protect", Protect), ("windows", Windows)):  # files of methods refer to them
+            if group in values:
+                kind(**check_part(values[group], kind, group))
         for group in GROUPS if objects else ():
             if group != "train" or values["task"] == "train":  # its modules take long to import
                 check_objects(values.get(group), group)
         for key, part in parts.items():
-            section = check_part(own.get(key, {}), part, key)
-            own[key] = part(**{k: tuple(v) if isinstance(v, list) else v for k, v in section.items()})
-        for key in ("require", "runs_dirs", "sources"):
-            own[key] = tuple(own.get(key, ()))  # type: ignore[arg-type]
-        if own.get("methods") is not None:
-            own["methods"] = tuple(own["methods"])  # type: ignore[arg-type]
+            own[key] = part(**_make_tuples(check_part(own.get(key, {}), part, key)))
         if not own["runs_dir"]:
             raise ConfigError("runs_dir is empty; use runs_dir=. for the current folder")
-        return cls(**{**own, "runs_dir": Path(str(own["runs_dir"])).expanduser()})  # type: ignore[arg-type]
+        return cls(**{**_make_tuples(own), "runs_dir": Path(str(own["runs_dir"])).expanduser()})
+
+
+def _make_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with tuples in place of lists."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def _read_sources(given: object) -> list[str]:

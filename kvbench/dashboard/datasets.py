@@ -11,7 +11,7 @@ from kvbench.core.links import find_leaving_link
 from kvbench.core.names import make_printable, make_writable
 from kvbench.dashboard.folders import Damaged
 from kvbench.data.bounded import read_table
-from kvbench.data.publication import FILE_LIST, SAMPLES_FILE, hash_publication, join_names, list_changed
+from kvbench.data.publication import FILE_LIST, SAMPLES_FILE, hash_publication, join_names, list_changes
 from kvbench.data.verification import Checked, list_verifications, read_verdicts
 from kvbench.eval.files.kinds import IMAGES, list_kinds
 from kvbench.eval.files.prompt_lines import MAX_DEPTH
@@ -111,8 +111,9 @@ def read_dataset(folder: Path) -> dict[Path, AddedRun]:
         raise ConfigError(
             f"{link.relative_to(folder)} is a link that leaves the folder; copy the dataset again"
         )
-    if changed := list_changed(folder, (RUNS, TABLES)):
-        raise ConfigError(f"not as in {FILE_LIST}: {join_names(changed)}; copy the dataset again")
+    if changed := list_changes(folder, (RUNS, TABLES)):
+        names = join_names([one.name for one in changed])
+        raise ConfigError(f"not as in {FILE_LIST}: {names}; copy the dataset again")
     runs = {path.parent: _read_run(path.parent) for path in sorted((folder / RUNS).glob(f"*/*/{FILE}"))}
     if not runs:
         raise ConfigError("holds no run")

@@ -1,12 +1,11 @@
-"""Folder of a publication: the list of its files, and its replacement by a new one."""
+"""Files of a publication: their list with hashes, which anybody compares with a copy."""
 
 import os
-import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
-from kvbench.core.config import ConfigError
-from kvbench.core.files import find_obstacle, hash_path, hash_values, read_text
+from kvbench.core.files import hash_path, hash_values, read_text
 
 FILE_LIST = "SHA256SUMS"
 """List of all other files of a publication, which `sha256sum -c` checks."""
@@ -15,33 +14,17 @@ SAMPLES_FILE = RUNS_FILE.with_name("samples.parquet")
 MAX_SHOWN = 3
 
 
+class Change(NamedTuple):
+    """File of a publication that is not as its list has it."""
+
+    name: str
+    how: Literal["changed", "not listed", "missing"]
+
+
 def write_file_list(folder: Path) -> None:
     """Write the list of the files of a folder with their hashes."""
     lines = (f"{hash_path(folder / name)}  {name}\n" for name in _list_files(folder))
     (folder / FILE_LIST).write_text("".join(lines), encoding="utf-8")
-
-
-def check_replaceable(out: Path) -> None:
-    """Check that a folder can be written, and that it is empty or holds only what a publication wrote.
-
-    Raises:
-        ConfigError: names the files that would be lost, or why the folder cannot be written.
-    """
-    if out.is_symlink():
-        raise ConfigError(f"out={out}: is a symbolic link; name the folder itself")
-    if (problem := find_obstacle(out)) is not None:
-        raise ConfigError(f"out={out}: cannot be written ({problem})")
-    if not out.exists():
-        return
-    try:
-        foreign = list_foreign(out)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"out={out}: {FILE_LIST} cannot be read ({error}); name a new folder") from None
-    if foreign:
-        shown = join_names(foreign)
-        raise ConfigError(
-            f"out={out}: holds other files than a publication wrote there: {shown}; move them, or name a new folder"
-        )
 
 
 def join_names(names: Sequence[str]) -> str:
@@ -50,62 +33,29 @@ def join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_SHOWN]) + more
 
 
-def replace_folder(new: Path, out: Path) -> None:
-    """Put a new folder in the place of an earlier publication, which is removed when the new one is there.
+def list_changes(folder: Path, parts: Collection[str] | None = None) -> list[Change]:
+    """Return the files that are not as the list of a publication has them, all of a folder without a list.
 
-    Raises:
-        ConfigError: the earlier folder holds other files.
-    """
-    if not out.exists():
-        new.rename(out)
-        return
-    check_replaceable(out)  # something may have come since the work began
-    earlier = new.with_name(f"{new.name}.earlier")
-    out.rename(earlier)
-    try:
-        new.rename(out)
-    except BaseException:
-        earlier.rename(out)
-        raise
-    shutil.rmtree(earlier)
-
-
-def list_foreign(folder: Path) -> list[str]:
-    """Return the files of a publication that are not in its list, or changed since they were listed.
-
-    Raises:
-        OSError, ValueError: the list cannot be read.
-    """
-    return list(_list_foreign(folder, _read_file_list(folder)))
-
-
-def list_lost(folder: Path) -> list[str]:
-    """Return the listed files that a publication lacks.
-
-    Raises:
-        OSError, ValueError: the list cannot be read.
-    """
-    own = set(_list_files(folder))
-    return [name for name in _read_file_list(folder) if name not in own]
-
-
-def list_changed(folder: Path, parts: Collection[str]) -> list[str]:
-    """Return the files in some parts of a publication that its list does not have, or that are not as listed.
-
-    A listed name that is not of a file in the folder, such as `runs/../..`, counts as changed and is not opened.
+    A listed name that is not of a file in the folder, such as `runs/../..`, counts as missing and is not opened.
 
     Args:
         folder: folder of the publication.
-        parts: files and folders directly in it.
+        parts: files and folders directly in it that are compared; None for all.
 
     Raises:
         OSError, ValueError: the list, or a file, cannot be read.
     """
     known, own = _read_file_list(folder), set(_list_files(folder))
-    names = {name for name in (*known, *own) if name.partition("/")[0] in parts}
-    return [
-        name for name in sorted(names) if name not in own or not _is_as_listed(folder / name, known.get(name))
-    ]
+    changes = []
+    for name in sorted({*known, *own}):
+        if parts is None or name.partition("/")[0] in parts:
+            if name not in own:
+                changes.append(Change(name, "missing"))
+            elif name not in known:
+                changes.append(Change(name, "not listed"))
+            elif (folder / name).is_symlink() or hash_path(folder / name) != known[name]:
+                changes.append(Change(name, "changed"))
+    return changes
 
 
 def hash_publication(folder: Path) -> str:
@@ -119,10 +69,6 @@ def _hash_plain(path: Path) -> str | None:
         return None if path.is_symlink() else hash_path(path)
     except OSError:
         return None
-
-
-def _is_as_listed(path: Path, digest: str | None) -> bool:
-    return not path.is_symlink() and path.is_file() and hash_path(path) == digest
 
 
 def _list_files(folder: Path) -> Iterator[str]:
@@ -143,15 +89,3 @@ def _read_file_list(folder: Path) -> dict[str, str]:
         return {}
     lines = read_text(path).splitlines()
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-
-
-def _list_foreign(folder: Path, known: Mapping[str, str]) -> Iterator[str]:
-    """Yield the files that are not listed, or changed since they were."""
-    if not known and (folder / FILE_LIST).exists():
-        yield FILE_LIST
-    for name in _list_files(folder):
-        path = folder / name
-        if path.is_symlink() or not path.is_file() or name not in known:
-            yield name
-        elif hash_path(path) != known[name]:
-            yield f"{name} (changed)"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import RUN, Command, errors, run_python
-from tests.support.marks import slow_but_every
 
 
 def results_in(runs_dir: Path, pattern: str) -> list[dict[str, dict[str, float]]]:
@@ -155,78 +154,6 @@ def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_
         assert (first / image).read_bytes() == (second / image).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    slow_but_every(
-        4,
-        [
-            (["budgt=0.04"], "error: budgt: no such key; did you mean budget?"),
-            (["--cfg", "job", "budgt=0.04"], "error: budgt: no such key; did you mean budget?"),
-            (["budget=0.1,0.2"], "error: budget=0.1,0.2: several values are a sweep; add -m"),
-            (["method=glob(*)"], "error: method=glob(*): several values are a sweep; add -m"),
-            (["method=heatkv", "budget=0.001"], "the smallest feasible budget is 0.00393, or lower `sinks`"),
-            (
-                ["budget=3.5"],
-                "error: budget=3.5: above 1 it is a number of tokens per head and must be whole",
-            ),
-            (["method=heatkv", "sinks=9"], "error: sinks=9"),
-            (
-                ["method=heatkv", "method.orders=nowhere.json"],
-                "error: method.orders=nowhere.json: cannot be read",
-            ),
-            (["task=plan", "method=ams_kv"], "error: task=plan: how much AMSKV holds depends on the images"),
-            (
-                ["model=llamagen_xl", "method=scalekv", "prompts=imagenet", "eval=none"],
-                "error: method: ScaleKV is for next-scale models and llamagen_xl is a next-token model; take one "
-                "of the",
-            ),
-            (
-                ["method=linear_ar"],
-                "error: method: LineAR is for next-token models and infinity_tiny is a next-scale",
-            ),
-            (["model=infinity_2b"], "error: model.sources.transformer: weights missing"),
-            (["prompts=file", "prompts.path=nowhere.txt"], "error: prompts.path=nowhere.txt: cannot be read"),
-            (["task=report"], "error: runs_dir=runs: holds no finished runs"),
-            (
-                ["task=plan", "plan.export=nowhere/x.npz"],
-                "error: plan.export=nowhere/x.npz: Full has no schedule",
-            ),
-            (["task=profile", "profile.largest=true"], "error: profile.largest=true: searches GPU memory"),
-            (
-                ["task=profile", "model=infinity_2b"],
-                "to time the model without weights, set model.weights=random",
-            ),
-            (["task=profile", "budget=0.001", "method=heatkv"], "the smallest feasible budget is 0.00393"),
-            (["model.sources.text.path=nowhere"], "error: model.sources.text.path=nowhere: does not exist"),
-            (
-                ["task=export", "export.policy=x.safetensors", "method=snapkv"],
-                "error: export.policy=x.safetensors: method=snapkv decides from the cache while the model runs",
-            ),
-        ],
-    ),
-    ids=str,
-)
-def test_user_errors_are_one_line(command: Command, arguments: list[str], message: str) -> None:
-    status, _, err = command(*arguments)
-    [line] = errors(err)
-    assert status == 1
-    assert message in line
-
-
-@pytest.mark.parametrize("model", ["infinity_tiny", "llamagen_tiny"])
-@pytest.mark.parametrize("per_prompt", [1, 2])
-def test_unknown_words_are_refused(command: Command, tmp_path: Path, model: str, per_prompt: int) -> None:
-    (tmp_path / "mine.txt").write_text("a red circle\n\nan astronaut" + 20 * " on a horse" + "\n")
-    words = (f"model={model}", "prompts=file", "prompts.path=mine.txt", f"prompts.per_prompt={per_prompt}")
-    status, _, err = command(*words, "eval=none")
-    assert status == 1
-    [line] = errors(err)
-    assert line.startswith("error: prompts.path=mine.txt: line 3: prompt 'an astronaut on ")
-    assert "orse': the scenes vocabulary has no word 'an'" in line
-    assert len(line) < 350  # the prompt alone has 234 letters
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.slow
 def test_classes_from_end_to_end(command: Command, tmp_path: Path) -> None:
     job = (
@@ -249,14 +176,6 @@ def test_classes_from_end_to_end(command: Command, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (path.parent / "samples.jsonl").read_text().splitlines()]
     assert [line["prompt"] for line in lines] == ["0", "1", "2"] * 2
     assert lines[1]["meta"]["class"] == 1
-
-
-@pytest.mark.parametrize("prompts", ["imagenet", "scenes"])
-def test_prompts_that_are_no_classes_are_refused(command: Command, tmp_path: Path, prompts: str) -> None:
-    status, _, err = command("model=var_tiny", f"prompts={prompts}", "eval=none")
-    assert status == 1
-    assert "var_tiny needs a class number from 0 to 29 (-1 for none)" in err
-    assert not (tmp_path / "runs" / "var_tiny").exists()
 
 
 @pytest.mark.slow

@@ -10,10 +10,9 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from kvbench.cli.config.check_groups import check_preset
+from kvbench.cli.config.checks import check_preset
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.config.messages import check_arguments
-from kvbench.cli.sweeps.jobs import split_jobs
+from kvbench.cli.sweeps.sweeper import split_jobs
 from kvbench.core.config import ConfigError
 from kvbench.report.papers.published import find, model_of
 from tests.support.places import ROOT
@@ -126,27 +125,6 @@ def test_every_preset_names_its_source() -> None:
         text = (CONF / "sampling" / f"{preset}.yaml").read_text()
         [source] = re.findall(r"^# Sources?: (.*?)^sampling:", text, re.MULTILINE | re.DOTALL)
         assert re.search(r"arXiv:\d{4}\.\d{5}|of \w[\w-]+/\w|model card of Qwen", source), preset
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (
-            ["model=qwen3_8b", "sampling=var_paper"],
-            "sampling=var_paper: is for model=var_*, not qwen3_8b; choose another, or set model.sampling.* by hand",
-        ),
-        (
-            ["sampling=nothing"],
-            "sampling=nothing: no such choice; choose from emu3_readme, headkv_dpg, heatkv_paper",
-        ),
-        (["+sampling.x=1"], "sampling={'x': 1}: not a choice of conf/sampling"),
-    ],
-)
-def test_a_preset_that_does_not_fit_is_one_line(arguments: list[str], problem: str) -> None:
-    told = check_arguments(arguments)
-    assert told is not None
-    assert told.startswith(problem)
-    assert "\n" not in told
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)

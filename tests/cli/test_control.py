@@ -86,30 +86,6 @@ def test_verbs_say_what_they_did(folder: Path) -> None:
     assert outcomes(folder) == ["missing"] * 3
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["work.do=end"], "work.do=end: must be one of pause, resume, requeue, drop, stop or null"),
-        (["work.do=stop", "work.run=1"], "work.run=1: only for work.do=drop and work.do=requeue"),
-        (
-            ["work.do=drop"],
-            "work.run: missing; choose from 0 (method=swa budget=0.2), 1 (method=swa budget=0.3), 2",
-        ),
-        (["work.do=drop", "work.run=7"], "work.run=7: names no run of this sweep; choose from 0 (method=swa"),
-        (
-            ["work.do=requeue", "work.run=h2o"],
-            "work.run=h2o: names no run of this sweep; choose from 0 (method",
-        ),
-        (["work.do=pause", "work.run=1"], "work.run=1: only for work.do=drop and work.do=requeue"),
-    ],
-    ids=str,
-)
-def test_bad_names_are_one_line(command: Command, folder: Path, words: list[str], message: str) -> None:
-    status, _, err = command("task=work", f"work.folder={folder}", *words)
-    [line] = err.splitlines()
-    assert (status, line.startswith(f"error: {message}")) == (1, True), line
-
-
 def test_a_verb_begins_no_sweep(command: Command, folder: Path, tmp_path: Path) -> None:
     assert (
         "no sweep with these overrides was started"

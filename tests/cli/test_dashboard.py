@@ -112,25 +112,6 @@ def test_a_watched_page_has_datasets_as_they_are_and_lines_of_damaged_ones(
     assert '"dataset":"ada"' in page.read_text()
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("runs_dirs=[published/*]", "runs_dirs=published/*: names no folder"),
-        ("runs_dirs=[.]", "runs_dir=runs: holds no runs"),
-        ("runs_dirs=published", "runs_dirs"),
-        ("runs_dirs=[3]", "runs_dirs"),
-    ],
-)
-def test_runs_dirs_without_datasets_end_in_one_line(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    status, _, error = command("task=dashboard", word)
-    assert status == 1
-    assert said in error
-    assert error.count("\n") == 1
-
-
 def test_dropped_runs_are_no_part_of_a_sweeps_progress(sweep: Path, tmp_path: Path) -> None:
     drop_of(sweep, 0).touch()
     [known] = find_sweeps(tmp_path / "runs")

@@ -11,8 +11,7 @@ import torch
 from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries, write_entry
 from kvbench.cli.sweeps.outcomes import list_failures
 from kvbench.cli.workers import work
-from kvbench.cli.workers.control import control
-from kvbench.cli.workers.hosts import blames_host, read_stopped_hosts, stop_host
+from kvbench.cli.workers.control import blames_host, control, read_stopped_hosts, stop_host
 from kvbench.core.config import ConfigError
 from tests.support.command_line import Command
 

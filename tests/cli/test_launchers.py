@@ -16,8 +16,7 @@ import pytest
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, open_dict
 
-from kvbench.cli.config.compose import hydra_of_kvbench
-from kvbench.cli.config.presets import EXTRAS
+from kvbench.cli.config.compose import EXTRAS, hydra_of_kvbench
 from kvbench.cli.submit.summary import Summary
 from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries
 from kvbench.cli.sweeps.launchers import check_launcher

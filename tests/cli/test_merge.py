@@ -38,25 +38,6 @@ def test_the_command_tells_conflicts_in_one_line_each(command: Command, tmp_path
     assert (status, err) == (1, "error: task=merge: 1 conflicts; what was in runs is unchanged\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "from: missing; task=merge from=other/runs names a folder"),
-        (["from=nowhere"], "from=nowhere: no such folder"),
-        (["from=3"], "from=3: must be a folder of runs or a list of them"),
-        (["from=runs"], "from=runs: is runs_dir itself"),
-        (["from=empty"], "from=empty: holds no runs; "),
-        (["from=[]"], "from: missing; "),
-    ],
-    ids=str,
-)
-def test_bad_folders_are_one_line(command: Command, tmp_path: Path, words: list[str], message: str) -> None:
-    for name in ("runs", "empty"):
-        (tmp_path / name).mkdir()
-    status, _, err = command("task=merge", *words)
-    assert (status, err.startswith(f"error: {message}")) == (1, True)
-
-
 @pytest.mark.slow
 def test_shards_merge_into_one_run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = ("method=random", "budget=0.2", "prompts.count=2", "batch_size=1", "eval=[psnr]")

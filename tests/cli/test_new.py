@@ -117,31 +117,6 @@ def test_a_method_in_a_checkout(command: Command, checkout: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        ((), "new: not a kind and a name; kvbench new method NAME"),
-        (("method",), "new method: not a kind and a name"),
-        (("metric", "mine"), "new metric mine: not a kind and a name"),
-        (("method", "mine", "more"), "new method mine more: not a kind and a name"),
-        (("method", ""), "new method : not a module's name"),
-        (("method", "../mine"), "new method ../mine: not a module's name"),
-        (("method", "Mine"), "not a module's name; use lower-case letters, digits and single _"),
-        (("method", "class"), "new method class: not a module's name"),
-        (("method", "heatkv"), "new method heatkv: method=heatkv exists"),
-        (("method", "shared"), "new method shared: kvbench.methods.shared exists"),
-        (("package", "numpy"), "new package numpy: a folder or an installed package has this name"),
-        (("method", "mine"), "is neither a checkout of kvbench nor a package with an entry point kvbench.plugins"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_made_is_one_line(command: Command, words: tuple[str, ...], problem: str) -> None:
-    status, out, err = command("new", *words)
-    assert (status, out, err.count("\n")) == (1, "", 1)
-    assert err.startswith("error: new")
-    assert problem in err
-    assert list(Path().iterdir()) == []
-
-
-@pytest.mark.parametrize(
     ("model", "prompts", "metric"),
     [
         ("var_tiny", "imagenet", "psnr"),
@@ -159,10 +134,3 @@ def test_a_smoke_run_has_two_prompts_and_one_metric(model: str, prompts: str, me
     assert {k: v for k, v in cfg.items() if k not in ("prompts", "eval", "smoke")} == {
         k: v for k, v in plain.items() if k not in ("prompts", "eval", "smoke")
     }
-
-
-@pytest.mark.parametrize("value", ["3", "maybe", "[true]", "null", ""])
-def test_other_values_of_smoke_are_refused(command: Command, value: str) -> None:
-    status, _, err = command(f"smoke={value}")
-    assert status == 1
-    assert "must be true or false" in err

@@ -143,25 +143,6 @@ def test_a_broken_plugin_is_one_line(install: Install, tmp_path: Path, module: s
     assert "\n" not in problem
 
 
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [
-        ("pkg://nowhere", "hydra.searchpath: pkg://nowhere cannot be imported (ModuleNotFoundError: "),
-        (
-            "file://nowhere",
-            "hydra.searchpath: file://nowhere is not a folder; name a folder (file://folder), or a ",
-        ),
-    ],
-)
-def test_a_bad_search_path_is_one_line(monkeypatch: pytest.MonkeyPatch, folder: str, message: str) -> None:
-    Plugins.instance().register(PluginSearchPath)
-    named = f"hydra.searchpath=[{folder}]"
-    monkeypatch.setattr(sys, "argv", ["run.py", named])
-    problem = check_arguments([named])
-    assert problem is not None
-    assert problem.startswith(message)
-
-
 def test_a_method_that_breaks_on_import_is_one_line(install: Install, tmp_path: Path) -> None:
     install("brought_conf")
     write(tmp_path / "site", "brought_conf/__init__.py")

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings, read_values
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.sweeps.jobs import split_jobs
+from kvbench.cli.sweeps.sweeper import split_jobs
 from kvbench.report.papers.published import find, model_of
 from kvbench.report.papers.speed import MEASURES
 from tests.support.command_line import Command

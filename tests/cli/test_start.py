@@ -9,7 +9,6 @@ from omegaconf import OmegaConf
 
 import kvbench
 from kvbench.cli.app import main
-from kvbench.cli.config.messages import check_arguments
 from kvbench.core.settings import TASKS
 from tests.support.command_line import RUN, Command, run_python
 from tests.support.places import ROOT
@@ -77,15 +76,6 @@ def test_the_version_is_that_of_kvbench(
     monkeypatch.setenv("KVBENCH_COMMIT", "12ab")
     main()
     assert capsys.readouterr().out == f"kvbench {kvbench.__version__} (commit 12ab)\n"
-
-
-@pytest.mark.parametrize("words", [[], ["install=tcsh"], ["install=bash", "seed=1"], ["bash"]], ids=str)
-def test_a_shell_that_is_not_completed_is_one_line(words: list[str]) -> None:
-    problem = check_arguments(["-sc", *words])
-    assert problem is not None
-    assert problem.endswith(
-        "must be one of install, uninstall or query with one of bash, fish, zsh: -sc install=bash"
-    )
 
 
 def test_a_shell_completes_choices(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from rich.console import Console
 from kvbench.cli.sweeps.jobs import Entry, claim_of, find_named, name_sweep, open_folder, write_entry
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.log import Block, read_logs, writing_log
-from kvbench.cli.workers.overview import show_all
-from kvbench.cli.workers.status import show_status
+from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
 

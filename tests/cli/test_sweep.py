@@ -133,13 +133,6 @@ def test_a_sweep_without_gpu_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert not list(tmp_path.rglob("job-*"))
 
 
-@pytest.mark.parametrize("word", ["work.workers=0", "work.lapse=-1", "work.number=-2"])
-def test_refused_words_of_work_leave_no_folder(tmp_path: Path, command: Command, word: str) -> None:
-    status, _, err = command("task=work", "method=random,swa", word)
-    assert (status, err.startswith(f"error: {word}: must be")) == (1, True)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_sweep_without_a_folder_ends_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(*_: object) -> None:
         raise OSError("disk full")

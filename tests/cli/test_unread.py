@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.config.unread import READERS, SWEEP, TABLE, check_words
+from kvbench.cli.config.words import READERS, SWEEP, TABLE, check_words
 from kvbench.cli.sweeps.jobs import Entry
 from kvbench.cli.sweeps.outcomes import list_equal
 from kvbench.cli.tasks.run import run_bounds

@@ -161,36 +161,6 @@ def test_a_launcher_starts_workers(tmp_path: Path) -> None:
     assert done.stdout.count("\nfailed method=") == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["task=work", "work.workers=2"], "work.workers=2: hydra/launcher=basic starts one worker"),
-        (["task=work", "work.lapse=0"], "work.lapse=0: must be a positive number of seconds"),
-        (
-            ["task=work", "work.lapse=1e300"],
-            "work.lapse=1e+300: must be a positive number of seconds, at most 86400",
-        ),
-        (["task=work", "work.grace=-1"], "work.grace=-1: must be a number of seconds, 0 or more"),
-        (["task=work", "work.jitter=-1"], "work.jitter=-1: must be a number of seconds, 0 or more"),
-        (["task=status"], "runs_dir=runs: holds no sweeps, and no run is in progress"),
-        (["task=status", "method=swa"], "method: not read by task=status; leave it out"),
-        (["task=status", "method=swa,rkv"], "runs_dir=runs: holds no runs"),
-        (["task=status", "sweep.name=main"], "sweep.name=main: no sweep in runs has this name"),
-        (["-m", "seed=1,2", "sweep.name=a/b"], "sweep.name=a/b: must be up to 100 letters"),
-        (["-m", "seed=1,2", "sweep.name=3"], "sweep.name=3: must be text or null"),
-        (["task=status", "work.folder=nowhere"], "work.folder=nowhere: no such folder"),
-        (["sweeps=nothing"], "sweeps=nothing: no such choice; choose from ams_kv_table1"),
-        (["task=status", "sweeps=nothing"], "sweeps=nothing: no such choice; choose from ams_kv_table1"),
-    ],
-    ids=str,
-)
-def test_user_errors_are_one_line(command: Command, arguments: list[str], message: str) -> None:
-    status, out = command(*arguments)
-    assert status == 1
-    [line] = out.strip().splitlines()
-    assert line.startswith(f"error: {message}")
-
-
 def test_progress_counts_jobs_and_samples_and_foresees_the_rest(tmp_path: Path) -> None:
     jobs = [(f"method={name}",) for name in "abcde"]
     folder = open_folder(tmp_path, jobs)

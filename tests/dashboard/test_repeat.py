@@ -7,7 +7,7 @@ import pytest
 
 from kvbench.cli.config.command import Command, name_base
 from kvbench.cli.config.compose import hydra_of_kvbench, read_values
-from kvbench.cli.config.unread import check_words
+from kvbench.cli.config.words import check_words
 from kvbench.dashboard.repeat import write_command
 from tests.support.results import made_up
 

@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from kvbench.cli.sweeps.jobs import Entry, write_entry
-from kvbench.cli.workers.overview import show_all
-from kvbench.cli.workers.status import show_status
+from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.config import ConfigError
 from kvbench.dashboard.document import make_document
 from kvbench.report.collect import collect_runs, read_with_references

@@ -10,8 +10,7 @@ from rich.console import Console
 
 import kvbench
 from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries, write_entry
-from kvbench.cli.workers.overview import show_all
-from kvbench.cli.workers.status import show_status
+from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
 from kvbench.dashboard.folders import find_folders

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli.config import compose
-from kvbench.cli.config.compose import check_runs_dir
+from kvbench.cli.config import checks
+from kvbench.cli.config.checks import check_runs_dir
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.paired.ssim import Ssim
@@ -21,7 +21,7 @@ def test_a_finished_run_is_read_where_nothing_can_be_written(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(whole.parents[1], tmp_path / "runs")
-    for module in (compose, execute):
+    for module in (checks, execute):
         monkeypatch.setattr(module, "find_obstacle", lambda _: "read-only")
     job, folder = job_in(tmp_path / "runs"), tmp_path / "runs/fake" / whole.name
     check_runs_dir(job.settings, alone=True)

@@ -1,43 +1,70 @@
 """Composition of a configuration and its settings from command-line words; imports no torch."""
 
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
 from hydra.conf import HydraConf
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.experimental.callback import Callback
-from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from hydra.core.plugins import Plugins
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from kvbench.cli.config.check_groups import check_kinds, check_preset, check_protected, check_windows
+from kvbench.cli.config.checks import check_hydra, check_kinds, check_preset
 from kvbench.cli.config.instantiate import VERSION_BASE
 from kvbench.cli.config.loader import parse_word, use_caching_loader
-from kvbench.cli.config.overrides import check_against, check_overrides
-from kvbench.cli.config.presets import use_presets
-from kvbench.cli.config.resolvers import use_resolvers
-from kvbench.cli.config.smoke import shrink
-from kvbench.core.config import ConfigError, import_target, read_count, show
-from kvbench.core.files import find_obstacle
+from kvbench.cli.config.words import check_against, check_overrides
+from kvbench.core.config import ConfigError
 from kvbench.core.gpus import AUTO, resolve_device, resolve_noise
 from kvbench.core.settings import READING_TASKS, Settings
 
 if TYPE_CHECKING:  # imports numpy
     from kvbench.runs.record.results import Outcome
 
+EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "ray": "ray"}
+"""Extra of kvbench that each preset of a launcher needs."""
+SMOKE_PROMPTS = 2
+"""Prompts of a smoke run."""
+SMOKE_METRICS = {"images": ("psnr", "psnr"), "texts": ("exact_answer", "text_length")}
+"""File of `conf/eval` and the evaluator in it, by the model's kind of output."""
+
 
 def hydra_of_kvbench() -> AbstractContextManager[None]:
     """Return a context in which Hydra knows kvbench's configuration files; an open one is used again."""
     if GlobalHydra.instance().is_initialized():
         return nullcontext()
-    use_presets()
-    use_resolvers()
+    _prepare_hydra()
     use_caching_loader()
     context: AbstractContextManager[None] = hydra.initialize_config_module("kvbench.conf", **VERSION_BASE)
     return context
+
+
+def _prepare_hydra() -> None:
+    """Make `${name_model:<path>,<repository>,<otherwise>}` known, and presets of launchers free of schemas.
+
+    The launchers' packages store configurations under the presets' names, which Hydra would take for schemas of them.
+    """
+    OmegaConf.register_new_resolver("name_model", name_model, replace=True)
+    Plugins.instance()  # imports the packages
+    stored = ConfigStore.instance().repo["hydra"]["launcher"]
+    for name in EXTRAS:
+        stored.pop(f"{name}.yaml", None)
+
+
+def name_model(path: object, repo: object, otherwise: str) -> str:
+    """Return the last part of a model's path or repository, as a folder's name; `otherwise` without either.
+
+    >>> name_model("weights/SmolLM2-135M", None, "decoder"), name_model(None, "owner/Llama-3.2-1B", "decoder")
+    ('SmolLM2-135M', 'Llama-3.2-1B')
+    """
+    words = re.split(r"[/\\\0\n]+", str(path or repo or "").rstrip("/"))
+    return re.sub(r"^\W+|\.(gguf|safetensors)$", "", words[-1])[:100] or otherwise
 
 
 def compose_job(overrides: list[str]) -> tuple[DictConfig, HydraConf]:
@@ -50,7 +77,7 @@ def compose_job(overrides: list[str]) -> tuple[DictConfig, HydraConf]:
     """
     check_overrides(list(map(parse_word, overrides)))
     cfg = hydra.compose("config", overrides=overrides, return_hydra_config=True)
-    _check_hydra(cfg.hydra)
+    check_hydra(cfg.hydra)
     _take_hydra(cfg)
     shrink(cfg)
     return cfg, HydraConfig.get()
@@ -69,34 +96,26 @@ def _take_hydra(cfg: DictConfig) -> None:
     HydraConfig.instance().cfg = holder  # type: ignore[assignment]
 
 
-def _check_hydra(node: DictConfig) -> None:
-    """Check keys of Hydra's part that files, too, may set.
+def shrink(cfg: DictConfig) -> None:
+    """Set `prompts.count` and `eval` of a composed configuration if it has `smoke: true`.
 
-    Hydra would make callbacks of any class or function.
+    Other values of `smoke` are left to the checks of settings.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: the prompt set has no `count`.
     """
-    if set(node.callbacks) != {"summary"} or not _is_callback(node.callbacks.summary):
+    if cfg.get("smoke") is not True:
+        return
+    if "count" not in cfg.prompts:
         raise ConfigError(
-            f"hydra.callbacks={show(OmegaConf.to_container(node.callbacks))}: must stay as in conf/config.yaml; write "
-            "a logger (docs/extending.md) instead"
+            f"smoke=true: {cfg.prompts.get('_target_')} has no prompts.count; leave out smoke=true"
         )
-    if not isinstance(node.verbose, bool | str | ListConfig):
-        raise ConfigError(
-            f"hydra.verbose={show(node.verbose)}: must be true, false or a list of names of loggers"
-        )
-    if not isinstance(node.launcher, DictConfig) or node.launcher.get("_target_") is None:
-        raise ConfigError("hydra.launcher: must be a group of keys; choose with hydra/launcher=")
-
-
-def _is_callback(node: DictConfig | None) -> bool:
-    """Return whether a node makes a callback of kvbench."""
-    path = None if node is None else node.get("_target_")
-    if not (isinstance(path, str) and path.startswith("kvbench.")):
-        return False
-    kind = import_target(path, "hydra.callbacks.summary")
-    return isinstance(kind, type) and issubclass(kind, Callback)
+    file, name = SMOKE_METRICS[getattr(get_class(cfg.model._target_), "output", "images")]
+    known = OmegaConf.load(str(files("kvbench.conf").joinpath("eval", f"{file}.yaml")))
+    assert isinstance(known, DictConfig)
+    with open_dict(cfg):
+        cfg.prompts.count = SMOKE_PROMPTS
+        cfg.eval = {name: known[name]}
 
 
 def read_settings(cfg: DictConfig) -> Settings:
@@ -110,8 +129,6 @@ def read_settings(cfg: DictConfig) -> Settings:
 
 def check_values(values: Mapping[str, object]) -> Settings:
     """Check the values of a configuration as `read_settings` does, and return the settings."""
-    check_protected(values)
-    check_windows(values)
     check_preset(values)
     has_objects = _uses_objects(values)
     settings = Settings.of(values, objects=has_objects)
@@ -156,49 +173,6 @@ def find_finished(values: Mapping[str, object]) -> "Outcome | None":
     runs_dir = Path(str(values.get("runs_dir"))).expanduser()
     outcome = recall(runs_dir, values, HydraConfig.get().runtime.choices["method"])
     return None if outcome is None or outcome.results is None else outcome
-
-
-def count_processes(cfg: DictConfig) -> int:
-    """Return the number of processes that share the model (`model.tensor_parallel`), all of them started.
-
-    Raises:
-        ConfigError: another number of processes was started, or the task is for one process.
-    """
-    node = OmegaConf.select(cfg, "model.tensor_parallel", default=1)
-    count = node if type(node) is int and node > 0 else 1  # other values are refused later, with their type
-    started, _, _ = read_count("WORLD_SIZE", 1), read_count("RANK", 0), read_count("LOCAL_RANK", 0)
-    key = f"model.tensor_parallel={count}"
-    for name in ("heads", "kv_heads", "hidden"):
-        size = OmegaConf.select(cfg, f"model.transformer.{name}", default=0)
-        if type(size) is int and size % count:
-            raise ConfigError(f"{key}: must divide model.transformer.{name}={size}")
-    if count != started:
-        start = (
-            f"torchrun --nproc-per-node {count} run.py ... {key}" if count > 1 else f"python run.py ... {key}"
-        )
-        raise ConfigError(f"{key}: started as {started} process{'es' * (started > 1)}; start it as `{start}`")
-    if count > 1 and cfg.task != "run":
-        raise ConfigError(f"{key}: task={cfg.task} is for one process; set model.tensor_parallel=1")
-    if count > 1 and HydraConfig.get().mode is RunMode.MULTIRUN:
-        raise ConfigError(f"{key}: start each run of a sweep separately, without -m")
-    return count
-
-
-def check_runs_dir(settings: Settings, *, alone: bool = False) -> None:
-    """Check that the output folder is writable, without creating it.
-
-    A run `alone`, outside a sweep, may be finished in a folder that is not: `kvbench.runs.execute.run` decides.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if alone and settings.task == "run" and settings.runs_dir.is_dir():
-        return
-    if settings.task not in ("plan", "check") and (problem := find_obstacle(settings.writes)) is not None:
-        key, hint = "runs_dir", "; output=... names another folder" * (settings.task in READING_TASKS)
-        if settings.writes != settings.runs_dir:
-            key, hint = "output", ""
-        raise ConfigError(f"{key}={settings.writes}: cannot be written ({problem}){hint}")
 
 
 def list_words() -> tuple[str, ...]:

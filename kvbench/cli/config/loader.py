@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from itertools import compress
 from operator import not_
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import hydra._internal.hydra
 import omegaconf.base
@@ -85,10 +85,10 @@ class CachingLoader(ConfigLoaderImpl):
         if defaults := self._find_model_defaults(config_name, overrides, run_mode, without=named):
             overrides = [*overrides, *defaults]
             parsed = list(map(parse_word, overrides))
-        sets = [_sets_value(override) for override in parsed]
-        if any(map(_depends_on_order, parsed)):
-            sets = [False] * len(parsed)
-        values, choices = list(compress(parsed, sets)), [*compress(overrides, map(not_, sets))]
+        kinds = list(map(_classify, parsed))
+        # A key that is added or removed must stay before or after other words.
+        apart = [kind == "value" and "key" not in kinds for kind in kinds]
+        values, choices = list(compress(parsed, apart)), [*compress(overrides, map(not_, apart))]
         cfg = self._compose(config_name, choices, run_mode)
         self._apply_overrides_to_config(values, cfg)
         _describe(cfg, given)
@@ -122,7 +122,12 @@ class CachingLoader(ConfigLoaderImpl):
         groups = [group for group in USUAL_CHOICES if group not in without]
         if config_name != "config" or run_mode is not RunMode.RUN or not groups:
             return []
-        words = [word for word in overrides if _chooses_file(one := parse_word(word)) or _is_default(one)]
+        keys = [f"model.default_{group}" for group in USUAL_CHOICES]
+        words = [
+            word
+            for word in overrides
+            if _classify(one := parse_word(word)) == "choice" or one.key_or_group in keys
+        ]
         cfg = self._compose(config_name, words, run_mode)
         found = [
             (group, cfg.model.get(f"default_{group}"))
@@ -174,27 +179,17 @@ def _describe(cfg: DictConfig, overrides: list[Override]) -> None:
     )
 
 
-def _sets_value(override: Override) -> bool:
-    """Return whether an override only changes the value of a key that composition does not read."""
-    if override.is_sweep_override() or _chooses_file(override):
-        return False
-    return override.type is OverrideType.CHANGE
+def _classify(override: Override) -> Literal["choice", "value", "key"]:
+    """Return whether an override chooses files, sets a value that composition does not read, or adds or removes a key.
 
-
-def _depends_on_order(override: Override) -> bool:
-    """Return whether an override adds or removes a key, so that it must stay before or after others."""
-    return override.type is not OverrideType.CHANGE and not _chooses_file(override)
-
-
-def _chooses_file(override: Override) -> bool:
-    if override.key_or_group == "hydra.mode":  # Hydra adds it to the words of a sweep
-        return False
-    return override.is_hydra_override() or override.package is not None or is_about_group(override)
-
-
-def _is_default(override: Override) -> bool:
-    """Return whether an override sets a model's choice of another group."""
-    return override.key_or_group in [f"model.default_{group}" for group in USUAL_CHOICES]
+    A list of values counts as a choice, because it is composed.
+    """
+    of_file = override.is_hydra_override() or override.package is not None or is_about_group(override)
+    if of_file and override.key_or_group != "hydra.mode":  # which Hydra adds to the words of a sweep
+        return "choice"
+    if override.type is not OverrideType.CHANGE:
+        return "key"
+    return "choice" if override.is_sweep_override() else "value"
 
 
 def is_about_group(override: Override) -> bool:

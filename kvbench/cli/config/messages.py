@@ -4,6 +4,7 @@ import errno
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,17 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
+from kvbench.cli.config.checks import check_runs_dir
 from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import (
-    check_runs_dir,
     check_values,
     compose_job,
     find_finished,
     hydra_of_kvbench,
     read_values,
 )
-from kvbench.cli.config.did_you_mean import did_you_mean, suggest_choice, suggest_key
-from kvbench.cli.config.options import parse_options
-from kvbench.cli.config.overrides import check_lists
 from kvbench.cli.config.search_path import check_search_path, find_added, list_choices
+from kvbench.cli.config.words import check_lists, parse_options
 from kvbench.core.config import ConfigError, UserError, shorten
 from kvbench.core.settings import CHOICE_KEYS
 
@@ -162,10 +161,9 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if match := re.match(r"Could not (?:override|delete from config\.) '(.+?)'", lines[0]):
         key = match[1].rpartition("@")[2]
-        near = suggest_key(key, _list_keys(arguments))
-        if near == key:
+        if key in (keys := _list_keys(arguments)):
             return f"{key}: no such key in the choice of {key.partition('.')[0]}"
-        return f"{key}: no such key{did_you_mean(near)}"
+        return f"{key}: no such key{_suggest(key, keys)}"
     if match := re.match(r"Missing mandatory value: (\S+)", lines[0]):
         key = next((line.partition(" ")[2] for line in lines if line.startswith("full_key")), match[1])
         return f"{key}: missing; set {key}=..."
@@ -173,8 +171,7 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
         group, choice = match.groups()
         with hydra_of_kvbench():
             choices = list_choices(group)
-        near = did_you_mean(suggest_choice(choice, choices))
-        listed = f"{near or ';'} choose from {', '.join(choices)}" if choices else ""
+        listed = f"{_suggest(choice, choices) or ';'} choose from {', '.join(choices)}" if choices else ""
         return f"{group}={choice}: no such choice{listed}"
     if match := re.match(r"You must specify '\w+@([\w.]+)'", lines[0]):
         return f"{match[1]}: missing; set {match[1]}=... to a choice of {match[1].partition('.')[0]}"
@@ -189,6 +186,13 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
     if (match := re.match(r"Error merging override (.+)", lines[0])) and cause is not None:
         return f"{shorten(match[1])}: {str(cause).splitlines()[0]}"
     return _name_key(lines)
+
+
+def _suggest(name: str, names: Sequence[str]) -> str:
+    """Return the end of a message that suggests a key or choice; `method.x` never suggests its group `method`."""
+    group = name.rpartition(".")[0]
+    near = next((one for one in get_close_matches(name, names, 3) if one != group), None)
+    return "" if near is None else f"; did you mean {near}?"
 
 
 def _name_key(lines: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.console import say
 from kvbench.cli.dispatch import run_worker
-from kvbench.cli.sweeps.slurm_checks import LAUNCHER, count_tasks
+from kvbench.cli.sweeps.launchers import SLURM, count_tasks
 from kvbench.core.config import ConfigError
 
 if TYPE_CHECKING:  # of an extra
@@ -53,7 +53,7 @@ def submit(config: DictConfig, words: Sequence[str], workers: int) -> "Sequence[
         jobs = executor.map_array(SlurmWorker(), numbered)
     except (FailedJobError, NameError) as error:
         why = " ".join(str(error).split("\n  ")[0].split())
-        raise ConfigError(f"hydra/launcher={LAUNCHER}: Slurm rejects the job ({why})") from None
+        raise ConfigError(f"hydra/launcher={SLURM}: Slurm rejects the job ({why})") from None
     number, folder = jobs[0].job_id.partition("_")[0], config.work.folder
     say(
         f"submitted {workers} workers, {tasks} to a job, as array {number}, output in "

@@ -27,17 +27,16 @@ from kvbench.cli.sweeps.jobs import (
     claim_of,
     describe_sweep,
     label_sweep,
-    list_jobs,
     name_sweep,
     open_folder,
     read_entries,
     read_name,
     recording,
 )
-from kvbench.cli.sweeps.launchers import LOCAL, check_launcher
+from kvbench.cli.sweeps.launchers import LOCAL, SLURM, check_launcher, count_tasks
 from kvbench.cli.sweeps.outcomes import describe_failure, list_equal, list_failures, list_profiles, list_runs
 from kvbench.cli.sweeps.progress import watch
-from kvbench.cli.sweeps.slurm_checks import LAUNCHER, count_tasks
+from kvbench.cli.sweeps.sweeper import list_jobs
 from kvbench.core.claims import claim
 from kvbench.core.gpus import resolve_device
 
@@ -131,7 +130,7 @@ def start_sweep_workers(config: DictConfig, folder: Path) -> None:
     with open_dict(config):
         config.work.folder = str(folder)
     launcher, workers = config.hydra.launcher, len(list_jobs(config))
-    if config.hydra.runtime.choices["hydra/launcher"] == LAUNCHER:
+    if config.hydra.runtime.choices["hydra/launcher"] == SLURM:
         tasks = count_tasks(launcher)
         workers = min(math.ceil(workers / tasks), launcher.array_parallelism) * tasks
     start_workers(config, folder, list_worker_words(config, config.hydra.overrides.hydra), workers)
@@ -139,7 +138,7 @@ def start_sweep_workers(config: DictConfig, folder: Path) -> None:
 
 def start_workers(config: DictConfig, folder: Path, words: Sequence[str], workers: int) -> None:
     """Start a number of workers on Slurm or a Ray cluster, else repeat this command in the background."""
-    if config.hydra.runtime.choices["hydra/launcher"] == LAUNCHER:
+    if config.hydra.runtime.choices["hydra/launcher"] == SLURM:
         submit(config, words, workers)
     elif runs_by_itself(config):
         submit_actors(config, words, workers)

@@ -12,14 +12,8 @@ from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_setti
 from kvbench.cli.config.messages import EXPECTED
 from kvbench.cli.config.search_path import check_search_path
 from kvbench.cli.console import say
-from kvbench.cli.sweeps.jobs import (
-    describe_sweep,
-    find_folder,
-    find_named,
-    name_folder,
-    name_sweep,
-    split_jobs,
-)
+from kvbench.cli.sweeps.jobs import describe_sweep, find_folder, find_named, name_folder, name_sweep
+from kvbench.cli.sweeps.sweeper import split_jobs
 from kvbench.core.config import ConfigError, check_part
 from kvbench.core.settings import SweepSettings
 

@@ -3,19 +3,12 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from socket import gethostname
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
-
-from kvbench.cli.config.command import SWEEP_TASKS
-from kvbench.cli.sweeps.sweeper import OWN_KEYS, split_product
-from kvbench.core.config import ConfigError
+from kvbench.core.config import ConfigError, check_fields
 from kvbench.core.files import hash_values, parse_json, read_bytes, read_text, remove_unfinished, write_whole
 from kvbench.runs.record.earlier import OF_EARLIER_VERSION, is_earlier
 
@@ -26,8 +19,6 @@ NAME = "name.txt"
 """File with the name that the user gave a sweep (`sweep.name`)."""
 REQUEUED = "requeued"
 """File whose modification time is the time of the latest requeue."""
-SWEEP_KEYS = ("against", "output", "verbose")
-"""Keys, besides `work.*`, `sweep.*` and `report.*`, that are about the whole sweep and not about its jobs."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +47,6 @@ class Entry:
     samples: Mapping[str, int] = field(default_factory=dict)
     starts: int = 0
     host: str | None = None
-
-
-ENTRY_TYPES = {
-    "overrides": list, "outcome": str, "folder": str | None, "files": list, "error": str | None, "samples": dict,
-    "starts": int, "host": str | None,
-}  # fmt: skip
-"""JSON types of the fields of an entry."""
 
 
 class Recorder:
@@ -124,36 +108,6 @@ def note_run(folder: Path, samples: int) -> None:
     """Add a run to the entry of the current job, if there is one."""
     if Recorder.current is not None:
         Recorder.current.note_run(folder, samples)
-
-
-def list_jobs(config: DictConfig) -> list[tuple[str, ...]]:
-    """Return the overrides of every job of a sweep's configuration, with Hydra's part, in the order of its numbers."""
-    return split_jobs(config.hydra.sweeper.params, config.hydra.overrides.task)
-
-
-def split_jobs(params: Mapping[str, object] | None, overrides: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the overrides of every job, in the order of its numbers.
-
-    Keys about the whole sweep are left out, and so is the number of the GPU.
-
-    Args:
-        params: `hydra.sweeper.params`.
-        overrides: overrides of the command line, without Hydra's.
-    """
-    defaults = [f"{key}={value}" for key, value in (params or {}).items()]
-    loader = GlobalHydra.instance().config_loader()  # resolves patterns of choices
-    words = OverridesParser.create(loader).parse_overrides([*defaults, *overrides])
-    swept = [word for word in words if not _is_about_whole_sweep(word)]
-    return [
-        tuple("device=cuda" if word.startswith("device=cuda:") else word for word in job)
-        for job in split_product(swept)
-    ]
-
-
-def _is_about_whole_sweep(word: Override) -> bool:
-    key = word.key_or_group
-    about = key in SWEEP_KEYS or key.startswith(("work.", "report.", OWN_KEYS))
-    return about or (key == "task" and word.value() in SWEEP_TASKS)
 
 
 def name_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
@@ -290,20 +244,10 @@ def _make_entry(number: int, values: object) -> Entry:
     """Build an entry from JSON values; a ValueError names the first of a wrong type."""
     if not isinstance(values, dict):
         raise ValueError("not an object")
-    known = {name: values[name] for name in ENTRY_TYPES if name in values}
-    for name, value in known.items():
-        if not isinstance(value, ENTRY_TYPES[name]) or (
-            name in ("overrides", "files") and not _are_words(value)
-        ):
-            raise ValueError(f"{name} is {value!r:.60}")
-    entry = Entry(
-        **{**known, "number": number, "overrides": tuple(known["overrides"]), "files": tuple(known["files"])}
-    )
-    if entry.outcome not in get_args(Outcome) or not all(
-        type(count) is int for count in entry.samples.values()
-    ):
-        raise ValueError("an unknown outcome, or samples that are no numbers")
-    return entry
+    known = {field.name: values[field.name] for field in fields(Entry) if field.name in values}
+    check_fields(known, Entry, "")
+    known |= {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
+    return Entry(**{**known, "number": number})
 
 
 def _are_words(values: object) -> bool:

@@ -2,38 +2,31 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from kvbench.core.config import ConfigError, check_part, check_range, show
+from kvbench.core.config import ConfigError, Range, check_part, check_value, show
 
 KEY = "hydra.launcher"
 MAX_COUNT = 10**6
-"""Upper limit of counts, minutes and gibibytes."""
+Count = Annotated[int, Range(1, MAX_COUNT)]
+"""A count, minutes or gibibytes."""
+Whole = Annotated[int, Range(0, MAX_COUNT)]
+Share = Annotated[float, Range(0)]
 
 
 @dataclass(frozen=True)
 class JoblibSettings:
-    """Settings of `hydra/launcher=joblib`, arguments of `joblib.Parallel`."""
+    """Settings of `hydra/launcher=joblib`, arguments of `joblib.Parallel`; -1 jobs are as many as cores."""
 
-    n_jobs: int = -1
-    batch_size: int | Literal["auto"] = 1
-    verbose: int = 0
+    n_jobs: Count | Literal[-1] = -1
+    batch_size: Count | Literal["auto"] = 1
+    verbose: Whole = 0
     backend: Literal["loky", "multiprocessing"] | None = None
-    timeout: float | None = None
+    timeout: Annotated[float, Range(0, above=True)] | None = None
     pre_dispatch: int | str = "2*n_jobs"
     temp_folder: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.n_jobs != -1 and not 1 <= self.n_jobs <= MAX_COUNT:
-            raise ConfigError(
-                f"{KEY}.n_jobs={self.n_jobs}: must be at least 1, or -1 for the number of cores"
-            )
-        _check_counts(self, "batch_size")
-        check_range(f"{KEY}.verbose", self.verbose, 0, MAX_COUNT)
-        if self.timeout is not None and self.timeout <= 0:
-            raise ConfigError(f"{KEY}.timeout={self.timeout}: must be a positive number of seconds")
 
 
 @dataclass(frozen=True)
@@ -49,42 +42,40 @@ class SlurmSettings:
     exclude: str | None = None
     comment: str | None = None
     gres: str | None = None
-    timeout_min: int | None = None
-    max_num_timeout: int = 10
-    signal_delay_s: int = 120
-    array_parallelism: int = 256
-    cpus_per_task: int | None = None
+    timeout_min: Count | None = None
+    max_num_timeout: Whole = 10
+    signal_delay_s: Whole = 120
+    array_parallelism: Count = 256
+    cpus_per_task: Count | None = None
     cpus_per_gpu: int | None = None
-    gpus_per_node: int | str | None = None
-    gpus_per_task: int | str | None = None
-    mem_gb: int | float | None = None
+    gpus_per_node: Annotated[int, Range(1)] | str | None = None
+    gpus_per_task: Annotated[int, Range(1)] | str | None = None
+    mem_gb: Annotated[float, Range(0, above=True)] | None = None
     mem_per_gpu: str | None = None
     mem_per_cpu: str | None = None
-    nodes: int = 1
-    tasks_per_node: int = 1
+    nodes: Count = 1
+    tasks_per_node: Count = 1
     stderr_to_stdout: bool = False
     setup: tuple[str, ...] | None = None
     srun_args: tuple[str, ...] | None = None
     additional_parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_counts(
-            self,
-            "timeout_min",
-            "array_parallelism",
-            "cpus_per_task",
-            "cpus_per_gpu",
-            "nodes",
-            "tasks_per_node",
-        )
-        for name in ("max_num_timeout", "signal_delay_s"):
-            check_range(f"{KEY}.{name}", getattr(self, name), 0, MAX_COUNT)
-        for name in ("gpus_per_node", "gpus_per_task", "mem_gb"):
-            if isinstance(value := getattr(self, name), int | float) and value <= 0:
-                raise ConfigError(f"{KEY}.{name}={value}: must be positive; null leaves it to the cluster")
         if not self.submitit_folder or not self.name:
             empty = "name" if self.submitit_folder else "submitit_folder"
             raise ConfigError(f"{KEY}.{empty} is empty; leave it out")
+
+
+RAY: Mapping[str, Any] = {
+    "init.address": str | None,
+    "init.num_cpus": Annotated[int, Range(0)] | None,
+    "init.num_gpus": Annotated[int, Range(0)] | None,
+    "init.object_store_memory": Annotated[int, Range(1)] | None,
+    "remote.num_cpus": Share | None,
+    "remote.num_gpus": Share | None,
+    "remote.max_retries": Annotated[int, Range(-1)] | None,
+}
+"""Types of the arguments of `ray.init` and `ray.remote` that are checked here; Ray has more."""
 
 
 @dataclass(frozen=True)
@@ -94,25 +85,13 @@ class RaySettings:
     ray: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        for part in ("init", "remote"):
+        for key, hint in RAY.items():
+            part, _, name = key.partition(".")
             if not isinstance(values := self.ray.get(part), Mapping):
                 raise ConfigError(f"{KEY}.ray.{part}={show(values)}: must be a group of keys")
-        address = self.ray["init"].get("address")
-        if address is not None and not (isinstance(address, str) and address.strip()):
-            raise ConfigError(f"{KEY}.ray.init.address={show(address)}: must be local, auto or host:port")
-        for name, least in (("num_cpus", 0), ("num_gpus", 0), ("object_store_memory", 1)):
-            self._check_number("init", name, least)
-        for name, least in (("num_cpus", 0), ("num_gpus", 0), ("max_retries", -1)):
-            self._check_number("remote", name, least)
-
-    def _check_number(self, part: str, name: str, least: int) -> None:
-        value, shares = self.ray[part].get(name), part == "remote" and name.startswith("num")
-        kinds = int | float if shares else int
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, kinds) or not value >= least
-        ):
-            kind = "a number" if shares else "a whole number"
-            raise ConfigError(f"{KEY}.ray.{part}.{name}={show(value)}: must be {kind} of at least {least}")
+            check_value(values.get(name), hint, f"{KEY}.ray.{key}")
+        if self.ray["init"].get("address") == "":
+            raise ConfigError(f"{KEY}.ray.init.address is empty; set local, auto or host:port")
 
 
 SETTINGS: Mapping[str, type] = {
@@ -137,12 +116,4 @@ def check_launcher_settings(name: str, launcher: DictConfig) -> None:
         return
     node = OmegaConf.to_container(launcher, resolve=True, throw_on_missing=True)
     assert isinstance(node, dict)
-    values = check_part({key: value for key, value in node.items() if key != "_target_"}, kind, KEY)
-    kind(**values)
-
-
-def _check_counts(settings: object, *names: str) -> None:
-    """Raise ConfigError if a count is below 1; text and None are no counts."""
-    for name in names:
-        if isinstance(value := getattr(settings, name), int):
-            check_range(f"{KEY}.{name}", value, 1, MAX_COUNT)
+    kind(**check_part({key: value for key, value in node.items() if key != "_target_"}, kind, KEY))

@@ -6,16 +6,16 @@ import socket
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
 
-from kvbench.cli.config.presets import EXTRAS
-from kvbench.cli.sweeps.jobs import list_jobs
+from kvbench.cli.config.compose import EXTRAS
 from kvbench.cli.sweeps.launcher_settings import check_launcher_settings
-from kvbench.cli.sweeps.slurm_checks import LAUNCHER, check_tasks
+from kvbench.cli.sweeps.sweeper import list_jobs
 from kvbench.core.config import ConfigError
 from kvbench.core.gpus import resolve_device
 
 CONNECT_TIMEOUT = 10.0
 """Seconds within which a Ray cluster must accept a connection."""
 
+SLURM = "submitit_slurm"
 LOCAL = ("basic", "joblib")
 """Launchers whose jobs run on this machine."""
 
@@ -25,18 +25,18 @@ def check_launcher(config: DictConfig) -> None:
 
     Raises:
         ConfigError: the launcher is not installed, one of its settings is wrong, the cluster cannot be reached, a GPU
-            is missing, or see `check_tasks`.
+            is missing, or a Slurm job does not fit its node.
     """
     name, target = config.hydra.runtime.choices["hydra/launcher"], config.hydra.launcher._target_
     if name in EXTRAS and target not in Plugins.instance().class_name_to_class:
         raise ConfigError(f"hydra/launcher={name}: not installed; pip install 'kvbench[{EXTRAS[name]}]'")
     check_launcher_settings(name, config.hydra.launcher)
-    if name == LAUNCHER:
+    if name == SLURM:
         if shutil.which("srun") is None:
             raise ConfigError(
                 f"hydra/launcher={name}: srun is not installed; start the sweep on a machine of the cluster"
             )
-        check_tasks(config)
+        _check_tasks(config)
     if name == "ray":
         _check_address(str(config.hydra.launcher.ray.init.address))
     if name in LOCAL and (device := resolve_device(str(config.get("device")))).startswith("cuda"):
@@ -45,6 +45,36 @@ def check_launcher(config: DictConfig) -> None:
         check_device(device)
         if name == "joblib":
             _check_cards(config, device)
+
+
+def count_tasks(launcher: DictConfig) -> int:
+    """Return the number of processes in one Slurm job of a launcher."""
+    return int(launcher.nodes * launcher.tasks_per_node)
+
+
+def _check_tasks(config: DictConfig) -> None:
+    """Check that each process of a Slurm job can be a worker with its own GPU.
+
+    Raises:
+        ConfigError: a job would run in several processes, a node has fewer GPUs than processes, or the number of
+            workers is no multiple of a job's processes.
+    """
+    launcher, tasks = config.hydra.launcher, count_tasks(config.hydra.launcher)
+    key = f"hydra.launcher.tasks_per_node={launcher.tasks_per_node}"
+    if tasks > 1 and config.get("task") != "work" and config.work.wait:
+        raise ConfigError(f"{key}: only for workers; set task=work or work.wait=false, or leave it out")
+    cards = launcher.get("gpus_per_node")
+    if cards and launcher.tasks_per_node > cards:
+        raise ConfigError(
+            f"{key}: more workers than GPUs of a node (hydra.launcher.gpus_per_node={cards}); set "
+            f"hydra.launcher.tasks_per_node={cards}"
+        )
+    if config.get("task") == "work" and config.work.workers % tasks:
+        up = -(-config.work.workers // tasks) * tasks
+        raise ConfigError(
+            f"work.workers={config.work.workers}: not a multiple of the {tasks} workers of a job ({key}, "
+            f"hydra.launcher.nodes={launcher.nodes}); set work.workers={up}"
+        )
 
 
 def _check_cards(config: DictConfig, device: str) -> None:

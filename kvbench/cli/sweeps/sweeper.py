@@ -1,13 +1,16 @@
 """Jobs of a sweep: the product of its lists, plus reference methods (`beside.*`)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
 
-from kvbench.cli.config.command import name_base
-from kvbench.cli.config.overrides import check_lists
+from kvbench.cli.config.command import SWEEP_TASKS, name_base
+from kvbench.cli.config.words import check_lists
 
 BESIDE = "beside."
 """Prefix of the keys of reference methods."""
@@ -15,6 +18,8 @@ OWN_KEYS = "sweep."
 """Prefix of the keys of a sweep that its jobs do not have."""
 METHOD_GROUPS = ("method", "calibrate")
 """Groups of keys that configure methods; `beside.*` jobs leave them out."""
+SWEEP_KEYS = ("against", "output", "verbose")
+"""Keys, besides `work.*`, `sweep.*` and `report.*`, that are about the whole sweep and not about its jobs."""
 _multiply = BasicSweeper.split_arguments
 
 
@@ -45,3 +50,33 @@ def split_product(overrides: Iterable[Override]) -> list[list[str]]:
 
 def _is_of_methods(word: Override) -> bool:
     return word.key_or_group.partition(".")[0] in METHOD_GROUPS
+
+
+def list_jobs(config: DictConfig) -> list[tuple[str, ...]]:
+    """Return the overrides of every job of a sweep's configuration, with Hydra's part, in the order of its numbers."""
+    return split_jobs(config.hydra.sweeper.params, config.hydra.overrides.task)
+
+
+def split_jobs(params: Mapping[str, object] | None, overrides: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the overrides of every job, in the order of its numbers.
+
+    Keys about the whole sweep are left out, and so is the number of the GPU.
+
+    Args:
+        params: `hydra.sweeper.params`.
+        overrides: overrides of the command line, without Hydra's.
+    """
+    defaults = [f"{key}={value}" for key, value in (params or {}).items()]
+    loader = GlobalHydra.instance().config_loader()  # resolves patterns of choices
+    words = OverridesParser.create(loader).parse_overrides([*defaults, *overrides])
+    swept = [word for word in words if not _is_about_whole_sweep(word)]
+    return [
+        tuple("device=cuda" if word.startswith("device=cuda:") else word for word in job)
+        for job in split_product(swept)
+    ]
+
+
+def _is_about_whole_sweep(word: Override) -> bool:
+    key = word.key_or_group
+    about = key in SWEEP_KEYS or key.startswith(("work.", "report.", OWN_KEYS))
+    return about or (key == "task" and word.value() in SWEEP_TASKS)

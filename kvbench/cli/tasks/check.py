@@ -1,13 +1,15 @@
 """`task=check`: what a run would need, checked without loading weights or generating."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Literal, NamedTuple
 
 from omegaconf import DictConfig
+from rich.table import Table
 
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.tasks.findings import Finding, show_findings
+from kvbench.cli.console import CONSOLE
 from kvbench.cli.tasks.job import make_job
 from kvbench.cli.tasks.plan import plan_cache
 from kvbench.core.config import ConfigError, UserError
@@ -24,6 +26,31 @@ from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import FILE, Results
 from kvbench.runs.score.tracker import check_logger
+
+COLOURS = {"ok": "green", "note": "yellow", "error": "red"}
+"""Colour of each state."""
+
+
+class Finding(NamedTuple):
+    """Result of one check; with state `error` the run cannot start, with `note` it can."""
+
+    subject: str
+    state: Literal["ok", "note", "error"]
+    text: str
+
+
+def show_findings(findings: Sequence[Finding]) -> None:
+    """Print a table of findings.
+
+    Raises:
+        ConfigError: the state of a finding is `error`.
+    """
+    table = Table(box=None, show_header=False)
+    for finding in findings:
+        table.add_row(finding.subject, f"[{COLOURS[finding.state]}]{finding.state}[/]", finding.text)
+    CONSOLE.print(table)
+    if errors := [finding.subject for finding in findings if finding.state == "error"]:
+        raise ConfigError(f"task=check: the run cannot start: {', '.join(errors)}")
 
 
 def check(cfg: DictConfig, settings: Settings) -> None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.search_path import leaving_out, list_choices
-from kvbench.cli.tasks.findings import Finding, show_findings
+from kvbench.cli.tasks.check import Finding, show_findings
 from kvbench.core.devices import count_gpus
 from kvbench.core.extras import list_extras
 from kvbench.core.files import count_free_bytes

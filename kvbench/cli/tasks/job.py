@@ -8,7 +8,8 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from kvbench.cli.config.compose import count_processes, read_values
+from kvbench.cli.config.checks import count_processes
+from kvbench.cli.config.compose import read_values
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.sweeps.jobs import Recorder, label_sweep
 from kvbench.core.config import ConfigError

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 from kvbench.cli.config.compose import hydra_of_kvbench
 from kvbench.cli.config.search_path import list_choices
@@ -17,24 +16,19 @@ from kvbench.core.files import read_text
 from kvbench.core.plugins import GROUP
 
 USAGE = "kvbench new method NAME | kvbench new package NAME"
-
-
-class Place(NamedTuple):
-    """Folders that take the files of a method.
-
-    Attributes:
-        package: package of the method's module.
-        code: folder of the module.
-        conf: folder of configuration groups.
-        tests: folder of tests.
-        command: start of a command line that finds the method.
-    """
-
-    package: str
-    code: Path
-    conf: Path
-    tests: Path
-    command: str
+METHOD_FILES = {
+    "method.py": "{code}/{name}.py",
+    "method.yaml": "{conf}/method/{name}.yaml",
+    "test_method.py": "{tests}/test_{name}.py",
+}
+"""Where each template of `assets/new` goes, by the folders of a `Place` and the name of the method."""
+PACKAGE_FILES = {
+    "pyproject.toml": "{name}/pyproject.toml",
+    "package.py": "{code}/__init__.py",
+    "conf.py": "{conf}/__init__.py",
+}
+Place = Mapping[str, str]
+"""Folders `code`, `conf` and `tests` of a method, its `package`, and the `command` that finds it there."""
 
 
 def new(words: Sequence[str]) -> None:
@@ -50,31 +44,17 @@ def new(words: Sequence[str]) -> None:
     if {"-h", "--help"} & set(words):
         say(f"usage: {USAGE}")
         return
-    kind, name = parse_words(words)
-    _check_name(kind, name)
-    if kind == "method":
-        place = find_place(Path())
-        contents: dict[str, Path] = {}
-    else:
-        place, contents = describe_package(name)
-    contents |= list_method_files(place)
-    paths = write_files(contents, {"your_module": f"{place.package}.{name}", **_spell(name)})
-    for path in paths:
-        say(f"wrote: {path}")
-    install = f"pip install -e {name}; " if kind == "package" else ""
-    test = place.tests / f"test_{name}.py"
-    say(f"next: {install}{place.command} method={name} budget=0.1 smoke=true; python -m pytest {test}")
-
-
-def parse_words(words: Sequence[str]) -> tuple[str, str]:
-    """Return the kind (`method` or `package`) and the name of what is new.
-
-    Raises:
-        ConfigError: the words are something else.
-    """
     if len(words) != 2 or words[0] not in ("method", "package"):
         raise ConfigError(f"{' '.join(('new', *words))}: not a kind and a name; {USAGE}")
-    return words[0], words[1]
+    kind, name = words
+    _check_name(kind, name)
+    place = find_place(Path()) if kind == "method" else describe_package(name)
+    templates = METHOD_FILES if kind == "method" else PACKAGE_FILES | METHOD_FILES
+    for path in write_files(templates, name, place):
+        say(f"wrote: {path}")
+    install = f"pip install -e {name}; " if kind == "package" else ""
+    test = f"{place['tests']}/test_{name}.py"
+    say(f"next: {install}{place['command']} method={name} budget=0.1 smoke=true; python -m pytest {test}")
 
 
 def find_place(folder: Path) -> Place:
@@ -84,8 +64,10 @@ def find_place(folder: Path) -> Place:
         ConfigError: the folder is neither.
     """
     if (folder / "run.py").is_file() and (folder / "kvbench" / "methods").is_dir():
-        tests = folder / "tests" / "methods"
-        return Place("kvbench.methods", folder / "kvbench/methods", folder / "conf", tests, "python run.py")
+        return {
+            "package": "kvbench.methods", "code": "kvbench/methods", "conf": "conf", "tests": "tests/methods",
+            "command": "python run.py",
+        }  # fmt: skip
     try:
         project = tomllib.loads(read_text(folder / "pyproject.toml"))["project"]
         package = next(iter(project["entry-points"][GROUP].values())).removesuffix(".conf")
@@ -94,62 +76,38 @@ def find_place(folder: Path) -> Place:
             f"new method: {folder.absolute()} is neither a checkout of kvbench nor a package with an entry point "
             f"{GROUP}; change to one, or start with `kvbench new package NAME`"
         ) from None
-    code = folder / package.replace(".", "/")
-    return Place(package, code, code / "conf", folder / "tests", "kvbench")
+    code = package.replace(".", "/")
+    return {"package": package, "code": code, "conf": f"{code}/conf", "tests": "tests", "command": "kvbench"}
 
 
-def describe_package(name: str) -> tuple[Place, dict[str, Path]]:
-    """Return where the first method of a new package goes, and the package's other files by template."""
-    folder, code = Path(name), Path(name, name)
-    contents = {
-        "pyproject.toml": folder / "pyproject.toml",
-        "package.py": code / "__init__.py",
-        "conf.py": code / "conf" / "__init__.py",
-    }
-    return Place(name, code, code / "conf", folder / "tests", "kvbench"), contents
+def describe_package(name: str) -> Place:
+    """Return where the first method of a new package goes."""
+    code = f"{name}/{name}"
+    folders = {"code": code, "conf": f"{code}/conf", "tests": f"{name}/tests"}
+    return {"package": name, "command": "kvbench", **folders}
 
 
-def list_method_files(place: Place) -> dict[str, Path]:
-    """Return the files of a method by template, with `your_method` in place of its name."""
-    return {
-        "method.py": place.code / "your_method.py",
-        "method.yaml": place.conf / "method" / "your_method.yaml",
-        "test_method.py": place.tests / "test_your_method.py",
-    }
-
-
-def write_files(contents: Mapping[str, Path], names: Mapping[str, str]) -> list[Path]:
-    """Write templates with names in place of placeholders, all of them or none; return their paths.
-
-    Args:
-        contents: paths by template in `assets/new`.
-        names: names by placeholder.
+def write_files(templates: Mapping[str, str], name: str, place: Place) -> list[Path]:
+    """Write templates with a method's names in place of placeholders, all of them or none; return their paths.
 
     Raises:
         ConfigError: a file exists.
     """
-
-    def fill(text: str) -> str:
-        return re.sub("|".join(names), lambda match: names[match[0]], text)
-
-    paths = {template: Path(fill(str(path))) for template, path in contents.items()}
-    if existing := [path for path in paths.values() if path.exists()]:
-        raise ConfigError(f"new: {existing[0]} exists; choose another name or delete it")
-    for template, path in paths.items():
-        text = (files("kvbench") / "assets" / "new" / f"{template}.txt").read_text(encoding="utf-8")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(fill(text), encoding="utf-8")
-    return list(paths.values())
-
-
-def _spell(name: str) -> dict[str, str]:
-    """Return the forms of a name by placeholder: of a module, a class, a package and a distribution."""
-    return {
+    names = {
+        "your_module": f"{place['package']}.{name}",
         "your_method": name,
         "YourMethod": "".join(part.capitalize() for part in name.split("_")),
         "your_package": name,
         "your-package": name.replace("_", "-"),
     }
+    paths = {template: Path(path.format(name=name, **place)) for template, path in templates.items()}
+    if existing := [path for path in paths.values() if path.exists()]:
+        raise ConfigError(f"new: {existing[0]} exists; choose another name or delete it")
+    for template, path in paths.items():
+        text = (files("kvbench") / "assets" / "new" / f"{template}.txt").read_text(encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(re.sub("|".join(names), lambda match: names[match[0]], text), encoding="utf-8")
+    return list(paths.values())
 
 
 def _check_name(kind: str, name: str) -> None:

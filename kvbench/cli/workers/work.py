@@ -16,13 +16,8 @@ from pathlib import Path
 from socket import gethostname
 from typing import NamedTuple
 
-from kvbench.cli.config.compose import (
-    check_values,
-    compose_job,
-    count_processes,
-    find_finished,
-    read_values,
-)
+from kvbench.cli.config.checks import count_processes
+from kvbench.cli.config.compose import check_values, compose_job, find_finished, read_values
 from kvbench.cli.console import say
 from kvbench.cli.sweeps.jobs import (
     claim_of,
@@ -37,8 +32,14 @@ from kvbench.cli.sweeps.jobs import (
 from kvbench.cli.sweeps.outcomes import describe_failure
 from kvbench.cli.tasks.job import make_job
 from kvbench.cli.tasks.table import find_task
-from kvbench.cli.workers.control import read_hold
-from kvbench.cli.workers.hosts import MAX_FAILURES, blames_host, describe_host, read_stopped_hosts, stop_host
+from kvbench.cli.workers.control import (
+    MAX_FAILURES,
+    blames_host,
+    describe_host,
+    read_hold,
+    read_stopped_hosts,
+    stop_host,
+)
 from kvbench.cli.workers.log import Block, LogWriter, writing_log
 from kvbench.cli.workers.sigterm import TERMINATED, deferring_sigterm
 from kvbench.core.claims import claim, read_clock

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
-from kvbench.core.files import MAX_STREAMED, check_file, hash_path, read_bytes, write_beside
+from kvbench.core.files import MAX_STREAMED, check_file, hash_content, hash_path, read_bytes, write_beside
 from kvbench.core.links import find_leaving_link
 from kvbench.eval.files.kinds import SampleKind, find_stored_kind
 from kvbench.runs.record.digests import describe_difference, read_digests
@@ -64,7 +64,10 @@ def merge_runs(source: Path, runs_dir: Path) -> Iterator[Merged]:
         for path in sorted(model.iterdir()):
             is_run = re.fullmatch(r".+-[0-9a-f]{10}", path.name) and find_stored_kind(path) is not None
             if is_run and not is_earlier(path):
-                yield _merge_sound(path, runs_dir)
+                try:
+                    yield merge_run(path, runs_dir)
+                except ConfigError as error:
+                    yield Merged(f"{model.name}/{path.name}", problem=str(error))
 
 
 def merge_file(path: Path, runs_dir: Path) -> Merged:
@@ -121,14 +124,6 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
         return merged._replace(
             problem=_merge_results(path, results, folder, [int(str(one["index"])) for one in theirs])
         )
-
-
-def _merge_sound(path: Path, runs_dir: Path) -> Merged:
-    """Merge a run; a damaged one has a problem."""
-    try:
-        return merge_run(path, runs_dir)
-    except ConfigError as error:
-        return Merged(f"{path.parent.name}/{path.name}", problem=str(error))
 
 
 def _describe_link(link: Path) -> str:
@@ -201,8 +196,8 @@ def _add(folder: RunFolder, path: Path, kind: SampleKind, records: Iterable[Samp
     samples: list[tuple[SampleRecord, bytes]] = []
     for record in records:
         file = kind.find(path, int(str(record["index"])))
-        if file.is_file() and hash_path(file) == record["sha256"]:
-            samples.append((record, read_bytes(file, MAX_STREAMED)))
+        if file.is_file() and hash_content(content := read_bytes(file, MAX_STREAMED)) == record["sha256"]:
+            samples.append((record, content))
     folder.add([record for record, _ in samples], [content for _, content in samples])
     return len(samples)
 

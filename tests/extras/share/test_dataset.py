@@ -172,7 +172,7 @@ def edit_card(folder: Path) -> str:
 def add_link(folder: Path) -> str:
     (folder / "data" / "runs.parquet").unlink()
     (folder / "data" / "runs.parquet").symlink_to(folder.parent)
-    return r"data/runs\.parquet"
+    return r"data/runs\.parquet \(changed\)"
 
 
 def lose_list(folder: Path) -> str:
@@ -203,6 +203,23 @@ def test_a_file_that_comes_while_a_publication_is_made_stays(made: Path, publish
         prepare_dataset(read_published([made]), published, make_page=make_page)
     assert (published / "thesis.tex").read_text() == "three years"
     assert (published / "data/runs.parquet").is_file()
+
+
+@pytest.mark.parametrize("where", ["earlier", "both", "new"])
+def test_what_a_killed_publication_left_is_removed(made: Path, published: Path, where: str) -> None:
+    new, earlier = (published.with_name(f".set.kvbench-{part}") for part in ("new", "earlier"))
+    if where != "earlier":
+        (new / "data").mkdir(parents=True)
+    if where == "both":
+        shutil.copytree(published, earlier)
+    elif where == "earlier":  # killed when the earlier one was set aside
+        published.rename(earlier)
+        add_thesis(earlier)
+        with pytest.raises(ConfigError, match=r"holds other files .*: thesis\.tex"):
+            prepare_dataset(read_published([made]), published)
+        (published / "thesis.tex").unlink()
+    prepare_dataset(read_published([made]), published)
+    assert [path.name for path in published.parent.iterdir()] == ["set"]
 
 
 def test_a_linked_folder_is_not_written_through(made: Path, published: Path) -> None:

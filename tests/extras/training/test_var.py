@@ -12,12 +12,12 @@ from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
+from kvbench.extras.training.autoencoder import encode_latents
 from kvbench.extras.training.scenes import draw_classes
 from kvbench.extras.training.stages import Stage
 from kvbench.extras.training.var.run import VARTraining
 from kvbench.extras.training.var.tokenizer import (
     VARTokenizerRecipe,
-    encode,
     make_loss,
     make_tokenizer,
     walk_scales,
@@ -169,7 +169,7 @@ def test_the_tokenizer_trains_everywhere_and_encodes(tmp_path: Path) -> None:
     check_tokenizer(
         vq, recipe, make_loss(vq, draw_pictures(), SIZES, recipe, compiled=False), tmp_path, fixed
     )
-    latents = encode(vq, draw_pictures(), batch=3)
+    latents = encode_latents(vq.latents, draw_pictures(), SHAPE.networks, torch.device("cpu"), batch=3)
     assert (latents.shape, latents.dtype) == ((8, 8, 4, 4), torch.float16)
 
 

@@ -11,7 +11,6 @@ Texts are stored in texts/ and in samples.parquet, texts that were read in readi
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from importlib.util import find_spec
@@ -22,17 +21,12 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import check_file, hash_path, hash_values, name_sample
 from kvbench.core.links import find_leaving_link
 from kvbench.data.frames import frame_runs, samples_df, write_frame
-from kvbench.data.publication import (
-    RUNS_FILE,
-    SAMPLES_FILE,
-    check_replaceable,
-    replace_folder,
-    write_file_list,
-)
+from kvbench.data.publication import RUNS_FILE, SAMPLES_FILE, write_file_list
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
 from kvbench.eval.files.readings import ReadingSet, strip_states
 from kvbench.eval.files.samples import SampleSet
 from kvbench.eval.files.texts import TextSet
+from kvbench.extras.share.publish.folder import replacing
 from kvbench.report.code_notes import describe_digests
 from kvbench.report.runs_table import make_rows
 from kvbench.report.tables import escape_markdown, format_markdown
@@ -126,18 +120,13 @@ def prepare_dataset(
         SampleSetError: samples are missing or do not match their records.
     """
     _check_packages()
-    check_replaceable(out)
-    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex}")
-    try:
-        _fill(temporary, runs)
+    with replacing(out) as folder:
+        _fill(folder, runs)
         card = write_card(runs, licence or UNKNOWN_LICENCE, repo, author)
-        (temporary / CARD).write_text(card, encoding="utf-8")
+        (folder / CARD).write_text(card, encoding="utf-8")
         if make_page is not None:
-            (temporary / PAGE).write_text(make_page(), encoding="utf-8")
-        write_file_list(temporary)
-        replace_folder(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+            (folder / PAGE).write_text(make_page(), encoding="utf-8")
+        write_file_list(folder)
 
 
 def _check_packages() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from kvbench.core.config import ConfigError
 from kvbench.core.files import read_text
 from kvbench.data.bounded import TooLargeError, read_table
-from kvbench.data.publication import FILE_LIST, RUNS_FILE, SAMPLES_FILE, list_foreign, list_lost
+from kvbench.data.publication import FILE_LIST, RUNS_FILE, SAMPLES_FILE, list_changes
 from kvbench.data.verification import WHOLE
 from kvbench.eval.files.samples import read_samples
 from kvbench.extras.share.publish.dataset import CARD, PublishedRun, read_runs
@@ -46,16 +46,12 @@ def verify_dataset(dataset: Path, folders: Sequence[Path]) -> Verdict:
 
 def _check_files(dataset: Path) -> Iterator[Finding]:
     """Yield a finding for each file that is not as the list of files has it."""
+    told = {"changed": "has another", "not listed": "does not list", "missing": "lists a missing"}
     try:
-        foreign, lost = list_foreign(dataset), list_lost(dataset)
+        for change in list_changes(dataset):
+            yield Finding(FILE_LIST, f"{told[change.how]} {change.name}")
     except (OSError, ValueError) as error:
         yield Finding(FILE_LIST, f"cannot be read ({error})")
-        return
-    for name in foreign:
-        changed = "(changed)" in name
-        yield Finding(FILE_LIST, f"has another {name}" if changed else f"does not list {name}")
-    for name in lost:
-        yield Finding(FILE_LIST, f"lists {name}, which is missing")
 
 
 def _check_runs_table(dataset: Path, runs: Sequence[PublishedRun]) -> Iterator[Finding]:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import resolve_path
-from kvbench.extras.training.autoencoder import start
+from kvbench.extras.training.autoencoder import encode_latents, start
 from kvbench.extras.training.base import ImageTraining, write_weights
 from kvbench.extras.training.features import FeatureRecipe, train_features
-from kvbench.extras.training.infinity.tokenizer import TokenizerRecipe, encode, make_loss
+from kvbench.extras.training.infinity.tokenizer import TokenizerRecipe, make_loss
 from kvbench.extras.training.infinity.transformer import Corpus, TextToBits, TransformerRecipe, draw_batch
 from kvbench.extras.training.loop import generator
 from kvbench.extras.training.pictures import draw_pictures, list_names
@@ -52,7 +52,8 @@ class CaptionTraining(ImageTraining):
         self._fit_tokenizer(bsq, make_loss(bsq, images, sizes, self.tokenizer, compiled=self.compiled), out)
         rows = [vocabulary.tokenize(caption) for caption in captions]
         padded = torch.tensor([[*row, *[0] * (vocabulary.longest - len(row))] for row in rows])
-        corpus = Corpus(encode(bsq, images), padded, bsq.amplitudes.detach().cpu())
+        latents = encode_latents(bsq.encoder, images, model.tokenizer.networks, bsq.amplitudes.device)
+        corpus = Corpus(latents, padded, bsq.amplitudes.detach().cpu())
         del images
         network = TextToBits(VocabularyEncoder(model.text_config), Infinity(model.transformer))
         rng = generator(self.transformer.seed, 3)

@@ -7,17 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.extras.training.autoencoder import (
-    AutoencoderRecipe,
-    compile_parts,
-    draw_images,
-    draw_latents,
-    encode_images,
-)
-from kvbench.extras.training.codes import find_codes
-from kvbench.extras.training.loop import generator
-from kvbench.extras.training.precision import autocast
-from kvbench.extras.training.scenes import reconstruction_loss
+from kvbench.extras.training import autoencoder
+from kvbench.extras.training.autoencoder import AutoencoderRecipe, encode_images, find_codes
 from kvbench.models.llamagen.tokenizer import VQ
 
 CODEBOOK_BATCHES = 32
@@ -40,37 +31,29 @@ class VQRecipe(AutoencoderRecipe):
 
 
 def make_loss(model: VQ, images: Tensor, recipe: VQRecipe, *, compiled: bool) -> Callable[[int], Tensor]:
-    """Return the loss function of a step, whose randomness depends on the step number alone.
+    """Return the loss function of a step; see `autoencoder.make_loss` for the arguments.
 
     Latents have unit length and gradients pass through codes to their latents (LlamaGen, arXiv:2406.06525, section 3.1;
-    no adversarial and no perceptual loss). The model is newly initialised on its device; images are uint8 [N, H, W, 3]
-    on the CPU.
+    no adversarial and no perceptual loss).
     """
     book = model.quantize.embedding.weight
-    encode, decode = compile_parts(model.latents, model.decode, compiled=compiled)
 
-    def loss(step: int) -> Tensor:
-        rng = generator(recipe.seed, 0, step)
-        if step == recipe.free:
-            latents = draw_latents(encode, images, recipe, rng, book.device, CODEBOOK_BATCHES)
-            vectors = F.normalize(latents.movedim(1, -1).flatten(0, 2), dim=-1).cpu()
-            book.data.copy_(find_codes(vectors, len(book), rng, sphere=True))
-        batch = draw_images(images, recipe, rng, book.device)
-        with autocast(book.device):
-            latents = F.normalize(encode(batch).float(), dim=1)
+    def find(encode_batches: Callable[[int], Tensor], rng: torch.Generator) -> None:
+        vectors = encode_batches(CODEBOOK_BATCHES).movedim(1, -1).flatten(0, 2)
+        book.data.copy_(find_codes(F.normalize(vectors, dim=-1).cpu(), len(book), rng, sphere=True))
+
+    def quantise(latents: Tensor, step: int, rng: torch.Generator) -> tuple[Tensor, Tensor | float]:
+        latents = F.normalize(latents, dim=1)
         if step < recipe.free:
-            noisy = latents + recipe.noise * torch.randn(latents.shape, generator=rng).to(latents.device)
-            codes, distance = F.normalize(noisy, dim=1), latents.new_zeros(())
-        else:
-            nearest = model.codes(model.encode(latents.detach()))
-            distance = (nearest - latents.detach()).square().sum(1).mean()
-            distance = distance + recipe.commitment * (latents - nearest.detach()).square().sum(1).mean()
-            codes = latents + (nearest - latents).detach()
-        with autocast(book.device):
-            decoded = decode(codes)
-        return reconstruction_loss(decoded.float(), batch) + distance
+            noise = torch.randn(latents.shape, generator=rng).to(latents.device)
+            return F.normalize(latents + recipe.noise * noise, dim=1), 0.0
+        nearest = model.codes(model.encode(latents.detach()))
+        distance = (nearest - latents.detach()).square().sum(1).mean()
+        distance = distance + recipe.commitment * (latents - nearest.detach()).square().sum(1).mean()
+        return latents + (nearest - latents).detach(), distance
 
-    return loss
+    coders, found = (model.latents, model.decode), (recipe.free, find)
+    return autoencoder.make_loss(coders, images, recipe, book.device, quantise, found, compiled=compiled)
 
 
 @torch.inference_mode()

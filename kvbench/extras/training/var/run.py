@@ -5,10 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from kvbench.extras.training.autoencoder import encode_latents
 from kvbench.extras.training.base import ImageTraining, write_weights
 from kvbench.extras.training.loop import generator
 from kvbench.extras.training.scenes import draw_classes
-from kvbench.extras.training.var.tokenizer import VARTokenizerRecipe, encode, make_loss, make_tokenizer
+from kvbench.extras.training.var.tokenizer import VARTokenizerRecipe, make_loss, make_tokenizer
 from kvbench.extras.training.var.transformer import ClassCorpus, ClassToTokens, VARRecipe, draw_batch
 from kvbench.models.base import Model
 from kvbench.models.var.model import VARModel
@@ -29,7 +30,8 @@ class VARTraining(ImageTraining):
         vq = make_tokenizer(model.tokenizer, self.tokenizer.seed).to(self.device)
         sizes = [(side, side) for side in model.transformer.sides]
         self._fit_tokenizer(vq, make_loss(vq, images, sizes, self.tokenizer, compiled=self.compiled), out)
-        corpus = ClassCorpus(encode(vq, images), labels, len(grammar.PAIRS))
+        latents = encode_latents(vq.latents, images, vq.config.networks, vq.quantize.embedding.weight.device)
+        corpus = ClassCorpus(latents, labels, len(grammar.PAIRS))
         del images
         network = ClassToTokens(VAR(model.transformer))
         network.transformer.init_weights(generator(self.transformer.seed, 3))

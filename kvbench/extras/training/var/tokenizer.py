@@ -6,18 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kvbench.extras.training.autoencoder import (
-    AutoencoderRecipe,
-    compile_parts,
-    draw_images,
-    draw_latents,
-    encode_latents,
-    start,
-)
-from kvbench.extras.training.codes import find_codes
-from kvbench.extras.training.loop import generator
-from kvbench.extras.training.precision import autocast
-from kvbench.extras.training.scenes import reconstruction_loss
+from kvbench.extras.training import autoencoder
+from kvbench.extras.training.autoencoder import AutoencoderRecipe, draw_last_scales, find_codes, start
 from kvbench.models.parts.autoencoder import Size
 from kvbench.models.var.tokenizer import VQVAE, VQConfig, shrink
 
@@ -44,6 +34,11 @@ class VARTokenizerRecipe(AutoencoderRecipe):
     prefix: float = 0.5
     longest_prefix: int = 7
 
+    @property
+    def encoder_steps(self) -> int:
+        """First steps, in which the encoder learns."""
+        return self.free
+
 
 def make_tokenizer(config: VQConfig, seed: int) -> VQVAE:
     """Build a tokenizer to train: random weights from a seed, closed branches, codes without gradients.
@@ -60,49 +55,33 @@ def make_tokenizer(config: VQConfig, seed: int) -> VQVAE:
 def make_loss(
     vq: VQVAE, images: Tensor, sizes: Sequence[Size], recipe: VARTokenizerRecipe, *, compiled: bool
 ) -> Callable[[int], Tensor]:
-    """Return the loss function of a step, whose randomness depends on the step number alone.
+    """Return the loss function of a step; see `autoencoder.make_loss` for the arguments.
 
     Unlike in VAR (arXiv:2404.02905, section 3.2) codes are not learnt by gradients, because latents would move away and
-    leave most of a small codebook unused. There is no adversarial and no perceptual loss. Images are uint8
-    [N, H, W, 3] on the CPU.
+    leave most of a small codebook unused. There is no adversarial and no perceptual loss.
     """
     book = vq.quantize.embedding.weight
-    encode, decode = compile_parts(
-        vq.latents, nn.Sequential(vq.post_quant_conv, vq.decoder), compiled=compiled
-    )
 
     @torch.no_grad()
-    def find(rng: torch.Generator) -> None:
-        latents = draw_latents(encode, images, recipe, rng, book.device, CODEBOOK_BATCHES)
+    def find(encode_batches: Callable[[int], Tensor], rng: torch.Generator) -> None:
+        latents = encode_batches(CODEBOOK_BATCHES)
         for search in range(KMEANS_ROUNDS):
             residuals = [residual for residual, _ in walk_scales(vq, latents, sizes, exact=not search)]
             vectors = torch.cat([residual.movedim(1, -1).flatten(0, 2) for residual in residuals])
             book.copy_(find_codes(vectors.cpu(), len(book), rng))
 
-    def loss(step: int) -> Tensor:
-        rng = generator(recipe.seed, 0, step)
-        if step == recipe.free:
-            find(rng)
-        batch = draw_images(images, recipe, rng, book.device)
-        is_free = step < recipe.free
-        with autocast(book.device), torch.set_grad_enabled(is_free):
-            latents = encode(batch)
-        latents = latents.float()
-        if is_free:
-            sums = torch.stack([summed for _, summed in walk_scales(vq, latents, sizes, exact=True)])
-            last = torch.randint(recipe.longest_prefix, (recipe.batch,), generator=rng)
-            whole = torch.rand(recipe.batch, generator=rng) >= recipe.prefix
-            last = torch.where(whole, len(sizes) - 1, last).to(latents.device)
-            noise = torch.randn(latents.shape, generator=rng).to(latents.device)
-            summed = sums[last, torch.arange(recipe.batch, device=latents.device)]
-            summed = summed + recipe.noise * latents.detach().std() * noise
-        else:
-            _, summed = vq.encode(latents, sizes)
-        with autocast(book.device):
-            decoded = decode(summed)
-        return reconstruction_loss(decoded.float(), batch)
+    def quantise(latents: Tensor, step: int, rng: torch.Generator) -> tuple[Tensor, float]:
+        if step >= recipe.free:
+            return vq.encode(latents, sizes)[1], 0.0
+        sums = torch.stack([summed for _, summed in walk_scales(vq, latents, sizes, exact=True)])
+        last = draw_last_scales(recipe, recipe.prefix, recipe.longest_prefix, len(sizes), rng)
+        noise = torch.randn(latents.shape, generator=rng).to(latents.device)
+        summed = sums[last.to(latents.device), torch.arange(recipe.batch, device=latents.device)]
+        return summed + recipe.noise * latents.detach().std() * noise, 0.0
 
-    return loss
+    coders = vq.latents, nn.Sequential(vq.post_quant_conv, vq.decoder)
+    found = recipe.free, find
+    return autoencoder.make_loss(coders, images, recipe, book.device, quantise, found, compiled=compiled)
 
 
 def walk_scales(
@@ -118,10 +97,3 @@ def walk_scales(
         codes = residual.movedim(1, -1) if exact else vq.codes(vq.nearest(residual))
         summed = vq.add(summed, codes, scale, len(sizes))
         yield residual, summed
-
-
-@torch.inference_mode()
-def encode(vq: VQVAE, images: Tensor, batch: int = 256) -> Tensor:
-    """Return the latents float16 [N, channels, h, w] of images uint8 [N, H, W, 3], both on the CPU."""
-    device = vq.quantize.embedding.weight.device
-    return encode_latents(vq.latents, images, vq.config.networks, device, batch)

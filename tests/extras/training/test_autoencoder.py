@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kvbench.extras.training.codes import find_codes
+from kvbench.extras.training.autoencoder import find_codes
 
 
 @pytest.mark.parametrize("sphere", [True, False])

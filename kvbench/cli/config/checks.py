@@ -1,0 +1,172 @@
+"""Checks of a composed configuration; imports only the classes that it names."""
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from inspect import isabstract
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from kvbench.core.config import ConfigError, import_target, read_count, show
+from kvbench.core.files import find_obstacle
+from kvbench.core.settings import READING_TASKS, Settings
+
+REQUIRED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
+    "model": ("spec", "load", "generate"),
+    "method": ("needs", "prepare", "keep"),
+    "prompts": ("load", "load_others"),
+    "eval": ("metrics", "run"),
+    "logger": ("send", "send_sweep"),
+}
+"""Attributes that the class of each group's object must have; `eval` holds any number of objects."""
+
+
+def check_kinds(values: Mapping[str, object]) -> None:
+    """Check that every group holds an object of its kind and that the model's name is valid.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    for group in ("model", "method", "prompts"):
+        _check_kind(values.get(group), group, group)
+    evaluators = values.get("eval") or {}
+    if not isinstance(evaluators, Mapping):
+        raise ConfigError(f"eval={show(evaluators)}: not a group of evaluators; set eval=none for none")
+    for name, node in evaluators.items():
+        _check_kind(node, f"eval.{name}", "eval")
+    if values.get("logger"):
+        _check_kind(values["logger"], "logger", "logger")
+        _check_logger(values["logger"])
+    model = values["model"]
+    assert isinstance(model, Mapping)
+    _check_name(model.get("name"))
+
+
+def check_preset(values: Mapping[str, object]) -> None:
+    """Check that the choice of `sampling`, if any, is for the model; its patterns of names have `*` for any letters.
+
+    Raises:
+        ConfigError: it is for other models.
+    """
+    preset, model = values.get("sampling"), values.get("model")
+    if preset is None or not isinstance(model, Mapping):
+        return
+    if not isinstance(preset, Mapping) or preset.keys() != {"name", "models"}:
+        raise ConfigError(f"sampling={show(preset)}: not a choice of conf/sampling")
+    name, models = model.get("name"), preset["models"]
+    if not any(fnmatch(str(name), str(pattern)) for pattern in models):
+        raise ConfigError(
+            f"sampling={preset['name']}: is for model={', '.join(models)}, not {name}; choose another, or set "
+            "model.sampling.* by hand"
+        )
+
+
+def _check_kind(node: object, key: str, group: str) -> None:
+    path = node.get("_target_") if isinstance(node, Mapping) else None
+    if not isinstance(path, str):
+        raise ConfigError(
+            f"{key}._target_={show(path)}: not a class; choose with {group}= from the choices in --help"
+        )
+    if isinstance(node, Mapping) and node.get("_partial_"):
+        raise ConfigError(f"{key}._partial_={show(node['_partial_'])}: must be left out")
+    target, names = import_target(path, key), REQUIRED_ATTRIBUTES[group]
+    attributes = {*dir(target), *getattr(target, "__dataclass_fields__", ())}
+    if (
+        not isinstance(target, type)
+        or getattr(target, "_is_protocol", False)
+        or isabstract(target)
+        or not attributes.issuperset(names)
+    ):
+        raise ConfigError(f"{key}._target_={path}: not a class with {', '.join(names)}, which {group}= needs")
+
+
+def _check_logger(node: object) -> None:
+    """Raise ConfigError if a logger's class has a method `check_installed` that misses a package."""
+    assert isinstance(node, Mapping)
+    target = import_target(str(node["_target_"]), "logger")
+    if (check := getattr(target, "check_installed", None)) is not None:
+        check()
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not re.fullmatch(r"\w[^/\0\n]{0,99}", name):
+        raise ConfigError(
+            f"model.name={show(name)}: must be a folder name: up to 100 characters without a slash, a letter or "
+            "digit first"
+        )
+
+
+def check_hydra(node: DictConfig) -> None:
+    """Check keys of Hydra's part that files, too, may set.
+
+    Hydra would make callbacks of any class or function.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    if set(node.callbacks) != {"summary"} or not _is_callback(node.callbacks.summary):
+        raise ConfigError(
+            f"hydra.callbacks={show(OmegaConf.to_container(node.callbacks))}: must stay as in conf/config.yaml; write "
+            "a logger (docs/extending.md) instead"
+        )
+    if not isinstance(node.verbose, bool | str | ListConfig):
+        raise ConfigError(
+            f"hydra.verbose={show(node.verbose)}: must be true, false or a list of names of loggers"
+        )
+    if not isinstance(node.launcher, DictConfig) or node.launcher.get("_target_") is None:
+        raise ConfigError("hydra.launcher: must be a group of keys; choose with hydra/launcher=")
+
+
+def _is_callback(node: DictConfig | None) -> bool:
+    """Return whether a node makes a callback of kvbench."""
+    path = None if node is None else node.get("_target_")
+    if not (isinstance(path, str) and path.startswith("kvbench.")):
+        return False
+    kind = import_target(path, "hydra.callbacks.summary")
+    return isinstance(kind, type) and issubclass(kind, Callback)
+
+
+def count_processes(cfg: DictConfig) -> int:
+    """Return the number of processes that share the model (`model.tensor_parallel`), all of them started.
+
+    Raises:
+        ConfigError: another number of processes was started, or the task is for one process.
+    """
+    node = OmegaConf.select(cfg, "model.tensor_parallel", default=1)
+    count = node if type(node) is int and node > 0 else 1  # other values are refused later, with their type
+    started, _, _ = read_count("WORLD_SIZE", 1), read_count("RANK", 0), read_count("LOCAL_RANK", 0)
+    key = f"model.tensor_parallel={count}"
+    for name in ("heads", "kv_heads", "hidden"):
+        size = OmegaConf.select(cfg, f"model.transformer.{name}", default=0)
+        if type(size) is int and size % count:
+            raise ConfigError(f"{key}: must divide model.transformer.{name}={size}")
+    if count != started:
+        start = (
+            f"torchrun --nproc-per-node {count} run.py ... {key}" if count > 1 else f"python run.py ... {key}"
+        )
+        raise ConfigError(f"{key}: started as {started} process{'es' * (started > 1)}; start it as `{start}`")
+    if count > 1 and cfg.task != "run":
+        raise ConfigError(f"{key}: task={cfg.task} is for one process; set model.tensor_parallel=1")
+    if count > 1 and HydraConfig.get().mode is RunMode.MULTIRUN:
+        raise ConfigError(f"{key}: start each run of a sweep separately, without -m")
+    return count
+
+
+def check_runs_dir(settings: Settings, *, alone: bool = False) -> None:
+    """Check that the output folder is writable, without creating it.
+
+    A run `alone`, outside a sweep, may be finished in a folder that is not: `kvbench.runs.execute.run` decides.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if alone and settings.task == "run" and settings.runs_dir.is_dir():
+        return
+    if settings.task not in ("plan", "check") and (problem := find_obstacle(settings.writes)) is not None:
+        key, hint = "runs_dir", "; output=... names another folder" * (settings.task in READING_TASKS)
+        if settings.writes != settings.runs_dir:
+            key, hint = "output", ""
+        raise ConfigError(f"{key}={settings.writes}: cannot be written ({problem}){hint}")

@@ -1,0 +1,269 @@
+"""Checks of the words of a command, each refused in one line before a configuration is composed."""
+
+import math
+import posixpath
+import re
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.types import Override
+
+from kvbench.cli.config.command import SWEEP_TASKS, Command
+from kvbench.cli.config.loader import is_about_group
+from kvbench.cli.config.search_path import list_choices
+from kvbench.core.config import ConfigError, shorten
+from kvbench.core.settings import GROUPS, TASKS
+from kvbench.core.storage import CODE_DTYPES
+
+COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
+"""Options of Hydra that exclude each other."""
+UNSUPPORTED = ("config_path", "config_name", "config_dir", "experimental_rerun")
+"""Options of Hydra for other configurations than kvbench's."""
+OPTIONS = "-m, -v, --help, --version, --cfg, --info and --shell-completion"
+"""Options that messages suggest."""
+
+MAX_JOBS = 10**5
+"""Most jobs of a sweep."""
+
+SWEEP, TABLE = "-m", "plan.table"
+"""A sweep of jobs and a paper's table, among the readers of a key."""
+ALL, SWEEPS = (*TASKS, TABLE), (SWEEP, *SWEEP_TASKS)
+RUNS = ("run", "evaluate", "bounds", "choose", "plan", "check", "calibrate", "profile", SWEEP)
+"""Tasks on the settings of a run."""
+OF_RUNS = (
+    "method", "protect", "windows", "storage", "prompts", "eval", "logger", "budget", "budget_unit", "sinks", "seed",
+    "shuffle", "batch_size", "cache_dtype", "noise", "cuda_graph", "batch_invariant", "require", "smoke", "shard",
+    "calibrate", "sweeps",
+)  # fmt: skip
+"""Keys of runs, besides those of their model."""
+READERS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(OF_RUNS, RUNS),
+    **dict.fromkeys(("model", "sampling"), (*RUNS, "weights", "train")),
+    "runs_dirs": (*RUNS, "dashboard"),
+    **dict.fromkeys(("choose", "metric", "methods", "margin"), ("choose",)),
+    **{task: (task,) for task in ("dashboard", "export", "profile", "train")},
+    "plan": ("plan", TABLE),
+    "from": ("merge",),
+    "output": ("report", "dashboard", "export"),
+    **dict.fromkeys(("against", "published", "report"), ("report", SWEEP)),
+    "sweep": (*SWEEPS, "dashboard"),
+    "work.folder": (*SWEEP_TASKS, "dashboard"),
+    **dict.fromkeys(("work.do", "work.run", "work.number", "work.workers"), ("work",)),
+    **dict.fromkeys(("work.grace", "work.jitter"), ("work", SWEEP)),
+    **dict.fromkeys(("hydra.searchpath", "hydra.verbose", "hydra.job_logging", "hydra/job_logging"), ALL),
+    **dict.fromkeys(("hydra/launcher", "hydra.launcher", "hydra.job.env_set", "hydra.job.env_copy"), SWEEPS),
+    **dict.fromkeys(("hydra/hydra_logging", "hydra.hydra_logging"), SWEEPS),
+    "hydra": (),
+}
+"""Readers of keys and of groups of keys, of which the first that fits counts; every task reads all other keys."""
+OWN_KEYS = {
+    ("calibrate", "seed"): "calibrate.seed",
+    ("calibrate", "batch_size"): "calibrate.batch_size",
+    ("profile", "batch_size"): "profile.batch_sizes",
+}
+"""Keys that a task has in place of one of runs."""
+REMEDIES: Mapping[str, str] = {
+    **dict.fromkeys(("hydra.run", "hydra.sweep"), "set runs_dir= for the folder of runs"),
+    **dict.fromkeys(("hydra.output_subdir", "hydra/output"), "every run folder holds its config.yaml"),
+    **dict.fromkeys(("hydra.sweeper", "hydra/sweeper"), "write lists of values, here or in conf/sweeps"),
+    **dict.fromkeys(("hydra.callbacks", "hydra/callbacks"), "write a logger (docs/extending.md)"),
+    "hydra.mode": "add -m for a sweep",
+}
+"""Remedies for keys of Hydra that kvbench does not read."""
+OF_SWEEPS = (
+    "sweeps", "sweep", "work", "report", "against", "published", "output", "verbose", "runs_dir", "hydra"
+)  # fmt: skip
+"""Keys and groups that a sweep has once, whatever its jobs have."""
+
+
+def parse_options(arguments: Sequence[str]) -> Namespace:
+    """Parse the words of a command as Hydra does.
+
+    Raises:
+        ConfigError: an option is unknown, lacks its value, or does not fit the others.
+    """
+    parser = get_args_parser()
+    known = {name for action in parser._actions for name in action.option_strings}
+    for word in arguments:
+        if word.startswith("-") and word.partition("=")[0] not in known:
+            raise ConfigError(f"{shorten(word)}: no such option; there are {OPTIONS}; settings are key=value")
+    parser.error = _refuse  # type: ignore[method-assign,assignment]
+    parsed = parser.parse_args(list(arguments))
+    for name in UNSUPPORTED:
+        if getattr(parsed, name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{option}: not supported; name a folder with more files by hydra.searchpath=[file://folder]"
+            )
+    if len(commands := [f"--{name}" for name in COMMANDS if getattr(parsed, name)]) > 1:
+        raise ConfigError(f"{' and '.join(commands)}: exclude each other; leave out {commands[0]}")
+    for name in ("resolve", "package"):
+        if getattr(parsed, name) and parsed.cfg is None and not (name == "resolve" and parsed.help):
+            raise ConfigError(f"--{name}: only with --cfg; add --cfg job, or leave it out")
+    return parsed
+
+
+def _refuse(message: str) -> None:
+    """Raise a message of argparse as ConfigError."""
+    raise ConfigError(re.sub(r"^argument (--[\w-]+)(/-\w+)?", r"\1", " ".join(message.split())))
+
+
+def check_words(command: Command) -> None:
+    """Check that every key that a command sets changes something.
+
+    Raises:
+        ConfigError: the task does not read a key, or one of several values, or the cache has no few bits.
+    """
+    if command.options:
+        return
+    for word in command.list_sweeps():
+        if command.is_about_all_runs or _find_name(_name_key(word), OF_SWEEPS):
+            raise ConfigError(f"{shorten(word)}: a command reads one value of it; start one for each")
+    keys = [key for word in command.overrides if (key := _name_key(word))]
+    task, acting = command.task or "run", _list_acting(command, keys)
+    for key in keys:
+        if (own := OWN_KEYS.get((task, key))) is not None:
+            raise ConfigError(f"{key}: not read by task={task}; set {own}")
+        if (name := _find_name(key, READERS)) is None:
+            continue
+        readers = READERS[name]
+        if not readers:
+            remedy = REMEDIES.get(_find_name(key, REMEDIES) or "", "leave it out")
+            raise ConfigError(f"{key}: not read by kvbench; {remedy}")
+        if acting.isdisjoint(readers) and task in TASKS:
+            of_sweeps = task in RUNS and task not in readers and SWEEP in readers
+            reason = "only for sweeps; add -m, or" if of_sweeps else f"not read by task={task};"
+            raise ConfigError(f"{key}: {reason} leave it out")
+    _check_storage(command, keys)
+
+
+def _list_acting(command: Command, keys: Sequence[str]) -> set[str]:
+    """Return what reads the keys of a command; the file of a sweep may set the task of its jobs."""
+    task = command.task or "run"
+    if TABLE in keys:
+        return {TABLE}
+    if "export.policy" in keys:
+        return {task, "run"}
+    if task in SWEEP_TASKS:
+        return {task, *RUNS} if task == "work" or command.finds_sweep() else {task}
+    if command.names_sweep and command.task is None:
+        return {*RUNS}
+    sweeps = (command.multirun or command.names_sweep) and (task in RUNS or task not in TASKS)
+    return {task, SWEEP} if sweeps else {task}
+
+
+def _check_storage(command: Command, keys: Sequence[str]) -> None:
+    """Refuse settings of storage if no job of a command stores few bits; files of sweeps may set them."""
+    dtypes = " ".join(word for word in command.overrides if _name_key(word) == "cache_dtype")
+    given = [key for key in keys if _find_name(key, ("storage",))]
+    if given and not command.names_sweep and not any(dtype in dtypes for dtype in CODE_DTYPES):
+        raise ConfigError(f"{given[0]}: has no effect in 16 bits; set cache_dtype=int4, or leave it out")
+
+
+def _name_key(word: str) -> str:
+    """Return the key that a word sets or removes, without Hydra's signs and the prefix of reference methods."""
+    sets = not word.startswith("-") and ("=" in word or word.startswith("~"))
+    return word.lstrip("+~").partition("=")[0].partition("@")[0].removeprefix("beside.") if sets else ""
+
+
+def _find_name(key: str, names: Mapping[str, object] | Sequence[str]) -> str | None:
+    """Return the first of some keys and groups of keys that a key is, or is below; None for no such key."""
+    return next((name for name in names if re.match(rf"{re.escape(name)}([./]|$)", key)), None)
+
+
+def check_overrides(overrides: Sequence[Override]) -> None:
+    """Check that overrides remove no key and name choices for groups, each once; Hydra must be initialised.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    for override in overrides:
+        key, _, inner = override.key_or_group.partition(".")
+        if not key:
+            raise ConfigError(f"{shorten(str(override.input_line))}: has no key; settings are key=value")
+        if override.is_delete():
+            if key != "hydra" and not (inner and key in GROUPS):
+                none = (
+                    f"set {key}=none" if key in ("eval", "logger") else "keep the default of conf/config.yaml"
+                )
+                raise ConfigError(f"{override.key_or_group}: missing; set it, or {none}")
+        elif is_about_group(override) and not override.is_sweep_override():
+            _check_choices(override)
+
+
+def check_lists(overrides: Sequence[Override]) -> None:
+    """Check that every list of values has at least one, and that a sweep has a number of jobs that can be listed.
+
+    Raises:
+        ConfigError: naming the list, or the number of jobs.
+    """
+    jobs = math.prod(_count_values(override) for override in overrides if override.is_sweep_override())
+    if jobs > MAX_JOBS:
+        raise ConfigError(f"the lists of values make {jobs} jobs; a sweep has at most {MAX_JOBS}")
+
+
+def _count_values(override: Override) -> int:
+    word = shorten(str(override.input_line))
+    if not override.is_discrete_sweep():
+        raise ConfigError(f"{word}: a sweep needs single values; write a list, or range(start,stop,step)")
+    if override.is_range_sweep():
+        given: Any = override.value()
+        if not (given.step and math.isfinite(given.start) and math.isfinite(given.stop)):
+            raise ConfigError(f"{word}: must have finite ends and a step other than 0")
+        count = math.ceil((given.stop - given.start) / given.step)
+    else:
+        count = sum(1 for _ in override.sweep_string_iterator())
+    if count < 1:
+        choices = list_choices(override.key_or_group)
+        remedy = f"choice; choose from {', '.join(choices)}" if choices else "value; give at least one"
+        raise ConfigError(f"{word}: matches no {remedy}")
+    return count
+
+
+def _check_choices(override: Override) -> None:
+    """Raise ConfigError if the value of a group is not a choice's name, or for `eval` a list of different ones."""
+    group, value = override.key_or_group, override.value()
+    names = value if isinstance(value, list) and group == "eval" else [value]
+    if not all(isinstance(name, str) for name in names):
+        choices = ", ".join(list_choices(group.partition(".")[0]))
+        raise ConfigError(f"{shorten(str(override.input_line))}: not a choice; choose from {choices}")
+    for number, name in enumerate(names):
+        if (other := _find_other_spelling(group, name)) is not None:
+            raise ConfigError(f"{group}={shorten(name)}: not the name of a choice; set {group}={other}")
+        if name in names[:number]:
+            raise ConfigError(f"{shorten(str(override.input_line))}: names {name} twice; leave one out")
+
+
+def _find_other_spelling(group: str, name: str) -> str | None:
+    """Return the name of the choice whose file Hydra also finds by a path; None for a name, or for no choice.
+
+    Runs are named by the choice of `method=`, so that only one spelling is accepted.
+    """
+    plain = posixpath.normpath(posixpath.join(group, name.lstrip("/")))
+    plain = plain.removesuffix(".yaml").removesuffix(".yml").removeprefix(f"{group}/")
+    return plain if plain != name and is_choice(group, plain) else None
+
+
+def is_choice(group: str, name: str) -> bool:
+    """Return whether a group has a choice, which may be in a subfolder; Hydra must be initialised."""
+    folder, _, file = name.rpartition("/")
+    return file in list_choices(posixpath.join(group, folder))
+
+
+def check_against(against: str, runs_dir: Path) -> None:
+    """Check that `against` names a method or the folder of a run; Hydra must be initialised.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    is_folder = bool(against) and "/" not in against and "\0" not in against
+    runs = (folder / against for folder in runs_dir.glob("*")) if is_folder else ()
+    if not is_choice("method", against) and not any(run.is_dir() for run in runs):
+        choices = ", ".join(list_choices("method"))
+        raise ConfigError(
+            f"against={shorten(against)}: neither a method nor the folder of a run in {runs_dir}; methods: "
+            f"{choices}"
+        )
