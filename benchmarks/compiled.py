@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.support.arguments import Option
-from benchmarks.support.plane_cases import FORMS, Stored, equal_rows, make_plane
+from benchmarks.support.plane_cases import Stored, equal_rows, make_plane
 from benchmarks.support.table import Table
 from benchmarks.support.triton_launches import replace_launches
 from kvbench.kernels import modulate as modulate_torch
@@ -284,7 +284,7 @@ def list_kernels() -> Iterator[Variant]:
     yield decode(fp32, 128, 1)
     yield decode(fp32, 64, 8)
     for head_dim, queries in product((128, 256), (1, 8, 4096)):
-        yield quantised(bf16, head_dim, queries, FORMS[1], rotated=True)
+        yield quantised(bf16, head_dim, queries, Stored(4, "channel", "token"), rotated=True)
     yield from mergers(bf16, 128)
     for dtype, head_dim in ((bf16, 64), (bf16, 128), (bf16, 256), (fp32, 64), (fp32, 128)):
         yield from mass(dtype, head_dim)

@@ -13,7 +13,7 @@ def linear(
     """Return x W^T + b with all three rounded to `dtype`, followed by GELU (tanh form) if `gelu` is set.
 
     On a CPU in float32 and without gradients oneDNN computes both at once. It uses the widest vectors on any processor;
-    the BLAS behind `torch.nn.functional.linear` may not (`python -m benchmarks layers` times both).
+    the BLAS behind `torch.nn.functional.linear` may not (docs/laboratory.md times both).
 
     Args:
         x: [..., in].

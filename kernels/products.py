@@ -17,7 +17,7 @@ def wide_products(multiplications: int, device: torch.device) -> Iterator[None]:
     """Use oneDNN for batched products on a CPU, if they are large and it computes them in full float32.
 
     torch uses oneDNN for float32 products only if bfloat16 arithmetic is permitted. A CPU without matrix units computes
-    in float32 nevertheless, two to three times as fast as the default BLAS (`python -m benchmarks layers` times both).
+    in float32 nevertheless, two to three times as fast as the default BLAS (docs/laboratory.md).
     If the CPU would use bfloat16, nothing is changed.
     """
     if device.type != "cpu" or multiplications < MIN_MULTIPLICATIONS or not _is_exact():

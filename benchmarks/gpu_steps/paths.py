@@ -19,6 +19,6 @@ def measure(machine: Machine, model: str) -> Figures:
     """Return the table of times for `kernels/attention_paths.json`."""
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "paths.json")
-        words = ["-m", "benchmarks", "kernels", "--quick", "--model", model, "--paths", str(table)]
+        words = ["-m", "benchmarks", "kernels", "--repeats", "5", "--model", model, "--paths", str(table)]
         lines = call_python([*words, "--device", machine.device, "--batch", machine.choose("8", "1")])
         return {"lines": lines, "table": json.loads(table.read_text())}

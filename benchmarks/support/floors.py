@@ -1,4 +1,4 @@
-"""Lower bounds of attention, attention mass and rebuilds, by operations and bytes of a schedule."""
+"""Lower bounds of attention by operations and bytes, and the rows that HeatKV's schedule leaves."""
 
 from typing import NamedTuple
 
@@ -76,28 +76,3 @@ def attention(queries: int, keys: Ints, dim: int, sequences: int, itemsize: int)
     seen, rows = int(keys.sum()), keys.size
     moved = 2 * seen + 2 * rows * queries
     return Work(4.0 * dim * queries * seen * sequences, float(itemsize * dim * moved * sequences))
-
-
-def step(keys: Ints, groups: int, dim: int, sequences: int, itemsize: int) -> Work:
-    """Return the work of attention and storage of one token; `keys` include it, and `groups` query heads read them."""
-    seen, rows = int(keys.sum()), keys.size
-    moved = 2 * seen + 2 * rows * (groups + 1)
-    return Work(4.0 * dim * groups * seen * sequences, float(itemsize * dim * moved * sequences))
-
-
-def mass(queries: int, keys: Ints, dim: int, sequences: int, itemsize: int) -> Work:
-    """Return the work of the mean of softmax(q k^T) over queries, in float32; arguments as in `attention`."""
-    seen, rows = int(keys.sum()), keys.size
-    moved = itemsize * dim * (seen + rows * queries) + 4 * seen
-    return Work(2.0 * dim * queries * seen * sequences, float(moved * sequences))
-
-
-def rebuild(kept: int, dim: int, sequences: int, itemsize: int) -> Work:
-    """Return the work of copying keys and values of `kept` tokens per sequence."""
-    return Work(0.0, 4.0 * itemsize * dim * kept * sequences)
-
-
-def spread(mean: float, rows: int, ratio: float = 15) -> Ints:
-    """Return row lengths in equal steps with a given mean; the longest is `ratio` times the shortest."""
-    shortest = 2 * mean / (1 + ratio)
-    return np.linspace(shortest, ratio * shortest, rows).round().astype(np.int64)

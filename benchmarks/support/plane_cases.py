@@ -1,17 +1,16 @@
-"""Planes of random codes in all storage formats of a cache."""
+"""Planes of random codes, as a cache stores them in few bits."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kvbench.kernels.hadamard import list_levels
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.kernels.planes import Codes, Plane, list_slots
 
 
 class Stored(NamedTuple):
-    """Bits of a number; `channel` or `token` (share a scale), `codebook`, `rotated`, `fp8` or `plain` for each side."""
+    """Bits of a number; `channel` or `token` (share a scale), `codebook` or `fp8` for each side."""
 
     bits: int
     keys: str
@@ -20,20 +19,7 @@ class Stored(NamedTuple):
     @property
     def name(self) -> str:
         """Name in tables."""
-        if self.keys in ("plain", "fp8"):
-            return f"float{self.bits}"
-        return f"int{self.bits}, {self.keys}"
-
-
-PLAIN = Stored(32, "plain", "plain")
-FORMS = (
-    *(Stored(bits, "channel", "token") for bits in (8, 4, 3, 2)),
-    *(Stored(bits, "token", "token") for bits in (8, 4)),
-    *(Stored(bits, "codebook", "codebook") for bits in (4, 3, 2)),
-    Stored(8, "fp8", "fp8"),
-    Stored(4, "rotated", "rotated"),
-)
-"""Formats of `conf/storage` and of `cache_dtype`."""
+        return f"float{self.bits}" if self.keys == "fp8" else f"int{self.bits}, {self.keys}"
 
 
 def equal_rows(rows: int, length: int) -> Layout:
@@ -46,22 +32,17 @@ def make_plane(
 ) -> Plane:
     """Return a plane of random codes, with rows of equal length.
 
-    Each `block` tokens of a row share a channel's scale or a codebook. If `rotated`, the model rotates keys, and all
-    but `plain` and `rotated` ones are stored without that rotation.
+    Each `block` tokens of a row share a channel's scale or a codebook. If `rotated`, the model rotates keys, which
+    are stored without that rotation.
     """
     rows, length = len(layout.counts), layout.longest
     blocks = -(-length // block)
     entry = (torch.arange(rows)[:, None] * blocks + torch.arange(length) // block).flatten().int()
 
     def make_codes(scheme: str) -> Codes:
-        if scheme == "plain":
-            dtype = torch.float32 if form.bits == 32 else torch.float16
-            return Codes(torch.randn(batch, layout.total, channels, dtype=dtype))
         if scheme == "fp8":
             return Codes(torch.randn(batch, layout.total, channels).to(torch.float8_e4m3fn))
         numbers = torch.randint(256, (batch, layout.total, channels * form.bits // 8)).byte()
-        if scheme == "rotated":
-            return Codes(numbers, book=list_levels(form.bits), gain=torch.rand(batch, layout.total).half())
         if scheme == "codebook":
             book = torch.randn(rows * blocks, channels, 1 << form.bits).sort(-1).values
             return Codes(numbers, book=book.half(), entry=entry)
@@ -69,11 +50,9 @@ def make_plane(
         affine = torch.randn(batch, *sizes, 2).mul_(2 / (1 << form.bits)).half()
         return Codes(numbers, affine=affine, entry=None if scheme == "token" else entry)
 
-    unrotated = rotated and form.keys not in ("plain", "rotated")
-    rotation = make_rotation(length, channels) if unrotated else None
+    rotation = make_rotation(length, channels) if rotated else None
     codes = make_codes(form.keys), make_codes(form.values)
-    bits = min(form.bits, 16)
-    return Plane(layout, bits, bits, *codes, list_slots(layout)[1], rotation)
+    return Plane(layout, form.bits, form.bits, *codes, list_slots(layout)[1], rotation)
 
 
 def make_rotation(positions: int, channels: int) -> Tensor:
