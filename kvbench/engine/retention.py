@@ -25,19 +25,7 @@ class CacheSnapshot(NamedTuple):
     padding: Padding | None
 
 
-class Shares(NamedTuple):
-    """Share of each source that is still held.
-
-    Attributes:
-        kept: float64 [L, H, sources], share of a source's tokens that a head holds, a mean over sequences.
-        tokens: float64 [sources], tokens of a source, a mean over the sequences.
-    """
-
-    kept: Tensor
-    tokens: Tensor
-
-
-def measure_shares(held: CacheSnapshot, heads: int, edges: Sequence[int]) -> Shares:
+def measure_shares(held: CacheSnapshot, heads: int, edges: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Measure the share of each source that is held; on a GPU the host waits once, at the end.
 
     Args:
@@ -46,25 +34,17 @@ def measure_shares(held: CacheSnapshot, heads: int, edges: Sequence[int]) -> Sha
         edges: positions at which sources begin, ascending, then the end of the last source.
 
     Returns:
-        Shares on the CPU.
+        Share of a source's tokens that a head holds, float64 [L, H, sources], and the tokens of a source, float64
+        [sources], both means over sequences, on the CPU.
     """
     device = held.layouts[0].positions.device
     bounds = torch.tensor(edges).to(device, non_blocking=True)
-    counts = torch.stack([_count_tokens(layout.positions, bounds, edges[-1]) for layout in held.layouts])
+    rows = [layout.positions.masked_fill(layout.positions < 0, edges[-1]) for layout in held.layouts]
+    counts = torch.stack(
+        [torch.searchsorted(row, bounds.expand(len(row), -1).contiguous()).diff(dim=1) for row in rows]
+    )
     missing = bounds.new_zeros(1) if held.padding is None else held.padding.sequences
     first = torch.maximum(bounds[:-1], missing[:, None])  # first token of a source that is no padding
     tokens = (bounds[1:] - first).clamp(min=0).double()
     kept = counts.unflatten(1, (-1, heads)) / tokens[:, None].clamp(min=1)
-    return Shares(kept.mean(1).cpu(), tokens.mean(0).cpu())
-
-
-def _count_tokens(positions: Tensor, bounds: Tensor, end: int) -> Tensor:
-    """Count the positions of each row between neighbouring bounds, int64 [rows, sources].
-
-    Args:
-        positions: int64 [rows, longest], ascending, -1 past a row's end.
-        bounds: int64 [sources + 1], ascending.
-        end: the last of them.
-    """
-    ascending = positions.masked_fill(positions < 0, end)
-    return torch.searchsorted(ascending, bounds.expand(len(positions), -1).contiguous()).diff(dim=1)
+    return kept.mean(1).cpu(), tokens.mean(0).cpu()

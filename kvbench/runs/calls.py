@@ -88,7 +88,9 @@ def remember(job: "Job", outcome: Outcome, *used: Path | None) -> None:
         return
     reference, evaluators = outcome.results.reference, list(job.evaluators.values())
     code = describe_code({*chain(*job.classes.values(), *job.evaluator_classes.values())})
-    sources = [*_list_own_files(), *(path for path, _ in code.sources.values() if path is not None)]
+    modules = [one for name, one in list(sys.modules.items()) if name.partition(".")[0] == "kvbench"]
+    own = [Path(file) for module in modules if (file := getattr(module, "__file__", None))]
+    sources = [*own, *(path for path, _ in code.sources.values() if path is not None)]
     inputs = _list_inputs(job, outcome.folder)
     watched = [
         outcome.folder,
@@ -105,8 +107,8 @@ def remember(job: "Job", outcome: Outcome, *used: Path | None) -> None:
     except OSError:  # a file vanished, or may not be read
         return
     required = {name for one in evaluators for name in one.packages}
-    modules = {name.partition(".")[0] for name in code.sources}
-    origins = {name: _find_origin(name) for name in sorted({"kvbench", *required, *modules, *code.libraries})}
+    tops = {name.partition(".")[0] for name in code.sources}
+    origins = {name: _find_origin(name) for name in sorted({"kvbench", *required, *tops, *code.libraries})}
     folder = str(outcome.folder.relative_to(job.settings.runs_dir))
     call = _Call(folder, stamps, origins, find_versions(code.libraries))
     path = _path(job.settings.runs_dir, job.config, job.method_name)
@@ -119,8 +121,10 @@ def _list_inputs(job: "Job", folder: Path) -> list[Path]:
     from kvbench.prompts.sets import CACHE  # imports what `recall` does not need
 
     references = [path for one in job.evaluators.values() for path in one.list_references(folder).values()]
-    named = [*_named_files(job.config), Path(CACHE).expanduser()]
-    return [*named, *(path for path in references if path is not None)]
+    sections = [section for section in job.config.values() if isinstance(section, Mapping)]
+    named = [resolve_path(text) for section in sections for text in _find(section)]
+    existing = [path for path in named if path.exists()]  # weights, prompts, order files, datasets
+    return [*existing, Path(CACHE).expanduser(), *(path for path in references if path is not None)]
 
 
 def _path(runs_dir: Path, config: Mapping[str, object], method: str) -> Path:
@@ -184,13 +188,6 @@ def _watch_path(candidate: Path) -> Path:
     return candidate.parent.parent if in_hub else candidate
 
 
-def _named_files(config: Mapping[str, object]) -> Iterator[Path]:
-    """Yield existing files and folders named in a configuration: weights, prompts, order files, datasets."""
-    for group in config.values():
-        if isinstance(group, Mapping):
-            yield from (path for path in map(resolve_path, _find(group)) if path.exists())
-
-
 def _find(node: object) -> Iterator[str]:
     """Yield all strings below a node of a configuration."""
     items = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
@@ -198,13 +195,6 @@ def _find(node: object) -> Iterator[str]:
         if isinstance(value, str) and value:
             yield value
         yield from _find(value)
-
-
-def _list_own_files() -> Iterator[Path]:
-    """Yield the files of all imported modules of kvbench."""
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "kvbench" and (file := getattr(module, "__file__", None)):
-            yield Path(file)
 
 
 def _find_origin(package: str) -> str:

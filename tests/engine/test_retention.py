@@ -49,15 +49,15 @@ def count(held: Positions, edges: Sequence[int], padding: Sequence[int]) -> list
 
 
 def check(cache: KVCache, held: Positions, edges: Sequence[int], padding: Sequence[int]) -> None:
-    shares = measure_shares(cache.held, cache.spec.heads, edges)
+    kept, counted = measure_shares(cache.held, cache.spec.heads, edges)
     torch.testing.assert_close(
-        shares.kept, torch.tensor(count(held, edges, padding), dtype=torch.float64), rtol=0, atol=1e-12
+        kept, torch.tensor(count(held, edges, padding), dtype=torch.float64), rtol=0, atol=1e-12
     )
     tokens = [
         sum(max(0, stop - max(start, missing)) for missing in padding) / len(padding)
         for start, stop in pairwise(edges)
     ]
-    assert shares.tokens.tolist() == pytest.approx(tokens)
+    assert counted.tolist() == pytest.approx(tokens)
 
 
 @pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])

@@ -40,9 +40,8 @@ def show_at_place(view: View, right: Tensor, change: Change) -> Any:
     return change(right) if view.layer == 1 and view.segment.index == 2 else right
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_scores_of_a_wrong_shape_or_dtype_end_the_run(name: str) -> None:
-    change, found = WRONG[name]
+def make_wrong(hook: str, change: Change) -> Method:
+    """A method whose hook returns something else at one place."""
 
     class Wrong(TOVA):
         def score(self, view: View) -> Tensor:
@@ -52,48 +51,42 @@ def test_scores_of_a_wrong_shape_or_dtype_end_the_run(name: str) -> None:
         def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
             return show_at_place(view, super().score_outside(view, chosen, inside), change)
 
-    for method, hook in ((Wrong(), "score"), (WrongOutside(), "score_outside")):
-        with pytest.raises(WrongTensor) as caught:
-            run(open_cache(method, SPEC, 0.5), tokens_of(SPEC, 2))
-        returned = found.format(rows=4, dtype="float32")
-        start = f"method {type(method).__name__}: {PLACE}{hook} returned {returned}; return "
-        assert str(caught.value).startswith(start)
-        assert str(caught.value).endswith("[rows, slots] = [4, 14], floating-point")
-
-
-@pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("static", [False, True])
-def test_a_mask_of_a_wrong_shape_or_dtype_ends_the_run(name: str, static: bool) -> None:
-    change, found = WRONG[name]
-    always = static
-
-    class Wrong(Method):
-        static: ClassVar[bool] = always
-
+    class WrongMask(Method):
         def keep(self, view: View) -> Tensor:
             return show_at_place(view, view.position >= 0, change)
 
-    rows = 2 if static else 4  # a static method decides for one sequence
-    with pytest.raises(WrongTensor) as caught:
-        run(open_cache(Wrong(), SPEC), tokens_of(SPEC, 2))
-    start = f"method Wrong: {PLACE}keep returned {found.format(rows=rows, dtype='bool')}; return "
-    assert str(caught.value).startswith(start)
-    names = "[heads, slots]" if static else "[rows, slots]"
-    assert str(caught.value).endswith(f"{names} = [{rows}, 14], bool")
+    class WrongSchedule(WrongMask):
+        static: ClassVar[bool] = True
 
-
-def test_slots_to_attend_to_of_a_wrong_shape_end_the_run() -> None:
-    class Wrong(Method):
+    class WrongReads(Method):
         uses = Uses(sparse_reads=True)
 
         def keep(self, view: View) -> None:
             return None
 
         def select_attended(self, view: View) -> Tensor:
-            return show_at_place(view, view.position >= 0, lambda right: right[:, -1:])
+            return show_at_place(view, view.position >= 0, change)
 
-    with pytest.raises(WrongTensor, match=r"layer 1, segment 2: select_attended returned \[4, 1\], bool"):
-        run(open_cache(Wrong(), SPEC), tokens_of(SPEC, 2))
+    kinds = {"score": Wrong, "score_outside": WrongOutside, "select_attended": WrongReads}
+    return ({"keep": WrongMask, "keep once": WrongSchedule} | kinds)[hook]()
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("hook", ["score", "score_outside", "keep", "keep once", "select_attended"])
+def test_a_hook_that_returns_a_wrong_shape_or_dtype_ends_the_run(hook: str, name: str) -> None:
+    """A static method decides for one sequence."""
+    change, found = WRONG[name]
+    scores, rows = hook.startswith("score"), 2 if hook == "keep once" else 4
+    budget = 0.5 if scores else 1
+    method = make_wrong(hook, change)
+    with pytest.raises(WrongTensor) as caught:
+        run(open_cache(method, SPEC, budget), tokens_of(SPEC, 2))
+    dtype = "float32" if scores else "bool"
+    returned = f"{hook.split()[0]} returned {found.format(rows=rows, dtype=dtype)}; return "
+    assert str(caught.value).startswith(f"method {type(method).__name__}: {PLACE}{returned}")
+    names = "[heads, slots]" if hook == "keep once" else "[rows, slots]"
+    wanted = "floating-point" if scores else "bool"
+    assert str(caught.value).endswith(f"{names} = [{rows}, 14], {wanted}")
 
 
 @dataclass(kw_only=True)

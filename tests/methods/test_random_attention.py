@@ -7,7 +7,9 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.random_attention import RandomAttention
+from kvbench.methods.shared.newest import NewestKept
 from kvbench.methods.shared.view import View
+from kvbench.methods.vase import VaSE
 from tests.support.engine import Asked, D, listening, open_cache, run, small, tokens_of
 from tests.support.goldens import load_golden
 
@@ -100,29 +102,46 @@ def test_heads_that_share_a_draw_keep_the_same_and_blocks_stay_together() -> Non
         assert len(ids) - 3 * len(whole) < 3  # at most one block is cut by the capacity
 
 
-def test_the_default_window_is_the_familys_or_half_of_what_the_sinks_leave() -> None:
-    texts, image = (
-        text(PROMPT, [150, CHUNK]),
-        ModelSpec("image", 1, 2, D, next_token(4, [8, 8, 8, 8]), line=8),
+TEXTS = text(PROMPT, [150, 80])
+IMAGE = ModelSpec("image", 1, 2, D, next_token(4, [8, 8, 8, 8]), line=8)
+SCALES = small(layers=1, sides=(1, 2, 3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("method", "spec", "capacity", "window"),
+    [
+        (RandomAttention(), TEXTS, 140, 64),
+        (RandomAttention(sinks=1), TEXTS, 108, (108 - PROMPT) // 2),
+        (RandomAttention(), IMAGE, 20, 8),
+        (RandomAttention(sinks=1), IMAGE, 16, 6),
+        (RandomAttention(sinks=1), SCALES, 12, 0),
+        (VaSE(large=0), text(PROMPT, [150, CHUNK]), 140, CHUNK),
+        (VaSE(large=0), TEXTS, 140, 64),
+        (VaSE(sinks=1, large=0), TEXTS, 108, (108 - PROMPT) // 2),
+        (VaSE(large=0), IMAGE, 20, 8),
+        (VaSE(sinks=1, large=0), IMAGE, 16, 6),
+        (VaSE(sinks=1, large=0), SCALES, 12, 4),
+    ],
+)
+def test_the_default_window_is_the_familys_or_half_of_what_the_sinks_leave(
+    method: NewestKept, spec: ModelSpec, capacity: int, window: int
+) -> None:
+    """What stays under the draws of thirty prompts of equal tokens."""
+    cache = open_cache(method, spec, f"{capacity}")
+    cache.prompts = list(range(30))
+    seen = listening(cache.method)
+    inputs = tokens_of(spec, 1)
+    run(
+        cache,
+        [[tuple(x.expand(30 * spec.branches, -1, -1, -1) for x in qkv) for qkv in one] for one in inputs],
     )
-    scales = small(layers=1, sides=(1, 2, 3, 4, 5))
-    for spec, capacity, sinks, window in (
-        (texts, 140, 0, 64),
-        (texts, 108, 1, (108 - PROMPT) // 2),
-        (image, 20, 0, 8),
-        (image, 16, 1, 6),
-        (scales, 12, 1, 0),
-    ):
-        cache = open_cache(RandomAttention(sinks=sinks), spec, f"{capacity}")
-        cache.prompts = list(range(30))
-        seen = listening(cache.method)
-        run(cache, tokens_of(spec, 30 * spec.branches))
-        last = seen[-1]
-        end = spec.segments[last.scale].end
-        always = set(range(end)).intersection(*last.ids())
-        assert {token for token in always if token >= spec.segments[sinks].start} == set(
-            range(end - window, end)
-        )
+    last = seen[-1]
+    end = spec.segments[last.scale].end
+    always = set(range(end)).intersection(*last.ids())
+    assert set(range(end - window, end)) <= always
+    assert end - window - 1 not in always
+    if isinstance(method, RandomAttention):
+        assert len([token for token in always if token >= spec.segments[method.sinks].start]) == window
 
 
 def test_bad_settings_are_refused() -> None:

@@ -13,7 +13,7 @@ from kvbench.methods.contents.norms import CUR
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.vase import VaSE
-from tests.support.engine import Asked, listening, open_cache, run, small, tokens_of, watch
+from tests.support.engine import Asked, listening, open_cache, run, tokens_of, watch
 from tests.support.goldens import load_golden
 
 CASES: dict[str, dict[str, Any]] = {
@@ -250,38 +250,6 @@ def test_a_protected_prompt_is_apart_from_the_large_values() -> None:
         always = set(range(CAPACITY + CHUNK)).intersection(*rows)
         assert len(always) == PROMPT + 4 + WINDOW
         assert set(range(PROMPT)) < always
-
-
-def test_the_default_window_is_the_familys_or_half_of_what_the_sinks_leave() -> None:
-    texts, image = (
-        text(PROMPT, [150, CHUNK]),
-        ModelSpec("image", 1, 2, D, next_token(4, [8, 8, 8, 8]), line=8),
-    )
-    scales = small(layers=1, sides=(1, 2, 3, 4, 5))
-    for spec, capacity, sinks, window in (
-        (texts, 140, 0, CHUNK),
-        (text(PROMPT, [150, 80]), 140, 0, 64),
-        (text(PROMPT, [150, 80]), 108, 1, (108 - PROMPT) // 2),
-        (image, 20, 0, 8),
-        (image, 16, 1, 6),
-        (scales, 12, 1, 4),
-    ):
-        cache = open_cache(VaSE(sinks=sinks, large=0), spec, f"{capacity}")
-        cache.prompts = list(range(30))
-        seen = listening(cache.method)
-        inputs = tokens_of(spec, 1)
-        run(
-            cache,
-            [
-                [tuple(x.expand(30 * spec.branches, -1, -1, -1) for x in qkv) for qkv in layers]
-                for layers in inputs
-            ],
-        )
-        last = seen[-1]
-        end = spec.segments[last.scale].end
-        always = set(range(end)).intersection(*last.ids())
-        assert set(range(end - window, end)) <= always
-        assert end - window - 1 not in always
 
 
 def test_bad_settings_are_refused() -> None:

@@ -183,20 +183,6 @@ def test_infeasible_budget_is_refused_before_any_work(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_scales_are_repeated_under_methods_that_know_their_schedule(tmp_path: Path) -> None:
-    for method in (Full(), H2O(sinks=1), AMSKV()):
-        job = job_in(tmp_path, method=method)
-        job = replace(job, settings=replace(job.settings, device="cuda", cuda_graph=True))
-        if not isinstance(method, AMSKV):
-            check_job(job)
-            continue
-        with pytest.raises(
-            ConfigError,
-            match=r"^cuda_graph=true: no scale of fake is recorded under AMSKV: the capacities of layers",
-        ):
-            check_job(job)
-
-
 @pytest.mark.parametrize(
     ("device", "method", "more", "expected"),
     [

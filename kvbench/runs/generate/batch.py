@@ -1,7 +1,6 @@
 """One batch of a run: its samples and their costs, in one process or several."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -120,16 +119,11 @@ def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
         {"index": prompt.index, "prompt": prompt.text, "meta": prompt.meta, "seed": settings.seed}
         | describe_cost(number)
         | describe_rows(ledger, spec, number, count_drawn(outputs, number), watched)
-        | _describe_unprotected(ledger.unprotected[number :: len(chunk)])
+        | ({"protected_drops": drops} if (drops := sum(ledger.unprotected[number :: len(chunk)])) else {})
         for number, prompt in enumerate(job.prompts[index] for index in chunk)
     ]
     retentions = [batch.retention for batch in batches if batch.retention is not None]
     return Batch(records, outputs, join_heads(retentions) if retentions else None)
-
-
-def _describe_unprotected(slots: Sequence[int]) -> dict[str, object]:
-    """Return the field of a record with the slots of score +inf that its sequences dropped; none if there are none."""
-    return {"protected_drops": sum(slots)} if any(slots) else {}
 
 
 def run_follower(job: Job) -> None:

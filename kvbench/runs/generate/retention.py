@@ -85,16 +85,14 @@ def measure_retention(held: "CacheSnapshot", spec: ModelSpec, prompts: int) -> R
     sources = list_sources(spec, held.segment)
     if not sources:
         return None
-    shares = measure_shares(held, spec.heads, [*(source.start for source in sources), sources[-1].stop])
-    tokens = [round(count, 3) for count in shares.tokens.tolist()]
+    edges = [*(source.start for source in sources), sources[-1].stop]
+    kept, tokens = measure_shares(held, spec.heads, edges)
+    counts = [round(count, 3) for count in tokens.tolist()]
     return Retention(
         held.segment.index,
         tuple(source.label for source in sources),
-        tuple(int(count) if count.is_integer() else count for count in tokens),
-        tuple(
-            tuple(tuple(round(share, 6) for share in head) for head in layer)
-            for layer in shares.kept.tolist()
-        ),
+        tuple(int(count) if count.is_integer() else count for count in counts),
+        tuple(tuple(tuple(round(share, 6) for share in head) for head in layer) for layer in kept.tolist()),
         prompts,
     )
 

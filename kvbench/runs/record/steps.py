@@ -30,12 +30,13 @@ def describe_rows(
     used = find_utilisation(steps)
     fields: dict[str, object] = {"longest": max(step.longest for step in steps)}
     fields |= {} if used is None else {"utilisation": round(used, DIGITS)}
-    return fields | ({"steps": [_write_step(step) for step in steps]} if watched else {})
-
-
-def _write_step(step: Step) -> dict[str, object]:
-    values = {name: value for name, value in asdict(step).items() if value is not None and name != "n"}
-    return {name: round(value, DIGITS) for name, value in values.items()}
+    if watched:
+        values = ({name: value for name, value in asdict(step).items() if name != "n"} for step in steps)
+        fields["steps"] = [
+            {name: round(value, DIGITS) for name, value in step.items() if value is not None}
+            for step in values
+        ]
+    return fields
 
 
 def average_steps(traces: Sequence[Sequence[Step]]) -> tuple[Step, ...]:
