@@ -69,7 +69,6 @@ REASONS = {
     "kvbench/dashboard/page.py": (PACKAGE, 1),
     "kvbench/dashboard/repeat.py": (PACKAGE, 1),
     "kvbench/dashboard/vendor.py": (PACKAGE, 2),
-    "kvbench/data/row_cache.py": (PACKAGE, 1),
     "kvbench/engine/cache.py": ("`Ledger.open` opens no file", 1),
     "kvbench/models/files/checkpoints.py": ("`read` has checked the file", 3),
     "kvbench/models/files/gguf.py": ("`Cursor.read_text`, and a file that `open_file` opened", 5),

@@ -27,8 +27,7 @@ from kvbench.cli.config.messages import EXPECTED, describe_error
 from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.config.words import check_words
 from kvbench.core.config import ConfigError, UserError
-from kvbench.data.frames import samples_df
-from kvbench.data.row_cache import import_polars
+from kvbench.data.frames import import_polars, samples_df
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.results import Latency, Memory, Outcome, Results

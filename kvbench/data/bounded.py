@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import check_file
-from kvbench.data.row_cache import import_polars
+from kvbench.data.frames import import_polars
 
 if TYPE_CHECKING:
     import polars

@@ -1,13 +1,18 @@
 """Finished runs and their samples as polars frames (docs/data.md)."""
 
+import importlib
 import io
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import write_whole
+from kvbench.core.files import find_obstacle, hash_content, hash_path, write_whole
+from kvbench.core.kept import KeptValues
+from kvbench.data import flatten
 from kvbench.data.flatten import (
     FIXED,
     SAMPLE,
@@ -19,25 +24,75 @@ from kvbench.data.flatten import (
     merge_kinds,
     order_columns,
 )
-from kvbench.data.row_cache import JsonRows, import_polars, load_rows, scan_results
-from kvbench.runs.record.earlier import is_earlier
+from kvbench.runs.record.earlier import EarlierRun, is_earlier
 from kvbench.runs.record.folder import read_records
-from kvbench.runs.record.results import FILE, Results
+from kvbench.runs.record.results import FILE, Results, read_results
 from kvbench.runs.record.samples import read_finished, read_values
 
 if TYPE_CHECKING:
     import polars as pl
 
+KEPT = ".rows.kept"
+"""File under `runs_dir` with the rows of all runs, which may be deleted at any time."""
+
+
+def import_polars() -> ModuleType:
+    """Return polars, an optional dependency.
+
+    Raises:
+        ConfigError: polars is not installed.
+    """
+    try:
+        return importlib.import_module("polars")
+    except ImportError:
+        raise ConfigError('polars is missing; install it with pip install "kvbench[data]"') from None
+
 
 def runs_df(runs_dir: Path | str = "runs") -> "pl.DataFrame":
     """Return a row for each finished run under a folder: identity, memory, time, and metrics with intervals.
 
-    Rows are cached in `<runs_dir>/.rows.parquet`, which may be deleted at any time.
+    Rows are kept in `<runs_dir>/.rows.kept`, which may be deleted at any time.
 
     Raises:
         ConfigError: there is no such folder, a run's results are damaged, or polars is missing.
     """
+    import_polars()
     return _make_frame(load_rows(_check_folder(runs_dir)), FIXED)
+
+
+def load_rows(runs_dir: Path) -> list[FlatRow]:
+    """Return a row for each finished run under a folder, sorted by folder; runs of an earlier version are left out.
+
+    Raises:
+        ConfigError: a results.json is damaged.
+    """
+    kept = KeptValues(locate_kept(runs_dir), hash_path(Path(flatten.__file__)))
+    folders = sorted(path.parent.relative_to(runs_dir).as_posix() for path in runs_dir.glob(f"*/*/{FILE}"))
+    rows = [_find_row(kept, runs_dir, folder) for folder in folders]
+    kept.save()
+    return [row for row in rows if row is not None]
+
+
+def _find_row(kept: KeptValues, runs_dir: Path, folder: str) -> FlatRow | None:
+    row: FlatRow | None = kept.get(folder, [runs_dir / folder / FILE], lambda: _read_row(runs_dir, folder))
+    return row
+
+
+def _read_row(runs_dir: Path, folder: str) -> FlatRow | None:
+    """Return the row of a run; None if it was deleted meanwhile, or is of an earlier version."""
+    try:
+        run = read_results(runs_dir / folder)
+    except EarlierRun:
+        return None
+    return None if run is None else {"folder": folder, **flatten_run(run)}
+
+
+def locate_kept(runs_dir: Path) -> Path:
+    """Return the path of the kept rows: below `runs_dir`, or in the user's cache folder if that is not writable."""
+    if find_obstacle(runs_dir) is None:
+        return runs_dir / KEPT
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvbench"
+    return caches / f"rows-{hash_content(str(runs_dir.absolute()))[:16]}.kept"
 
 
 def frame_runs(runs: Mapping[str, Results]) -> "pl.DataFrame":
@@ -46,9 +101,7 @@ def frame_runs(runs: Mapping[str, Results]) -> "pl.DataFrame":
     Raises:
         ConfigError: polars is missing.
     """
-    rows: list[FlatRow] = [{"folder": folder, **flatten_run(run)} for folder, run in runs.items()]
-    kinds = merge_kinds(map(find_kinds, rows))
-    return _make_frame(JsonRows([json.dumps(row).encode() for row in rows], kinds), FIXED)
+    return _make_frame([{"folder": folder, **flatten_run(run)} for folder, run in runs.items()], FIXED)
 
 
 def samples_df(source: Path | str | Iterable[Path | str] = "runs") -> "pl.DataFrame":
@@ -62,12 +115,11 @@ def samples_df(source: Path | str | Iterable[Path | str] = "runs") -> "pl.DataFr
     """
     if isinstance(source, Path | str):
         root = _check_folder(source)
-        folders = sorted(root / folder for folder, _ in scan_results(root) if not is_earlier(root / folder))
+        every = (path.parent for path in sorted(root.glob(f"*/*/{FILE}")))
+        folders = [folder for folder in every if not is_earlier(folder)]
     else:
         folders = [Path(folder) for folder in source]
-    rows = [row for folder in folders for row in list_samples(folder)]
-    kinds = merge_kinds(map(find_kinds, rows))
-    return _make_frame(JsonRows([json.dumps(row).encode() for row in rows], kinds), SAMPLE)
+    return _make_frame([row for folder in folders for row in list_samples(folder)], SAMPLE)
 
 
 def list_samples(folder: Path) -> list[FlatRow]:
@@ -93,15 +145,15 @@ def list_samples(folder: Path) -> list[FlatRow]:
     return list(rows.values())
 
 
-def _make_frame(rows: JsonRows, fixed: ColumnTypes) -> "pl.DataFrame":
+def _make_frame(rows: Sequence[FlatRow], fixed: ColumnTypes) -> "pl.DataFrame":
     """Return rows as a frame of the fixed columns and other columns that are not empty."""
     polars = import_polars()
     types = {"bool": polars.Boolean, "int": polars.Int64, "float": polars.Float64, "text": polars.String}
-    kinds = {**rows.kinds, **fixed}
+    kinds = {**merge_kinds(map(find_kinds, rows)), **fixed}
     schema = {name: types[kinds[name]] for name in order_columns(kinds, fixed) if kinds[name] != "null"}
-    if not rows.texts:
+    if not rows:
         return polars.DataFrame(schema=schema)
-    return polars.read_ndjson(b"\n".join(rows.texts), schema=schema)
+    return polars.read_ndjson("\n".join(map(json.dumps, rows)).encode(), schema=schema)
 
 
 def _check_folder(path: Path | str) -> Path:

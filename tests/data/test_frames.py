@@ -1,6 +1,7 @@
 """Frames of runs and samples, against the files they are made of."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 import kvbench
 from kvbench.core.config import ConfigError
+from kvbench.data import frames
 from kvbench.data.flatten import FIXED, find_kinds, merge_kinds
-from kvbench.data.frames import export_frames, frame_runs
+from kvbench.data.frames import KEPT, export_frames, frame_runs, load_rows
 from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs import execute
@@ -218,6 +220,57 @@ def test_a_damaged_file_of_an_evaluator_is_no_null(
             ConfigError, match=rf"psnr-uint8.samples.jsonl: damaged \(.*{reason}.*run it again"
         ):
             read([path.parents[1]])
+
+
+@pytest.fixture
+def several(tmp_path: Path, settled: None) -> Path:
+    root = tmp_path / "several"
+    write(root, *(made_up(f"m{n}", 0.1, {"psnr": PSNR}, model=f"model{n % 2}") for n in range(7)))
+    return root
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Methods of the runs whose results were read."""
+    seen: list[str] = []
+    monkeypatch.setattr(
+        frames, "read_results", lambda folder: seen.append(folder.name.split("-")[0]) or read_results(folder)
+    )
+    return seen
+
+
+def test_rows_are_read_once_until_their_results_change(several: Path, reads: list[str]) -> None:
+    assert load_rows(several) == load_rows(several)
+    assert len(reads) == len(load_rows(several)) == 7
+    write(several, made_up("m3", 0.1, {}, model="model1", n=5), made_up("new", 0.1, {}))
+    [gone] = several.glob("model0/m0-*/results.json")
+    gone.unlink()
+    [path] = several.glob("*/m2-*/results.json")  # another size at the same time
+    time = path.stat().st_mtime_ns
+    path.write_text(path.read_text() + "\n")
+    os.utime(path, ns=(time, time))
+    reads.clear()
+    found = load_rows(several)
+    assert sorted(reads) == ["m2", "m3", "new"]
+    (several / KEPT).unlink()
+    assert load_rows(several) == found
+    (several / KEPT).write_bytes(b"no rows")
+    assert kvbench.runs_df(several)["folder"].to_list() == [row["folder"] for row in found]
+
+
+def test_where_nothing_can_be_written_the_user_keeps_rows(
+    several: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setattr(frames, "find_obstacle", lambda folder: "no permission")
+    assert load_rows(several) == load_rows(several)
+    assert (len(reads), (several / KEPT).exists()) == (7, False)
+    assert len(list((tmp_path / "caches" / "kvbench").iterdir())) == 1
+
+
+def test_no_folder_is_made(tmp_path: Path) -> None:
+    assert load_rows(tmp_path / "nowhere") == []
+    assert list(tmp_path.iterdir()) == []
 
 
 PROGRAM = """
