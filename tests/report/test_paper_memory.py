@@ -1,12 +1,21 @@
-"""The papers' memory columns: which follow from shapes, and under which reading."""
+"""The papers' memory columns: which follow from shapes, and under which reading; formulas against sums by hand."""
 
+from dataclasses import astuple
+from fractions import Fraction
+
+import hydra
 import pytest
+from hydra.utils import instantiate
 
-from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.methods.ams_kv import effective_capacities
-from kvbench.report.papers import memory
-from kvbench.report.papers.memory import implied_layers, thousands
-from kvbench.report.papers.printed import PrintedFigure, prints_as, rounding_interval
+from kvbench.report.papers import headkv_memory, memory, published
+from kvbench.report.papers.hackpp_costs import count_tera
+from kvbench.report.papers.printed import prints_as, rounding_interval
+from tests.support.published_rows import rows_of
+from tests.support.results import made_up
+from tests.support.texts import check_text
 
 
 def square(name: str, layers: int, heads: int, head_dim: int, *sides: int) -> ModelSpec:
@@ -14,98 +23,51 @@ def square(name: str, layers: int, heads: int, head_dim: int, *sides: int) -> Mo
 
 
 INFINITY = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
+VAR = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16)
+XL = ModelSpec("llamagen_xl", 36, 20, 64, next_token(1, [24] * 23 + [23]))
 SPECS = {
-    "infinity_2b": square("infinity_2b", 32, 16, 128, *INFINITY),
-    "infinity_8b": square("infinity_8b", 40, 28, 128, *INFINITY),
-    "var_d30": square("var_d30", 30, 30, 64, 1, 2, 3, 4, 5, 6, 8, 10, 13, 16),
-    "var_d36": square("var_d36", 36, 36, 64, 1, 2, 3, 4, 6, 9, 13, 18, 24, 32),
+    spec.name: spec
+    for spec in (
+        square("infinity_2b", 32, 16, 128, *INFINITY),
+        square("infinity_8b", 40, 28, 128, *INFINITY),
+        square("var_d24", 24, 24, 64, *VAR),
+        square("var_d30", 30, 30, 64, *VAR),
+        square("var_d36", 36, 36, 64, 1, 2, 3, 4, 6, 9, 13, 18, 24, 32),
+        XL,
+        ModelSpec("janus_pro_7b", 30, 32, 128, next_token(64, [24] * 23 + [23])),
+        ModelSpec("lumina_mgpt_7b_768", 32, 32, 128, next_token(64, [49] * 47 + [48])),
+    )
 }
 
 
-def verdicts(table: str) -> list[tuple[str, str, str]]:
-    return [(figure.model, figure.printed, figure.verdict) for figure in memory.TABLES[table](SPECS)]
-
-
-def test_heatkv_table_1_follows_from_shapes() -> None:
-    assert verdicts("heatkv_table1") == [
-        (model, f"{mib} MiB", "reproduced")
-        for model, column in (
-            ("infinity_2b", (38550, 7800, 3900, 1590)),
-            ("infinity_8b", (84328, 17062, 8531, 3478)),
-        )
-        for mib in column
-    ]
-
-
-def test_full_caches_of_ams_kv_follow_from_shapes_and_compressed_ones_do_not() -> None:
-    full = [("var_d30", "22.41 x 1000 MiB"), ("var_d36", "53.15 x 1000 MiB")]
-    found = verdicts("ams_kv_table3")
-    assert [(model, printed) for model, printed, verdict in found if verdict == "reproduced"] == full
-    assert [printed.split()[0] for _, printed, verdict in found if verdict == "not derivable"] == [
-        "4.77", "78.72", "15.26", "71.29", "OOM", "30.52",
-    ]  # fmt: skip
-    assert [printed for _, printed, verdict in found if verdict == "under one reading"] == [
-        "15.26 x 1000 MiB"
-    ]
-    sixth = verdicts("ams_kv_table6")
-    assert [printed.split()[0] for _, printed, v in sixth if v == "reproduced"] == ["7.17", "14.34", "28.69"]
-    assert [printed for _, printed, v in sixth if v == "no number printed"] == ["OOM", "OOM"]
-    assert len([1 for *_, v in sixth if v == "not derivable"]) == 5
-
-
-def layers(spec: ModelSpec, batch: int, printed: str) -> tuple[float, float]:
-    low, high = (bound / thousands(1, spec, batch) for bound in rounding_interval(printed))
-    return implied_layers(low, spec, effective_capacities(spec, 2)), implied_layers(
-        high, spec, effective_capacities(spec, 2)
-    )
-
-
-@pytest.mark.parametrize(
-    ("model", "batch", "printed", "near"),
-    [
-        ("var_d30", 50, "4.77", 7.05),
-        ("var_d36", 25, "15.26", 19.63),
-        ("var_d30", 16, "2.81", 28.64),
-        ("var_d30", 32, "5.62", 28.64),
-        ("var_d30", 64, "11.23", 28.64),
-        ("var_d30", 128, "22.47", 28.64),
-        ("var_d30", 256, "44.94", 28.64),
-    ],
-)
-def test_compressed_caches_need_broken_layers(model: str, batch: int, printed: str, near: float) -> None:
-    low, high = layers(SPECS[model], batch, printed)
-    assert low - 0.01 <= near <= high + 0.01
-    assert int(low) == int(high)
-
-
-def test_capacities_are_the_last_scales_that_are_read() -> None:
-    found = {name: effective_capacities(spec, 2) for name, spec in SPECS.items()}
-    assert found == {
-        "infinity_2b": (1605, 3909), "infinity_8b": (1605, 3909), "var_d30": (105, 274), "var_d36": (329, 905),
-    }  # fmt: skip
-
-
-def test_figures_of_the_text_and_the_factor_of_equation_4() -> None:
-    figures = {(figure.model, figure.row): figure for figure in memory.ams_kv_eq4(SPECS)}
-
-    def figure(model: str, what: str) -> PrintedFigure:
-        return figures[model, what]
-
-    assert figure("var_d30", "full cache, batch 50, factor 16").computed == "29.883 x 1000 MiB"
-    assert figure("var_d30", "full cache, batch 50, factor 16").verdict == "not derivable"
-    assert figure("var_d30", "full cache, batch 50, factor 12").verdict == "reproduced"
-    assert figure("var_d36", "full cache, batch 25, factor 12").verdict == "reproduced"
-    assert figure("var_d30", "abstract, saving").computed == "84.828 %"
-    assert figure("var_d30", "abstract, saving").verdict == "under one reading"
-    assert figure("infinity_2b", "memory saved").computed == "10.107 GiB"
-    assert figure("infinity_2b", "memory saved, share").computed == "35.92 %"
-    assert figure("infinity_2b", "memory saved, share").verdict == "not derivable"
+@pytest.mark.parametrize("name", memory.TABLES)
+def test_what_is_printed_and_what_follows_from_shapes(name: str) -> None:
+    """The golden text has both, whether they agree to the printed digit, and what was counted."""
+    figures = memory.TABLES[name](SPECS)
+    check_text(f"{name}.txt", "".join(" | ".join(astuple(one)) + "\n" for one in figures))
 
 
 def test_a_model_that_is_not_there_is_left_out() -> None:
     assert {figure.model for figure in memory.ams_kv_eq4({"var_d30": SPECS["var_d30"]})} == {"var_d30"}
-    assert memory.ams_kv_table3({}) == []
+    assert [make({}) for make in memory.TABLES.values()] == [[]] * len(memory.TABLES)
     assert memory.models("ams_kv_eq4") == ("var_d30", "var_d36", "infinity_2b")
+    assert memory.models("hackpp_table1") == ("infinity_2b", "infinity_8b", "hart")
+
+
+def test_capacities_are_the_last_scales_that_are_read() -> None:
+    assert effective_capacities(SPECS["infinity_2b"], 2) == (1605, 3909)
+    assert effective_capacities(SPECS["var_d36"], 2) == (329, 905)
+
+
+def test_operations_and_tokens_by_hand() -> None:
+    """A token of LlamaGen XL: 128 prompts x 2 branches x 36 layers x 20 heads x 64 channels x 2 x 2 bytes."""
+    spec = ModelSpec("small", 2, 3, 8, next_scale([(1, 1), (2, 2), (3, 3)]))
+    each = 4 * 2 * 2 * 3 * 8 / 1e12  # operations, branches, layers, heads, channels
+    assert count_tera(spec, 1, None, None) == pytest.approx(each * (1 * 1 + 4 * 5 + 9 * 14))
+    assert count_tera(spec, 5, 2, None) == pytest.approx(5 * each * (1 * 1 + 4 * 5 + 9 * 11))
+    assert count_tera(spec, 1, None, 6) == pytest.approx(each * (1 * 1 + 4 * 5 + 9 * 6))
+    assert count_tera(spec, 1, 2, 10) == pytest.approx(each * (1 * 1 + 4 * 5 + 9 * 10))
+    assert headkv_memory.token_gb(XL) == 128 * 2 * 36 * 20 * 64 * 4 / 1e9
 
 
 @pytest.mark.parametrize(
@@ -123,3 +85,24 @@ def test_how_a_number_was_printed(value: float, text: str, way: str | None) -> N
     assert prints_as(value, text) == way
     low, high = rounding_interval(text)
     assert (low <= value < high) == (way is not None)
+
+
+@pytest.mark.parametrize(("tokens", "row"), [(145, "1/4"), (97, "1/6"), (73, "1/8")])
+def test_budgets_are_image_tokens_and_the_class(tokens: int, row: str) -> None:
+    """1/4, 1/6 and 1/8 of 576, and one more, of the tokens that are cached before the last row."""
+    config = {"model": {"name": XL.name}}
+    run = made_up("headkv", float(Budget.parse(tokens, XL).fraction), {}, tokens=553, config=config)
+    for name in ("headkv_table2", "headkv_table3", "headkv_table4"):
+        table = published.find(name)
+        printed = {where["budget"][0] for where in table.rows()}
+        found = [where["budget"] for where in rows_of(table, run)]
+        assert found == [(row,)] * (row in printed)
+
+
+@pytest.mark.parametrize("name", published.find("headkv_table1").budgets)
+def test_budgets_of_every_model_follow_from_its_shapes(name: str) -> None:
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        spec = instantiate(hydra.compose("config", overrides=[f"model={name}"]).model).spec
+    for share, printed in published.find("headkv_table1").budgets[name].items():
+        tokens = int(Fraction(share) * spec.drawn_tokens) + spec.lengths[0]
+        assert float(printed) == pytest.approx(tokens / spec.cached_length, abs=5e-5)

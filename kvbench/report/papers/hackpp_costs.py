@@ -11,8 +11,7 @@ from math import ceil, floor
 
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.memory import PAPER_BYTES
-from kvbench.report.papers.printed import PrintedFigure, Specs, Verdict, compare, prints_as
-from kvbench.report.papers.published import PublishedRow, find, model_of
+from kvbench.report.papers.printed import PrintedFigure, Specs, Verdict, compare, list_rows, prints_as
 
 BATCHES = {"hackpp_table1": 1, "hackpp_table2": 32}
 """Prompts at a time, by table."""
@@ -47,23 +46,17 @@ def count_tera(spec: ModelSpec, batch: int, cached: int | None, read: int | None
 
 def compare_tables(name: str, specs: Specs) -> list[PrintedFigure]:
     """Compare HACK++'s table of Infinity (HART is not supported) or of VAR, one of `BATCHES`."""
-    figures: list[PrintedFigure] = []
-    for label, rows in find(name).models.items():
-        for row in rows if model_of(label) in specs else ():
-            figures += _compare_row(specs[model_of(label)], row, BATCHES[name])
-    return figures
-
-
-def _compare_row(spec: ModelSpec, row: PublishedRow, batch: int) -> list[PrintedFigure]:
-    method, share = row.where["method"][0], float(row.where["budget"][0])
-    memory, work = row.cells["cache GiB"], row.cells["attention TFLOPs"]
-    what, figures = f"{method} at {share:g}", []
-    if memory is not None:
-        how = f"{share:g} of {spec.segments[-1].end} tokens in each of {spec.all_heads} heads, batch {batch}"
-        figures.append(compare(spec.name, what, memory, count_gib(share, spec, batch), "GiB", how))
-    if work is not None:
-        read = share if method in COUPLED else float(row.where.get("method.attention_budget", ("1",))[0])
-        figures.append(_compare_work(spec, what, work, batch, 1 if method in COUPLED else share, read))
+    figures, batch = [], BATCHES[name]
+    for spec, _, row in list_rows(name, specs):
+        method, share = row.where["method"][0], float(row.where["budget"][0])
+        memory, work = row.cells["cache GiB"], row.cells["attention TFLOPs"]
+        what = f"{method} at {share:g}"
+        if memory is not None:
+            how = f"{share:g} of {spec.segments[-1].end} tokens in each of {spec.all_heads} heads, batch {batch}"
+            figures.append(compare(spec.name, what, memory, count_gib(share, spec, batch), "GiB", how))
+        if work is not None:
+            read = share if method in COUPLED else float(row.where.get("method.attention_budget", ("1",))[0])
+            figures.append(_compare_work(spec, what, work, batch, 1 if method in COUPLED else share, read))
     return figures
 
 

@@ -20,28 +20,27 @@ BATCHES = {"llamagen_xl": 128, "janus_pro_7b": 55, "lumina_mgpt_7b_768": 6}
 RECENT = 2
 """Rows of the image that a local head holds (section 5.1)."""
 GIB = 2**30
+METHODS = ("linear_ar", "headkv")
+"""Methods of the table, at the same budgets."""
 
 
 def headkv_table4(specs: Specs) -> list[PrintedFigure]:
     """Compare HeadKV's Table 4: the whole process, and the savings of methods and of smaller budgets."""
     figures: list[PrintedFigure] = []
     for name, rows in find(TABLE).models.items():
-        if name not in specs:
-            continue
-        spec, full = specs[name], rows[0]
-        printed = str(full.cells["memory GB"])
-        tokens = spec.segments[-1].end
-        value = tokens * token_gb(spec)
-        how = f"{tokens} tokens in each of {spec.all_heads} heads; the printed number includes weights and activations"
-        figures.append(
-            PrintedFigure(name, "full", f"{printed} GB", f"cache {value:.2f} GB", "not derivable", how)
-        )
-        for row in rows[1:]:
-            figures += _savings(spec, full, row)
-        for method in ("linear_ar", "headkv"):
-            own = [row for row in rows if row.where["method"] == (method,)]
-            figures += [_step(spec, more, less) for more, less in pairwise(own)]
-        figures += _local_heads(spec, rows)
+        if name in specs:
+            spec, (full, *others) = specs[name], rows
+            tokens = spec.segments[-1].end
+            how = (
+                f"{tokens} tokens in each of {spec.all_heads} heads; the printed number includes weights and "
+            )
+            how += "activations"
+            value = f"cache {tokens * token_gb(spec):.2f} GB"
+            figures.append(PrintedFigure(name, "full", f"{_memory(full)} GB", value, "not derivable", how))
+            figures += [figure for row in others for figure in _compare_saving(spec, full, row)]
+            by_method = {one: [row for row in others if row.where["method"] == (one,)] for one in METHODS}
+            figures += [_step(spec, *pair) for own in by_method.values() for pair in pairwise(own)]
+            figures += [_compare_heads(spec, *pair) for pair in zip(*by_method.values(), strict=True)]
     return figures
 
 
@@ -50,7 +49,7 @@ def token_gb(spec: ModelSpec) -> float:
     return cache_bytes(spec.all_heads, spec, BATCHES[spec.name], 2) / 1e9
 
 
-def image_tokens(spec: ModelSpec, row: PublishedRow) -> int:
+def _count(spec: ModelSpec, row: PublishedRow) -> int:
     """Return the image tokens per head of a row's budget, a share of the image."""
     return int(Fraction(row.where["budget"][0]) * spec.drawn_tokens)
 
@@ -60,12 +59,12 @@ def _memory(row: PublishedRow) -> Decimal:
 
 
 def _name(spec: ModelSpec, row: PublishedRow) -> str:
-    return f"{row.where['method'][0]}, {image_tokens(spec, row)} tokens"
+    return f"{row.where['method'][0]}, {_count(spec, row)} tokens"
 
 
-def _savings(spec: ModelSpec, full: PublishedRow, row: PublishedRow) -> list[PrintedFigure]:
+def _compare_saving(spec: ModelSpec, full: PublishedRow, row: PublishedRow) -> list[PrintedFigure]:
     """Compare the savings of a method: GB from shapes, percent from the table's own GB."""
-    saved, fewer = _memory(full) - _memory(row), spec.segments[-1].end - image_tokens(spec, row)
+    saved, fewer = _memory(full) - _memory(row), spec.segments[-1].end - _count(spec, row)
     value, what = fewer * token_gb(spec), _name(spec, row)
     how = f"{fewer} tokens less in every head ({value * 1e9 / GIB:.2f} GiB); the program's other memory is not given"
     if row.where["method"] == ("headkv",):
@@ -80,27 +79,21 @@ def _savings(spec: ModelSpec, full: PublishedRow, row: PublishedRow) -> list[Pri
 
 def _step(spec: ModelSpec, more: PublishedRow, less: PublishedRow) -> PrintedFigure:
     """Compare the savings of a method from one budget to the next; other memory is the same."""
-    fewer = image_tokens(spec, more) - image_tokens(spec, less)
+    fewer = _count(spec, more) - _count(spec, less)
     value, printed = fewer * token_gb(spec), _memory(more) - _memory(less)
     how = f"{fewer} tokens in every head, {value * 1e9 / GIB:.2f} GiB"
     if more.where["method"] == ("headkv",):
         how += "; local heads hold the same at both budgets, which should save even less"
-    what = f"{_name(spec, more)} to {image_tokens(spec, less)}"
+    what = f"{_name(spec, more)} to {_count(spec, less)}"
     return compare(spec.name, what, str(printed), value, "GB", how)
 
 
-def _local_heads(spec: ModelSpec, rows: tuple[PublishedRow, ...]) -> list[PrintedFigure]:
-    """Return the shares of local heads that explain HeadKV's savings over LineAR, in the layout of section 4."""
-    figures: list[PrintedFigure] = []
-    pairs = {row.where["budget"]: row for row in rows if row.where["method"] == ("linear_ar",)}
-    for row in rows:
-        if row.where["method"] != ("headkv",):
-            continue
-        less = _memory(pairs[row.where["budget"]]) - _memory(row)
-        history = image_tokens(spec, row) - RECENT * spec.segments[1].length
-        share = float(less) / (history * token_gb(spec))
-        name, printed = f"{image_tokens(spec, row)} tokens, headkv below linear_ar", f"{less} GB"
-        how = f"a local head lacks {history} tokens; heads are sorted once, so all budgets should imply one share"
-        computed = f"{100 * share:.1f} % local heads"
-        figures.append(PrintedFigure(spec.name, name, printed, computed, "not derivable", how))
-    return figures
+def _compare_heads(spec: ModelSpec, plain: PublishedRow, row: PublishedRow) -> PrintedFigure:
+    """Return the share of local heads that explains HeadKV's saving over LineAR, in the layout of section 4."""
+    less, history = _memory(plain) - _memory(row), _count(spec, row) - RECENT * spec.segments[1].length
+    share = float(less) / (history * token_gb(spec))
+    what = f"{_count(spec, row)} tokens, headkv below linear_ar"
+    how = f"a local head lacks {history} tokens; heads are sorted once, so all budgets should imply one share"
+    return PrintedFigure(
+        spec.name, what, f"{less} GB", f"{100 * share:.1f} % local heads", "not derivable", how
+    )

@@ -16,8 +16,16 @@ from kvbench.engine.memory import MIB, paper_mib
 from kvbench.methods.ams_kv import effective_capacities
 from kvbench.report.papers.hackpp_costs import BATCHES, compare_tables
 from kvbench.report.papers.headkv_memory import headkv_table4
-from kvbench.report.papers.printed import PrintedFigure, Specs, Verdict, compare, prints_as, rounding_interval
-from kvbench.report.papers.published import PublishedTable, find, model_of
+from kvbench.report.papers.printed import (
+    PrintedFigure,
+    Specs,
+    Verdict,
+    compare,
+    list_rows,
+    prints_as,
+    rounding_interval,
+)
+from kvbench.report.papers.published import PublishedRow, PublishedTable, find, model_of
 
 HEATKV_TOKENS = {"0.2": 1300, "0.1": 650, "0.04": 265}
 """Tokens per head that HeatKV's Table 1 counts under each nominal budget; 650 comes from ScaleKV."""
@@ -59,45 +67,35 @@ def thousands(tokens: float, spec: ModelSpec, batch: int) -> float:
 
 def heatkv_table1(specs: Specs) -> list[PrintedFigure]:
     """Compare HeatKV's Table 1, batch 8: every cell follows from 1300, 650 and 265 tokens per head."""
-    table, figures = find("heatkv_table1"), []
-    for name, rows in table.models.items():
-        if name not in specs:
-            continue
+    figures = []
+    rows = list_rows("heatkv_table1", specs)
+    printed = {(name, row.where["budget"][0]): str(row.cells["cache MiB"]) for _, name, row in rows}
+    for (name, budget), text in printed.items():  # which all methods share
         spec = specs[name]
-        printed = {row.where["budget"][0]: str(row.cells["cache MiB"]) for row in rows}
-        for budget, text in printed.items():
-            tokens = HEATKV_TOKENS.get(budget, spec.cached_length)
-            value = paper_mib(tokens * spec.all_heads, spec, 8)
-            nominal = paper_mib(float(budget) * spec.full_tokens, spec, 8)
-            how = f"{tokens} tokens per head"
-            if tokens != spec.cached_length:
-                how += f", b = {tokens / spec.cached_length:.4f}; {budget} itself would give {nominal:.0f}"
-            figures.append(compare(name, f"budget {budget}", text, value, "MiB", how))
+        tokens = HEATKV_TOKENS.get(budget, spec.cached_length)
+        value = paper_mib(tokens * spec.all_heads, spec, 8)
+        nominal = paper_mib(float(budget) * spec.full_tokens, spec, 8)
+        how = f"{tokens} tokens per head"
+        if tokens != spec.cached_length:
+            how += f", b = {tokens / spec.cached_length:.4f}; {budget} itself would give {nominal:.0f}"
+        figures.append(compare(name, f"budget {budget}", text, value, "MiB", how))
     return figures
 
 
 def ams_kv_table3(specs: Specs) -> list[PrintedFigure]:
     """Compare AMS-KV's Table 3: no whole number of demanding layers gives the compressed caches."""
-    table, figures = find("ams_kv_table3"), []
-    for label, rows in table.models.items():
-        name, size = model_of(label), re.search(r"batch (\d+)", label)
-        batch = int(size[1]) if size else AMS_BATCH
-        if name not in specs or "CFG" in label:  # the same memory under other sampling
-            continue
-        for row in rows:
-            text = str(row.cells["cache 1000 MiB"])
-            figures += _ams_row(specs[name], row.where["method"][0], batch, text, row.cells["saving %"])
+    figures = []
+    for spec, label, row in list_rows("ams_kv_table3", specs):
+        size = re.search(r"batch (\d+)", label)
+        if "CFG" not in label:  # the same memory under other sampling
+            figures += _ams_row(spec, row, int(size[1]) if size else AMS_BATCH)
     return figures
 
 
 def ams_kv_table6(specs: Specs) -> list[PrintedFigure]:
     """Compare AMS-KV's Table 6: compressed caches need another number of demanding layers than in Table 3."""
-    figures: list[PrintedFigure] = []
-    for name, rows in find("ams_kv_table6").models.items():
-        for row in rows if name in specs else ():
-            text, batch = str(row.cells["cache 1000 MiB"]), int(row.where["latency.batch"][0])
-            figures += _ams_row(specs[name], row.where["method"][0], batch, text, None)
-    return figures
+    rows = list_rows("ams_kv_table6", specs)
+    return [one for spec, _, row in rows for one in _ams_row(spec, row, int(row.where["latency.batch"][0]))]
 
 
 def ams_kv_eq4(specs: Specs) -> list[PrintedFigure]:
@@ -139,9 +137,10 @@ def models(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(model_of(label) for table in sources(name) for label in table.models))
 
 
-def _ams_row(spec: ModelSpec, method: str, batch: int, text: str, saving: str | None) -> list[PrintedFigure]:
+def _ams_row(spec: ModelSpec, row: PublishedRow, batch: int) -> list[PrintedFigure]:
+    text, saving = str(row.cells["cache 1000 MiB"]), row.cells.get("saving %")
     number = re.search(r"\d[\d.]*", text)
-    if method == "full":
+    if row.where["method"] == ("full",):
         value = thousands(all_scales(spec), spec, batch)
         how = f"all {len(spec.segments)} scales counted"
         what = f"full, batch {batch}"

@@ -1,11 +1,12 @@
 """Printed figures of papers, compared with figures computed from the shapes of models."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from typing import Literal
 
 from kvbench.core.segments import ModelSpec
+from kvbench.report.papers.published import PublishedRow, find, model_of
 
 Specs = Mapping[str, ModelSpec]
 Verdict = Literal["reproduced", "under one reading", "not derivable", "no number printed"]
@@ -30,6 +31,13 @@ class PrintedFigure:
     computed: str
     verdict: Verdict
     how: str
+
+
+def list_rows(name: str, specs: Specs) -> Iterator[tuple[ModelSpec, str, PublishedRow]]:
+    """Yield the rows of a published table whose model has shapes, each with these and the label of its column."""
+    for label, rows in find(name).models.items():
+        if model_of(label) in specs:
+            yield from ((specs[model_of(label)], label, row) for row in rows)
 
 
 def prints_as(value: float, text: str) -> str | None:
