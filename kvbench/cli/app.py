@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from kvbench.cli.config.command import SWEEP_TASKS, Command
+from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import hydra_of_kvbench, shrink
 from kvbench.cli.config.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.config.messages import check_arguments
@@ -20,7 +22,7 @@ from kvbench.cli.dispatch import configure_logging, prepare, read_job, run_task
 from kvbench.cli.streams import repair_streams
 from kvbench.cli.submit.background import start_in_background
 from kvbench.cli.submit.slurm import submit
-from kvbench.cli.submit.summary import Summary, end_or_describe, show_sweep, start_workers
+from kvbench.cli.submit.summary import Summary, show_sweep, start_workers
 from kvbench.cli.sweeps.folder import announce, compose_sweep, list_worker_words
 from kvbench.cli.sweeps.jobs import Recorder, label_sweep
 from kvbench.cli.sweeps.launchers import SLURM, check_launcher
@@ -63,20 +65,19 @@ def run_command(command: Command) -> None:
             sys.exit(1)
         return
     check_words(command)
-    if command.is_about_all_sweeps or (command.multirun and command.is_about_all_runs):
+    if command.kind in ("job", "all"):
         run_alone(overrides)
-    elif command.is_about_sweep:
+    elif command.kind == "sweep":
         run_on_sweep(overrides)
-    elif command.is_one_job and not command.names_sweep:
-        run_alone(overrides)
+    elif command.kind == "jobs":
+        run_by_hydra(["-m", *overrides])
     else:
-        run_by_hydra(["-m", *overrides] if command.is_one_job else list(command.words))
+        run_by_hydra(list(command.words))
 
 
 def run_by_hydra(arguments: list[str]) -> None:
     """Run a sweep or an option of Hydra, such as `--cfg`."""
-    command = Command.parse(arguments)
-    if command.multirun and not command.options and command.task not in SWEEP_TASKS:
+    if (command := Command.parse(arguments)).kind == "jobs":
         announce(command.overrides)
     if (problem := check_arguments(arguments)) is not None:
         sys.exit(f"error: {problem}")
@@ -182,7 +183,9 @@ def run_job(cfg: DictConfig) -> object:
         shrink(cfg)
         return None if recorder is not None and recorder.is_dropped() else run_task(cfg)
     except Exception as error:
-        return end_or_describe(error)
+        if HydraConfig.get().mode is not RunMode.MULTIRUN:
+            raise
+        return describe_failure(error)
 
 
 _run_by_hydra = hydra.main(config_path="pkg://kvbench.conf", config_name="config", **VERSION_BASE)(run_job)

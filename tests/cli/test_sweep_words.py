@@ -13,27 +13,31 @@ WORDS = ("method=random,swa", "budget=0.1")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "of_sweep", "of_all_runs"),
+    ("words", "kind"),
     [
-        (("-m", "task=report", *WORDS), True, False),
-        (("task=report", *WORDS), True, False),
-        (("task=report", "sweeps=budget"), True, False),
-        (("task=report", "sweeps=null"), False, True),
-        (("task=report", "work.folder=x"), True, False),
-        (("-m", "task=report"), False, True),
-        (("task=report",), False, True),
-        (("-m", "task=dashboard"), False, True),
-        (("task=export", "sweeps=budget"), False, True),
-        (("task=status",), True, False),
-        (("task=work", "--cfg", "job"), False, False),
-        (("-m", *WORDS), False, False),
+        ("-m task=report method=random,swa", "sweep"),
+        ("task=report method=random,swa budget=0.1", "sweep"),
+        ("task=report sweeps=budget", "sweep"),
+        ("task=report work.folder=x", "sweep"),
+        ("task=status sweep.name=x", "sweep"),
+        ("task=work", "sweep"),
+        ("task=report sweeps=null", "all"),
+        ("-m task=report", "all"),
+        ("task=report", "all"),
+        ("task=status", "all"),
+        ("-m task=dashboard", "all"),
+        ("task=export sweeps=budget", "all"),
+        ("task=work --cfg job", "option"),
+        ("-m method=random,swa", "jobs"),
+        ("sweeps=budget", "jobs"),
+        ("-m task=plan budget=1", "jobs"),
+        ("task=plan budget=1", "job"),
     ],
-    ids=str,
 )
-def test_what_a_command_is_about(arguments: tuple[str, ...], of_sweep: bool, of_all_runs: bool) -> None:
-    words = Words.parse(arguments)
-    assert (words.is_about_sweep, words.is_about_all_runs) == (of_sweep, of_all_runs)
-    assert words.overrides == tuple(word for word in arguments if word != "-m")
+def test_what_a_command_is_about(words: str, kind: str) -> None:
+    command = Words.parse(words.split())
+    assert command.kind == kind
+    assert command.overrides == tuple(word for word in words.split() if word != "-m")
 
 
 def read_all(folder: Path) -> dict[str, bytes]:

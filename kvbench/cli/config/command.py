@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -15,6 +16,8 @@ SWEEP_TASKS = ("work", "status", "report")
 """Tasks about a sweep as a whole."""
 ALL_RUNS_TASKS = ("dashboard", "export")
 """Tasks about every run, even if the command names a sweep."""
+FOLDER_KEYS = ("work.folder", "sweep.name")
+"""Keys that find a sweep which was started before."""
 
 
 @dataclass(frozen=True)
@@ -26,71 +29,43 @@ class Command:
         overrides: `words` without `-m`.
         options: options of Hydra other than `-m`, such as `--cfg`.
         task: value of `task=`; None without it.
+        lists: overrides that list several values, as in a sweep.
         names_sweep: whether `sweeps=` chooses a sweep and the task is about its jobs.
-        names_folder: whether `work.folder=` or `sweep.name=` is given.
+        finds_sweep: whether words name a sweep, its folder, or list its values.
+        kind: what the command is about: an `option` of Hydra, one `job`, the `jobs` of a sweep, a `sweep` as a whole,
+            or `all` runs or sweeps.
     """
 
     words: tuple[str, ...]
     overrides: tuple[str, ...]
     options: tuple[str, ...]
     task: str | None
+    lists: tuple[str, ...]
     names_sweep: bool
-    names_folder: bool
+    finds_sweep: bool
+    kind: Literal["option", "job", "jobs", "sweep", "all"]
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> "Command":
         """Parse the words of a command line."""
         words = tuple(list_single_values([name_base(SHORT_FORMS.get(word, word)) for word in arguments]))
         overrides = tuple(word for word in words if word not in MULTIRUN)
+        options = tuple(word for word in overrides if word.startswith("-"))
         values = dict(word.split("=", 1) for word in overrides if "=" in word)
         task = values.get("task")
-        return cls(
-            words=words,
-            overrides=overrides,
-            options=tuple(word for word in overrides if word.startswith("-")),
-            task=task,
-            names_sweep=values.get("sweeps", "null") != "null" and task not in ALL_RUNS_TASKS,
-            names_folder="work.folder" in values or "sweep.name" in values,
-        )
-
-    @property
-    def multirun(self) -> bool:
-        """Whether `-m` is given."""
-        return len(self.overrides) < len(self.words)
-
-    @property
-    def is_one_job(self) -> bool:
-        """Whether the command consists of overrides only: no `-m` and no option of Hydra."""
-        return not (self.multirun or self.options)
-
-    @property
-    def is_about_sweep(self) -> bool:
-        """Whether the task is about a sweep as a whole, with or without `-m`.
-
-        `task=report` is about all finished runs unless words or a folder name a sweep.
-        """
-        if self.options or self.task not in SWEEP_TASKS:
-            return False
-        return self.task != "report" or self.finds_sweep()
-
-    @property
-    def is_about_all_sweeps(self) -> bool:
-        """Whether the command is `task=status` and names no sweep."""
-        return self.task == "status" and not (self.options or self.finds_sweep())
-
-    def finds_sweep(self) -> bool:
-        """Return whether words of the command name a sweep or list the values of one."""
-        return self.names_sweep or self.names_folder or bool(self.list_sweeps())
-
-    @property
-    def is_about_all_runs(self) -> bool:
-        """Whether the task reads all runs, so that `-m` makes no sweep of it."""
-        reads_all = self.task in ("report", *ALL_RUNS_TASKS)
-        return reads_all and not (self.options or self.is_about_sweep)
-
-    def list_sweeps(self) -> list[str]:
-        """Return the overrides that list several values, as in a sweep."""
-        return [str(one.input_line) for one in _parse(self.overrides) if one.is_sweep_override()]
+        lists = tuple(str(one.input_line) for one in _parse(overrides) if one.is_sweep_override())
+        names_sweep = values.get("sweeps", "null") != "null" and task not in ALL_RUNS_TASKS
+        finds_sweep = names_sweep or bool(lists) or not values.keys().isdisjoint(FOLDER_KEYS)
+        kind: Literal["option", "job", "jobs", "sweep", "all"] = "job"
+        if options:
+            kind = "option"
+        elif task in ALL_RUNS_TASKS or (task in ("report", "status") and not finds_sweep):
+            kind = "all"
+        elif task in SWEEP_TASKS:
+            kind = "sweep"
+        elif names_sweep or len(overrides) < len(words):
+            kind = "jobs"
+        return cls(words, overrides, options, task, lists, names_sweep, finds_sweep, kind)
 
 
 def name_base(word: str) -> str:

@@ -14,6 +14,7 @@ import omegaconf.base
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.plugins.config_source import ConfigResult
@@ -163,6 +164,11 @@ def parse_word(word: str) -> Override:
     """Parse an override without patterns of choices; the result is shared and must not be changed."""
     [parsed] = OverridesParser.create().parse_overrides([word])
     return parsed
+
+
+def parse_words(words: Sequence[str]) -> list[Override]:
+    """Parse overrides; patterns of choices become lists. Hydra must be initialised."""
+    return OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(words))
 
 
 def _describe(cfg: DictConfig, overrides: list[Override]) -> None:

@@ -8,8 +8,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
@@ -23,6 +21,7 @@ from kvbench.cli.config.compose import (
     hydra_of_kvbench,
     read_values,
 )
+from kvbench.cli.config.loader import parse_words
 from kvbench.cli.config.search_path import check_search_path, find_added, list_choices
 from kvbench.cli.config.words import check_lists, parse_options
 from kvbench.core.config import ConfigError, UserError, shorten
@@ -53,7 +52,7 @@ def check_arguments(arguments: list[str]) -> str | None:
         words = parsed.overrides
         if parsed.shell_completion:
             return _check_completion(words)
-        runs = parsed.multirun or Command.parse(arguments).is_one_job
+        runs = parsed.multirun or Command.parse(arguments).kind != "option"
         with hydra_of_kvbench():
             check_search_path()
             for overrides in cover_values([*_list_added_words(parsed.overrides), *parsed.overrides]):
@@ -93,7 +92,7 @@ def cover_values(arguments: list[str]) -> list[list[str]]:
     """
     parsed = [
         o
-        for o in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(arguments)
+        for o in parse_words(arguments)
         if not o.key_or_group.startswith("hydra") or o.key_or_group == "hydra.searchpath"
     ]
     check_lists(parsed)

@@ -119,8 +119,8 @@ def check_words(command: Command) -> None:
     """
     if command.options:
         return
-    for word in command.list_sweeps():
-        if command.is_about_all_runs or _find_name(_name_key(word), OF_SWEEPS):
+    for word in command.lists:
+        if command.kind == "all" or _find_name(_name_key(word), OF_SWEEPS):
             raise ConfigError(f"{shorten(word)}: a command reads one value of it; start one for each")
     keys = [key for word in command.overrides if (key := _name_key(word))]
     task, acting = command.task or "run", _list_acting(command, keys)
@@ -148,10 +148,10 @@ def _list_acting(command: Command, keys: Sequence[str]) -> set[str]:
     if "export.policy" in keys:
         return {task, "run"}
     if task in SWEEP_TASKS:
-        return {task, *RUNS} if task == "work" or command.finds_sweep() else {task}
+        return {task, *RUNS} if task == "work" or command.finds_sweep else {task}
     if command.names_sweep and command.task is None:
         return {*RUNS}
-    sweeps = (command.multirun or command.names_sweep) and (task in RUNS or task not in TASKS)
+    sweeps = command.kind == "jobs" and (task in RUNS or task not in TASKS)
     return {task, SWEEP} if sweeps else {task}
 
 

@@ -3,20 +3,17 @@
 import logging
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.config.messages import describe_error, is_expected
 from kvbench.cli.console import CONSOLE, say, show_device
 from kvbench.cli.submit.background import start_in_background
 from kvbench.cli.submit.ray import runs_by_itself, submit_actors
@@ -34,7 +31,7 @@ from kvbench.cli.sweeps.jobs import (
     recording,
 )
 from kvbench.cli.sweeps.launchers import LOCAL, SLURM, check_launcher, count_tasks
-from kvbench.cli.sweeps.outcomes import describe_failure, list_equal, list_failures, list_profiles, list_runs
+from kvbench.cli.sweeps.outcomes import exiting_on_error, list_equal, list_failures, list_profiles, list_runs
 from kvbench.cli.sweeps.progress import watch
 from kvbench.cli.sweeps.sweeper import list_jobs
 from kvbench.core.claims import claim
@@ -44,26 +41,6 @@ if TYPE_CHECKING:  # imports numpy, and Hydra makes the callback for `--help` to
     from kvbench.runs.record.results import Results
 
 log = logging.getLogger(__name__)
-
-
-def end_or_describe(error: Exception) -> str:
-    """Return the reason of a job's failure; outside a sweep exit for a user's error and raise any other."""
-    if HydraConfig.get().mode is RunMode.MULTIRUN:
-        return describe_failure(error)
-    if not is_expected(error):
-        raise error
-    sys.exit(f"error: {describe_error(error, sys.argv[1:])}")
-
-
-@contextmanager
-def _exiting_on_error() -> Iterator[None]:
-    """Exit if a callback fails; Hydra only warns, and the sweep would look successful."""
-    try:
-        yield
-    except Exception as error:
-        if not is_expected(error):
-            log.exception("the sweep failed")
-        sys.exit(f"error: {describe_error(error, sys.argv[1:])}")
 
 
 def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
@@ -146,12 +123,6 @@ def start_workers(config: DictConfig, folder: Path, words: Sequence[str], worker
         start_in_background(folder)
 
 
-def _find_again(folder: Path) -> str:
-    """Return the word of a command that finds a sweep."""
-    name = read_name(folder)
-    return f"work.folder={folder}" if name is None else f"sweep.name={name}"
-
-
 class Summary(Callback):
     """Prints one table of all jobs after a sweep, next to a published one; exits with 1 if a job failed.
 
@@ -172,13 +143,13 @@ class Summary(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         """Check the launcher and write the list of jobs."""
-        with _exiting_on_error():
+        with exiting_on_error(of_callback=True):
             check_launcher(config)
         if config.hydra.runtime.choices["hydra/launcher"] in LOCAL:  # other launchers choose the machine
             show_device(config.device)
         if config.get("task") == "work":  # this is a multirun of workers, not the sweep
             return
-        with _exiting_on_error():
+        with exiting_on_error(of_callback=True):
             self._config = config
             jobs = list_jobs(config)
             self._folder, self._jobs = open_folder(Path(config.runs_dir).expanduser(), jobs), len(jobs)
@@ -213,7 +184,7 @@ class Summary(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Print the tables."""
-        with _exiting_on_error():
+        with exiting_on_error(of_callback=True):
             self.show()
 
     def show(self) -> None:
@@ -226,6 +197,7 @@ class Summary(Callback):
         name = read_name(self._folder)
         is_whole = show_sweep(self._config, self._folder, label_sweep(self._folder, choice))
         line = describe_sweep(self._folder, name, self._jobs)
-        say(f"{line}; its tables again: task=report {_find_again(self._folder)}")
+        again = f"work.folder={self._folder}" if name is None else f"sweep.name={name}"
+        say(f"{line}; its tables again: task=report {again}")
         if not is_whole:
             sys.exit(1)

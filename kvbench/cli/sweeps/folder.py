@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.conf import HydraConf
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.config.loader import parse_words
 from kvbench.cli.config.messages import EXPECTED
 from kvbench.cli.config.search_path import check_search_path
 from kvbench.cli.console import say
@@ -28,19 +27,19 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
         HydraException, OmegaConfBaseException: an override matches no key.
         ConfigError: there is no such sweep.
     """
-    parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(words))
-    cfg, hydra_cfg = compose_job([str(word.input_line) for word in parsed if not word.is_sweep_override()])
+    cfg, hydra_cfg, is_listed = _compose_shared(words)
     runs_dir, name = Path(cfg.runs_dir).expanduser(), _read_name(cfg)
     if cfg.task not in READERS:
         read_settings(cfg)  # raises before a folder is made
-    is_listed = hydra_cfg.runtime.choices.get("sweeps") or any(word.is_sweep_override() for word in parsed)
-    if cfg.work.folder is None and name is not None and not is_listed:
+    if cfg.work.folder is not None:
+        if not Path(cfg.work.folder).is_dir():
+            raise ConfigError(f"work.folder={cfg.work.folder}: no such folder; runs_dir/sweeps has them")
+    elif name is not None and not is_listed:
         cfg.work.folder = str(find_named(runs_dir, name))
-    elif cfg.work.folder is None:
+    else:
         if (cfg.task != "work" or cfg.work.do is not None) and not runs_dir.is_dir():
             raise ConfigError(f"runs_dir={cfg.runs_dir}: holds no runs")
-        overrides = [str(word.input_line) for word in parsed if not word.is_hydra_override()]
-        jobs = split_jobs(hydra_cfg.sweeper.params, overrides)
+        jobs = _list_jobs(hydra_cfg, words)
         must_exist = cfg.task in READERS or cfg.work.do is not None
         folder = name_folder(runs_dir, jobs) if must_exist else find_folder(runs_dir, jobs)
         if not folder.is_dir():
@@ -51,8 +50,6 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
         if not must_exist:
             name_sweep(folder, name)
         cfg.work.folder = str(folder)
-    elif not Path(cfg.work.folder).is_dir():
-        raise ConfigError(f"work.folder={cfg.work.folder}: no such folder; runs_dir/sweeps has them")
     return cfg, hydra_cfg
 
 
@@ -65,19 +62,26 @@ def announce(words: Sequence[str]) -> None:
     try:
         with hydra_of_kvbench():
             check_search_path()
-            parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(
-                list(words)
-            )
-            cfg, hydra_cfg = compose_job(
-                [str(word.input_line) for word in parsed if not word.is_sweep_override()]
-            )
-            jobs = split_jobs(
-                hydra_cfg.sweeper.params, [str(w.input_line) for w in parsed if not w.is_hydra_override()]
-            )
-            runs_dir = Path(cfg.runs_dir).expanduser()
-            say(describe_sweep(name_folder(runs_dir, jobs), _read_name(cfg), len(jobs)))
+            cfg, hydra_cfg, _ = _compose_shared(words)
+            jobs = _list_jobs(hydra_cfg, words)
+            folder = name_folder(Path(cfg.runs_dir).expanduser(), jobs)
+            say(describe_sweep(folder, _read_name(cfg), len(jobs)))
     except (*EXPECTED, TypeError):  # `runs_dir` may have another type
         return
+
+
+def _compose_shared(words: Sequence[str]) -> tuple[DictConfig, HydraConf, bool]:
+    """Compose what the jobs of a sweep share; also return whether the words list jobs."""
+    parsed = parse_words(words)
+    cfg, hydra_cfg = compose_job([str(word.input_line) for word in parsed if not word.is_sweep_override()])
+    is_listed = hydra_cfg.runtime.choices.get("sweeps") or any(word.is_sweep_override() for word in parsed)
+    return cfg, hydra_cfg, bool(is_listed)
+
+
+def _list_jobs(hydra_cfg: HydraConf, words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the jobs of a sweep's words and file."""
+    own = [str(word.input_line) for word in parse_words(words) if not word.is_hydra_override()]
+    return split_jobs(hydra_cfg.sweeper.params, own)
 
 
 def _read_name(cfg: DictConfig) -> str | None:

@@ -1,119 +1,71 @@
 """Settings of the launchers in `conf/hydra/launcher`, checked before a sweep starts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from kvbench.core.config import ConfigError, Range, check_part, check_value, show
+from kvbench.core.config import ConfigError, Range, check_value
 
 KEY = "hydra.launcher"
-MAX_COUNT = 10**6
-Count = Annotated[int, Range(1, MAX_COUNT)]
+Count = Annotated[int, Range(1, 10**6)]
 """A count, minutes or gibibytes."""
-Whole = Annotated[int, Range(0, MAX_COUNT)]
+Whole = Annotated[int, Range(0, 10**6)]
 Share = Annotated[float, Range(0)]
+Group = Mapping[str, Any]
 
-
-@dataclass(frozen=True)
-class JoblibSettings:
-    """Settings of `hydra/launcher=joblib`, arguments of `joblib.Parallel`; -1 jobs are as many as cores."""
-
-    n_jobs: Count | Literal[-1] = -1
-    batch_size: Count | Literal["auto"] = 1
-    verbose: Whole = 0
-    backend: Literal["loky", "multiprocessing"] | None = None
-    timeout: Annotated[float, Range(0, above=True)] | None = None
-    pre_dispatch: int | str = "2*n_jobs"
-    temp_folder: str | None = None
-
-
-@dataclass(frozen=True)
-class SlurmSettings:
-    """Settings of `hydra/launcher=submitit_slurm`, options of sbatch and of submitit."""
-
-    submitit_folder: str
-    name: str = "kvbench"
-    partition: str | None = None
-    qos: str | None = None
-    account: str | None = None
-    constraint: str | None = None
-    exclude: str | None = None
-    comment: str | None = None
-    gres: str | None = None
-    timeout_min: Count | None = None
-    max_num_timeout: Whole = 10
-    signal_delay_s: Whole = 120
-    array_parallelism: Count = 256
-    cpus_per_task: Count | None = None
-    cpus_per_gpu: int | None = None
-    gpus_per_node: Annotated[int, Range(1)] | str | None = None
-    gpus_per_task: Annotated[int, Range(1)] | str | None = None
-    mem_gb: Annotated[float, Range(0, above=True)] | None = None
-    mem_per_gpu: str | None = None
-    mem_per_cpu: str | None = None
-    nodes: Count = 1
-    tasks_per_node: Count = 1
-    stderr_to_stdout: bool = False
-    setup: tuple[str, ...] | None = None
-    srun_args: tuple[str, ...] | None = None
-    additional_parameters: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.submitit_folder or not self.name:
-            empty = "name" if self.submitit_folder else "submitit_folder"
-            raise ConfigError(f"{KEY}.{empty} is empty; leave it out")
-
-
-RAY: Mapping[str, Any] = {
-    "init.address": str | None,
-    "init.num_cpus": Annotated[int, Range(0)] | None,
-    "init.num_gpus": Annotated[int, Range(0)] | None,
-    "init.object_store_memory": Annotated[int, Range(1)] | None,
-    "remote.num_cpus": Share | None,
-    "remote.num_gpus": Share | None,
-    "remote.max_retries": Annotated[int, Range(-1)] | None,
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "joblib": {  # arguments of joblib.Parallel; -1 jobs are as many as cores
+        "n_jobs": Count | Literal[-1],
+        "batch_size": Count | Literal["auto"],
+        "verbose": Whole,
+        "timeout": Annotated[float, Range(0, above=True)] | None,
+        "backend": Literal["loky", "multiprocessing"] | None,
+        "pre_dispatch": int | str,
+        "temp_folder": str | None,
+    },
+    "submitit_slurm": {  # options of sbatch and of submitit, which check the others
+        **dict.fromkeys(("nodes", "tasks_per_node", "array_parallelism"), Count),
+        **dict.fromkeys(("timeout_min", "cpus_per_task", "cpus_per_gpu"), Count | None),
+        **dict.fromkeys(("max_num_timeout", "signal_delay_s"), Whole),
+        **dict.fromkeys(("gpus_per_node", "gpus_per_task"), Count | str | None),
+        "mem_gb": Annotated[float, Range(0, above=True)] | None,
+        **dict.fromkeys(("setup", "srun_args"), list[str] | None),
+        "additional_parameters": Group,
+        **dict.fromkeys(("submitit_folder", "name"), str),
+    },
+    "ray": {  # arguments of ray.init and ray.remote
+        **dict.fromkeys(("ray", "ray.init", "ray.remote"), Group),
+        "ray.init.address": str | None,
+        **dict.fromkeys(("ray.init.num_cpus", "ray.init.num_gpus"), Annotated[int, Range(0)] | None),
+        "ray.init.object_store_memory": Annotated[int, Range(1)] | None,
+        **dict.fromkeys(("ray.remote.num_cpus", "ray.remote.num_gpus"), Share | None),
+        "ray.remote.max_retries": Annotated[int, Range(-1)] | None,
+    },
 }
-"""Types of the arguments of `ray.init` and `ray.remote` that are checked here; Ray has more."""
-
-
-@dataclass(frozen=True)
-class RaySettings:
-    """Settings of `hydra/launcher=ray`: arguments of `ray.init` and `ray.remote`."""
-
-    ray: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        for key, hint in RAY.items():
-            part, _, name = key.partition(".")
-            if not isinstance(values := self.ray.get(part), Mapping):
-                raise ConfigError(f"{KEY}.ray.{part}={show(values)}: must be a group of keys")
-            check_value(values.get(name), hint, f"{KEY}.ray.{key}")
-        if self.ray["init"].get("address") == "":
-            raise ConfigError(f"{KEY}.ray.init.address is empty; set local, auto or host:port")
-
-
-SETTINGS: Mapping[str, type] = {
-    "joblib": JoblibSettings,
-    "submitit_slurm": SlurmSettings,
-    "ray": RaySettings,
-}
-"""Settings of each preset."""
+"""Types of settings of each preset, outer groups first."""
 
 
 def check_launcher_settings(name: str, launcher: DictConfig) -> None:
-    """Check every key of a preset's launcher.
+    """Check the settings of a preset's launcher that its own package does not refuse in time.
 
     Args:
         name: choice of `hydra/launcher`; others than presets have their own checks.
         launcher: `hydra.launcher`.
 
     Raises:
-        ConfigError: a key is unknown, or a value has the wrong type or is out of range.
+        ConfigError: a value has the wrong type or is out of range, or joblib has no such key.
     """
-    if (kind := SETTINGS.get(name)) is None:
-        return
-    node = OmegaConf.to_container(launcher, resolve=True, throw_on_missing=True)
-    assert isinstance(node, dict)
-    kind(**check_part({key: value for key, value in node.items() if key != "_target_"}, kind, KEY))
+    types = SETTINGS.get(name, {})
+    values: Any = OmegaConf.to_container(launcher, resolve=True, throw_on_missing=True)
+    for key, hint in types.items():
+        *groups, inner = key.split(".")
+        node = values
+        for group in groups:
+            node = node[group]
+        if inner in node or hint is Group:
+            check_value(node.get(inner), hint, f"{KEY}.{key}")
+            if node.get(inner) == "":
+                raise ConfigError(f"{KEY}.{key} is empty; leave it out")
+    if unknown := [key for key in values if name == "joblib" and key not in ("_target_", *types)]:
+        raise ConfigError(f"{KEY}.{unknown[0]}: no such key; there are {', '.join(types)}")

@@ -31,13 +31,19 @@ def describe_failure(error: Exception) -> str:
 
 
 @contextmanager
-def exiting_on_error() -> Iterator[None]:
-    """Exit with a one-line message if a user caused the error."""
+def exiting_on_error(*, of_callback: bool = False) -> Iterator[None]:
+    """Exit with a one-line message if a user caused the error.
+
+    Args:
+        of_callback: exit for any error, as Hydra only warns of those of a callback.
+    """
     try:
         yield
     except Exception as error:
         if not is_expected(error):
-            raise
+            if not of_callback:
+                raise
+            log.exception("the sweep failed")
         sys.exit(f"error: {describe_error(error, sys.argv[1:])}")
 
 

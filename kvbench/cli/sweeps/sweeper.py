@@ -4,12 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from kvbench.cli.config.command import SWEEP_TASKS, name_base
+from kvbench.cli.config.loader import parse_words
 from kvbench.cli.config.words import check_lists
 
 BESIDE = "beside."
@@ -67,9 +66,7 @@ def split_jobs(params: Mapping[str, object] | None, overrides: Sequence[str]) ->
         overrides: overrides of the command line, without Hydra's.
     """
     defaults = [f"{key}={value}" for key, value in (params or {}).items()]
-    loader = GlobalHydra.instance().config_loader()  # resolves patterns of choices
-    words = OverridesParser.create(loader).parse_overrides([*defaults, *overrides])
-    swept = [word for word in words if not _is_about_whole_sweep(word)]
+    swept = [word for word in parse_words([*defaults, *overrides]) if not _is_about_whole_sweep(word)]
     return [
         tuple("device=cuda" if word.startswith("device=cuda:") else word for word in job)
         for job in split_product(swept)
