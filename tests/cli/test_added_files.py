@@ -91,39 +91,29 @@ def test_every_command_ends_in_the_line(
     assert capsys.readouterr() == ("", "")
 
 
-CHOSEN = {
-    (
-        "method",
-        "defaults: [h2o, _self_]\nrecent: ${method.recent}\n",
-    ): "method.recent: its value refers to itself; ",
-    (
-        "method",
-        "defaults: [h2o, _self_]\nrecent: ${method.nope}\n",
-    ): "method.recent: Interpolation key 'method.nope'",
-    ("method", "_target_: kvbench.methods.h2o.H2O\nnope: 1\n"): "method.nope: no such key; there are ",
-    ("method", "_target_: 7\n"): "method._target_=7: is not a class path",
-    (
-        "model",
-        "defaults: [infinity_tiny, _self_]\ntransformer:\n  new: ???\n",
-    ): "model.transformer.new: missing; ",
-    (
-        "sweeps",
-        "hydra: {sweeper: {params: {method: '${hydra.sweeper.params.method}'}}}\n",
-    ): "hydra.sweeper.params.meth",
-    ("sweeps", "hydra: {sweeper: {params: {nokey: '1,2'}}}\n"): "nokey: no such key",
-    ("sweeps", "hydra: {sweeper: {params: 3}}\n"): "hydra.sweeper.params: must be a group of keys",
-    ("sweeps", "hydra: {sweeper: null}\n"): "hydra.sweeper: must be a group of keys",
-    ("sweeps", "budgett: 1\n"): "budgett: no such key",
-}
+CHOSEN = r"""
+method | defaults: [h2o, _self_]~recent: ${method.recent} | method.recent: its value refers to itself;
+method | defaults: [h2o, _self_]~recent: ${method.nope} | method.recent: Interpolation key 'method.nope'
+method | _target_: kvbench.methods.h2o.H2O~nope: 1 | method.nope: no such key; there are
+method | _target_: 7 | method._target_=7: is not a class path
+model | defaults: [infinity_tiny, _self_]~transformer:~  new: ??? | model.transformer.new: missing;
+sweeps | hydra: {sweeper: {params: {method: '${hydra.sweeper.params.method}'}}} | hydra.sweeper.params.meth
+sweeps | hydra: {sweeper: {params: {nokey: '1,2'}}} | nokey: no such key
+sweeps | hydra: {sweeper: {params: 3}} | hydra.sweeper.params: must be a group of keys
+sweeps | hydra: {sweeper: null} | hydra.sweeper: must be a group of keys
+sweeps | budgett: 1 | budgett: no such key
+"""
+"""Group | lines of its file | what is told."""
 
 
-@pytest.mark.parametrize("choice", CHOSEN, ids=str)
-def test_a_wrong_key_of_a_chosen_file_names_the_file(add: Add, choice: tuple[str, str]) -> None:
-    group, text = choice
+@pytest.mark.parametrize("row", CHOSEN.strip().splitlines())
+def test_a_wrong_key_of_a_chosen_file_names_the_file(add: Add, row: str) -> None:
+    group, text, told = row.split(" | ")
+    text = text.replace("~", "\n") + "\n"
     named = add(f"{group}/mine.yaml", "# @package _global_\n" * (group == "sweeps") + text)
     problem = check_arguments(["-m", f"{group}=mine", named])
     assert problem is not None
-    assert CHOSEN[choice] in problem
+    assert told in problem
     assert f"conf/{group}/mine.yaml" in problem
     assert "\n" not in problem
 

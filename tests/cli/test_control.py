@@ -12,35 +12,17 @@ from kvbench.cli.workers.control import control, read_hold
 from kvbench.core.config import ConfigError
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.runs.record.merge import PROMPT_LISTS
+from tests.cli.conftest import RunWorker
 from tests.support.command_line import Command
 
 JOBS = [("method=swa", "budget=0.2"), ("method=swa", "budget=0.3"), ("method=random", "budget=0.2")]
 
-Do = Callable[[int], object]
 OnPause = Callable[[Callable[[], object]], None]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return open_folder(tmp_path / "runs", JOBS)
-
-
-@pytest.fixture
-def run_worker(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Do], list[int]]:
-    """Runs a worker whose jobs are a function of their numbers; gives the numbers in the order of their attempts."""
-
-    def run(do: Do) -> list[int]:
-        tried: list[int] = []
-
-        def do_job(overrides: tuple[str, ...], *_: object, **__: object) -> object:
-            tried.append(JOBS.index(overrides))
-            return do(tried[-1])
-
-        monkeypatch.setattr(work, "do_job", do_job)
-        command("task=work", f"work.folder={folder}", "eval=none")
-        return tried
-
-    return run
 
 
 @pytest.fixture
@@ -113,7 +95,7 @@ def test_runs_are_named_by_number_folder_or_words(folder: Path) -> None:
         control(folder, "drop", "full-cd")
 
 
-def test_a_paused_sweep_waits(folder: Path, run_worker: Callable[[Do], list[int]], on_pause: OnPause) -> None:
+def test_a_paused_sweep_waits(folder: Path, run_worker: RunWorker, on_pause: OnPause) -> None:
     seen: list[list[str]] = []
 
     def resume() -> None:
@@ -126,32 +108,32 @@ def test_a_paused_sweep_waits(folder: Path, run_worker: Callable[[Do], list[int]
         return folder
 
     on_pause(resume)
-    assert run_worker(do) == [0, 1, 2]
+    assert run_worker(folder, do)[2] == [0, 1, 2]
     assert seen == [["finished", "missing", "missing"]]
 
 
-def test_stopped_workers_end_after_their_block(folder: Path, run_worker: Callable[[Do], list[int]]) -> None:
+def test_stopped_workers_end_after_their_block(folder: Path, run_worker: RunWorker) -> None:
     time.sleep(0.01)  # than which times of files are finer
-    assert run_worker(lambda _: control(folder, "stop") and folder) == [0]
+    assert run_worker(folder, lambda _: control(folder, "stop") and folder)[2] == [0]
     assert outcomes(folder) == ["finished", "missing", "missing"]
-    assert sorted(run_worker(lambda _: folder)) == [0, 1, 2]
+    assert sorted(run_worker(folder, lambda _: folder)[2]) == [0, 1, 2]
 
 
-def test_a_paused_worker_ends(folder: Path, run_worker: Callable[[Do], list[int]], on_pause: OnPause) -> None:
+def test_a_paused_worker_ends(folder: Path, run_worker: RunWorker, on_pause: OnPause) -> None:
     on_pause(lambda: control(folder, "stop"))
-    assert run_worker(lambda _: control(folder, "pause") and folder) == [0]
+    assert run_worker(folder, lambda _: control(folder, "pause") and folder)[2] == [0]
 
 
 def test_a_dropped_run_is_left_out_of_work_and_table(
-    folder: Path, run_worker: Callable[[Do], list[int]], command: Command
+    folder: Path, run_worker: RunWorker, command: Command
 ) -> None:
-    assert run_worker(lambda number: control(folder, "drop", 1) and folder) == [0, 2]
+    assert run_worker(folder, lambda number: control(folder, "drop", 1) and folder)[2] == [0, 2]
     assert outcomes(folder) == ["finished", "dropped", "finished"]
     status, out, _ = command("task=work", f"work.folder={folder}")
     assert (status, "failed" in out) == (0, False)
 
 
-def test_a_failed_run_is_tried_again(folder: Path, run_worker: Callable[[Do], list[int]]) -> None:
+def test_a_failed_run_is_tried_again(folder: Path, run_worker: RunWorker) -> None:
     def do(number: int) -> Path:
         if not tried:
             tried.append(number)
@@ -161,7 +143,7 @@ def test_a_failed_run_is_tried_again(folder: Path, run_worker: Callable[[Do], li
         return folder
 
     tried: list[int] = []
-    assert run_worker(do) == [0, 1, 2, 0]
+    assert run_worker(folder, do)[2] == [0, 1, 2, 0]
     assert outcomes(folder) == ["finished"] * 3
 
 

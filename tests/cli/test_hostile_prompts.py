@@ -73,33 +73,28 @@ def test_a_hostile_file_passes_every_stage(command: Command, tmp_path: Path) -> 
         assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        (
-            r'{"prompt": "a red circle \ud83d"}',
-            r"\ud83d is half of a surrogate pair; remove it or complete the pair",
-        ),
-        (r'{"prompt": "a red circle", "note": ["\udc00"]}', r"\udc00 is half of a surrogate pair"),
-        (r'{"prompt": "a red circle\u0000"}', r"\u0000 is a null character; remove it"),
-        (r'{"prompt": "a red circle", "\\\u0000": 1}', r"\u0000 is a null character; remove it"),
-        ('{"prompt": "a red circle", "x": NaN}', "nan is not a number that JSON can hold; use null"),
-        ('{"prompt": "a red circle", "x": [-1e999]}', "-inf is not a number that JSON can hold; use null"),
-        (
-            '{"prompt": "a red circle", "x": 9223372036854775808}',
-            "9223372036854775808 is too large for a number",
-        ),
-        ('{"prompt": "a red circle", "x": [1e61]}', "1e+61 is too large for a number; write a text"),
-        ('{"prompt": "a red circle", "prompt": "a blue ring"}', "`prompt` is there twice; leave one out"),
-        ('{"prompt": "a red circle", "x": ' + "[" * 80 + "]" * 80 + "}", "are nested in more than 64 levels"),
-        ('{"prompt": "a red circle", "x": ' + "9" * 5000 + "}", "not a JSON object with `prompt`"),
-        ('{"prompt": "' + "w" * 10**5 + '"}', "the scenes vocabulary has no word 'www"),
-    ],
-    ids=range(12),
-)
-def test_check_refuses_a_line_by_its_number(
-    command: Command, tmp_path: Path, line: str, problem: str
-) -> None:
+BAD = r"""
+{"prompt": "a red circle \ud83d"} | \ud83d is half of a surrogate pair; remove it or complete the pair
+{"prompt": "a red circle", "note": ["\udc00"]} | \udc00 is half of a surrogate pair
+{"prompt": "a red circle\u0000"} | \u0000 is a null character; remove it
+{"prompt": "a red circle", "\\\u0000": 1} | \u0000 is a null character; remove it
+{"prompt": "a red circle", "x": NaN} | nan is not a number that JSON can hold; use null
+{"prompt": "a red circle", "x": [-1e999]} | -inf is not a number that JSON can hold; use null
+{"prompt": "a red circle", "x": 9223372036854775808} | 9223372036854775808 is too large for a number
+{"prompt": "a red circle", "x": [1e61]} | 1e+61 is too large for a number; write a text
+{"prompt": "a red circle", "prompt": "a blue ring"} | `prompt` is there twice; leave one out
+{"prompt": "a red circle", "x": DEEP} | are nested in more than 64 levels
+{"prompt": "a red circle", "x": NINES} | not a JSON object with `prompt`
+{"prompt": "WWW"} | the scenes vocabulary has no word 'www
+"""
+LONG = {"DEEP": "[" * 80 + "]" * 80, "NINES": "9" * 5000, "WWW": "w" * 10**5}
+
+
+@pytest.mark.parametrize("row", BAD.strip().splitlines())
+def test_check_refuses_a_line_by_its_number(command: Command, tmp_path: Path, row: str) -> None:
+    line, _, problem = row.partition(" | ")
+    for name, text in LONG.items():
+        line = line.replace(name, text)
     (tmp_path / "p.jsonl").write_text(
         '{"prompt": "a red ring", "note": "\\\\u0000 is no null"}\n\n' + line + "\n"
     )

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import hydra
@@ -29,7 +29,7 @@ from tests.support.kills import read_files
 SHORT = ("method=swa", "method._target_=halting.Halting", "prompts.count=2", "batch_size=1", "eval=none")
 HALTING = '''
 import json, os, time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 import torch
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -173,41 +173,30 @@ def test_a_launcher_is_checked_before_a_sweep(name: str, monkeypatch: pytest.Mon
         check_launcher(cfg)
 
 
-@pytest.mark.parametrize(
-    ("device", "words", "said"),
-    [
-        (
-            "cuda",
-            ["hydra.launcher.n_jobs=3"],
-            r"n_jobs=3: 3 jobs at a time, but device=cuda is 2 GPUs .*n_jobs=2",
-        ),
-        ("cuda", ["hydra.launcher.n_jobs=2"], None),
-        (
-            "cuda:1",
-            ["hydra.launcher.n_jobs=2"],
-            r"2 jobs at a time, but device=cuda:1 is 1 GPU here; .*n_jobs=1",
-        ),
-        ("cuda", ["hydra.launcher.n_jobs=8", "task=work", "work.workers=2"], None),
-        ("cuda", ["hydra.launcher.n_jobs=8", "task=work", "work.workers=4"], r"n_jobs=8: 4 jobs at a time"),
-        ("cpu", ["hydra.launcher.n_jobs=3"], None),
-        ("auto", ["hydra.launcher.n_jobs=3"], r"3 jobs at a time, but device=cuda is 2 GPUs"),
-    ],
-)
-def test_more_jobs_at_a_time_than_gpus_are_refused(
-    device: str, words: list[str], said: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+CARDS = """
+cuda | n_jobs=3 | n_jobs=3: 3 jobs at a time, but device=cuda is 2 GPUs .*n_jobs=2
+cuda | n_jobs=2 |
+cuda:1 | n_jobs=2 | 2 jobs at a time, but device=cuda:1 is 1 GPU here; .*n_jobs=1
+cuda | n_jobs=8 task=work work.workers=2 |
+cuda | n_jobs=8 task=work work.workers=4 | n_jobs=8: 4 jobs at a time
+cpu | n_jobs=3 |
+auto | n_jobs=3 | 3 jobs at a time, but device=cuda is 2 GPUs
+"""
+"""Device | settings of joblib | what is told on a machine of two GPUs."""
+
+
+@pytest.mark.parametrize("row", CARDS.strip().splitlines())
+def test_more_jobs_at_a_time_than_gpus_are_refused(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    device, words, said = (part.strip() for part in row.split("|"))
     monkeypatch.setenv("KVBENCH_DEVICE", "cuda")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with hydra_of_kvbench():
-        given = ["hydra/launcher=joblib", f"device={device}", *words]
+        given = ["hydra/launcher=joblib", f"device={device}", *f"hydra.launcher.{words}".split()]
         cfg = hydra.compose("config", overrides=given, return_hydra_config=True)
         cfg.hydra.overrides.task = ["method=swa,random,full,h2o"]
-        if said is None:
+        with pytest.raises(ConfigError, match=said) if said else nullcontext():
             check_launcher(cfg)
-        else:
-            with pytest.raises(ConfigError, match=said):
-                check_launcher(cfg)
 
 
 @pytest.mark.parametrize(("launcher", "taken"), [("joblib", [("cuda", 5)]), ("basic", [])])

@@ -38,11 +38,17 @@ def check_kinds(values: Mapping[str, object]) -> None:
     for name, node in evaluators.items():
         _check_kind(node, f"eval.{name}", "eval")
     if values.get("logger"):
-        _check_kind(values["logger"], "logger", "logger")
-        _check_logger(values["logger"])
+        kind = _check_kind(values["logger"], "logger", "logger")
+        if (check := getattr(kind, "check_installed", None)) is not None:
+            check()
     model = values["model"]
     assert isinstance(model, Mapping)
-    _check_name(model.get("name"))
+    name = model.get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"\w[^/\0\n]{0,99}", name):
+        raise ConfigError(
+            f"model.name={show(name)}: must be a folder name: up to 100 characters without a slash, a letter or "
+            "digit first"
+        )
 
 
 def check_preset(values: Mapping[str, object]) -> None:
@@ -64,7 +70,8 @@ def check_preset(values: Mapping[str, object]) -> None:
         )
 
 
-def _check_kind(node: object, key: str, group: str) -> None:
+def _check_kind(node: object, key: str, group: str) -> type:
+    """Return the class of a group's node."""
     path = node.get("_target_") if isinstance(node, Mapping) else None
     if not isinstance(path, str):
         raise ConfigError(
@@ -81,22 +88,7 @@ def _check_kind(node: object, key: str, group: str) -> None:
         or not attributes.issuperset(names)
     ):
         raise ConfigError(f"{key}._target_={path}: not a class with {', '.join(names)}, which {group}= needs")
-
-
-def _check_logger(node: object) -> None:
-    """Raise ConfigError if a logger's class has a method `check_installed` that misses a package."""
-    assert isinstance(node, Mapping)
-    target = import_target(str(node["_target_"]), "logger")
-    if (check := getattr(target, "check_installed", None)) is not None:
-        check()
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not re.fullmatch(r"\w[^/\0\n]{0,99}", name):
-        raise ConfigError(
-            f"model.name={show(name)}: must be a folder name: up to 100 characters without a slash, a letter or "
-            "digit first"
-        )
+    return target
 
 
 def check_hydra(node: DictConfig) -> None:

@@ -39,26 +39,19 @@ def hydra_of_kvbench() -> AbstractContextManager[None]:
     """Return a context in which Hydra knows kvbench's configuration files; an open one is used again."""
     if GlobalHydra.instance().is_initialized():
         return nullcontext()
-    _prepare_hydra()
+    OmegaConf.register_new_resolver("name_model", name_model, replace=True)
+    Plugins.instance()  # imports the launchers' packages, which store schemas under the presets' names
+    for name in EXTRAS:
+        ConfigStore.instance().repo["hydra"]["launcher"].pop(f"{name}.yaml", None)
     use_caching_loader()
     context: AbstractContextManager[None] = hydra.initialize_config_module("kvbench.conf", **VERSION_BASE)
     return context
 
 
-def _prepare_hydra() -> None:
-    """Make `${name_model:<path>,<repository>,<otherwise>}` known, and presets of launchers free of schemas.
-
-    The launchers' packages store configurations under the presets' names, which Hydra would take for schemas of them.
-    """
-    OmegaConf.register_new_resolver("name_model", name_model, replace=True)
-    Plugins.instance()  # imports the packages
-    stored = ConfigStore.instance().repo["hydra"]["launcher"]
-    for name in EXTRAS:
-        stored.pop(f"{name}.yaml", None)
-
-
 def name_model(path: object, repo: object, otherwise: str) -> str:
     """Return the last part of a model's path or repository, as a folder's name; `otherwise` without either.
+
+    Files of `conf/` call it as `${name_model:<path>,<repository>,<otherwise>}`.
 
     >>> name_model("weights/SmolLM2-135M", None, "decoder"), name_model(None, "owner/Llama-3.2-1B", "decoder")
     ('SmolLM2-135M', 'Llama-3.2-1B')
@@ -130,7 +123,10 @@ def read_settings(cfg: DictConfig) -> Settings:
 def check_values(values: Mapping[str, object]) -> Settings:
     """Check the values of a configuration as `read_settings` does, and return the settings."""
     check_preset(values)
-    has_objects = _uses_objects(values)
+    export = values.get("export")
+    is_policy = isinstance(export, Mapping) and bool(export.get("policy"))
+    # Tasks that read runs make no objects; checking these imports their classes and torch.
+    has_objects = is_policy or values.get("task") not in (*READING_TASKS, "merge")
     settings = Settings.of(values, objects=has_objects)
     if has_objects:
         check_kinds(values)
@@ -150,16 +146,6 @@ def check_values(values: Mapping[str, object]) -> Settings:
 
         find(settings.published)
     return settings
-
-
-def _uses_objects(values: Mapping[str, object]) -> bool:
-    """Return whether the objects of the groups are checked, which imports their classes and torch.
-
-    Tasks that read runs make none of them.
-    """
-    export = values.get("export")
-    is_policy = isinstance(export, Mapping) and bool(export.get("policy"))
-    return is_policy or values.get("task") not in (*READING_TASKS, "merge")
 
 
 def find_finished(values: Mapping[str, object]) -> "Outcome | None":

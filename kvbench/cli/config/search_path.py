@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 import hydra
@@ -40,19 +41,14 @@ class PluginSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append every folder once."""
-        for provider, folder in _list_folders():
+        folders = [(f"plugin {one.package} {one.version}", f"pkg://{one.module}") for one in find_plugins()]
+        named = [word for word in sys.argv[1:] if word.startswith("hydra.searchpath=")]
+        for override in OverridesParser.create().parse_overrides(named):
+            values = override.value()
+            folders += [("hydra.searchpath", str(one)) for one in values] if isinstance(values, list) else []
+        for provider, folder in folders:
             if all(folder != known.path for known in search_path.get_path()):
                 search_path.append(provider, folder)
-
-
-def _list_folders() -> Iterator[tuple[str, str]]:
-    for plugin in find_plugins():
-        yield f"plugin {plugin.package} {plugin.version}", f"pkg://{plugin.module}"
-    named = [word for word in sys.argv[1:] if word.startswith("hydra.searchpath=")]
-    for override in OverridesParser.create().parse_overrides(named):
-        folders = override.value()
-        for folder in folders if isinstance(folders, list) else ():
-            yield "hydra.searchpath", str(folder)
 
 
 def list_choices(group: str) -> list[str]:
@@ -172,10 +168,16 @@ def check_files(files: Sequence[AddedFile], repository: Any) -> None:
     Raises:
         ConfigError: names the file, its line or key, and the remedy.
     """
-    included = {file.name: list(_read_defaults(file, repository)) for file in files}
-    for file in files:
-        if file.name in _follow(file.name, included):
-            raise ConfigError(f"{file}: defaults: the file includes itself; remove the entry that leads back")
+    named = {file.name: file for file in files}
+    try:
+        TopologicalSorter(
+            {name: list(_read_defaults(file, repository)) for name, file in named.items()}
+        ).prepare()
+    except CycleError as error:
+        file = named[min(error.args[1])]
+        raise ConfigError(
+            f"{file}: defaults: the file includes itself; remove the entry that leads back"
+        ) from None
 
 
 def _read_defaults(file: AddedFile, repository: Any) -> Iterator[str]:
@@ -222,15 +224,3 @@ def _describe(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "refers to itself, or is nested too deeply; remove the alias (*name)"
     return f"{' '.join(str(error).split()) or type(error).__name__}; {REMEDY}"
-
-
-def _follow(name: str, included: Mapping[str, Sequence[str]]) -> set[str]:
-    """Return the names of all files that a file includes, at any depth."""
-    found: set[str] = set()
-    rest = list(included[name])
-    while rest:
-        one = rest.pop()
-        if one not in found:
-            found.add(one)
-            rest += included.get(one, ())
-    return found

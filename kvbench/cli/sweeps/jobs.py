@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from socket import gethostname
@@ -169,20 +169,13 @@ def describe_sweep(folder: Path, name: str | None, jobs: int) -> str:
 
 
 def _find_finished(sweeps: Path) -> dict[frozenset[str], Entry]:
-    return {
-        frozenset(entry.overrides): entry
-        for plan in sweeps.glob(f"*/{PLAN}")
-        for entry in _read_other(plan.parent)
-        if entry.outcome == "finished"
-    }
-
-
-def _read_other(folder: Path) -> list[Entry]:
-    """Return the entries of another sweep; none if its list of jobs is damaged."""
-    try:
-        return read_entries(folder)
-    except ConfigError:
-        return []
+    """Return the finished jobs of all sweeps, but those whose list of jobs is damaged."""
+    found: dict[frozenset[str], Entry] = {}
+    for plan in sweeps.glob(f"*/{PLAN}"):
+        with suppress(ConfigError):
+            entries = read_entries(plan.parent)
+            found |= {frozenset(one.overrides): one for one in entries if one.outcome == "finished"}
+    return found
 
 
 def open_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:

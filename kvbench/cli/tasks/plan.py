@@ -29,7 +29,9 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
         _show_paper_memory(settings.plan.table)
         return
     method = instantiate(cfg.method)
-    model = _find_model(cfg)
+    model, source = instantiate(cfg.model), instantiate(cfg.prompts)
+    if isinstance(source, Texts | Retrieval):  # are read, with another schedule
+        model = read_or_write(model, source.load(), [])
     try:
         made = plan_cache(settings, model, method)
     except InfeasibleBudget as error:
@@ -43,12 +45,6 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
     if settings.plan.export is not None:
         export(Path(settings.plan.export).expanduser(), made.spec, made.budget, method)
         say(f"schedule written to {settings.plan.export}")
-
-
-def _find_model(cfg: DictConfig) -> Model:
-    """Return the model, or its reader if the prompts are texts that are read, whose schedule is another."""
-    model, source = instantiate(cfg.model), instantiate(cfg.prompts)
-    return read_or_write(model, source.load(), []) if isinstance(source, Texts | Retrieval) else model
 
 
 def plan_cache(settings: Settings, model: Model, method: Method, longest: int | None = None) -> Plan:

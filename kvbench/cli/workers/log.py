@@ -5,7 +5,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,28 +116,24 @@ def read_logs(folder: Path) -> list[WorkerLog]:
 def _read(path: Path, now: float) -> WorkerLog | None:
     """Return the log in a file; None for an empty one, and with a warning for a damaged one."""
     try:
-        return _make_log(path, list(_parse(path)), now)
+        lines = list(_parse(path))
+        if not lines or "host" not in lines[0]:
+            return None
+        alive = is_held(path.with_name(f".{path.stem}"))
+        blocks = (one for one in lines if "run" in one)
+        return WorkerLog(
+            name=path.stem,
+            host=str(lines[0]["host"]),
+            device=str(lines[0]["device"]),
+            blocks=tuple(
+                Block(str(one["run"]), int(one["samples"]), float(one["seconds"])) for one in blocks
+            ),
+            seconds=float(lines[-1]["at"]) + (max(0.0, now - path.stat().st_mtime) if alive else 0.0),
+            alive=alive,
+        )
     except (ValueError, KeyError, TypeError) as error:
         log.warning("%s: damaged (%s %s); left out", path, type(error).__name__, error)
         return None
-
-
-def _make_log(path: Path, lines: Sequence[Mapping[str, Any]], now: float) -> WorkerLog | None:
-    if not lines or "host" not in lines[0]:
-        return None
-    alive = is_held(path.with_name(f".{path.stem}"))
-    return WorkerLog(
-        name=path.stem,
-        host=str(lines[0]["host"]),
-        device=str(lines[0]["device"]),
-        blocks=tuple(
-            Block(str(one["run"]), int(one["samples"]), float(one["seconds"]))
-            for one in lines
-            if "run" in one
-        ),
-        seconds=float(lines[-1]["at"]) + (max(0.0, now - path.stat().st_mtime) if alive else 0.0),
-        alive=alive,
-    )
 
 
 def _parse(path: Path) -> Iterator[dict[str, Any]]:
