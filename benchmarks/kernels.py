@@ -24,7 +24,7 @@ from benchmarks.support.kernel_cases import Case, Timer, measure_ceilings
 from benchmarks.support.table import Table
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.kernels.attention_paths import PATHS, TABLE, WHY_NOT, Shape
+from kvbench.kernels.attention_paths import PATHS, TABLE, Shape, why_not
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import Layout, empty_layout
 from kvbench.methods.heatkv.schedule import Schedule
@@ -60,7 +60,7 @@ def measure_paths(cases: list[Case], schedule: Schedule, peak: Ceilings) -> list
                 spec.head_dim, str(case.dtype).removeprefix("torch."), case.sequences * spec.heads,
                 segment.length, segment.length, layout.total // spec.heads, layout.uniform,
             )  # fmt: skip
-            problems = {path: WHY_NOT[path](shape, torch.device(case.timer.device)) for path in PATHS}
+            problems = {path: why_not(path, shape, torch.device(case.timer.device)) for path in PATHS}
             reasons |= {f"{path}: {reason}" for path, reason in problems.items() if reason}
             found = {path: 1e3 * case.ragged(layout, path) for path in PATHS if problems[path] is None}
             seen = np.array(layout.counts) + segment.length

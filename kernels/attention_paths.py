@@ -2,13 +2,12 @@
 
 `python -m benchmarks kernels --paths` measures all paths on a GPU and writes the table, `attention_paths.json`: shapes
 and the milliseconds of each path, by device name. An unmeasured shape uses the nearest measured one; on an unmeasured
-device `estimate_saving` decides. `WHY_NOT` has a function for each path that returns why it cannot serve; the choice
-and its explanation both call it.
+device `estimate_saving` decides.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from functools import cache
 from hashlib import sha256
 from math import log2
 from pathlib import Path as File
@@ -79,90 +78,66 @@ def _make_request(shape: Shape, device: torch.device) -> Request:
     return Request(shape.head_dim, getattr(torch, shape.dtype), shape.queries, device)
 
 
-def _why_not_kernel(shape: Shape, device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return "needs a GPU"
-    return (
-        "needs at most 256 channels, a multiple of 4" if shape.head_dim % 4 or shape.head_dim > 256 else None
-    )
-
-
-def _why_not_parts(shape: Shape, device: torch.device) -> str | None:
-    if problem := _why_not_kernel(shape, device):
+def why_not(path: Path, shape: Shape, device: torch.device) -> str | None:
+    """Return why a path cannot serve a shape on a device; None if it can."""
+    if path == "products":
+        return "reads rows by length, for CPUs" if device.type == "cuda" else None
+    if path in LIBRARIES:
+        problem = why_not_varlen(LIBRARIES[path], _make_request(shape, device))
+    elif device.type != "cuda":
+        problem = "needs a GPU"
+    else:
+        fits = shape.head_dim <= 256 and not shape.head_dim % 4
+        problem = None if fits else "needs at most 256 channels, a multiple of 4"
+    if problem or path == "kernel":
         return problem
     if is_batch_invariant():
         return BATCH_DEPENDENT
+    if path in LIBRARIES:
+        return None if shape.past else "there is no past"
     if shape.head_dim % 8:  # tile descriptors need rows of a multiple of 16 bytes
         return "needs a multiple of 8 channels"
     return None if shape.tokens else "there is no present"
 
 
-def _why_not_library(library: Library, shape: Shape, device: torch.device) -> str | None:
-    if problem := why_not_varlen(library, _make_request(shape, device)):
-        return problem
-    if is_batch_invariant():
-        return BATCH_DEPENDENT
-    return None if shape.past else "there is no past"
-
-
-WHY_NOT: Mapping[Path, Callable[[Shape, torch.device], str | None]] = {
-    "products": lambda _, device: "reads rows by length, for CPUs" if device.type == "cuda" else None,
-    "kernel": _why_not_kernel,
-    "parts": _why_not_parts,
-    **{path: partial(_why_not_library, library) for path, library in LIBRARIES.items()},
-}
-"""Functions that return why a path cannot serve a shape on a device, or None if it can."""
-
-
 def choose_path(shape: Shape, device: torch.device) -> Path:
-    """Return the fastest path that can serve a shape on a device."""
-    return _decide(shape, device)[0]
-
-
-def explain_path(shape: Shape, device: torch.device) -> AttentionChoice:
-    """Return the path of a shape on a device, and the reason against every other path."""
-    path, reason = _decide(shape, device)
-    others = [other for other in PATHS if other != path]
-    return AttentionChoice(
-        path, tuple((other, WHY_NOT[other](shape, device) or reason(other)) for other in others)
-    )
-
-
-def _decide(shape: Shape, device: torch.device) -> tuple[Path, Callable[[Path], str]]:
-    """Return a shape's path, and a function that explains why another usable path is slower.
+    """Return the fastest path that can serve a shape on a device.
 
     Unmeasured paths are not checked: the check of variable-length attention imports torch's compiler.
     """
     if device.type != "cuda":
-        return "products", lambda _: "costs more on a CPU"
-    name = torch.cuda.get_device_properties(device).name
-    times = _find_times(shape, name)
+        return "products"
+    times = _find_times(shape, device)
     for path in sorted(times, key=times.__getitem__):
-        if WHY_NOT[path](shape, device) is None:
-            return path, partial(_explain_measured, times, times[path])
-    saved = 0.0
-    if WHY_NOT["parts"](shape, device) is None:
-        saved = estimate_saving(shape, choose_backend(_make_request(shape, device)))
-    return "parts" if saved > MIN_SAVING else "kernel", partial(_explain_estimated, name)
+        if why_not(path, shape, device) is None:
+            return path
+    if why_not("parts", shape, device):
+        return "kernel"
+    saved = estimate_saving(shape, choose_backend(_make_request(shape, device)))
+    return "parts" if saved > MIN_SAVING else "kernel"
 
 
-def _explain_measured(times: Mapping[Path, float], best: float, path: Path) -> str:
-    if path not in times:
-        return "not measured at the nearest shape"
-    return f"{times[path]:.4g} ms against {best:.4g} ms at the nearest measured shape"
+def explain_path(shape: Shape, device: torch.device) -> AttentionChoice:
+    """Return the path of a shape on a device, and the reason against every other path."""
+    chosen = choose_path(shape, device)
+    times = _find_times(shape, device) if device.type == "cuda" else {}
+
+    def compare(path: Path) -> str:
+        if path in times and chosen in times:
+            return f"{times[path]:.4g} ms against {times[chosen]:.4g} ms at the nearest measured shape"
+        if times or path in LIBRARIES:
+            return "not measured at a comparable shape (python -m benchmarks kernels --paths)"
+        return f"saves less than {1e6 * MIN_SAVING:.0f} us by published rates"
+
+    others = [path for path in PATHS if path != chosen]
+    reasons = tuple((path, why_not(path, shape, device) or compare(path)) for path in others)
+    return AttentionChoice(chosen, reasons)
 
 
-def _explain_estimated(name: str, path: Path) -> str:
-    if path.startswith("varlen"):
-        return f"not measured on {name} (python -m benchmarks kernels --paths)"
-    if path == "parts":
-        return f"saves no {1e6 * MIN_SAVING:.0f} us by published rates"
-    return f"costs {1e6 * MIN_SAVING:.0f} us more by published rates"
-
-
-def _find_times(shape: Shape, device: str) -> Mapping[Path, float]:
+def _find_times(shape: Shape, device: torch.device) -> Mapping[Path, float]:
     """Return the milliseconds of every path at the nearest measured shape; empty if no comparable shape exists."""
-    alike = [line for line in read_table().get(device, ()) if _is_alike(shape, line)]
+    name = torch.cuda.get_device_properties(device).name
+    alike = [line for line in read_table().get(name, ()) if _is_alike(shape, line)]
     if not alike:
         return {}
     times: Mapping[Path, float] = min(alike, key=lambda line: _measure_distance(shape, line))["milliseconds"]
@@ -186,7 +161,7 @@ def describe_paths(head_dim: int, dtype: torch.dtype, device: torch.device) -> d
         "measured": measured,
         "fused": choose_backend(_make_request(shape, device)) if on_gpu else None,
         "paths": dict.fromkeys(PATHS, "not measured on this device")
-        | {path: WHY_NOT[path](shape, device) or "can serve" for path in checked},
+        | {path: why_not(path, shape, device) or "can serve" for path in checked},
     }
 
 

@@ -14,7 +14,7 @@ from benchmarks.support.reference_attention import attention, received
 from benchmarks.support.tape import Tape
 from kvbench.core.graphs import CudaGraphs
 from kvbench.kernels.attention_mass import attention_mass
-from kvbench.kernels.attention_paths import PATHS, WHY_NOT, Path, describe
+from kvbench.kernels.attention_paths import PATHS, Path, describe, why_not
 from kvbench.kernels.compact import rebuild_both, source_table
 from kvbench.kernels.decode_attention import decode_token
 from kvbench.kernels.group_norm import group_norm
@@ -115,7 +115,7 @@ Make = Callable[[], Inputs]
 def check_attention(machine: Machine, make: Make, path: Path) -> Figures:
     """Compare attention over past and present by a path that can serve the shape on this card."""
     x = make()
-    if not machine.interpreted and (reason := WHY_NOT[path](describe(x.q, x.k, x.past.layout), x.q.device)):
+    if not machine.interpreted and (reason := why_not(path, describe(x.q, x.k, x.past.layout), x.q.device)):
         raise Skipped(f"{path}: {reason}")
     with machine.branches():
         state = ragged_attention(x.q, x.k, x.v, x.past, 1.0, path=path)

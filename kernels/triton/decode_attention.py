@@ -22,7 +22,7 @@ from kvbench.kernels.triton.launch import (
     next_power_of_2,
 )
 from kvbench.kernels.triton.ragged_attention import Tile, count_splits
-from kvbench.kernels.triton.softmax import add_tile, attend_slots, merge_shares, score_tile
+from kvbench.kernels.triton.softmax import add_tile, attend_slots, merge_shares, score_tile, store_state
 
 
 def choose_tile(head_dim: int, dtype: torch.dtype, queries: int) -> Tile:
@@ -105,15 +105,10 @@ def decode_kernel(
 
     batches = tl.num_programs(0) // splits
     place = ((part * batches + batch) * rows + row) * queries + query
-    total = tl.maximum(total, 1e-30)  # a share without keys leaves zeros and a weight of exp(-inf)
-    acc = acc / total[:, None]
-    stored = (query < queries)[:, None] & fits[None, :]
-    at = place[:, None] * HEAD_DIM + channel[None, :]
-    if splits == 1:
-        tl.store(out + at, acc.to(out.dtype.element_ty), mask=stored)
-    else:
-        tl.store(lse + place, (top + tl.log2(total)) * 0.6931471805599453, mask=query < queries)
-        tl.store(partial + at, acc, mask=stored)
+    inside = query < queries
+    stored = inside[:, None] & fits[None, :]
+    written = place[:, None] * HEAD_DIM + channel[None, :]
+    store_state(out, partial, lse, written, place, acc, top, total, inside, stored, channel, splits, HEAD_DIM)
 
 
 def decode_attention_triton(

@@ -10,23 +10,20 @@ from kvbench.methods.shared.base import Method
 
 
 def attend_sparsely(method: Method, q: Tensor, view: CacheView, scale: float) -> tuple[Tensor, int] | None:
-    """Attend to the slots that the method selects; None if it selects all. Arguments as of `attend_selected`."""
-    selected = ask_attended(method, view)
-    return None if selected is None else attend_selected(q, view, selected, scale)
-
-
-def attend_selected(q: Tensor, view: CacheView, chosen: Tensor, scale: float) -> tuple[Tensor, int]:
-    """Attend to copies of the chosen slots.
+    """Attend to copies of the slots that the method selects, at least one in every row.
 
     Args:
+        method: asked for the slots.
         q: queries [sequences, heads, queries, D].
         view: the layer, its keys and values as they are stored.
-        chosen: bool [rows, slots], at least one in every row.
         scale: factor on q k^T.
 
     Returns:
-        Output, shaped like q, and bytes of the copies.
+        Output, shaped like q, and bytes of the copies; None if the method selects all.
     """
+    chosen = ask_attended(method, view)
+    if chosen is None:
+        return None
     chosen = chosen & (view.position >= 0)
     counts = chosen.sum(1).tolist()
     layout = arrange_rows(pack_rows(view.position, chosen, -1, max(counts)), counts)

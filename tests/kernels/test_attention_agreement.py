@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvbench.kernels import fused_attention as module
-from kvbench.kernels.attention_paths import PATHS, WHY_NOT, Path, describe
+from kvbench.kernels.attention_paths import PATHS, Path, describe, why_not
 from kvbench.kernels.fused_attention import WHY_NOT as WHY_NOT_FUSED
 from kvbench.kernels.fused_attention import Backend, Request, fused_attention
 from kvbench.kernels.layout import Past, empty_layout
@@ -25,7 +25,7 @@ HELD = {"ragged": [300, 0, 33, 1, 130, 0], "uniform": [1100, 1100], "one slot": 
 def test_paths_agree_with_float64(path: Path, held: list[int], tokens: int, folds: int, causal: bool) -> None:
     for apart in (False, True):
         case = make(2, held, folds, tokens, 64, dtype=DTYPE, apart=apart, device=str(DEVICE))
-        if reason := WHY_NOT[path](describe(case.q, case.k, case.layout), DEVICE):
+        if reason := why_not(path, describe(case.q, case.k, case.layout), DEVICE):
             pytest.skip(f"{path}: {reason}")
         out, lse = ragged_attention(*case, 0.125, causal=causal, lse=True, path=path)
         assert lse is not None

@@ -116,7 +116,7 @@ def test_a_path_says_why_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand_in(monkeypatch, device)
-    assert paths.WHY_NOT[path](shape(4096, 400)._replace(**changes), CUDA) == reason
+    assert paths.why_not(path, shape(4096, 400)._replace(**changes), CUDA) == reason
 
 
 def test_torch_takes_lengths_from_2_12_on() -> None:
@@ -128,14 +128,14 @@ def test_torch_is_asked_whether_it_takes_lengths(hopper: pytest.MonkeyPatch) -> 
     hopper.setattr(varlen_attention, "find_varlen", lambda: None)
     hopper.setattr(torch, "__version__", "2.11.0")
     expected = "needs torch 2.12, whose varlen_attn takes lengths; this is 2.11.0"
-    assert paths.WHY_NOT["varlen_flash"](shape(4096, 400), CUDA) == expected
+    assert paths.why_not("varlen_flash", shape(4096, 400), CUDA) == expected
 
 
 def test_torch_before_2_15_is_not_asked_for_cudnn(hopper: pytest.MonkeyPatch) -> None:
     hopper.setattr(torch, "__version__", "2.14.1")
-    assert paths.WHY_NOT["varlen_flash"](shape(4096, 400), CUDA) is None
+    assert paths.why_not("varlen_flash", shape(4096, 400), CUDA) is None
     expected = "needs torch 2.15, which lets the caller choose it; this is 2.14.1"
-    assert paths.WHY_NOT["varlen_cudnn"](shape(4096, 400), CUDA) == expected
+    assert paths.why_not("varlen_cudnn", shape(4096, 400), CUDA) == expected
 
 
 @pytest.mark.parametrize("cudnn", [91700, 91800, 92300, 92400, 92600])
@@ -208,7 +208,7 @@ def test_the_nearest_measurement_decides(hopper: pytest.MonkeyPatch, tmp_path: P
         assert paths.choose_path(shape(4096, 90), CUDA) == "parts"  # 128 channels: by published rates
         reasons = dict(paths.explain_path(near, CUDA).others)
         assert reasons["kernel"] == "3 ms against 2 ms at the nearest measured shape"
-        assert reasons["varlen_cudnn"] == "not measured at the nearest shape"
+        assert reasons["varlen_cudnn"] == "not measured at a comparable shape (python -m benchmarks kernels --paths)"
         assert reasons["varlen_fa3"] == "flash_attn_interface is not installed"
         hopper.setattr(fused_attention, "_activate_fa3", lambda: None)
         assert paths.choose_path(near, CUDA) == "varlen_fa3"
@@ -233,13 +233,13 @@ def test_an_explanation_names_every_other_path(hopper: pytest.MonkeyPatch) -> No
     assert choice.path == paths.choose_path(shape(4096, 400), CUDA) == "parts"
     assert dict(choice.others) == {
         "products": "reads rows by length, for CPUs",
-        "kernel": "costs 20 us more by published rates",
-        "varlen_cudnn": "not measured on a GPU (python -m benchmarks kernels --paths)",
-        "varlen_flash": "not measured on a GPU (python -m benchmarks kernels --paths)",
+        "kernel": "saves less than 20 us by published rates",
+        "varlen_cudnn": "not measured at a comparable shape (python -m benchmarks kernels --paths)",
+        "varlen_flash": "not measured at a comparable shape (python -m benchmarks kernels --paths)",
         "varlen_fa3": "flash_attn_interface is not installed",
     }
     small = dict(paths.explain_path(shape(16, 400), CUDA).others)
-    assert small["parts"] == "saves no 20 us by published rates"
+    assert small["parts"] == "saves less than 20 us by published rates"
     on_cpu = paths.explain_path(shape(16, 400), CPU)
     assert on_cpu == AttentionChoice("products", tuple((path, "needs a GPU") for path in paths.PATHS[1:]))
 

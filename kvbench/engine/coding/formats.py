@@ -94,35 +94,34 @@ class Packing:
         return not self.storage.exempt <= layer < layers - self.storage.exempt
 
 
+class NumberFormat(NamedTuple):
+    """Bits and coding of a number."""
+
+    bits: int = 16
+    coding: Coding = "plain"
+
+
 class PlaneFormat(NamedTuple):
-    """Number format of a plane.
+    """Number formats of a plane.
 
     Attributes:
-        key_bits: of a key's number.
-        value_bits: of a value's number.
-        keys: coding of keys.
-        values: coding of values.
+        keys: of keys.
+        values: of values.
         shared: only conditional sequences store the plane; the unconditional ones read it.
     """
 
-    key_bits: int = 16
-    value_bits: int = 16
-    keys: Coding = "plain"
-    values: Coding = "plain"
+    keys: NumberFormat = NumberFormat()
+    values: NumberFormat = NumberFormat()
     shared: bool = False
-
-    @property
-    def sides(self) -> tuple[tuple[int, Coding], tuple[int, Coding]]:
-        """Bits and coding of keys, then of values."""
-        return (self.key_bits, self.keys), (self.value_bits, self.values)
 
     def count_token_bytes(self, channels: int) -> int:
         """Return the bytes of one token in one head, without the scales of its block."""
-        return sum(channels * bits // 8 + TOKEN_BYTES.get(how, 0) for bits, how in self.sides)
+        sides = self.keys, self.values
+        return sum(channels * side.bits // 8 + TOKEN_BYTES.get(side.coding, 0) for side in sides)
 
     def count_block_bytes(self, channels: int) -> int:
         """Return the bytes of the scales that the tokens of one block share."""
-        return channels * SCALE_BYTES * [self.keys, self.values].count("channel")
+        return channels * SCALE_BYTES * [self.keys.coding, self.values.coding].count("channel")
 
     def find_min_tokens(self, channels: int) -> int:
         """Return the smallest block, in tokens, that takes fewer bytes than in 16 bits; 2^30 if none does."""
@@ -136,16 +135,17 @@ def choose_format(packing: Packing, precision: Precision | None, segment: Segmen
     """Return the format of a segment's tokens in a precision; None for the run's own."""
     if precision is not None:
         bits = find_stored_bits(precision.bits, segment.length)
-        coding: Coding = "plain" if bits == 16 else "codebook"
-        return PlaneFormat(bits, bits, coding, coding, precision.shared)
+        side = NumberFormat() if bits == 16 else NumberFormat(bits, "codebook")
+        return PlaneFormat(side, side, precision.shared)
     if packing.fp8:
-        return PlaneFormat(8, 8, "fp8", "fp8")
-    storage, sides = packing.storage, list[tuple[int, Coding]]()
-    for bits, how in ((packing.key_bits, storage.keys), (packing.value_bits, storage.values)):
+        return PlaneFormat(NumberFormat(8, "fp8"), NumberFormat(8, "fp8"))
+    storage = packing.storage
+
+    def choose(bits: int, coding: Coding) -> NumberFormat:
         stored = find_stored_bits(bits, segment.length) if storage.has_fixed_levels else bits
-        sides.append((stored, "plain" if stored == 16 else how))
-    (key_bits, keys), (value_bits, values) = sides
-    return PlaneFormat(key_bits, value_bits, keys, values)
+        return NumberFormat() if stored == 16 else NumberFormat(stored, coding)
+
+    return PlaneFormat(choose(packing.key_bits, storage.keys), choose(packing.value_bits, storage.values))
 
 
 def count_sources(spec: ModelSpec) -> int:
@@ -198,65 +198,46 @@ def list_layer_formats(
 
 
 class Tokens(NamedTuple):
-    """New tokens of all rows of a layer.
+    """Which tokens of all rows of a layer a plane receives.
 
     Attributes:
-        keys: [batch, rows, tokens, D].
-        values: shaped like keys.
-        unrotated: keys before the rotation, even channels first, which are encoded; None to encode `keys`.
         exists: bool [rows, tokens], tokens that a plane receives.
         edges: tokens at which blocks begin, then the end of the last block.
         sources: source of each run of tokens, and the end of the run.
     """
 
-    keys: Tensor
-    values: Tensor
-    unrotated: Tensor | None
     exists: Tensor
     edges: Sequence[int]
     sources: Sequence[tuple[int, int]]
 
-    def take(self, sequences: int) -> "Tokens":
-        """Return the tokens of the first sequences."""
-        unrotated = None if self.unrotated is None else self.unrotated[:sequences]
-        return self._replace(keys=self.keys[:sequences], values=self.values[:sequences], unrotated=unrotated)
 
-
-def encode(
-    fmt: PlaneFormat, tokens: Tokens, tables: tuple[Tensor | None, Tensor | None], half: torch.dtype
-) -> tuple[Codes, Codes]:
-    """Encode new tokens for a plane, without the table entries of codes.
+def encode(fmt: NumberFormat, x: Tensor, tokens: Tokens, table: Tensor | None, half: torch.dtype) -> Codes:
+    """Encode keys or values of new tokens for a plane, without the table entries of codes.
 
     Args:
-        fmt: of the plane.
-        tokens: of the sequences that store it.
-        tables: of keys and of values: [H, sources, D, levels] of the layer for codebooks, levels [2^bits] of rotated
-            vectors; None for other codings.
+        fmt: of the plane's keys or values.
+        x: [batch, rows, tokens, D], of the sequences that store the plane.
+        tokens: their blocks and sources.
+        table: [H, sources, D, levels] of the layer for codebooks, levels [2^bits] of rotated vectors; None for other
+            codings.
         half: dtype of numbers in 16 bits.
 
     Returns:
-        Keys and values of rows x tokens slots.
+        Codes of rows x tokens slots.
     """
-    found = []
-    keys = tokens.keys if tokens.unrotated is None or fmt.keys == "plain" else tokens.unrotated
-    for (bits, how), x, table in zip(fmt.sides, (keys, tokens.values), tables, strict=True):
-        if how == "plain":
-            codes = Codes(x.flatten(1, 2).to(half))
-        elif how == "fp8":
-            codes = Codes(round_fp8(x.flatten(1, 2)))
-        elif how == "token":
-            codes = encode_tokens(x.flatten(1, 2), bits)
-        elif how == "channel":
-            codes = encode_channels(x, tokens.exists, tokens.edges, bits)
-        elif how == "rotated":
-            assert table is not None
-            numbers, gain = encode_rotated(x.flatten(1, 2), table)
-            codes = Codes(numbers, gain=gain)
-        else:
-            assert table is not None
-            codes = Codes(encode_static(x, table, tokens.sources, bits))
-        found.append(codes)
-    return found[0], found[1]
+    if fmt.coding == "channel":
+        return encode_channels(x, tokens.exists, tokens.edges, fmt.bits)
+    if fmt.coding == "codebook":
+        assert table is not None
+        return Codes(encode_static(x, table, tokens.sources, fmt.bits))
+    x = x.flatten(1, 2)
+    if fmt.coding == "token":
+        return encode_tokens(x, fmt.bits)
+    if fmt.coding == "rotated":
+        assert table is not None
+        numbers, gain = encode_rotated(x, table)
+        return Codes(numbers, gain=gain)
+    return Codes(round_fp8(x) if fmt.coding == "fp8" else x.to(half))
 
 
 def encode_static(x: Tensor, book: Tensor, sources: Sequence[tuple[int, int]], bits: int) -> Tensor:
@@ -276,19 +257,16 @@ def name_table(table: Tensor, bits: int) -> dict[str, Tensor]:
 
 
 def make_empty(
-    fmt: PlaneFormat, batch: int, channels: int, half: torch.dtype, device: torch.device
-) -> tuple[Codes, Codes]:
-    """Return keys and values of a plane without slots, without table entries as from `encode`."""
-    found = []
-    for bits, how in fmt.sides:
-        dtype = {"plain": half, "fp8": torch.float8_e4m3fn}.get(how, torch.uint8)
-        width = channels if how in ("plain", "fp8") else channels * bits // 8
-        numbers = torch.empty(batch, 0, width, dtype=dtype, device=device)
-        shared = {"token": 1, "channel": channels}.get(how)
-        affine = None if shared is None else numbers.new_empty(batch, 0, shared, 2, dtype=torch.float16)
-        gain = numbers.new_empty(batch, 0, dtype=torch.float16) if how == "rotated" else None
-        found.append(Codes(numbers, affine, gain=gain))
-    return found[0], found[1]
+    fmt: NumberFormat, batch: int, channels: int, half: torch.dtype, device: torch.device
+) -> Codes:
+    """Return keys or values of a plane without slots, without table entries as from `encode`."""
+    dtype = {"plain": half, "fp8": torch.float8_e4m3fn}.get(fmt.coding, torch.uint8)
+    width = channels * fmt.bits // (8 * dtype.itemsize)
+    numbers = torch.empty(batch, 0, width, dtype=dtype, device=device)
+    shared = {"token": 1, "channel": channels}.get(fmt.coding)
+    affine = None if shared is None else numbers.new_empty(batch, 0, shared, 2, dtype=torch.float16)
+    gain = numbers.new_empty(batch, 0, dtype=torch.float16) if fmt.coding == "rotated" else None
+    return Codes(numbers, affine, gain=gain)
 
 
 def wants_books(packing: Packing, method: Method) -> bool:

@@ -9,7 +9,7 @@ from kvbench.core.segments import ModelSpec, Segment
 from kvbench.core.storage import ROTATED_BITS
 from kvbench.engine.coding.formats import (
     CodebookTensors,
-    Coding,
+    NumberFormat,
     Packing,
     PlaneFormat,
     Tokens,
@@ -102,15 +102,11 @@ class PackedStorage(CacheBackend):
         if key not in self._empty:
             self._empty[key] = place_no_slots(empty_layout(self._rows, self._device), len(formats))
         placement, channels = self._empty[key], self._spec.head_dim
-        planes = [
-            self._join(
-                layer,
-                fmt,
-                plane_rows,
-                *make_empty(fmt, self._stored(fmt), channels, self._half, self._device),
-            )
-            for fmt, plane_rows in zip(formats, placement.planes, strict=True)
-        ]
+        planes = []
+        for fmt, plane_rows in zip(formats, placement.planes, strict=True):
+            shape = self._stored(fmt), channels, self._half, self._device
+            empty = make_empty(fmt.keys, *shape), make_empty(fmt.values, *shape)
+            planes.append(self._join(layer, fmt, plane_rows, *empty))
         return PackedStore(placement.planes[0].layout, formats, tuple(planes), placement, self._dtype)
 
     def change(
@@ -136,18 +132,17 @@ class PackedStorage(CacheBackend):
         for number, (fmt, plane, plane_rows, move) in enumerate(
             zip(store.formats, store.planes, placed.after.planes, placed.moves, strict=True)
         ):
-            new: tuple[Codes | None, Codes | None] = (None, None)
-            if number == 0:
-                new = (current[0], current[1])
-            elif number in entering:
-                tokens = Tokens(keys, values, unrotated, move.exists, due.edges, self._list_sources(due))
-                tokens = tokens.take(self._stored(fmt))
-                new = encode(fmt, tokens, self._list_tables(layer, fmt), self._half)
-            keys_codes, values_codes = (
-                _follow(how, old, one, move)
-                for (_, how), old, one in zip(fmt.sides, (plane.keys, plane.values), new, strict=True)
-            )
-            planes.append(self._join(layer, fmt, plane_rows, keys_codes, values_codes))
+            sides = ("keys", fmt.keys, plane.keys), ("values", fmt.values, plane.values)
+            tokens = Tokens(move.exists, due.edges, self._list_sources(due))
+            codes = []
+            for (name, side, old), stored, given in zip(sides, current, (keys, values), strict=True):
+                new = stored if number == 0 else None
+                if number in entering - {0}:
+                    turned = name == "keys" and side.coding != "plain" and unrotated is not None
+                    given = (unrotated if turned else given)[: self._stored(fmt)]
+                    new = encode(side, given, tokens, self._find_table(layer, name, side), self._half)
+                codes.append(_follow(side, old, new, move))
+            planes.append(self._join(layer, fmt, plane_rows, *codes))
         settled = (change.layout, store.formats, tuple(planes), placed.after, self._dtype)
         return PackedStore(*settled, state=change.state)
 
@@ -267,30 +262,30 @@ class PackedStorage(CacheBackend):
 
     def _join(self, layer: int, fmt: PlaneFormat, plane_rows: PlaneRows, keys: Codes, values: Codes) -> Plane:
         """Return a plane, with the table entry of each code."""
-        joined = []
-        for name, (bits, how), codes in zip(("keys", "values"), fmt.sides, (keys, values), strict=True):
-            if how == "codebook":
-                book = self._books[f"{name}_{bits}"][layer].flatten(0, 1)
-                head, sources = plane_rows.rows % self._spec.heads, count_sources(self._spec)
-                entry = head * sources + self._source[plane_rows.positions]
-                codes = Codes(codes.numbers, **name_table(book, bits), entry=entry.int())
-            elif how == "channel":
-                codes = codes._replace(entry=plane_rows.entry)
-            elif how == "rotated":
-                codes = codes._replace(book=self._levels[bits])
-            joined.append(codes)
-        rotates = fmt.keys != "plain" and layer not in self._spec.unrotated
+        keys = self._name_entries(layer, "keys", fmt.keys, plane_rows, keys)
+        values = self._name_entries(layer, "values", fmt.values, plane_rows, values)
+        rotates = fmt.keys.coding != "plain" and layer not in self._spec.unrotated
         rotation = self._read_rotation if rotates else None
-        sides = fmt.key_bits, fmt.value_bits
-        return Plane(plane_rows.layout, *sides, joined[0], joined[1], plane_rows.positions, rotation)
+        bits = fmt.keys.bits, fmt.values.bits
+        return Plane(plane_rows.layout, *bits, keys, values, plane_rows.positions, rotation)
 
-    def _list_tables(self, layer: int, fmt: PlaneFormat) -> tuple[Tensor | None, Tensor | None]:
-        """Return the static tables of keys and values: a layer's codebooks, levels of rotated vectors, or None."""
-        found = []
-        for name, (bits, how) in zip(("keys", "values"), fmt.sides, strict=True):
-            book = self._books[f"{name}_{bits}"][layer] if how == "codebook" else None
-            found.append(self._levels[bits] if how == "rotated" else book)
-        return found[0], found[1]
+    def _name_entries(
+        self, layer: int, name: str, fmt: NumberFormat, plane_rows: PlaneRows, codes: Codes
+    ) -> Codes:
+        table = self._find_table(layer, name, fmt)
+        if fmt.coding == "channel":
+            return codes._replace(entry=plane_rows.entry)
+        if table is None or fmt.coding == "rotated":
+            return codes._replace(book=table)
+        head, sources = plane_rows.rows % self._spec.heads, count_sources(self._spec)
+        entry = head * sources + self._source[plane_rows.positions]
+        return Codes(codes.numbers, **name_table(table.flatten(0, 1), fmt.bits), entry=entry.int())
+
+    def _find_table(self, layer: int, name: str, fmt: NumberFormat) -> Tensor | None:
+        """Return the static table of keys or values: a layer's codebooks, levels of rotated vectors, or None."""
+        if fmt.coding == "codebook":
+            return self._books[f"{name}_{fmt.bits}"][layer]
+        return self._levels[fmt.bits] if fmt.coding == "rotated" else None
 
     def _list_sources(self, due: QuantRange) -> list[tuple[int, int]]:
         """Return the source of each run of tokens that are due, and the token after its last."""
@@ -324,17 +319,16 @@ class PackedStorage(CacheBackend):
         self.max_read_bytes = max(self.max_read_bytes, sequences * self._count_read(store))
 
 
-def _follow(how: Coding, old: Codes, new: Codes | None, move: PlaneMove) -> Codes:
-    """Return the codes of a plane that stay followed by new ones; entry numbers are unchanged."""
-    numbers = _gather(old.numbers, None if new is None else new.numbers, move.slots)
-    if how == "rotated":
-        assert old.gain is not None
-        return Codes(numbers, gain=_gather(old.gain, None if new is None else new.gain, move.slots))
-    if how not in ("token", "channel"):
-        return Codes(numbers)
-    assert old.affine is not None
-    index = move.slots if how == "token" else move.entries
-    return Codes(numbers, _gather(old.affine, None if new is None else new.affine, index))
+def _follow(fmt: NumberFormat, old: Codes, new: Codes | None, move: PlaneMove) -> Codes:
+    """Return the codes of a plane that stay followed by new ones, without static tables and table entries."""
+    places = {"numbers": move.slots, "gain": move.slots}
+    if fmt.coding in ("token", "channel"):
+        places["affine"] = move.slots if fmt.coding == "token" else move.entries
+    stored = {name: getattr(old, name) for name in places}
+    return Codes(**{
+        name: None if part is None else _gather(part, getattr(new, name, None), places[name])
+        for name, part in stored.items()
+    })  # fmt: skip
 
 
 def _gather(old: Tensor, new: Tensor | None, index: Tensor) -> Tensor:
