@@ -1,7 +1,5 @@
 """The ring of storage: blocks never overlap, and the size foreseen is enough."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +11,6 @@ from kvbench.engine.arena import Arena, ring_slots
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.headkv import HeadKV
-from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -137,32 +134,6 @@ def test_a_ring_is_at_most_the_budget_and_the_largest_layer(tokens: list[list[in
             held[layer] = count
             budget = max(budget, sum(held))
     assert ring_slots(tokens) <= 2 * (budget + max(map(max, tokens)))  # keys and values
-
-
-@pytest.mark.parametrize("layers", [1, 6, 32])
-def test_the_ring_of_even_layers(layers: int) -> None:
-    assert ring_slots([[7] * layers] * 3) == 2 * (7 * layers) * (1 + 1 / layers)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: StreamingLLM(sinks=1), SnapKV, H2O, PyramidKV],
-    ids=["streaming_llm", "snapkv", "h2o", "pyramidkv"],
-)
-@pytest.mark.parametrize("budget", ["0.2", "0.5"])
-def test_a_generation_allocates_and_rebuilds_within_that_bound(
-    make: Callable[[], Method], budget: str
-) -> None:
-    spec = small(layers=4, sides=(1, 2, 3, 4, 5, 6))
-    cache = open_cache(make(), spec, budget)
-    run(cache, tokens_of(spec, 2))
-    largest = spec.heads * max(max(layer) for row in cache.ledger.longest for layer in row)
-    bound = (
-        (float(cache.method.budget.capacity) + largest) * 2 * (2 * D * 4)
-    )  # two sequences, keys and values
-    assert cache._plain is not None
-    assert cache.ledger.peak_bytes < cache._plain.arena.buffer.nbytes <= bound
-    assert cache.ledger.rebuild_bytes <= bound
 
 
 def test_blocks_at_the_beginning_end_before_the_oldest_one() -> None:

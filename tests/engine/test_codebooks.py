@@ -119,16 +119,6 @@ def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:
         assert torch.allclose(book.float(), expected.float(), atol=0.02)
 
 
-def test_a_view_without_books_says_so() -> None:
-    class Reader(Codebooks):
-        def accumulate(self, view: View) -> None:
-            view.read_back(view.keys(), view.values(), view.segment, 4)
-
-    cache = open_cache(Reader(), SPEC)
-    with pytest.raises(ValueError, match="set `codebooks` in `uses`"):
-        run(cache, tokens_of(SPEC, 2))
-
-
 def test_imagined_numbers_have_the_mean_and_deviation_of_the_channel() -> None:
     samples = (
         torch.randn(2, 3, 40) * torch.tensor([1.0, 5, 0.1])[:, None] + torch.tensor([0.0, -7, 2])[:, None]

@@ -18,7 +18,6 @@ from kvbench.engine.ledger import BudgetExceeded
 from kvbench.engine.packed.bytes import bound_bytes, predict_bytes
 from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.full import Full
-from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.uses import Uses
 from tests.support.engine import (
     D,
@@ -31,7 +30,6 @@ from tests.support.engine import (
     small,
     tokens_of,
 )
-from tests.support.marks import slow_but_every
 from tests.support.slow_attention import attend_slowly, check_attention, make_books, make_rotation
 from tests.support.slow_storage import SlowStorage
 
@@ -51,29 +49,40 @@ STORAGES = {
 DTYPES = {"int8": (8, False), "int4": (4, False), "int3": (3, False), "int2": (2, False), "fp8": (8, True)}
 
 
-@pytest.mark.parametrize("rotated", [(), (0, 1), (0,)], ids=["no layer", "all layers", "one layer"])
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("dtype", slow_but_every(3, DTYPES))
+ROTATED = {"no layer": (), "all layers": (0, 1), "one layer": (0,)}
+CASES = [
+    (
+        dtype,
+        storage,
+        [*ROTATED][(i + j) % 3],
+        (SCALES, STEPS)[(i + j // 3) % 2],
+        (Drawn, DrawnPerSequence)[(i // 2 + j) % 2],
+    )
+    for i, dtype in enumerate(DTYPES)
+    for j, storage in enumerate(STORAGES)
+]
+"""Each pair of values of two columns occurs."""
+
+
+@pytest.mark.parametrize(("dtype", "storage", "layers", "given", "kind"), CASES)
 def test_attention_and_bytes_are_those_of_slow_storage(
-    dtype: str, storage: str, rotated: tuple[int, ...]
+    dtype: str, storage: str, layers: str, given: ModelSpec, kind: type[Drawn]
 ) -> None:
-    bits, fp8 = DTYPES[dtype]
-    for given, kind in product((SCALES, STEPS), (Drawn, DrawnPerSequence)):
-        spec = replace(given, unrotated=(1,) if rotated == (0,) else ())
-        seen, inputs = draw_seen(spec, 3, 0.8), tokens_of(spec, 2)
-        rotation, books = make_rotation(spec) if rotated else None, make_books(spec)
-        how = STORAGES[storage]
-        slow = {
-            layer: SlowStorage(spec, layer, how, bits, fp8, rotation if layer in rotated else None, books)
-            for layer in range(spec.layers)
-        }
-        expected, held = attend_slowly(spec, inputs, seen, slow)
-        cache = open_cache(kind(seen), spec, packing=Packing(bits, how, fp8), rotation=rotation, books=books)
-        check_attention(run(cache, inputs), expected)
-        for k, layers in enumerate(held):
-            total = [sum(layer[s] for layer in layers) for s in range(2)]
-            assert cache.ledger.held_bytes[k][-1] in (total, [total[0]])
-            assert max(total) <= cache.ledger.sequence_bytes
+    (bits, fp8), how, rotated = DTYPES[dtype], STORAGES[storage], ROTATED[layers]
+    spec = replace(given, unrotated=(1,) if rotated == (0,) else ())
+    seen, inputs = draw_seen(spec, 3, 0.8), tokens_of(spec, 2)
+    rotation, books = make_rotation(spec) if rotated else None, make_books(spec)
+    slow = {
+        layer: SlowStorage(spec, layer, how, bits, fp8, rotation if layer in rotated else None, books)
+        for layer in range(spec.layers)
+    }
+    expected, held = attend_slowly(spec, inputs, seen, slow)
+    cache = open_cache(kind(seen), spec, packing=Packing(bits, how, fp8), rotation=rotation, books=books)
+    check_attention(run(cache, inputs), expected)
+    for k, row in enumerate(held):
+        total = [sum(layer[s] for layer in row) for s in range(2)]
+        assert cache.ledger.held_bytes[k][-1] in (total, [total[0]])
+        assert max(total) <= cache.ledger.sequence_bytes
 
 
 @dataclass
@@ -194,21 +203,6 @@ def test_sixteen_bits_lose_what_half_precision_loses() -> None:
             assert torch.allclose(cache.attend(layer, q, k, v), expected, atol=1e-5)
 
 
-def test_the_newest_tokens_of_a_window_are_exact() -> None:
-    spec = small(layers=1, heads=1, sides=(1, 2, 2, 3))
-    cache = open_cache(Full(), spec, packing=Packing(2, StorageConfig(residual=4)))
-    inputs = tokens_of(spec, 2)
-    cache.reset(2)
-    for at, layers in zip(spec.segments[:-1], inputs, strict=False):
-        cache.begin(at)
-        _, k, v = layers[0]
-        cache.attend(0, *layers[0])
-        store = cache._stores[0]
-        for found, new in ((store.keys, k), (store.values, v)):
-            assert torch.equal(found[:, -at.length :], new[:, 0].half().float())
-    assert not torch.equal(store.keys[:, 1:5], inputs[1][0][1][:, 0].half().float())
-
-
 def test_a_strict_budget_in_bytes_counts_codes_and_scales() -> None:
     spec, inputs = SCALES, tokens_of(SCALES, 2)
     packing = Packing(4, StorageConfig())
@@ -226,19 +220,6 @@ def test_a_strict_budget_in_bytes_counts_codes_and_scales() -> None:
         else:
             with pytest.raises(BudgetExceeded, match="bytes held"):
                 run(cache, inputs)
-
-
-@pytest.mark.parametrize("method", [Full, lambda: DrawnPerSequence(draw_seen(SCALES, 1, 0.7))])
-def test_the_batch_changes_nothing_but_rounding(method: Method) -> None:
-    inputs = tokens_of(SCALES, 4)
-    packing = Packing(3, StorageConfig())
-    outs = []
-    for part in (slice(0, 4), slice(0, 2)):
-        some = [[tuple(x[part] for x in layer) for layer in layers] for layers in inputs]
-        cache = open_cache(method(), SCALES, packing=packing)
-        outs.append(run(cache, some))
-    for whole, half in zip(*outs, strict=True):
-        assert torch.allclose(whole[:2], half, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])

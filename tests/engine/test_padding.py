@@ -4,7 +4,6 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
-from typing import ClassVar
 
 import pytest
 import torch
@@ -13,16 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import Family, ModelSpec, next_scale
+from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
-from kvbench.methods.ams_kv import Condensed
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hack.classes import ColumnVariance, measure_column_variance
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.linear_ar import LineAR
-from kvbench.methods.random import Random
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scalekv import AttentionSelectivity
 from kvbench.methods.shared.base import Method
@@ -123,51 +120,6 @@ def test_a_batch_equals_each_prompt_alone(method: Method, tokens: int, size: int
         expected = generate(KVCache(short, alone, dtype=torch.float32), own, None, size)
         agree([x[sequence : sequence + 1, :, behind:] for x in found], expected, [0])
         assert ids(seen, sequence, spec.heads) == ids(kept, 0, spec.heads, behind)
-
-
-@dataclass
-class Oldest(Condensed):
-    """Evicts the oldest tokens behind the prompt, as AMS-KV does."""
-
-    tokens: int
-
-    families: ClassVar[tuple[Family, ...]] = Method.families
-
-    def keep(self, view: View) -> Tensor:
-        """Keep the prompt and the latest."""
-        return self.evict(view, torch.full((len(view.position),), self.tokens))
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        Full(),
-        StreamingLLM(sinks=1),
-        StreamingLLM(sinks=0),
-        Random(),
-        Random(sinks=1),
-        Oldest(12, condensed=1),
-        *SCORED,
-    ],
-    ids=repr,
-)
-def test_prompts_of_a_batch_do_not_change_each_other(method: Method) -> None:
-    spec = shapes()
-    inputs = draw(spec, len(PADDING))
-    budget = 1 if isinstance(method, Full) else "0.6"
-    both = prepared(copy(method), spec, budget)
-    seen = listening(both)
-    found = generate(KVCache(spec, both, dtype=torch.float32), inputs, PADDING)
-    for sequence, behind in enumerate(PADDING):
-        one = prepared(copy(method), spec, budget)
-        kept = listening(one)
-        cache = KVCache(spec, one, dtype=torch.float32)
-        cache.prompts = [sequence]
-        own = [tuple(x[sequence : sequence + 1] for x in qkv) for qkv in inputs]
-        expected = generate(cache, own, [behind])
-        agree([x[sequence : sequence + 1] for x in found], expected, [behind])
-        if not method.static:
-            assert ids(seen, sequence, spec.heads) == ids(kept, 0, spec.heads)
 
 
 def test_a_static_method_keeps_the_same_positions_less_the_padding() -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.cache import KVCache
-from kvbench.methods.full import Full
 from kvbench.methods.hack.classes import measure_column_variance
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.select import sum_by_segment
@@ -222,40 +221,31 @@ def test_state_moves_with_the_slots_that_are_kept(seed: int, sequences: int) -> 
 
 
 FIRST = torch.tensor([0])
+STATIC = "a static method cannot look at data: set `static = False`"
+REFUSALS: list[tuple[str, tuple[object, ...], dict[str, bool], bool, str]] = [
+    *(
+        (name, (), {}, True, STATIC)
+        for name in (
+            "mass", "keys", "values", "cached_keys", "previous_keys", "value_norms", "value_ranges",
+        )
+    ),
+    *((name, (FIRST,), {}, True, STATIC) for name in ("scores", "queries", "logits")),
+    ("previous_keys", (), {}, False, "no keys of an earlier segment: set `previous_keys` in `uses`"),
+    ("logits", (FIRST,), {"raw_queries": True}, False, "does not expose its queries as projected"),
+    ("read_back", (FIRST, FIRST, small().segments[0], 4), {}, False, "set `codebooks` in `uses`"),
+]  # fmt: skip
+"""A view's function, its arguments, whether the method is static, and what it is told."""
 
 
-@pytest.mark.parametrize(
-    ("question", "arguments"),
-    [
-        *((name, ()) for name in ("mass", "keys", "values", "cached_keys", "previous_keys")),
-        *((name, ()) for name in ("value_norms", "value_ranges")),
-        *((name, (FIRST,)) for name in ("scores", "queries", "logits")),
-    ],
-)
-def test_a_static_method_may_not_look_at_data(question: str, arguments: tuple[Tensor, ...]) -> None:
-    spec = small()
-
-    class Peeking(Full):
-        def keep(self, view: View) -> None:
-            getattr(view, question)(*arguments)
-
-    with pytest.raises(ValueError, match="a static method cannot look at data: set `static = False`"):
-        run(open_cache(Peeking(), spec), tokens_of(spec, 2))
-
-
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda view: view.previous_keys(), "no keys of an earlier segment: set `previous_keys` in `uses`"),
-        (lambda view: view.logits(FIRST, raw_queries=True), "does not expose its queries as projected"),
-    ],
-)
-def test_what_is_not_there_is_told(ask: Callable[[View], object], message: str) -> None:
-    spec = small()
-
+@pytest.mark.parametrize(("question", "arguments", "options", "fixed", "told"), REFUSALS)
+def test_what_a_method_may_not_see_or_is_not_there_is_told(
+    question: str, arguments: tuple[object, ...], options: dict[str, bool], fixed: bool, told: str
+) -> None:
     class Asking(Method):
-        def keep(self, view: View) -> None:
-            ask(view)
+        static = fixed
 
-    with pytest.raises(ValueError, match=message):
-        run(open_cache(Asking(), spec), tokens_of(spec, 2))
+        def keep(self, view: View) -> None:
+            getattr(view, question)(*arguments, **options)
+
+    with pytest.raises(ValueError, match=told):
+        run(open_cache(Asking(), small()), tokens_of(small(), 2))

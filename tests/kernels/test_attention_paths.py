@@ -15,7 +15,7 @@ from kvbench.kernels.batch_invariance import set_batch_invariant
 from kvbench.kernels.decode_attention import Arrangement, prepare_rows
 from kvbench.kernels.fused_attention import Backend, Request, choose_backend
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
-from kvbench.kernels.varlen_attention import why_not_varlen
+from kvbench.kernels.varlen_attention import Library, why_not_varlen
 from tests.support.fake_device import CUDA
 from tests.support.fake_gpus import Device, stand_in
 from tests.support.ragged_rows import make
@@ -124,18 +124,20 @@ def test_torch_takes_lengths_from_2_12_on() -> None:
     assert (varlen_attention.find_varlen() is not None) == (release >= (2, 12))
 
 
-def test_torch_is_asked_whether_it_takes_lengths(hopper: pytest.MonkeyPatch) -> None:
-    hopper.setattr(varlen_attention, "find_varlen", lambda: None)
-    hopper.setattr(torch, "__version__", "2.11.0")
-    expected = "needs torch 2.12, whose varlen_attn takes lengths; this is 2.11.0"
-    assert paths.why_not("varlen_flash", shape(4096, 400), CUDA) == expected
-
-
-def test_torch_before_2_15_is_not_asked_for_cudnn(hopper: pytest.MonkeyPatch) -> None:
-    hopper.setattr(torch, "__version__", "2.14.1")
-    assert paths.why_not("varlen_flash", shape(4096, 400), CUDA) is None
-    expected = "needs torch 2.15, which lets the caller choose it; this is 2.14.1"
-    assert paths.why_not("varlen_cudnn", shape(4096, 400), CUDA) == expected
+@pytest.mark.parametrize(
+    ("release", "found", "library", "reason"),
+    [
+        ("2.11.0", None, "flash", "needs torch 2.12, whose varlen_attn takes lengths; this is 2.11.0"),
+        ("2.14.1", object, "flash", None),
+        ("2.14.1", object, "cudnn", "needs torch 2.15, which lets the caller choose it; this is 2.14.1"),
+    ],
+)
+def test_libraries_need_a_release_of_torch(
+    release: str, found: object, library: Library, reason: str | None, hopper: pytest.MonkeyPatch
+) -> None:
+    hopper.setattr(varlen_attention, "find_varlen", lambda: found)
+    hopper.setattr(torch, "__version__", release)
+    assert why_not_varlen(library, Request(128, torch.bfloat16, 4096, CUDA)) == reason
 
 
 @pytest.mark.parametrize("cudnn", [91700, 91800, 92300, 92400, 92600])
@@ -208,7 +210,10 @@ def test_the_nearest_measurement_decides(hopper: pytest.MonkeyPatch, tmp_path: P
         assert paths.choose_path(shape(4096, 90), CUDA) == "parts"  # 128 channels: by published rates
         reasons = dict(paths.explain_path(near, CUDA).others)
         assert reasons["kernel"] == "3 ms against 2 ms at the nearest measured shape"
-        assert reasons["varlen_cudnn"] == "not measured at a comparable shape (python -m benchmarks kernels --paths)"
+        assert (
+            reasons["varlen_cudnn"]
+            == "not measured at a comparable shape (python -m benchmarks kernels --paths)"
+        )
         assert reasons["varlen_fa3"] == "flash_attn_interface is not installed"
         hopper.setattr(fused_attention, "_activate_fa3", lambda: None)
         assert paths.choose_path(near, CUDA) == "varlen_fa3"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.support.reference_attention import attention, rounding
-from kvbench.kernels.decode_attention import Arrangement, decode_attention, decode_token, prepare_rows
+from kvbench.kernels.decode_attention import Arrangement, decode_attention, prepare_rows
 from kvbench.kernels.layout import Past, arrange_rows, place_rows
 from tests.support.triton_device import DEVICE, needs_loops
 
@@ -114,29 +114,6 @@ def test_a_token_attends_to_its_row_and_joins_it(
         assert excess.max() <= 1, excess.max()
     assert torch.equal(case.stored.keys, keys)  # the token's slots, and no other
     assert torch.equal(case.stored.values, values)
-
-
-@pytest.mark.slow
-@needs_loops
-@given(
-    held=st.lists(st.integers(0, 40), min_size=1, max_size=4),
-    batch=st.integers(1, 2),
-    queries=st.sampled_from((1, 4)),
-    seed=st.integers(0, 10**6),
-)
-@settings(max_examples=10, deadline=None)
-def test_steps_agree_with_other_arrangements(held: list[int], batch: int, queries: int, seed: int) -> None:
-    case, filled = make(batch, held, queries, 16, seed=seed), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    stored = Past(case.stored.keys.clone(), case.stored.values.clone(), case.stored.layout)
-    kernel = place_rows(stored, filled)
-    other = prepare_rows(case.stored, "grouped")
-    for came in range(ROOM):
-        token = make(batch, held, queries, 16, seed=seed + 1 + came)[:3]
-        found, expected = decode_token(*token, kernel, 0.3), decode_attention(*token, other, came, 0.3)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-        filled += 1
-    assert torch.equal(stored.keys, case.stored.keys)
-    assert torch.equal(stored.values, case.stored.values)
 
 
 @needs_loops

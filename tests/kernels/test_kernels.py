@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.support.reference_attention import agrees, scores
+from benchmarks.support.slow_varlen import attend_slowly
+from kvbench.kernels import past_attention, varlen_attention
 from kvbench.kernels import ragged_attention as module
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
+from kvbench.kernels.attention_paths import PATHS, Path
 from kvbench.kernels.compact import rebuild, source_table
 from kvbench.kernels.layout import Past, empty_layout, list_positions, view_group
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
@@ -45,6 +48,19 @@ def test_ragged_attention_is_softmax(case: Case, causal: bool, scale: float, pie
         patch.setattr(module, "PIECE_BYTES", piece)
         patch.setattr(module, "PADDED_SCORES", padded)
         check(ragged_attention(*case, scale, causal=causal, lse=True), case, scale, causal)
+
+
+@given(**CASES, causal=st.booleans(), path=st.sampled_from(PATHS[2:]), long=st.sampled_from((1, 1024)))
+@settings(max_examples=90, deadline=None)
+def test_past_and_present_in_parts_are_softmax(causal: bool, path: Path, long: int, **given: object) -> None:
+    """Fused attention to long rows of one length, and a slow attention in place of libraries."""
+    case = make(**{**given, "dtype": torch.float32, "device": "cpu"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(past_attention, "MIN_FUSED_SLOTS", long)
+        patch.setattr(varlen_attention, "find_varlen", lambda: attend_slowly)
+        out, lse = ragged_attention(*case, 0.2, causal=causal, path=path)
+    assert lse is not None
+    check((out, lse), case, 0.2, causal)
 
 
 @given(ragged(), st.sampled_from((1, 2)), st.booleans(), st.booleans())
@@ -144,11 +160,13 @@ def test_plan_and_rebuild_equal_lists(rows: int, lengths: list[int], seed: int, 
             model[row] = [p for p in [*held, *range(start, start + length)] if p in chosen]
         # Each stored value names its batch, row and position.
         place = torch.arange(start, start + length) + 1000 * torch.arange(rows)[:, None]
-        current = (place + 100_000 * torch.arange(2)[:, None, None]).float()[..., None]
+        current = (place + 100_000 * torch.arange(2)[:, None, None]).double()[..., None]
+        current = current.transpose(1, 2).contiguous().transpose(1, 2)  # heads inside tokens
         layout, source = source_table(layout, keep, start, length)
         storage = rebuild(storage, current, source)
         start += length
         assert layout.total == sum(map(len, model)) == storage.shape[1]
+        assert storage.dtype == torch.float32
         for row, held in enumerate(model):
             assert [p for p in layout.positions[row].tolist() if p >= 0] == held
             slots = storage[:, layout.offsets[row] : layout.offsets[row] + len(held), 0]
@@ -165,20 +183,6 @@ def test_plan_and_rebuild_equal_lists(rows: int, lengths: list[int], seed: int, 
             for values, row in zip(view_group(storage, group)[0], islice(members, group.size), strict=True):
                 assert values[:, 0].tolist() == [1000 * row + p for p in model[row]]
         assert not list(members)
-
-
-def test_a_rebuild_casts_to_the_storage() -> None:
-    torch.manual_seed(0)
-    layout, source = source_table(empty_layout(3, "cpu"), None, 0, 50)
-    first, second = torch.randn(2, 3, 50, 8), torch.randn(2, 30, 3, 8).transpose(1, 2)
-    storage = rebuild(torch.empty(2, 0, 8, dtype=torch.bfloat16), first, source)
-    keep = torch.rand(3, 80) < 0.6
-    layout, source = source_table(layout, keep, 50, 30)
-    found = rebuild(storage, second, source)
-    assert found.dtype == torch.bfloat16
-    whole = torch.cat((first, second), 2).bfloat16()
-    for row, start in enumerate(layout.offsets.tolist()):
-        assert torch.equal(found[:, start : start + layout.counts[row]], whole[:, row, keep[row]])
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

@@ -1,11 +1,7 @@
 """Random numbers by counter: Random123's known answers, a generator of plain integers, and statistics."""
 
-from itertools import pairwise
-
-import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 
 from kvbench.kernels.philox import (
@@ -146,43 +142,3 @@ def test_a_program_has_the_same_variables_at_the_edges() -> None:
     found = torch.empty(256, device=DEVICE)
     _convert[(1,)](numbers.to(DEVICE), found, 256)
     torch.testing.assert_close(found.cpu().double(), exact_exponential(numbers), rtol=1e-6, atol=0)
-
-
-def draw_many(steps: int = 8) -> Tensor:
-    """Uniform variables [prompts, steps, codes] of prompts with close seeds."""
-    keys = torch.arange(8)
-    drawn = [draw_integers(keys, torch.tensor([step]), CODES, 1, 4096)[:, 0] for step in range(steps)]
-    return make_uniform(torch.stack(drawn, 1))
-
-
-def test_numbers_are_uniform() -> None:
-    numbers = draw_many().flatten().double()
-    assert stats.kstest(numbers.numpy(), "uniform").pvalue > 0.01
-    counts = torch.histc(numbers, 1000, 0, 1).numpy()
-    assert 0.005 < stats.chisquare(counts).pvalue < 0.995
-    low_bits = draw_integers(torch.arange(8), STEP, CODES, 1, 32_768) & 255
-    assert 0.005 < stats.chisquare(torch.bincount(low_bits.flatten(), minlength=256).numpy()).pvalue < 0.995
-
-
-@pytest.mark.parametrize("axis", [0, 1, 2], ids=["prompts", "steps", "codes"])
-def test_neighbours_are_independent(axis: int) -> None:
-    cells = (draw_many() * 16).long()
-    size = cells.shape[axis]
-    pairs = 16 * cells.narrow(axis, 0, size - 1) + cells.narrow(axis, 1, size - 1)
-    # Disjoint pairs along the axis, since overlapping ones are not independent observations.
-    pairs = pairs.index_select(axis, torch.arange(0, size - 1, 2))
-    counts = torch.bincount(pairs.flatten(), minlength=256).numpy()
-    assert 0.005 < stats.chisquare(counts).pvalue < 0.995
-
-
-def test_exponentials_have_their_law() -> None:
-    numbers = make_exponential(draw_integers(KEYS, STEP, DRAW, 1, 40_000)).flatten().double().numpy()
-    assert stats.kstest(numbers, "expon").pvalue > 0.01
-
-
-def test_purposes_and_steps_share_no_number() -> None:
-    rows = [
-        draw_integers(KEYS, torch.tensor([step]), purpose, 1, 64) for step in (0, 1) for purpose in range(5)
-    ]
-    for one, other in pairwise(rows):
-        assert not np.isin(one.flatten().numpy(), other.flatten().numpy()).any()

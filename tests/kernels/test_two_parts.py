@@ -11,7 +11,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.support.cuda_branches import on_cuda_branches
 from benchmarks.support.reference_attention import attention
-from kvbench.kernels import past_attention
 from kvbench.kernels.attention_states import merge_pair, merge_states
 from kvbench.kernels.fused_attention import Backend, fused_attention
 from kvbench.kernels.layout import arrange_rows
@@ -20,17 +19,6 @@ from kvbench.kernels.ragged_attention import ragged_attention
 from tests.support.fake_device import CUDA
 from tests.support.ragged_rows import CASES, Case, check, make
 from tests.support.triton_device import DEVICE, needs_loops
-
-
-@given(**CASES, causal=st.booleans(), scale=st.sampled_from((1.0, 0.2)), long=st.sampled_from((1, 1024)))
-@settings(max_examples=60, deadline=None)
-def test_parts_are_one_attention(causal: bool, scale: float, long: int, **given: object) -> None:
-    case = make(**{**given, "dtype": torch.float32, "device": "cpu"})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(past_attention, "MIN_FUSED_SLOTS", long)
-        out, lse = ragged_attention(*case, scale, causal=causal, path="parts")
-    assert lse is not None
-    check((out, lse), case, scale, causal)
 
 
 def test_parts_are_joined_in_float32() -> None:

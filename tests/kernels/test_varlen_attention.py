@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.support.slow_varlen import POISON, attend_slowly
+from benchmarks.support.slow_varlen import attend_slowly
 from kvbench.kernels import varlen_attention as varlen
 from kvbench.kernels.attention_paths import LIBRARIES
 from kvbench.kernels.layout import Past, arrange_rows, empty_layout
-from kvbench.kernels.ragged_attention import ragged_attention
 from kvbench.kernels.varlen_attention import Library, tabulate_rows, varlen_attention
 from tests.support.fake_device import CUDA, faked
 from tests.support.ragged_rows import CASES, check, make
@@ -31,15 +30,6 @@ def test_rows_come_as_sequences(library: Library, **given: Any) -> None:
     found = varlen_attention(case.q, case.stored, 0.3, library)
     assert found[1].is_contiguous()
     check(found, case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0]), 0.3)
-
-
-@given(**CASES, causal=st.booleans(), path=st.sampled_from(sorted(LIBRARIES)))
-@settings(max_examples=30, deadline=None)
-def test_the_past_joins_the_present(causal: bool, path: Any, **given: Any) -> None:
-    case = make(**{**given, "device": "cpu", "dtype": torch.float32})
-    out, lse = ragged_attention(*case, 0.3, causal=causal, path=path)
-    assert lse is not None
-    check((out, lse), case, 0.3, causal)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -79,18 +69,6 @@ def test_cudnn_plans_for_powers_of_two(longest: int, told: int) -> None:
     past = Past(torch.empty(1, longest, 8), torch.empty(1, longest, 8), layout)
     assert tabulate_rows(past, 1, "cudnn").max_k == told
     assert tabulate_rows(past, 1, "fa3").max_k == longest
-
-
-@pytest.mark.parametrize("library", sorted(LIBRARIES.values()))
-def test_empty_rows_are_nothing_whatever_a_library_says(library: Library) -> None:
-    for held in ([3, 0, 4, 0], [0, 3], [2, 2, 0]):
-        case = make(2, held, 1, 4, 16, device="cpu")
-        out, lse = varlen_attention(case.q, case.stored, 0.3, library)
-        empty = torch.tensor(held) == 0
-        assert not out[:, empty].any()
-        assert (lse[:, empty] == -torch.inf).all()
-        assert lse[:, ~empty].isfinite().all()
-        assert (out[:, ~empty] != POISON).all()
 
 
 def test_of_no_slots_no_library_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
