@@ -24,10 +24,10 @@ from benchmarks.support.timing import Clock, choose_clock, take_turns
 from kvbench.core.graphs import CudaGraphs
 from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
-from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import PromptNoise
 from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.models.token_loop import ImageHead, draw_tokens
 from kvbench.profile.stopwatch import HostClock
 
 
@@ -109,7 +109,7 @@ def main(options: argparse.Namespace) -> None:
 
     def draw_on_engine(cache: KVCache) -> object:
         noise = PromptNoise(0, range(options.batch))
-        return draw_image_tokens(transformer, condition, model.spec.segments, cache, noise, sampling)
+        return draw_tokens(transformer, condition, model.spec.segments, cache, noise, ImageHead(sampling))
 
     full = prepare_cache(model, "full", "1", device=options.device)
     runs: dict[str, Callable[[], object]] = {

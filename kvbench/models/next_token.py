@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.base import Cache, Model, require_sizes
-from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.image_model import ImageModel
 from kvbench.models.noise import Noise
 from kvbench.models.parts.codebook import VQGAN, VQGANConfig
@@ -26,6 +25,7 @@ from kvbench.models.parts.tensor_parallel import split_config
 from kvbench.models.parts.tokens import encode_prompts, lay_out
 from kvbench.models.reading.base import OwnReadable, PassedText
 from kvbench.models.reading.passes import read_segments
+from kvbench.models.token_loop import ImageHead, draw_tokens
 
 N = TypeVar("N", bound=Decoder)
 T = TypeVar("T", bound=VQGAN)
@@ -153,17 +153,10 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
         self, condition: Tensor, padding: Sequence[int] | None, cache: Cache, noise: Noise
     ) -> Tensor:
         """Draw tokens int64 [B, tokens] from conditions of `_embed`."""
-        return draw_image_tokens(
-            self._transformer,
-            condition,
-            self.spec.segments,
-            cache,
-            noise,
-            self.sampling,
-            padding=padding,
-            forbidden=self._forbid(),
-            activations=self.activation_bytes(len(condition) // self.sampling.branches),
-        )
+        head = ImageHead(self.sampling, self._forbid())
+        activations = self.activation_bytes(len(condition) // head.branches)
+        given = (self._transformer, condition, self.spec.segments, cache, noise, head)
+        return draw_tokens(*given, padding=padding, activations=activations).tokens
 
     @torch.inference_mode()
     def read_own(

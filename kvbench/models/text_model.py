@@ -28,8 +28,9 @@ from kvbench.models.parts.text_sampling import TextSampling
 from kvbench.models.parts.tokens import lay_out
 from kvbench.models.reading.base import PassedText, ReadableModel
 from kvbench.models.reading.passes import read_segments
-from kvbench.models.text_loop import DrawnTexts, draw_text_tokens
+from kvbench.models.text_head import DrawnTexts, TextHead
 from kvbench.models.text_tokens import HashedTextTokenizer, TextTokenizer
+from kvbench.models.token_loop import draw_tokens
 
 
 @dataclass
@@ -195,23 +196,15 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
             ValueError: a prompt has more than `prompt_tokens` tokens.
         """
         drawn = self._draw(*lay_out(prompts, self._text, self.prompt_tokens), cache, noise)
-        texts = zip(drawn.rows(), drawn.ended.tolist(), strict=True)
-        return [Text(self._text.decode(row), len(row), ended) for row, ended in texts]
+        texts = zip(drawn.rows(), drawn.running.tolist(), strict=True)
+        return [Text(self._text.decode(row), len(row), not running) for row, running in texts]
 
     def _draw(self, rows: Tensor, padding: Sequence[int], cache: Cache, noise: Noise) -> DrawnTexts:
         with torch.inference_mode():
-            return draw_text_tokens(
-                self._transformer,
-                self._transformer.embed(rows.to(self._device)),
-                self.spec.segments,
-                cache,
-                noise,
-                self.sampling,
-                ends=self._text.ends if self.stop else (),
-                pad=self._text.pad,
-                padding=padding,
-                activations=self.activation_bytes(len(rows)),
-            )
+            head = TextHead(self.sampling, self._text.ends if self.stop else (), self._text.pad)
+            prompts = self._transformer.embed(rows.to(self._device))
+            given = (self._transformer, prompts, self.spec.segments, cache, noise, head)
+            return draw_tokens(*given, padding=padding, activations=self.activation_bytes(len(rows)))
 
     def count_prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
         """Return the tokens of each prompt without padding; empty if padding counts as held."""

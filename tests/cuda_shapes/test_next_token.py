@@ -12,7 +12,7 @@ from benchmarks.support.build import built, composed
 from kvbench.core.graphs import GraphRecorder
 from kvbench.engine.cache import KVCache
 from kvbench.methods.shared.base import Method
-from kvbench.models.text_loop import DrawnTexts
+from kvbench.models.text_head import DrawnTexts
 from tests.support.fake_device import CUDA
 from tests.support.fake_models import FakeNoise, loaded, prepared
 from tests.support.marks import slow_except
@@ -54,10 +54,9 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         assert sums.device == CUDA
         checked.append(sums)
 
-    for module in ("image_loop", "text_loop"):
-        monkeypatch.setattr(f"kvbench.models.{module}.require_finite", note)
+    monkeypatch.setattr("kvbench.models.token_loop.require_finite", note)
     monkeypatch.setattr(DrawnTexts, "rows", lambda drawn: [[] for _ in range(len(drawn.tokens))])
-    monkeypatch.setattr("kvbench.models.text_loop.CHECK_INTERVAL", 1 << 20)
+    monkeypatch.setattr("kvbench.models.text_head.CHECK_INTERVAL", 1 << 20)
     monkeypatch.setattr(FakeTensor, "tolist", lambda x: [False] * len(x))
     make = torch.tensor
 

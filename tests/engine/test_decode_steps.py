@@ -16,9 +16,9 @@ from kvbench.engine.schedule import build_schedule
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
+from kvbench.models.token_loop import ImageHead, draw_tokens
 from tests.support.engine import prepared
 from tests.support.fake_device import CUDA, faked
 from tests.support.fake_kernels import KERNELS
@@ -112,7 +112,9 @@ class Device:
             condition = torch.empty(shape, dtype=torch.bfloat16, device=CUDA)
             sampling = LlamaGenSampling(top_k=20, top_p=0.9)
             with self.watch:
-                tokens = draw_image_tokens(model, condition, self.spec.segments, cache, FakeNoise(), sampling)
+                tokens = draw_tokens(
+                    model, condition, self.spec.segments, cache, FakeNoise(), ImageHead(sampling)
+                ).tokens
         assert (tokens.shape, tokens.device) == ((PROMPTS, 36), CUDA)
 
     def _note(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from kvbench.core.devices import send
 from kvbench.core.graphs import Repeat
-from kvbench.core.repetitions import Repetitions
+from kvbench.core.repetitions import Repetitions, list_tensors
 from kvbench.models.base import Cache
 from kvbench.models.noise import CounterNoise, Noise
 from kvbench.models.parts.decoder import Decoder
@@ -46,6 +47,10 @@ class DrawnTokens:
         tokens = torch.zeros(prompts, len(rotation), dtype=torch.int64, device=rotation.device)
         sums = torch.zeros(prompts, len(rotation), device=rotation.device)
         return cls(rotation, tokens, sums, tokens.new_zeros(prompts), tokens.new_zeros(1))
+
+    def copy(self) -> Self:
+        """Return the tokens in memory of their own."""
+        return type(self)(*(tensor.clone() for tensor in list_tensors(self)))
 
     def add(self, token: Tensor, sums: Tensor) -> Tensor:
         """Add the next token int64 [B] with the sums of its logits float32 [B], and return `last`."""

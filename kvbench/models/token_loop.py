@@ -1,0 +1,162 @@
+"""Next-token loop of texts and images: the prompts in one step, then one token at a time, which a head draws."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from kvbench.core.devices import reserve
+from kvbench.core.segments import Segment
+from kvbench.models.base import Cache, require_finite
+from kvbench.models.noise import Noise, draw_ahead
+from kvbench.models.parts.decoder import Decoder
+from kvbench.models.parts.sampling import TokenSampling, draw_token, guide
+from kvbench.models.parts.token_steps import DrawnTokens, compute_next, hold_noise, run_step
+
+S = TypeVar("S", bound=DrawnTokens)
+
+
+class Head(ABC, Generic[S]):
+    """Draws tokens from logits; S holds the tokens of a batch.
+
+    Attributes:
+        branches: sequences per prompt.
+        numbers: of the noise that the draw of a token takes per prompt; None for one for each token that can be drawn.
+    """
+
+    branches: int = 1
+    numbers: int | None = None
+
+    @abstractmethod
+    def begin(self, drawn: DrawnTokens) -> S:
+        """Return the tokens of a batch before the first draw."""
+
+    @abstractmethod
+    def draw(self, drawn: S, logits: Tensor, number: int, noise: Noise, *inputs: Tensor) -> Tensor:
+        """Draw the next token int64 [B] of each prompt, and add it to those drawn so far.
+
+        Args:
+            drawn: tokens drawn so far.
+            logits: float32 [branches x B, V], all conditional ones first.
+            number: of the token, from 0.
+            noise: randomness, per prompt.
+            inputs: of `list_inputs`.
+        """
+
+    def find_key(self, number: int) -> Hashable:
+        """Return what distinguishes the step of a token from others and is no input of it."""
+        return None
+
+    def list_inputs(self, number: int) -> list[Tensor]:
+        """Return further tensors that the draw of a token reads."""
+        return []
+
+    def has_ended(self, drawn: S, count: int) -> bool:
+        """Return whether nothing is left to draw after `count` tokens per prompt."""
+        return False
+
+
+@torch.inference_mode()
+def draw_tokens(
+    transformer: Decoder,
+    prompts: Tensor,
+    segments: Sequence[Segment],
+    cache: Cache,
+    noise: Noise,
+    head: Head[S],
+    *,
+    padding: Sequence[int] | None = None,
+    activations: int = 0,
+) -> S:
+    """Draw the tokens of a batch of texts or images, and return them in memory of their own.
+
+    Args:
+        transformer: the model; its dtype decides the rounding.
+        prompts: embedded, [sequences, tokens, width]; with guidance the unconditional ones follow all others.
+        segments: the prompts, then the longest output's tokens except the last.
+        cache: cache of keys and values.
+        noise: randomness, per prompt.
+        head: draws each token.
+        padding: number of padding tokens in front of each prompt; None if all are equally long.
+        activations: bytes for a layer's activations, which a GPU's allocator reserves as one block.
+
+    Raises:
+        NotFinite: logits are not finite.
+    """
+    rotation, first, device = transformer.rotations(segments[-1].end + 1), segments[0], prompts.device
+    cache.reset(len(prompts), padding)
+    images = len(prompts) // head.branches
+    drawn = head.begin(DrawnTokens.open(images, rotation[first.end - 1 : -1]))
+    if cache.repetitions is not None:
+        drawn = cache.repetitions.hold(drawn)
+    # After tensors that live as long as the generation, which would otherwise be cut from the same block.
+    reserve(activations, device)
+    numbers = transformer.config.choices if head.numbers is None else head.numbers
+    with (
+        hold_noise(noise, cache.repetitions) as noise,
+        draw_ahead(noise, images, numbers, len(drawn.rotation), device) as noise,
+    ):
+        cache.begin(first)
+        logits = transformer.logits(transformer(prompts, rotation[: first.end], cache.attend)[:, -1])
+        head.draw(drawn, logits, 0, noise, *head.list_inputs(0))
+        require_finite(drawn.sums[:, :1], first.index)
+        count, ended = 1, False
+        for segment in segments[1:]:
+            cache.begin(segment)
+            repeat, start = cache.open_steps(), count
+            while not ended and count < start + segment.length:
+                step = partial(_step, transformer, cache, head, drawn, count)
+                inputs = head.list_inputs(count)
+                run_step(repeat, head.find_key(count), step, noise, numbers, device, *inputs)
+                count += 1
+                ended = head.has_ended(drawn, count)
+            # Once per segment, because the host waits for a GPU here.
+            require_finite(drawn.sums[:, start:count], segment.index)
+            if ended:
+                break
+    return drawn.copy()
+
+
+def _step(
+    transformer: Decoder, cache: Cache, head: Head[S], drawn: S, number: int, noise: Noise, *inputs: Tensor
+) -> Tensor:
+    logits = compute_next(transformer, cache, drawn, head.branches)
+    return head.draw(drawn, logits, number, noise, *inputs)
+
+
+class ImageHead(Head[DrawnTokens]):
+    """Draws the tokens of images, which are row-major.
+
+    Args:
+        sampling: guidance and truncation.
+        forbidden: returns the codes that an image token cannot be, bool [codes], by the token's number from 0; None
+            if every code is allowed. Noise is drawn for all codes.
+    """
+
+    def __init__(self, sampling: TokenSampling, forbidden: Callable[[int], Tensor] | None = None) -> None:
+        self.branches = sampling.branches
+        self._sampling, self._forbidden = sampling, forbidden
+
+    def begin(self, drawn: DrawnTokens) -> DrawnTokens:
+        """Return the tokens themselves."""
+        return drawn
+
+    def find_key(self, number: int) -> bool:
+        """Return whether a token is guided."""
+        return self._sampling.guides(number)
+
+    def list_inputs(self, number: int) -> list[Tensor]:
+        """Return the mask of forbidden codes, if there are any."""
+        return [] if self._forbidden is None else [self._forbidden(number)]
+
+    def draw(self, drawn: DrawnTokens, logits: Tensor, number: int, noise: Noise, *inputs: Tensor) -> Tensor:
+        """Draw the next token of each image."""
+        logits = guide(logits, self._sampling, number)
+        sums = logits.sum(-1)
+        for mask in inputs:
+            logits = logits.masked_fill(mask, -math.inf)
+        return drawn.add(draw_token(logits, self._sampling, noise), sums)
