@@ -19,7 +19,6 @@ from kvbench.methods.headkv import HeadKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import Kind, make_noise
@@ -27,7 +26,8 @@ from kvbench.models.parts import text_sampling as sampling_module
 from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
-from kvbench.models.text_loop import draw_text_tokens
+from kvbench.models.text_head import TextHead
+from kvbench.models.token_loop import ImageHead, draw_tokens
 from tests.support.engine import open_cache
 from tests.support.token_kernel import KERNEL, decode
 
@@ -70,7 +70,8 @@ def draw(
     with torch.inference_mode():
         condition = transformer().cls_embedding(torch.tensor(labels), guided=True)
     noise, segments = make_noise(kind, sum(labels), range(len(labels)), "cpu"), cache.spec.segments
-    return draw_image_tokens(transformer(), condition, segments, cache, noise, sampling, forbidden=forbidden)
+    head = ImageHead(sampling, forbidden)
+    return draw_tokens(transformer(), condition, segments, cache, noise, head).tokens
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_generation_leaves_other_noise_by_counter_alone() -> None:
     with torch.inference_mode():
         condition = transformer().cls_embedding(torch.tensor((1, 4)), guided=True)
     for noise in noises:
-        draw_image_tokens(transformer(), condition, cache.spec.segments, cache, noise, SAMPLING)
+        draw_tokens(transformer(), condition, cache.spec.segments, cache, noise, ImageHead(SAMPLING))
     assert [noise.keys.tolist() for noise in noises] == [own.tolist() for own in keys]
     assert [noise.step.tolist() for noise in noises] == [[36], [36]]
 
@@ -153,10 +154,8 @@ def test_recorded_steps_write_the_same_texts(
         for cache in caches:
             with torch.inference_mode():
                 prompts = network.embed(torch.tensor([[0, 0, 3, 4, 5], [6, 7, 8 + seed, 9, 1]]))
-            noise, sampling = make_noise(kind, seed, range(2), "cpu"), TextSampling(temperature=temperature)
-            written = draw_text_tokens(
-                network, prompts, spec.segments, cache, noise, sampling, ends=[2], pad=0, padding=[2, 0]
-            )
+            noise, head = make_noise(kind, seed, range(2), "cpu"), TextHead(TextSampling(temperature), [2], 0)
+            written = draw_tokens(network, prompts, spec.segments, cache, noise, head, padding=[2, 0])
             texts.append(written.rows())
         assert texts[-1] == texts[-2]
     assert tape.recorded == 1

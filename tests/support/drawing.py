@@ -11,6 +11,11 @@ def close(found: Tensor, expected: Tensor, atol: float = 1e-4) -> None:
     torch.testing.assert_close(found, expected, atol=atol, rtol=0)
 
 
+def halves_as_pairs(x: Tensor) -> Tensor:
+    """Channels of heads in the order of this project: every score is the same."""
+    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
 class Silence:
     """No noise: the likeliest token is drawn, the first of equals."""
 

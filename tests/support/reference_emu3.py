@@ -10,7 +10,7 @@ from kvbench.models.emu3.files import clean_emu3
 from kvbench.models.emu3.tokenizer import Emu3VQ, Emu3VQConfig
 from kvbench.models.emu3.transformer import Emu3Config
 from kvbench.models.parts.decoder import Decoder
-from kvbench.models.parts.image_lines import LinedTokens
+from kvbench.models.parts.tokens import FramedTokens
 from tests.support.byte_tokenizer import write_byte_tokenizer
 from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
 from tests.support.reference_llamagen import filled, formula
@@ -78,10 +78,10 @@ def tokenizer() -> Emu3VQ:
     return filled(Emu3VQ(TINY_VQ), part_of(official_state(), "tokenizer"))
 
 
-def read_numbers() -> LinedTokens:
+def read_numbers() -> FramedTokens:
     """A tokenizer of prompts that are token numbers."""
     codes = torch.tensor([-1] * FIRST + ORDER)
-    return LinedTokens(
+    return FramedTokens(
         NUMBERS["<|endoftext|>"], split_numbers, lambda _: meta()["negative"], NUMBERS["<|extra_200|>"], codes
     )
 

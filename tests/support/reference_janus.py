@@ -7,9 +7,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kvbench.models.janus.files import clean_janus
-from kvbench.models.janus.prompt import blank
 from kvbench.models.janus.transformer import Janus, JanusConfig
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
+from kvbench.models.parts.image_prompts import blank
 from kvbench.models.parts.tokens import FramedTokens
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_meta, read_published, read_tensors

@@ -8,7 +8,7 @@ from torch import Tensor
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
 from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
-from kvbench.models.parts.image_lines import LinedTokens
+from kvbench.models.parts.tokens import FramedTokens
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
 from tests.support.reference_llamagen import filled
@@ -50,11 +50,11 @@ def tokenizer() -> Chameleon:
     return filled(Chameleon(TINY_VQ), {name: tensor.float() for name, tensor in state.items()})
 
 
-def read_numbers() -> LinedTokens:
+def read_numbers() -> FramedTokens:
     """A tokenizer of prompts that are token numbers, with the beginning of the image."""
     ids = meta()["ids"]
     prefix = [ids["image_start"], ids["size_base"] + 2, ids["size_base"] + 3]
-    return LinedTokens(ids["bos"], split_numbers, lambda _: [*prefix], ids["new_line"], golden()["bpe2img"])
+    return FramedTokens(ids["bos"], split_numbers, lambda _: [*prefix], ids["new_line"], golden()["bpe2img"])
 
 
 def prompt_of(run: str) -> str:

@@ -6,15 +6,14 @@ from functools import partial
 import torch
 
 from kvbench.models.emu3.files import clean_emu3
-from kvbench.models.emu3.prompt import read_tokens
 from kvbench.models.emu3.tokenizer import Emu3VQ, Emu3VQConfig
 from kvbench.models.emu3.transformer import Emu3Config
 from kvbench.models.files.checkpoints import Clean
 from kvbench.models.next_token import LinedImageModel
 from kvbench.models.parts.decoder import Decoder
 from kvbench.models.parts.decoding import Decoding
-from kvbench.models.parts.image_lines import LinedTokens, hash_tokens
-from kvbench.models.parts.tokens import read_tokenizer
+from kvbench.models.parts.image_prompts import hash_lines, read_emu3
+from kvbench.models.parts.tokens import FramedTokens, read_tokenizer
 
 
 @dataclass
@@ -51,11 +50,11 @@ class Emu3Model(LinedImageModel[Decoder, Emu3VQ]):
     def _cleans(self) -> dict[str, Clean]:
         return {"weights": partial(clean_emu3, head_dim=self.transformer.head_dim)}
 
-    def _read_text(self, device: torch.device | str) -> tuple[LinedTokens, str]:
+    def _read_text(self, device: torch.device | str) -> tuple[FramedTokens, str]:
         if self.weights == "random":
-            text, digest = hash_tokens(self.transformer, self.suffix, self.negative), ""
+            text, digest = hash_lines(self.transformer, self.suffix, self.negative), ""
         else:
-            read = partial(read_tokens, config=self.transformer, suffix=self.suffix, negative=self.negative)
+            read = partial(read_emu3, config=self.transformer, suffix=self.suffix, negative=self.negative)
             text, digest = read_tokenizer(self.sources["text"], read, "Emu3")
         needed = len(text.drop_condition([]))
         if self.sampling.branches > 1 and needed > self.prompt_tokens:

@@ -7,11 +7,11 @@ import torch
 
 from kvbench.models.files.checkpoints import Clean
 from kvbench.models.janus.files import clean_janus
-from kvbench.models.janus.prompt import hash_tokens, read_tokens
 from kvbench.models.janus.transformer import Janus, JanusConfig
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.next_token import PromptedImageModel
 from kvbench.models.parts.decoding import Decoding
+from kvbench.models.parts.image_prompts import hash_chat, read_janus
 from kvbench.models.parts.tokens import FramedTokens, read_tokenizer
 
 
@@ -36,5 +36,5 @@ class JanusModel(PromptedImageModel[Janus, VQ]):
 
     def _read_text(self, device: torch.device | str) -> tuple[FramedTokens, str]:
         if self.weights == "random":
-            return hash_tokens(self.transformer.vocabulary), ""
-        return read_tokenizer(self.sources["text"], read_tokens, "Janus-Pro")
+            return hash_chat(self.transformer.vocabulary), ""
+        return read_tokenizer(self.sources["text"], read_janus, "Janus-Pro")

@@ -7,14 +7,13 @@ import torch
 
 from kvbench.models.files.checkpoints import Clean
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
-from kvbench.models.lumina.prompt import read_tokens
 from kvbench.models.lumina.sampling import LuminaSampling
 from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from kvbench.models.next_token import LinedImageModel
 from kvbench.models.parts.decoding import Decoding
-from kvbench.models.parts.image_lines import LinedTokens, hash_tokens
-from kvbench.models.parts.tokens import read_tokenizer
+from kvbench.models.parts.image_prompts import hash_lines, read_lumina
+from kvbench.models.parts.tokens import FramedTokens, read_tokenizer
 
 
 @dataclass
@@ -42,8 +41,8 @@ class LuminaModel(LinedImageModel[Lumina, Chameleon]):
     def _cleans(self) -> dict[str, Clean]:
         return {"weights": partial(clean_lumina, config=self.transformer), "tokenizer": clean_chameleon}
 
-    def _read_text(self, device: torch.device | str) -> tuple[LinedTokens, str]:
+    def _read_text(self, device: torch.device | str) -> tuple[FramedTokens, str]:
         if self.weights == "random":
-            return hash_tokens(self.transformer), ""
-        make = partial(read_tokens, config=self.transformer)
+            return hash_lines(self.transformer), ""
+        make = partial(read_lumina, config=self.transformer)
         return read_tokenizer(self.sources["text"], make, "Lumina-mGPT")

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kvbench.models.parts.decoder import PromptedImageConfig
-from kvbench.models.parts.tokens import FramedTokens, hash_words
 
 SPECIAL = 6
 """Number of special tokens, neither words nor codes, that a text and its image need."""
@@ -30,27 +29,6 @@ class LinedImageConfig(PromptedImageConfig):
     def line(self) -> int:
         """Tokens of a line, its codes and a newline; the last line has a newline too."""
         return self.image[1] + 1
-
-
-class LinedTokens(FramedTokens):
-    """Tokens of a prompt in its frame, and of an image.
-
-    Args:
-        pad, read, drop: as in `FramedTokens`.
-        newline: token that ends a line, and only a line.
-        codes: int64 [tokens], the image code of each token, -1 where it is no code.
-    """
-
-    def __init__(
-        self,
-        pad: int,
-        read: Callable[[str], list[int]],
-        drop: Callable[[list[int]], list[int]],
-        newline: int,
-        codes: Tensor,
-    ) -> None:
-        super().__init__(pad, read, drop)
-        self.newline, self.codes = newline, codes
 
 
 def forbid(codes: Tensor, newline: int, line: int) -> Callable[[int], Tensor]:
@@ -85,21 +63,3 @@ def read_codes(
     if sorted(found) != [*range(first, first + codes)] or sorted(found.values()) != [*range(codes)]:
         raise ValueError(f"its image tokens are not {codes} codes from number {first} on")
     return torch.tensor([-1] * first + [found[token] for token in sorted(found)])
-
-
-def hash_tokens(config: LinedImageConfig, suffix: str = "", negative: str | None = None) -> LinedTokens:
-    """Return a stand-in for a tokenizer without its file.
-
-    Args:
-        config: shape of the model.
-        suffix: text after every prompt.
-        negative: prompt of the unconditional branch; None for a branch that begins with the image.
-    """
-    image, first = [3, 4, 5], SPECIAL + config.codes
-
-    def read(prompt: str) -> list[int]:
-        return [0, *hash_words(prompt.split(), first, config.vocabulary), 2, *image]
-
-    unconditional = image if negative is None else read(negative)
-    codes = torch.arange(-SPECIAL, config.codes).clamp(min=-1)
-    return LinedTokens(0, lambda prompt: read(prompt + suffix), lambda _: [*unconditional], 1, codes)

@@ -35,18 +35,26 @@ class Tokenizer(ABC):
 
 
 class FramedTokens(Tokenizer):
-    """Tokens of a prompt and of the frame around it.
+    """Tokens of a prompt and of the frame around it, and of an image.
 
     Args:
         pad: token that pads short prompts in front.
         read: returns the tokens of a prompt, from the beginning of the text to the beginning of the image.
         drop: returns the tokens of the unconditional branch from the tokens of its prompt.
+        newline: token that ends a line of an image, and only a line; None for images without lines.
+        codes: int64 [tokens], the image code of each token, -1 where it is no code; None if no token is one.
     """
 
     def __init__(
-        self, pad: int, read: Callable[[str], list[int]], drop: Callable[[list[int]], list[int]]
+        self,
+        pad: int,
+        read: Callable[[str], list[int]],
+        drop: Callable[[list[int]], list[int]],
+        newline: int | None = None,
+        codes: Tensor | None = None,
     ) -> None:
         self.pad, self._read, self._drop = pad, read, drop
+        self.newline, self.codes = newline, codes
 
     def encode(self, prompt: str) -> list[int]:
         """Return the tokens of a prompt in its frame."""

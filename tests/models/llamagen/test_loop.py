@@ -1,7 +1,9 @@
 """LlamaGen's transformer, sampling and loop: equal to the official ones, run by run and on the engine."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -11,14 +13,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
-from kvbench.models import image_loop
 from kvbench.models import noise as noise_module
+from kvbench.models import token_loop
 from kvbench.models.base import Cache, NotFinite, TextFeatures
 from kvbench.models.files import parameters
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import Noise, PromptNoise
 from kvbench.models.parts.sampling import TokenSampling, draw_token, guide, truncate
+from tests.support import drawing
 from tests.support.drawing import Silence
 from tests.support.engine import open_cache
 from tests.support.reference import OneStream
@@ -32,11 +35,7 @@ from tests.support.reference_llamagen import (
     transformer,
 )
 
-TOLERANCE = 2e-4
-
-
-def close(found: Tensor, expected: Tensor, atol: float = TOLERANCE) -> None:
-    torch.testing.assert_close(found, expected, atol=atol, rtol=0)
+close = partial(drawing.close, atol=2e-4)
 
 
 def sampling_of(run: str) -> LlamaGenSampling:
@@ -87,9 +86,16 @@ def generate(model: LlamaGen, kind: str, run: str, cache: Cache) -> Tensor:
     given = meta()["runs"][f"{kind}.{run}"]
     noise = OneStream(given["seed"], 2) if given["sample_logits"] else Silence(2)
     padding = padding_of(run) * sampling.branches if kind == "t2i" else None
-    return image_loop.draw_image_tokens(
-        model, condition, segments_of(CONFIGS[kind]), cache, noise, sampling, padding=padding
-    )
+    return draw(model, condition, cache, noise, sampling, padding=padding)
+
+
+def draw(
+    model: LlamaGen, condition: Tensor, cache: Cache, noise: Noise, sampling: TokenSampling, **more: Any
+) -> Tensor:
+    segments = more.pop("segments", None) or segments_of(model.config)
+    return token_loop.draw_tokens(
+        model, condition, segments, cache, noise, token_loop.ImageHead(sampling), **more
+    ).tokens
 
 
 def padding_of(run: str) -> list[int]:
@@ -141,7 +147,7 @@ def test_bfloat16_gives_official_tokens(backends: list[SDPBackend], monkeypatch:
         choices.append(draw_token(logits, sampling, noise))
         return expected["tokens"][:, len(choices) - 1]
 
-    monkeypatch.setattr(image_loop, "draw_token", feed)
+    monkeypatch.setattr(token_loop, "draw_token", feed)
     model = transformer("c2i").bfloat16()
     seen = Recorded(model, monkeypatch)
     with sdpa_kernel(backends):
@@ -196,9 +202,7 @@ def test_equals_a_decoder_written_head_by_head(kind: str, monkeypatch: pytest.Mo
     noise, sampling = PromptNoise(0, (0, 1)), LlamaGenSampling(cfg=1.0, top_k=0)
     with torch.inference_mode():
         condition = model.cls_embedding(given, guided=False)
-        drawn = image_loop.draw_image_tokens(
-            model, condition, segments_of(config), engine(config, 1), noise, sampling
-        )
+        drawn = draw(model, condition, engine(config, 1), noise, sampling)
         x = torch.cat((condition, model.tok_embeddings(drawn)), 1)
         logits = slow_decoder(model.state_dict(), config, x)[:, config.condition - 1 : -1].float()
     again = PromptNoise(0, (0, 1))
@@ -207,9 +211,7 @@ def test_equals_a_decoder_written_head_by_head(kind: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(noise_module, "MIN_THREADED", 1)  # a second thread draws
     ahead = PromptNoise(0, (0, 1))
     with torch.inference_mode():
-        beside = image_loop.draw_image_tokens(
-            model, condition, segments_of(config), engine(config, 1), ahead, sampling
-        )
+        beside = draw(model, condition, engine(config, 1), ahead, sampling)
     assert torch.equal(beside, drawn)
     assert torch.equal(ahead.draw(9), again.draw(9))  # as many numbers were drawn
 
@@ -221,7 +223,7 @@ def test_sampling_is_the_official_one(setting: int) -> None:
     sampling = LlamaGenSampling(cfg=1.0, **given)
     found = truncate(expected["logits"], sampling)
     assert torch.equal(found, expected[f"filtered.{setting}"])
-    close(found.softmax(-1), expected[f"probs.{setting}"], 1e-6)
+    close(found.softmax(-1), expected[f"probs.{setting}"], atol=1e-6)
     drawn = draw_token(expected["logits"], sampling, OneStream(seed, 3))
     assert torch.equal(drawn, expected[f"idx.{setting}"][:, 0])
 
@@ -233,7 +235,7 @@ def test_the_first_two_tokens_are_always_guided() -> None:
         sampling = LlamaGenSampling(cfg=3.0, cfg_interval=interval)
         for token in range(9):
             expected = guided if token < tokens else logits[:2]
-            close(guide(logits, sampling, token), expected, 1e-6)
+            close(guide(logits, sampling, token), expected, atol=1e-6)
     assert guide(logits, LlamaGenSampling(cfg=1.0), 0) is logits
 
 
@@ -243,14 +245,8 @@ def test_segments_do_not_matter_where_everything_is_kept(chunk: int) -> None:
     segments = segments_of(CONFIGS["c2i"], chunk)
     assert [segments[0].length, segments[-1].end] == [1, 36]
     assert {segment.length for segment in segments[1:-1]} <= {chunk}
-    found = image_loop.draw_image_tokens(
-        model,
-        condition_of(model, "c2i", True),
-        segments,
-        engine(CONFIGS["c2i"], 2, chunk),
-        OneStream(1, 2),
-        sampling_of("c2i.sampled"),
-    )
+    given = (condition_of(model, "c2i", True), engine(CONFIGS["c2i"], 2, chunk), OneStream(1, 2))
+    found = draw(model, *given, sampling_of("c2i.sampled"), segments=segments)
     assert torch.equal(found, expected)
 
 
@@ -266,11 +262,4 @@ def test_logits_that_are_not_finite_are_named() -> None:
     model.cls_embedding.embedding_table.weight[4] = torch.nan
     condition = model.cls_embedding(torch.tensor([1, 4]), guided=False)
     with pytest.raises(NotFinite, match=r"prompt 1 of the batch, scale 0"):
-        image_loop.draw_image_tokens(
-            model,
-            condition,
-            segments_of(CONFIGS["c2i"]),
-            engine(CONFIGS["c2i"], 1),
-            PromptNoise(0, (0, 1)),
-            LlamaGenSampling(cfg=1.0),
-        )
+        draw(model, condition, engine(model.config, 1), PromptNoise(0, (0, 1)), LlamaGenSampling(cfg=1.0))
