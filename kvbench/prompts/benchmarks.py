@@ -1,7 +1,5 @@
 """Benchmark prompt sets: COCO, GenEval, UniGenBench, OneIG, HPSv2, DPG, PartiPrompts. Their texts are not included."""
 
-import csv
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +12,7 @@ from kvbench.eval.alignment.oneig import CLASSES
 from kvbench.eval.files.samples import REWRITTEN_FROM
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import Line
-from kvbench.prompts.base import check_choices
-from kvbench.prompts.sets import PromptEntry, PromptSet, read_file
+from kvbench.prompts.sets import PromptEntry, PromptSet, TableSet, read_file
 
 REWRITTEN_SOURCE = (
     "Needed: a JSON object with a text for every prompt, such as Infinity's prompt_rewrite_cache.json "
@@ -126,25 +123,18 @@ class GenEval2(PromptSet):
 
 
 @dataclass(frozen=True)
-class UniGenBench(PromptSet):
+class UniGenBench(TableSet):
     """The 600 English prompts of UniGenBench++ (arXiv:2510.18701): a table with columns index and prompt_en."""
 
     per_prompt: int = 4
+    columns: ClassVar[Mapping[str, str]] = {"unigenbench_index": "index"}
     source: ClassVar[str] = (
         "data/test_prompts_en.csv of https://github.com/CodeGoat24/UniGenBench (CC BY 4.0)"
     )
 
-    def entries(self, path: Path) -> list[PromptEntry]:
-        """Read the prompts, each with its number in the table, `unigenbench_index`."""
-        rows = read_file(path, lambda text: list(csv.DictReader(io.StringIO(text, newline=""))))
-        return [
-            (_read_cell(path, row, "prompt_en"), {"unigenbench_index": _read_cell(path, row, "index")})
-            for row in rows
-        ]
-
 
 @dataclass(frozen=True)
-class OneIg(PromptSet):
+class OneIg(TableSet):
     """The 1120 English prompts of OneIG-Bench (arXiv:2506.07977): a table with columns category, id and prompt_en.
 
     Attributes:
@@ -152,30 +142,23 @@ class OneIg(PromptSet):
     """
 
     per_prompt: int = 4
-    classes: tuple[str, ...] = tuple(ONEIG_CLASSES.values())
+    classes: tuple[str, ...] = CLASSES
+    columns: ClassVar[Mapping[str, str]] = {"oneig_class": "category", "oneig_id": "id"}
+    parts: ClassVar[tuple[str, str, tuple[str, ...]]] = ("classes", "oneig_class", CLASSES)
     source: ClassVar[str] = (
         "OneIG-Bench.csv of https://github.com/OneIG-Bench/OneIG-Benchmark (CC BY-NC 4.0, not commercial)"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choices("classes", self.classes, tuple(ONEIG_CLASSES.values()))
-
     def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts, each with the folder of its class, `oneig_class`, and its number in it, `oneig_id`."""
-        rows = read_file(path, lambda text: list(csv.DictReader(io.StringIO(text, newline=""))))
-        entries: list[PromptEntry] = []
-        for row in rows:
-            category = _read_cell(path, row, "category")
-            if category not in ONEIG_CLASSES:
-                raise ConfigError(f"prompts.path={path}: {category} is not one of {', '.join(ONEIG_CLASSES)}")
-            meta: dict[str, object] = {
-                "oneig_class": ONEIG_CLASSES[category],
-                "oneig_id": _read_cell(path, row, "id"),
-            }
-            if meta["oneig_class"] in self.classes:
-                entries.append((_read_cell(path, row, "prompt_en"), meta))
-        return entries
+        entries = super().entries(path)
+        if unknown := [
+            meta["oneig_class"] for _, meta in entries if meta["oneig_class"] not in ONEIG_CLASSES
+        ]:
+            raise ConfigError(f"prompts.path={path}: {unknown[0]} is not one of {', '.join(ONEIG_CLASSES)}")
+        return [
+            (text, {**meta, "oneig_class": ONEIG_CLASSES[str(meta["oneig_class"])]}) for text, meta in entries
+        ]
 
 
 @dataclass(frozen=True)
@@ -194,14 +177,11 @@ class HpsV2(PromptSet):
         )
         for style in STYLES
     )
+    parts: ClassVar[tuple[str, str, tuple[str, ...]]] = ("styles", "style", STYLES)
     source: ClassVar[str] = (
         "anime.json, concept-art.json, paintings.json and photo.json (folder `benchmark` of the Hub's dataset "
         "zhwang/HPDv2) into one folder"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choices("styles", self.styles, STYLES)
 
     def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts style by style, each with its style."""
@@ -234,26 +214,18 @@ class Dpg(PromptSet):
 
 
 @dataclass(frozen=True)
-class Parti(PromptSet):
+class Parti(TableSet):
     """The 1632 PartiPrompts (Yu et al., arXiv:2206.10789): a table with columns Prompt, Category and Challenge."""
 
+    text: ClassVar[str] = "Prompt"
+    columns: ClassVar[Mapping[str, str]] = {"category": "Category", "challenge": "Challenge"}
+    tabs: ClassVar[bool] = True
     files: ClassVar[tuple[Weight, ...]] = (
         Weight(
             "PartiPrompts.tsv",
             url="https://raw.githubusercontent.com/google-research/parti/main/PartiPrompts.tsv",
         ),
     )
-
-    def entries(self, path: Path) -> list[PromptEntry]:
-        """Read the prompts, each with category and challenge."""
-        rows = read_file(path, _split_columns)
-        return [
-            (
-                _read_cell(path, row, "Prompt"),
-                {key.lower(): _read_cell(path, row, key) for key in ("Category", "Challenge")},
-            )
-            for row in rows
-        ]
 
 
 def _read_lines(path: Path, check: Callable[[dict[str, object]], object], what: str) -> list[PromptEntry]:
@@ -270,17 +242,3 @@ def _read_lines(path: Path, check: Callable[[dict[str, object]], object], what: 
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ConfigError(f"prompts.path={path}: line {number} is not {what}") from None
     return entries
-
-
-def _read_cell(path: Path, row: Mapping[str, str | None], column: str) -> str:
-    value = row.get(column)
-    if value is None:
-        raise ConfigError(f"prompts.path={path}: no column {column}, or a line without it")
-    return value.strip()
-
-
-def _split_columns(text: str) -> list[dict[str, str | None]]:
-    try:
-        return list(csv.DictReader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE))
-    except csv.Error as error:
-        raise ValueError(error) from None

@@ -9,7 +9,6 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.eval.distribution.mjhq import CATEGORIES
 from kvbench.eval.files.weights import Weight
-from kvbench.prompts.base import check_choices
 from kvbench.prompts.sets import PromptEntry, PromptSet, read_file
 
 
@@ -28,16 +27,13 @@ class Mjhq30k(PromptSet):
             url="https://huggingface.co/datasets/playgroundai/MJHQ-30K/resolve/main/meta_data.json",
         ),
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choices("categories", self.categories, CATEGORIES)
+    parts: ClassVar[tuple[str, str, tuple[str, ...]]] = ("categories", "category", CATEGORIES)
 
     def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts, each with its category and the name of its real image, `image_id`."""
         contents = read_file(path, parse_json)
         try:
-            entries = [
+            entries: list[PromptEntry] = [
                 (str(entry["prompt"]).strip(), {"category": str(entry["category"]), "image_id": name})
                 for name, entry in contents.items()
             ]
@@ -45,9 +41,9 @@ class Mjhq30k(PromptSet):
             raise ConfigError(
                 f"prompts.path={path}: not MJHQ-30K's meta_data.json (a JSON object of category and prompt by image)"
             ) from None
-        if unknown := {meta["category"] for _, meta in entries} - set(CATEGORIES):
+        if unknown := {str(meta["category"]) for _, meta in entries} - set(CATEGORIES):
             raise ConfigError(f"prompts.path={path}: {min(unknown)} is not a category of MJHQ-30K")
-        return [(text, {**meta}) for text, meta in entries if meta["category"] in self.categories]
+        return entries
 
 
 @dataclass(frozen=True)

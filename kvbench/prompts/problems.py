@@ -32,6 +32,8 @@ class Problems(PromptSet):
 
     fields: ClassVar[str] = f"{QUESTION_KEYS[0]} and {ANSWER_KEYS[0]}"
     optional: ClassVar[Mapping[str, str]] = OPTIONAL_KEYS
+    without: ClassVar[str] = ""
+    """Field of lines that are left out, where it is true."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,17 +55,13 @@ class Problems(PromptSet):
                 f"prompts.path={path}: line {number} is not a problem ({error}); needed: JSON with {self.fields}. "
                 f"{self.remedy()}"
             ) from None
-        if not self.takes(line):
+        if line.get(self.without):
             return None
         meta = {name: line[key] for key, name in self.optional.items() if key in line}
         text = question if self.instruction is None else f"{question}\n{self.instruction}"
         if self.frame is not None:
             text = self.frame.replace("{question}", question)
         return text, {**meta, "answer": answer}
-
-    def takes(self, line: Mapping[str, object]) -> bool:
-        """Return whether a line's problem belongs to the set."""
-        return True
 
     def read_problem(self, line: Mapping[str, object]) -> tuple[str, str]:
         """Return a line's problem and its answer.
@@ -148,15 +146,6 @@ class Gsm8k(Problems):
         ),
     )
 
-    def read_problem(self, line: Mapping[str, object]) -> tuple[str, str]:
-        """Return a line's problem and its answer.
-
-        Raises:
-            ValueError: the line has no problem or no answer.
-        """
-        question, answer = (_find(line, names) for names in (QUESTION_KEYS, ANSWER_KEYS))
-        return question.strip(), self.read_answer(answer).strip()
-
     def read_answer(self, text: str) -> str:
         """Return the number after the solution, without commas."""
         return text.rpartition("####")[2].strip().replace(",", "")
@@ -170,10 +159,7 @@ class UMath(Problems):
     """
 
     source: ClassVar[str] = _name_dataset("toloka/u-math", "test", "umath.jsonl")
-
-    def takes(self, line: Mapping[str, object]) -> bool:
-        """Return whether a problem has no image."""
-        return not line.get("has_image")
+    without: ClassVar[str] = "has_image"
 
 
 @dataclass(frozen=True)

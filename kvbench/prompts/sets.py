@@ -1,7 +1,9 @@
-"""Base of published prompt sets: their files, and the choice of prompts."""
+"""Bases of published prompt sets: their files, and the choice of prompts."""
 
+import csv
+import io
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -11,7 +13,7 @@ from kvbench.core.files import read_text, resolve_path
 from kvbench.eval.files.fetch import download_file
 from kvbench.eval.files.prompt_lines import check_letters
 from kvbench.eval.files.weights import Weight, WeightError
-from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
+from kvbench.prompts.base import Prompt, check_choices, check_counts, check_total, leave_out, repeat
 
 CACHE = "~/.cache/kvbench/prompts"
 
@@ -41,12 +43,17 @@ class PromptSet:
     files: ClassVar[tuple[Weight, ...]] = ()
     source: ClassVar[str] = ""
     """Instructions for sets without a single address."""
+    parts: ClassVar[tuple[str, str, tuple[str, ...]] | None] = None
+    """Field that chooses parts of the set, metadata that has the part of a prompt, and all parts; None without any."""
 
     def __post_init__(self) -> None:
         check_counts(count=self.count, per_prompt=self.per_prompt)
+        if self.parts is not None:
+            field, _, known = self.parts
+            check_choices(field, getattr(self, field), known)
 
     def entries(self, path: Path) -> list[PromptEntry]:
-        """Read all prompts of the set, in the order of its files."""
+        """Read all prompts of the set, in the order of its files; parts that are not chosen are left out later."""
         raise NotImplementedError
 
     def load(self) -> list[Prompt]:
@@ -73,6 +80,9 @@ class PromptSet:
     def _read_all(self) -> list[PromptEntry]:
         path = self._find_files()
         entries = self.entries(path)
+        if self.parts is not None:
+            field, key, _ = self.parts
+            entries = [entry for entry in entries if entry[1][key] in getattr(self, field)]
         if not entries:
             raise ConfigError(f"prompts.path={path}: contains no prompts")
         if blank := [number for number, (text, _) in enumerate(entries) if not text.strip()]:
@@ -115,6 +125,36 @@ class PromptSet:
         fetched = ", or set prompts.download=true" if self.files else ""
         source = self.source or f"{Path(self.files[0].url).name} from {self.files[0].url}"
         return f"Get {source} and set prompts.path to it{fetched}"
+
+
+@dataclass(frozen=True)
+class TableSet(PromptSet):
+    """Base of sets in a table, of commas and quotes or of tabs; a line is a prompt."""
+
+    text: ClassVar[str] = "prompt_en"
+    """Column of the prompts."""
+    columns: ClassVar[Mapping[str, str]] = {}
+    """Other columns that are read, by the name that they have in the metadata."""
+    tabs: ClassVar[bool] = False
+
+    def entries(self, path: Path) -> list[PromptEntry]:
+        """Read the prompts, each with the cells of `columns`."""
+        columns = (self.text, *self.columns.values())
+        entries: list[PromptEntry] = []
+        for row in read_file(path, self._split):
+            if lacking := [column for column in columns if row.get(column) is None]:
+                raise ConfigError(f"prompts.path={path}: no column {lacking[0]}, or a line without it")
+            text, *cells = (row[column].strip() for column in columns)
+            entries.append((text, dict(zip(self.columns, cells, strict=True))))
+        return entries
+
+    def _split(self, text: str) -> list[dict[str, str]]:
+        try:
+            if self.tabs:
+                return list(csv.DictReader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE))
+            return list(csv.DictReader(io.StringIO(text, newline="")))
+        except csv.Error as error:
+            raise ValueError(error) from None
 
 
 def read_file(path: Path, parse: Callable[[str], T]) -> T:
