@@ -1,7 +1,8 @@
-"""Every method of next-scale models on a tape: the pixels and the ledger of launches, for one prompt after another."""
+"""Recorded scales under every method: the draws and the ledger of launches, and no wait on a simulated GPU."""
 
+import importlib
 import re
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,72 +10,61 @@ import torch
 from torch import Tensor
 
 from benchmarks.support.build import built, composed
+from benchmarks.support.device_watch import DeviceWatch, list_tensors
 from benchmarks.support.tape import Tape
-from kvbench.core.budget import Budget
-from kvbench.core.graphs import GraphRecorder
+from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
-from kvbench.engine.ledger import Ledger
 from kvbench.engine.schedule import predict_row_lengths
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.calibration import Observer
+from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.models.noise import PromptNoise
+from tests.support.engine import open_cache, prepared
 from tests.support.marks import slow_except
 from tests.support.methods import methods_for
 from tests.support.places import ROOT
+from tests.support.scale_models import SPEC, Draw, infinity, var
+from tests.support.small_models import load
 
-PROMPTS = {
-    "infinity_tiny": (
-        ("a red circle", "a blue cross"),
-        ("a green ring", "two red rings"),
-        ("a cyan cross",) * 2,
-    ),
-    "var_tiny": (("1", "2"), ("3", "4"), ("5", "0")),
+METHODS = methods_for("next-scale")
+EMBEDDED = {
+    "infinity_tiny": ["a red circle", "a blue cross", "a green ring", "two red rings"],
+    "var_tiny": ["1", "2", "3", "4"],
 }
-QUICK = {("var_tiny", "snapkv"), ("infinity_tiny", "h2o")}
 
 
-@cache
-def loaded(name: str) -> Any:
-    model = built(composed([f"model={name}"])["model"])
-    model.load("cpu")
-    return model
+FEWER = {"scale_groups": ("method.condensed=1",)}
+"""Settings that fit four scales."""
+SHALLOW = ("model.pixels=0.06M", "model.transformer.depth=2", "model.transformer.block_chunks=1")
 
 
-def prepared(model: str, name: str, budget: str, *overrides: str) -> Method:
-    spec = loaded(model).spec
-    method: Method = built(composed([f"model={model}", f"method={name}", *overrides])["method"])
+def ready(name: str, spec: ModelSpec, *overrides: str) -> tuple[Method, Artifact | None]:
+    """A method, and random numbers for what it calibrates."""
+    method: Method = built(composed([f"method={name}", *overrides])["method"])
     needs = method.needs()
-    artifact = needs.make_stand_in(spec) if isinstance(needs, Observer) else None
-    method.prepare(spec, Budget.parse("1" if name == "full" else budget, spec), artifact)
-    return method
+    return method, needs.make_stand_in(spec) if isinstance(needs, Observer) else None
 
 
-def open_cache(model: str, method: Method, record: GraphRecorder | None = None) -> KVCache:
-    one = loaded(model)
-    options = {"rotation": one.key_rotation(), "projection": one.output_projection}
-    return KVCache(one.spec, method, dtype=torch.float32, record=record, **options)
-
-
-def generate(model: str, cache: KVCache, number: int) -> tuple[Tensor, Ledger]:
-    one, prompts = loaded(model), PROMPTS[model][number]
-    cache.prompts = [2 * number, 2 * number + 1]
-    images = one.generate([*prompts], cache, PromptNoise(0, cache.prompts))
-    cache.ledger.read_unprotected(one.spec.heads)
-    return images, cache.ledger
-
-
-def check(model: str, name: str, budget: str, *overrides: str) -> None:
-    tape = Tape()
-    plain = open_cache(model, prepared(model, name, budget, *overrides))
-    recorded = open_cache(model, prepared(model, name, budget, *overrides), tape)
+def check(draw: Draw, spec: ModelSpec, name: str, budget: str, *overrides: str) -> None:
+    """A tape draws the same and counts the same, for one batch after another."""
+    tape, budget = Tape(), "1" if name == "full" else budget
+    options = {"rotation": draw.rotation, "projection": draw.project}
+    caches = []
+    for record in (None, tape):
+        method, artifact = ready(name, spec, *overrides)
+        caches.append(open_cache(method, spec, budget, artifact, record=record, **options))
+    plain, recorded = caches
     assert (recorded.repetitions is None) == (recorded.method.graph_obstacle is not None)
     if recorded.repetitions is None:
         return
-    for number in range(len(PROMPTS[model])):
-        (expected, counts), (found, told) = (generate(model, one, number) for one in (plain, recorded))
-        assert torch.equal(found, expected)
-        assert told == counts
-    scales = len(loaded(model).spec.segments)
+    for number in range(3):
+        found = []
+        for one in (plain, recorded):
+            one.prompts = [2 * number, 2 * number + 1]
+            found.append(draw(one, 2, number, words=3))
+            one.ledger.read_unprotected(spec.heads)
+        assert torch.equal(*found)
+        assert recorded.ledger == plain.ledger
+    scales = len(spec.segments)
     assert (tape.recorded, tape.repeated) == (scales, 2 * scales)
 
 
@@ -84,18 +74,13 @@ def _same_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.models.infinity.loop.PADDING_MULTIPLE", 1)
 
 
-@pytest.mark.parametrize(
-    ("model", "name"),
-    slow_except(
-        QUICK.__contains__, [(model, name) for model in PROMPTS for name in methods_for("next-scale")]
-    ),
-)
-def test_a_tape_draws_the_same_pixels(model: str, name: str) -> None:
-    for budget in ("0.3", "0.6"):
-        check(model, name, budget)
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("model", [infinity, var])
+def test_a_tape_draws_the_same_codes(model: Callable[[], Draw], name: str) -> None:
+    for budget in ("0.6", "0.8"):
+        check(model(), SPEC, name, budget, "sinks=1", *FEWER.get(name, ()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
@@ -108,14 +93,66 @@ def test_a_tape_draws_the_same_pixels(model: str, name: str) -> None:
     ],
 )
 def test_settings_that_change_what_is_recorded(name: str, overrides: tuple[str, ...]) -> None:
-    check("var_tiny", name, "0.3", *overrides)
+    check(var(), SPEC, name, "0.6", "sinks=1", *overrides)
 
 
-def test_a_method_without_an_obstacle_knows_its_lengths() -> None:
-    for name in methods_for("next-scale"):
-        method = prepared("var_tiny", name, "0.6")
-        if method.graph_obstacle is None:
-            assert predict_row_lengths(method.spec, method) is not None, name
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "name"), [("var_tiny", "snapkv"), ("infinity_tiny", "h2o")])
+def test_a_tape_draws_the_same_pixels(model: str, name: str) -> None:
+    one = load(f"model={model}")
+
+    def draw(cache: KVCache, prompts: int, number: int, _: int | None) -> Tensor:
+        return one.generate(EMBEDDED[model][number : number + prompts], cache, PromptNoise(0, cache.prompts))
+
+    check(Draw(draw, one.key_rotation(), one.output_projection), one.spec, name, "0.3", f"model={model}")
+
+
+class Strict(DeviceWatch):
+    """Refuses what a capture refuses."""
+
+    def note_read(self, number: Tensor) -> None:
+        """A number is read on the host."""
+        raise AssertionError("a number is read on the host")
+
+    def note_operation(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> None:
+        """Tensors of the host that have dimensions are copied, whatever the operation."""
+        tensors = [tensor for tensor in list_tensors((args, kwargs)) + results if tensor.dim()]
+        assert len({tensor.device.type for tensor in tensors}) < 2, func
+
+
+def obstacle(name: str) -> str | None:
+    return built(composed([f"method={name}"])["method"]).graph_obstacle
+
+
+@pytest.mark.parametrize(
+    "name", slow_except(("snapkv",).__contains__, [name for name in METHODS if obstacle(name) is None])
+)
+def test_a_recording_waits_for_nothing(name: str) -> None:
+    """Host reads and host copies of recorded work on a simulated GPU: there are none."""
+    pytest.importorskip("triton")
+    fake_gpu = importlib.import_module("benchmarks.support.fake_gpu")
+
+    class Checked(fake_gpu.CountedReplays):
+        def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+            with Strict():
+                return super().__call__(work)
+
+    budget = "1" if name == "full" else "0.3"
+    words = ["model=infinity_2b", f"method={name}", f"budget={budget}", *SHALLOW]
+    model, method = fake_gpu.prepare(words)
+    record = Checked()
+    fake_gpu.run(model, method, 2, DeviceWatch(), before=2, record=record)
+    assert record.replays == len(model.spec.segments)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if obstacle(name) is None])
+def test_a_method_without_an_obstacle_knows_its_lengths(name: str) -> None:
+    spec = load("model=var_tiny").spec
+    method, artifact = ready(name, spec, "model=var_tiny")
+    assert (
+        predict_row_lengths(spec, prepared(method, spec, "1" if name == "full" else "0.6", artifact))
+        is not None
+    )
 
 
 def test_the_page_lists_what_is_recorded() -> None:
@@ -124,9 +161,5 @@ def test_the_page_lists_what_is_recorded() -> None:
     text = page.partition("| why no scale is recorded |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.+) \|$", text, re.MULTILINE)
     listed = {name: reason for names, reason in rows for name in re.findall(r"\w+", names)}
-    found = {
-        name: obstacle
-        for name in (*methods_for("next-scale"), "kvpress")
-        if (obstacle := built(composed([f"method={name}"])["method"]).graph_obstacle) is not None
-    }
-    assert listed == found
+    found = {name: obstacle(name) for name in (*METHODS, "kvpress")}
+    assert listed == {name: reason for name, reason in found.items() if reason is not None}

@@ -56,8 +56,8 @@ def official(name: str) -> Any:
 
 
 def write_twin(name: str, folder: Path) -> Any:
-    """Write a model's folder with its tokenizer, and return the model."""
+    """Write a model's folder in shards, as the Hub has it, with its tokenizer, and return the model."""
     model = official(name)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size="40KB")
     write_tokenizer(folder)
     return model

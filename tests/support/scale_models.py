@@ -1,6 +1,7 @@
 """Small models that draw scale by scale, with random weights, as functions of a cache."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -10,6 +11,7 @@ from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
 from kvbench.models.base import TextFeatures
 from kvbench.models.infinity.loop import draw_bit_scales
+from kvbench.models.infinity.rope import compute_rotations
 from kvbench.models.infinity.sampling import Sampling
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
@@ -22,8 +24,23 @@ from kvbench.models.var.transformer import VAR, VARConfig
 SIDES = (1, 2, 3, 4)
 SEGMENTS = next_scale([(side, side) for side in SIDES])
 SPEC = ModelSpec("small", 2, 2, 16, SEGMENTS, 2)
-Draw = Callable[[KVCache, int, int], Tensor]
-"""(cache, prompts, seed) -> the sum of codes."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """(cache, prompts, seed) -> the sum of codes; `words` is the length of all texts, drawn by the seed without it.
+
+    Attributes:
+        rotation: of keys, as caches have it.
+        project: output projection of a layer.
+    """
+
+    run: Callable[..., Tensor]
+    rotation: Tensor | None
+    project: Callable[[int], Tensor]
+
+    def __call__(self, cache: KVCache, prompts: int, seed: int, words: int | None = None) -> Tensor:
+        return self.run(cache, prompts, seed, words)
 
 
 def at_random(*networks: nn.Module) -> None:
@@ -41,14 +58,15 @@ def infinity() -> Draw:
     tokenizer = BSQ(BSQConfig(bits=4, base=32, encoder_widths=(32,), decoder_widths=(32,), blocks=1))
     at_random(transformer, tokenizer)
 
-    def draw(cache: KVCache, prompts: int, seed: int) -> Tensor:
+    def draw(cache: KVCache, prompts: int, seed: int, words: int | None) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        lengths = tuple(int(n) for n in torch.randint(1, 9, (prompts,), generator=generator))
+        lengths = tuple(words or int(n) for n in torch.randint(1, 9, (prompts,), generator=generator))
         text = TextFeatures(torch.randn(sum(lengths), 128, generator=generator), lengths)
         noise = PromptNoise(seed, range(prompts))
         return draw_bit_scales(transformer, tokenizer, text, SEGMENTS, cache, noise, Sampling())
 
-    return draw
+    rotation = compute_rotations(SEGMENTS, (4, 4), SPEC.head_dim, 10_000.0, "cpu")
+    return Draw(draw, rotation, lambda layer: transformer.layers[layer].sa.proj.weight)
 
 
 @lru_cache
@@ -58,10 +76,10 @@ def var() -> Draw:
     tokenizer = VQVAE(VQConfig(16, 4, (32,), blocks=1))
     at_random(transformer, tokenizer)
 
-    def draw(cache: KVCache, prompts: int, seed: int) -> Tensor:
+    def draw(cache: KVCache, prompts: int, seed: int, _: int | None) -> Tensor:
         labels = torch.arange(prompts) + seed % 3
         return draw_token_scales(
             transformer, tokenizer, labels, cache, PromptNoise(seed, range(prompts)), VARSampling()
         )
 
-    return draw
+    return Draw(draw, None, lambda layer: transformer.layers[layer].attn.proj.weight)

@@ -1,28 +1,35 @@
-"""Decoders of the Llama kind give logits and greedy texts of transformers on the same folder, on the engine."""
+"""Decoders of the Llama kind give logits and greedy texts of transformers on the same files, on the engine."""
 
+import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.weights import Source
 from kvbench.models.llama.model import LlamaModel
 from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.text_sampling import TextSampling
 from tests.support import reference_qwen3 as reference
-from tests.support.reference_llama import TWINS, write_twin
+from tests.support.reference_llama import TWINS, official, write_twin
 from tests.support.reference_qwen3 import END, WORDS
 from tests.support.small_models import full
 
 pytest.importorskip("transformers")
-PROMPTS = [[5, 9, 20, 33, 41, 96, 7], [3, 88], [60, 61, 62, 2]]
+UNEQUAL = [[5, 9, 20, 33, 41, 96, 7], [3, 88], [60, 61, 62, 2]]
+EQUAL = [[5, 9, 20, 33], [3, 88, 17, 4]]
+UP = "model.layers.1.mlp.up_proj.weight"
 each = pytest.mark.parametrize("name", TWINS)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
-    """A folder and transformers' model, by name of the twin."""
+    """A folder of shards and transformers' model, by name of the twin."""
     made = {}
     for name in TWINS:
         folder = tmp_path_factory.mktemp(name)
@@ -36,29 +43,96 @@ def reading(folder: Path, **settings: Any) -> LlamaModel:
     return LlamaModel(name="twin", sampling=TextSampling(0), sources=sources, **sizes)
 
 
-@each
-def test_logits_are_those_of_transformers(folders: dict[str, tuple[Path, Any]], name: str) -> None:
-    folder, official = folders[name]
-    one = reading(folder)
+def load(folder: Path, **settings: Any) -> LlamaModel:
+    one = reading(folder, **settings)
     one.load("cpu")
-    answers = torch.randint(2, 97, (len(PROMPTS), 25), generator=torch.Generator().manual_seed(1))
-    expected = reference.official_logits(official, PROMPTS, answers)
+    return one
+
+
+@each
+@pytest.mark.parametrize("prompts", [UNEQUAL, EQUAL], ids=["unequal", "equal"])
+def test_logits_are_those_of_transformers(
+    folders: dict[str, tuple[Path, Any]], name: str, prompts: list[list[int]]
+) -> None:
+    folder, theirs = folders[name]
+    answers = torch.randint(2, 97, (len(prompts), 25), generator=torch.Generator().manual_seed(1))
+    expected = reference.official_logits(theirs, prompts, answers)
     with torch.inference_mode():
-        found = reference.step_logits(one._transformer, PROMPTS, answers, torch.float32)
+        found = reference.step_logits(load(folder)._transformer, prompts, answers, torch.float32)
     assert expected.std() > 0.5
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "smollm2"])
+def test_in_bfloat16_they_differ_by_rounding(folders: dict[str, tuple[Path, Any]], name: str) -> None:
+    folder, theirs = folders[name]
+    answers = torch.randint(2, 97, (3, 11), generator=torch.Generator().manual_seed(2))
+    exact = reference.official_logits(theirs, UNEQUAL, answers)
+    rounded = (reference.official_logits(official(name).bfloat16(), UNEQUAL, answers) - exact).abs()
+    model = load(folder)._transformer.bfloat16()
+    with torch.inference_mode():
+        ours = (reference.step_logits(model, UNEQUAL, answers, torch.bfloat16) - exact).abs()
+    assert rounded.mean() > 1e-3
+    assert ours.mean() < 1.5 * rounded.mean()
+    assert ours.max() < 2 * rounded.max()
+
+
 @each
 def test_greedy_texts_are_those_of_transformers(folders: dict[str, tuple[Path, Any]], name: str) -> None:
-    folder, official = folders[name]
-    one = reading(folder, thinking=False)
-    one.load("cpu")
+    folder, theirs = folders[name]
+    one = load(folder, thinking=False)
     prompts = ["one plus two", "three"]
     asked = [[2, *(WORDS.index(word) for word in prompt.split()), 3, 4, 5] for prompt in prompts]
     tokens, exists = reference.pad(asked)
-    drawn = official.generate(tokens, attention_mask=exists, do_sample=False, max_new_tokens=30)
+    drawn = theirs.generate(tokens, attention_mask=exists, do_sample=False, max_new_tokens=30)
     texts = one.generate(prompts, full(one), PromptNoise(0, range(2)))
     for text, row in zip(texts, drawn[:, tokens.shape[1] :].tolist(), strict=True):
         length = row.index(END) + 1 if END in row else len(row)
         assert (text.tokens, text.ended, text.text) == (length, END in row, one._text.decode(row[:length]))
+
+
+def test_a_file_that_holds_the_tied_embedding_twice_loads(
+    folders: dict[str, tuple[Path, Any]], tmp_path: Path
+) -> None:
+    folder, theirs = folders["smollm2"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    theirs.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    twice = state | {"lm_head.weight": state["model.embed_tokens.weight"].clone()}
+    save_file(twice, tmp_path / "model.safetensors")
+    load(tmp_path)
+    save_file(twice | {"lm_head.weight": twice["lm_head.weight"] + 1}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"unexpected output\.weight"):
+        load(tmp_path)
+
+
+def test_a_missing_weight_is_named(folders: dict[str, tuple[Path, Any]], tmp_path: Path) -> None:
+    """Of a shard, of its index, and of both; and one that no module has."""
+    shutil.copytree(folders["qwen3"][0], tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    shard = tmp_path / index["weight_map"][UP]
+    state = load_file(shard)
+    del state[UP]
+    fit = "model.sources.weights: the checkpoint does not fit in 1 places: "
+    lacking = index["weight_map"] | {"value_head.weight": shard.name}
+    del lacking[UP]
+    for names, more, message in (
+        (index["weight_map"], {}, f"lacks 1 tensors of the index, such as {UP}"),
+        ({k: v for k, v in index["weight_map"].items() if k != UP}, {},
+         f"{fit}missing layers.1.feed_forward.w3.weight (in {tmp_path})"),
+        (lacking, {"value_head.weight": torch.zeros(2)}, "unexpected value_head.weight (outside model.) (2,)"),
+    ):  # fmt: skip
+        save_file({**state, **more}, shard)
+        path.write_text(json.dumps({**index, "weight_map": names}))
+        with pytest.raises(WeightsError, match=re.escape(message)):
+            load(tmp_path)
+    shard.unlink()
+    with pytest.raises(WeightsError, match="not a readable checkpoint"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("qwen3", "qwen2"), ("smollm2", "llama3")])
+def test_files_of_another_size_fail(folders: dict[str, tuple[Path, Any]], name: str, wrong: str) -> None:
+    with pytest.raises(WeightsError, match=r"model\.transformer\.\w+ is .*, but the file gives "):
+        load(folders[name][0], transformer=reading(folders[wrong][0]).shape)
