@@ -1,8 +1,5 @@
 """The set of generated problems: the same by its seed, equally long, each with its answer."""
 
-import pytest
-
-from kvbench.core.config import ConfigError
 from kvbench.prompts.math_tiny import MathTiny, NotesTiny
 from tests.puzzles.test_noted_walk import follow_notes
 from tests.puzzles.test_room_walk import follow
@@ -44,18 +41,3 @@ def test_problems_to_calibrate_on_are_not_evaluated() -> None:
     others = problems.load_others(4, 3)
     assert [problem.index for problem in others] == [0, 1, 2, 3]
     assert not {problem.text for problem in others} & {problem.text for problem in problems.load()}
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"rooms": 13}, "prompts.rooms"),
-        ({"rooms": 6}, "prompts.max_moves"),
-        ({"max_moves": 400}, "prompts.max_moves"),
-        ({"min_moves": 331}, "prompts.min_moves"),
-        ({"count": 0}, "prompts.count"),
-    ],
-)
-def test_bad_settings_are_refused_by_key(settings: dict[str, int], key: str) -> None:
-    with pytest.raises(ConfigError, match=key):
-        MathTiny(**settings)

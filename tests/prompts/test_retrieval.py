@@ -112,27 +112,3 @@ def test_own_text_surrounds_statements(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("short", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"prompts\.path=.*b\.txt: text 1 has only 5 characters"):
         Passkey(path=str(tmp_path / "b.txt")).load()
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (Passkey, {"context": 511}, r"prompts\.context=511: must be at least 512"),
-        (Passkey, {"asked": "before"}, r"prompts\.asked=before: choose from within, after"),
-        (Passkey, {"depths": ()}, r"prompts\.depths=\[\]"),
-        (Passkey, {"depths": (50, 101)}, r"prompts\.depths=\[50, 101\]: must be per cents"),
-        (Passkey, {"digits": 3}, r"prompts\.digits=3: must be at least 4"),
-        (Passkey, {"domain": "x"}, r"prompts\.domain"),
-        (Passkey, {"count": 0}, r"prompts\.count"),
-        (PlantedFacts, {"gaps": ()}, r"prompts\.gaps=\[\]"),
-        (PlantedFacts, {"gaps": (1000,)}, r"prompts\.gaps=\[1000\]: at most 8\d\d in prompts\.context=1024"),
-        (PlantedFacts, {"facts": 9}, r"prompts\.facts=9: must be at most 8"),
-        (PlantedFacts, {"distractors": 9}, r"prompts\.distractors=9: must be at most 8"),
-        (PlantedFacts, {"times": 0}, r"prompts\.times=0"),
-    ],
-)
-def test_bad_settings_are_refused_by_key(
-    kind: type[Retrieval], settings: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        kind(**settings)

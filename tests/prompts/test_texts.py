@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.core.config import ConfigError
 from kvbench.prompts.text_files import DOMAINS, read_shipped
 from kvbench.prompts.texts import Texts
 
@@ -69,56 +68,3 @@ def test_own_texts_come_from_lines_a_file_or_a_folder(tmp_path: Path) -> None:
     assert [prompt.text for prompt in folder] == ["b\n\n" * 50, "c\n\n" * 50]
     one = Texts(path=str(tmp_path / "c.txt"), count=1, length=100, given=50).load()
     assert [prompt.text for prompt in one] == ["c\n\n" * 50]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", '{"prompt": "x"}', "line 1 is not a JSON object with `text`"),
-        ("a.jsonl", '{"text": "long enough"}\n[1]', "line 2 is not a JSON object with `text`"),
-        ("a.jsonl", '{"text": 3}', "line 1: `text` must be a text"),
-        ("a.jsonl", '{"text": "\\ud800"}', "line 1.*surrogate"),
-        ("a.jsonl", "", "contains no texts"),
-        ("a.jsonl", '{"text": " "}', "text 1 is empty"),
-        ("a.csv", "text\nabc", "must be .txt, .jsonl or a folder"),
-        ("a.txt", "abc", "text 1 has only 3 characters"),
-        ("a.txt", b"\xff\xfe", "cannot be read"),
-        ("b.txt", "never read", "a.txt: cannot be read"),
-    ],
-)
-def test_files_that_cannot_be_read_are_named(
-    tmp_path: Path, name: str, content: str | bytes, message: str
-) -> None:
-    suffix = Path(name).suffix
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ConfigError, match=rf"(?s)^prompts\.(path|length)=.*{message}"):
-        Texts(path=str(tmp_path / f"a{suffix}"), count=None, length=9, given=3).load()
-
-
-def test_a_folder_without_texts_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"prompts\.path=.*: the folder has no \.txt files"):
-        Texts(path=str(tmp_path)).load()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"domain": "poems"}, r"prompts\.domain=poems: choose from manuals, novels, code, chat"),
-        ({"calibration": "x"}, r"prompts\.calibration"),
-        ({"count": 0}, r"prompts\.count=0"),
-        ({"length": 1}, r"prompts\.length=1: must be at least 3"),
-        (
-            {"given": 771},
-            r"prompts\.given=771: must be at least 1, and at least 2 less than prompts\.length=772",
-        ),
-        ({"given": 0}, r"prompts\.given=0"),
-    ],
-)
-def test_bad_settings_are_refused_by_key(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Texts(**settings)  # type: ignore[arg-type]
-
-
-def test_more_texts_than_there_are_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"prompts\.count=17: there are 16 texts"):
-        Texts(count=17).load()

@@ -1,0 +1,158 @@
+"""Settings and files of prompts that cannot be: each is refused in one line that names the key or the file."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kvbench.core.config import ConfigError
+from kvbench.prompts.base import PromptSource
+from kvbench.prompts.benchmarks import Coco, GenEval, GenEval2, HpsV2, OneIg, Parti, UniGenBench
+from kvbench.prompts.files import PromptFile
+from kvbench.prompts.imagenet import ImageNet
+from kvbench.prompts.math_tiny import MathTiny
+from kvbench.prompts.own import Own
+from kvbench.prompts.preferences import ImageReward, Mjhq30k
+from kvbench.prompts.problems import GpqaDiamond, Math500
+from kvbench.prompts.retrieval import Passkey, PlantedFacts
+from kvbench.prompts.scenes import Scenes
+from kvbench.prompts.texts import Texts
+from tests.prompts.test_benchmarks import LINES
+from tests.prompts.test_problems import gpqa
+
+SETTINGS: list[tuple[Callable[..., PromptSource], Mapping[str, object], str]] = [
+    (ImageNet, {"classes": ()}, r"prompts\.classes=\[\]"),
+    (ImageNet, {"classes": (3, 1000)}, r"prompts\.classes: 1000 is not a number from 0 to 999"),
+    (ImageNet, {"classes": (-1,)}, r"prompts\.classes: -1"),
+    (ImageNet, {"per_class": 0}, r"prompts\.per_class=0"),
+    (ImageNet, {"count": 0}, r"prompts\.count=0"),
+    (MathTiny, {"rooms": 13}, r"prompts\.rooms"),
+    (MathTiny, {"rooms": 6}, r"prompts\.max_moves"),
+    (MathTiny, {"max_moves": 400}, r"prompts\.max_moves"),
+    (MathTiny, {"min_moves": 331}, r"prompts\.min_moves"),
+    (MathTiny, {"count": 0}, r"prompts\.count"),
+    (Passkey, {"context": 511}, r"prompts\.context=511: must be at least 512"),
+    (Passkey, {"asked": "before"}, r"prompts\.asked=before: choose from within, after"),
+    (Passkey, {"depths": ()}, r"prompts\.depths=\[\]"),
+    (Passkey, {"depths": (50, 101)}, r"prompts\.depths=\[50, 101\]: must be per cents"),
+    (Passkey, {"digits": 3}, r"prompts\.digits=3: must be at least 4"),
+    (Passkey, {"domain": "x"}, r"prompts\.domain"),
+    (Passkey, {"count": 0}, r"prompts\.count"),
+    (PlantedFacts, {"gaps": ()}, r"prompts\.gaps=\[\]"),
+    (PlantedFacts, {"gaps": (1000,)}, r"prompts\.gaps=\[1000\]: at most 8\d\d in prompts\.context=1024"),
+    (PlantedFacts, {"facts": 9}, r"prompts\.facts=9: must be at most 8"),
+    (PlantedFacts, {"distractors": 9}, r"prompts\.distractors=9: must be at most 8"),
+    (PlantedFacts, {"times": 0}, r"prompts\.times=0"),
+    (Scenes, {"count": 4, "per_prompt": 10**6}, r"prompts\.per_prompt=1000000"),
+    (Texts, {"domain": "poems"}, r"prompts\.domain=poems: choose from manuals, novels, code, chat"),
+    (Texts, {"calibration": "x"}, r"prompts\.calibration"),
+    (Texts, {"count": 0}, r"prompts\.count=0"),
+    (Texts, {"count": 17}, r"prompts\.count=17: there are 16 texts"),
+    (Texts, {"length": 1}, r"prompts\.length=1: must be at least 3"),
+    (Texts, {"given": 771}, r"prompts\.given=771: must be at least 1, and at least 2 less than prompts\.length=772"),
+    (Texts, {"given": 0}, r"prompts\.given=0"),
+    (Own, {"of": Texts(count=1)}, r"prompts\.of: these are texts to read"),
+    (Mjhq30k, {"categories": ("cats",)}, r"prompts\.categories=\['cats'\]: choose from animals, art"),
+    (HpsV2, {"styles": ("oil",)}, r"prompts\.styles=\['oil'\]: choose from anime"),
+    (OneIg, {"classes": ()}, r"prompts\.classes=\[\]: choose from anime, human"),
+    (Math500, {"frame": "Solve."}, r"prompts\.frame='Solve\.': must contain \{question\}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "settings", "message"), SETTINGS, ids=range(len(SETTINGS)))
+def test_bad_settings_are_refused_by_key(
+    kind: Callable[..., PromptSource], settings: Mapping[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        kind(**settings).load()
+
+
+ASKED = '{"problem": "p", "answer": "1"}\n'
+NEEDED = r"line 2 is not a problem \("
+SHORT = partial(Texts, count=None, length=9, given=3)
+FILES: list[tuple[Callable[..., PromptSource], str, str | bytes, str]] = [
+    (Coco, "set", "", "cannot be read"),
+    (Coco, "set", '{"images": [{"id": 1}], "annotations": [{"image_', "cannot be read"),
+    (Coco, "set", '{"images": [{"id": 1}]}', "not a COCO captions file .KeyError 'annotations'"),
+    (Coco, "set", '{"images": [{"id": 1}], "annotations": []}', "not a COCO captions file .KeyError 1"),
+    (Coco, "set", "[1, 2]", "not a COCO captions file"),
+    (Coco, "set", '{"images": [], "annotations": []}', "contains no prompts"),
+    (GenEval, "set", "", "contains no prompts"),
+    (GenEval, "set", b"\xff\xfe\x00", "cannot be read"),
+    (GenEval, "set", json.dumps(LINES[0]) + "\n" + json.dumps(LINES[1])[:40], "line 2 is not a GenEval line"),
+    (GenEval, "set", '{"prompt": "a dog"}\n', "line 1 is not a GenEval line"),
+    (GenEval, "set", "a plain text\n", "line 1 is not a GenEval line"),
+    (GenEval, "set", "3\n", "line 1 is not a GenEval line"),
+    (GenEval2, "set", json.dumps(LINES[0]), "line 1 is not a GenEval2 line"),
+    (UniGenBench, "set", "index,prompt\n1,x\n", "no column prompt_en"),
+    (UniGenBench, "set", "index,prompt_en\n1,x\ry\n2,z\r", "no column prompt_en, or a line without it"),
+    (OneIg, "set", "category,id,prompt_en\nCats,1,x\n", "Cats is not one of Anime_Stylization, Portrait"),
+    (Mjhq30k, "set", "{}", "contains no prompts"),
+    (Mjhq30k, "set", '{"a": ', "cannot be read"),
+    (Mjhq30k, "set", '[{"prompt": "a"}]', "not MJHQ-30K's meta_data.json"),
+    (Mjhq30k, "set", '{"a": {"prompt": "a"}}', "not MJHQ-30K's meta_data.json"),
+    (Mjhq30k, "set", '{"a": {"prompt": "a", "category": "cats"}}', "cats is not a category of MJHQ-30K"),
+    (ImageReward, "set", '{"id": "a", "prompt": "b"}', "not a JSON list of objects"),
+    (ImageReward, "set", '[{"prompt": "b"}]', "not a JSON list of objects"),
+    (ImageReward, "set", "[]", "contains no prompts"),
+    (Parti, "set", "", "contains no prompts"),
+    (Parti, "set", "Prompt\tCategory\tChallenge\n", "contains no prompts"),
+    (Parti, "set", "prompt,category\na,b\n", "no column Prompt"),
+    (Parti, "set", "Prompt\tCategory\tChallenge\na dog\n", "no column Category, or a line without it"),
+    (Parti, "set", "Prompt\tCategory\tChallenge\n \tArts\tBasic\n", "prompt 0 is empty"),
+    (Parti, "set", "Prompt\tCategory\tChallenge\na\rb\tArts\tBasic\n", "no column Category, or a line without it"),
+    (Math500, "set", ASKED + '{"problem": "p"}', f"{NEEDED}no answer"),
+    (Math500, "set", ASKED + '{"answer": "p"}', f"{NEEDED}no problem"),
+    (Math500, "set", ASKED + '{"problem": "p", "answer": null}', f"{NEEDED}no answer"),
+    (Math500, "set", ASKED + '{"problem": "p", "answer": true}', f"{NEEDED}no answer"),
+    (Math500, "set", ASKED + "[1]", f"{NEEDED}not an object"),
+    (Math500, "set", ASKED + "{", NEEDED),
+    *(
+        (GpqaDiamond, "set", f"{json.dumps(gpqa(0))}\n{json.dumps(line)}", rf"{NEEDED}{why}\); needed: JSON with Quest")
+        for line, why in (
+            ({"Question": "q", "Correct Answer": "a"}, "no Incorrect Answer 1"),
+            (gpqa(0) | {"Incorrect Answer 2": "right"}, "two choices are equal"),
+            ({"problem": "q", "answer": "A"}, "no Question"),
+        )
+    ),
+    (PromptFile, "p.csv", "", ".*has no column `prompt`"),
+    (PromptFile, "p.csv", "text\na\n", ".*has no column `prompt`"),
+    (PromptFile, "p.csv", "prompt\n", "contains no prompts"),
+    (PromptFile, "p.csv", "id,prompt\n1,\n", "line 2 has no prompt"),
+    (PromptFile, "p.csv", "id,prompt\n1\n", "line 2 has no prompt"),
+    (PromptFile, "p.csv", "id,prompt\n1,a dog, wet\n", "line 2 has no prompt, or too many columns"),
+    (PromptFile, "p.jsonl", '{"prompt": "a"}\n{"promp', "line 2 is not a JSON object"),
+    (PromptFile, "p.jsonl", '"prompt"\n', "line 1 is not a JSON object"),
+    (PromptFile, "p.txt", " \n", "contains no prompts"),
+    (SHORT, "a.jsonl", '{"prompt": "x"}', "cannot be read .line 1 is not a JSON object with `text`"),
+    (SHORT, "a.jsonl", '{"text": "long enough"}\n[1]', "cannot be read .line 2 is not a JSON object with `text`"),
+    (SHORT, "a.jsonl", '{"text": 3}', "cannot be read .line 1: `text` must be a text"),
+    (SHORT, "a.jsonl", '{"text": "\\ud800"}', "cannot be read .line 1.*surrogate"),
+    (SHORT, "a.jsonl", "", "contains no texts"),
+    (SHORT, "a.jsonl", '{"text": " "}', "text 1 is empty"),
+    (SHORT, "a.csv", "text\nabc", "must be .txt, .jsonl or a folder"),
+    (SHORT, "a.txt", b"\xff\xfe", "cannot be read"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name", "content", "complaint"), FILES, ids=range(len(FILES)))
+def test_bad_files_are_one_error_that_names_them(
+    kind: Callable[..., PromptSource], name: str, content: str | bytes, complaint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match=rf"(?s)^prompts\.path={path}: {complaint}") as caught:
+        kind(path=str(path)).load()
+    assert "\n" not in str(caught.value)
+
+
+def test_texts_that_are_short_or_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"prompts\.path=.*: the folder has no \.txt files"):
+        SHORT(path=str(tmp_path)).load()
+    with pytest.raises(ConfigError, match=r"^prompts\.path=.*a\.txt: cannot be read"):
+        SHORT(path=str(tmp_path / "a.txt")).load()
+    (tmp_path / "a.txt").write_text("abc")
+    with pytest.raises(ConfigError, match=r"^prompts\.length=9: text 1 has only 3 characters"):
+        SHORT(path=str(tmp_path / "a.txt")).load()
