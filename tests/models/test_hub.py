@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from kvbench.models.files import downloads
 from kvbench.models.files import hub as hub_module
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.hub import Listing
@@ -113,7 +112,7 @@ def test_a_gated_model_says_what_to_do(hub: FakeHub, source: Source, status: int
 
 
 def test_whole_files_stay_when_a_download_ends(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "MAX_STREAMS", 1)
+    monkeypatch.setattr(hub_module, "MAX_STREAMS", 1)
     hub.breaks_at = "model-00002-of-00002.safetensors"
     with pytest.raises(WeightsError, match=r"the files of owner/t5 ended early"):
         TEXT.locate()
@@ -127,7 +126,7 @@ def test_whole_files_stay_when_a_download_ends(hub: FakeHub, monkeypatch: pytest
 def test_a_part_that_is_damaged_begins_anew(part: bytes, hub: FakeHub) -> None:
     (listing,) = survey([NET])
     assert isinstance(listing, Listing)
-    partial = listing.blobs[0].partial
+    partial = listing.find_partial("net.pth")
     partial.parent.mkdir(parents=True)
     partial.write_bytes(part)
     with pytest.raises(WeightsError, match=r"ended early \(net\.pth is damaged and is downloaded again\)"):
@@ -138,7 +137,7 @@ def test_a_part_that_is_damaged_begins_anew(part: bytes, hub: FakeHub) -> None:
 def test_a_part_is_replaced_where_the_server_sends_the_whole_file(hub: FakeHub) -> None:
     (listing,) = survey([NET])
     assert isinstance(listing, Listing)
-    partial = listing.blobs[0].partial
+    partial = listing.find_partial("net.pth")
     partial.parent.mkdir(parents=True)
     partial.write_bytes(b"nnnn")
     hub.ranges = False

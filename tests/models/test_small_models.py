@@ -23,7 +23,6 @@ from tests.support.small_models import (
 
 CAPTIONS = ["a red circle", "two blue rings and a dog", "a blue circle"]
 CLASSES = ["3", "7 tench", "4"]
-METHODS = methods_for("next-token")
 
 
 @dataclass(frozen=True)
@@ -63,26 +62,9 @@ CASES = {
         ["a red circle", "a blue square", "a blue circle"],
     ),
 }
-PADDED = "llamagen with captions"
-ONE_OF_EACH_KIND = (
-    "full",
-    "headkv",
-    "streaming_llm",
-    "random",
-    "h2o",
-    "adakv",
-    "lookm",
-    "lagkv",
-    "pricekv",
-    "quest",
-)
-WHOLE = [
-    *((PADDED, name) for name in METHODS),
-    *((case, name) for case in ("janus", "lumina", "emu3", "llamagen") for name in ONE_OF_EACH_KIND),
-]
-"""Next-token models and methods: every method once, with padded prompts, and some with each model."""
-DRAWN = [*WHOLE, *(("emu3", name) for name in METHODS if name not in ONE_OF_EACH_KIND)]
-"""The same, and every method where branches have prompts of unequal length and rows end in a token."""
+KINDS = ("full", "headkv", "h2o", "lagkv", "quest", "random")
+"""Methods by way of keeping; `tests/methods/test_every_method.py` drives all of them."""
+NEXT_TOKEN = ("janus", "lumina", "emu3", "llamagen", "llamagen with captions")
 TOKENS = list(CASES)[:3]
 
 
@@ -152,20 +134,16 @@ def refuses(one: Any, prompt: str, message: str) -> None:
 
 
 def test_methods_for_scales_are_left_out() -> None:
-    assert {"linear_ar", "headkv", "diagonal", "h2o", "snapkv", "rkv", "random", "heatkv"} <= set(METHODS)
-    assert not {"scalekv", "hack", "hackpp", "ams_kv", "ams_kv_fixed", "scale_groups"} & set(METHODS)
+    methods = set(methods_for("next-token"))
+    assert {"linear_ar", "headkv", "diagonal", "h2o", "snapkv", "rkv", "random", "heatkv", *KINDS} <= methods
+    assert not {"scalekv", "hack", "hackpp", "ams_kv", "ams_kv_fixed", "scale_groups"} & methods
 
 
-def test_every_kind_of_method_is_there() -> None:
-    assert set(ONE_OF_EACH_KIND) <= set(METHODS)
-
-
-@pytest.mark.parametrize(("case", "name"), slow_but_every(4, DRAWN))
-def test_every_method_draws_images(case: str, tiny: Any, name: str) -> None:
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("case", NEXT_TOKEN)
+def test_methods_draw_images_of_their_own_and_with_room_the_reference(
+    case: str, tiny: Any, name: str
+) -> None:
     given = CASES[case]
     check_images_of_a_method(name, tiny, given.overrides, given.prompts[:2], given.size)
-
-
-@pytest.mark.parametrize(("case", "name"), slow_but_every(4, WHOLE))
-def test_with_room_for_everything_every_method_draws_the_reference(case: str, tiny: Any, name: str) -> None:
-    check_reference_of_a_method(name, tiny, CASES[case].overrides, CASES[case].prompts[:2])
+    check_reference_of_a_method(name, tiny, given.overrides, given.prompts[:2])

@@ -2,25 +2,39 @@
 
 The first download resolves a branch or tag to a commit and records it, with the names of the files, in the weights
 cache. Later runs need no network, and all nodes with a shared home read the same commit.
+
+`huggingface_hub` discards an interrupted download, because some file systems do not show whether another process writes
+to the same file. Here `fetch` holds a claim, so each file in Git LFS has one partial file. After a resumed download its
+SHA-256, which is its name in the cache, is compared.
 """
 
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Event
 from types import MappingProxyType
 from urllib.error import HTTPError
 
 from kvbench.core.claims import claim
 from kvbench.core.config import UserError
-from kvbench.core.files import count_free_bytes, hash_values, parse_json, read_text, write_whole
-from kvbench.models.files.downloads import Blob, download
+from kvbench.core.files import (
+    count_free_bytes,
+    hash_path,
+    hash_values,
+    parse_json,
+    read_text,
+    write_whole,
+)
+from kvbench.core.receive import receive
 from kvbench.models.files.stored import choose_files, find_home
 
 log = logging.getLogger(__name__)
 
-
+MAX_STREAMS = 4
+"""Number of concurrent downloads."""
 CONDITIONS = "{repo}: accept its conditions on its page, then `hf auth login`"
 """Message about a repository whose files are not sent to everyone; the files themselves may be listed."""
 
@@ -73,30 +87,62 @@ class Listing:
     @property
     def missing(self) -> dict[str, int]:
         """Files that are not in the cache, with the bytes that remain to be downloaded."""
-        received = {blob.name: blob.received for blob in self.blobs}
         return {
-            name: size - received.get(name, 0)
+            name: size - self._count_received(name)
             for name, size in self.sizes.items()
             if not (self.folder / name).is_file()
         }
 
-    @property
-    def blobs(self) -> list[Blob]:
-        """Files in Git LFS."""
-        if not self.hashes:
-            return []
-        from huggingface_hub import hf_hub_url
+    def find_blob(self, name: str) -> Path:
+        """Return the path of a file in Git LFS in the Hub's cache."""
+        return self.folder.parents[1] / "blobs" / self.hashes[name]
 
-        return [
-            Blob(
-                name,
-                hf_hub_url(self.part.repo, name, revision=self.commit),
-                self.sizes[name],
-                sha256,
-                self.folder.parents[1] / "blobs" / sha256,
-            )
-            for name, sha256 in self.hashes.items()
-        ]
+    def find_partial(self, name: str) -> Path:
+        """Return the file of the bytes received so far of a file in Git LFS."""
+        return self.find_blob(name).with_name(f"{self.hashes[name]}.kvbench.incomplete")
+
+    def _count_received(self, name: str) -> int:
+        """Return the bytes of a file that need not be downloaded again."""
+        if name not in self.hashes:
+            return 0
+        if self.find_blob(name).is_file():
+            return self.sizes[name]
+        partial = self.find_partial(name)
+        size = partial.stat().st_size if partial.is_file() else 0
+        return size if size <= self.sizes[name] else 0
+
+    def download(self, names: Sequence[str]) -> None:
+        """Download files in Git LFS concurrently; after an error or Ctrl-C all stop and keep their partial files.
+
+        Raises:
+            OSError: a download is incomplete or damaged.
+        """
+        stop = Event()
+        with ThreadPoolExecutor(MAX_STREAMS) as pool:
+            try:
+                for done in as_completed([pool.submit(self._download, name, stop) for name in names]):
+                    done.result()
+            except BaseException:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _download(self, name: str, stop: Event) -> None:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        blob, partial = self.find_blob(name), self.find_partial(name)
+        if blob.is_file():
+            return
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        if not (start := self._count_received(name)):
+            partial.unlink(missing_ok=True)  # of another size
+        url = hf_hub_url(self.part.repo, name, revision=self.commit)
+        receive(url, partial, name, headers=build_hf_headers(), size=self.sizes[name], stop=stop)
+        if start and hash_path(partial) != self.hashes[name]:
+            partial.unlink()
+            raise OSError(f"{name} is damaged and is downloaded again")
+        partial.replace(blob)
 
     @property
     def path(self) -> Path:
@@ -159,7 +205,7 @@ def fetch(listings: Sequence[Listing]) -> None:
             if listing.missing:
                 try:
                     names = list(listing.missing)
-                    download([blob for blob in listing.blobs if blob.name in names])
+                    listing.download([name for name in names if name in listing.hashes])
                     # Fetches the small files, and links the large ones into the snapshot.
                     snapshot_download(part.repo, revision=listing.commit, allow_patterns=names)
                 except Exception as error:  # as above

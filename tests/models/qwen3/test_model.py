@@ -19,8 +19,7 @@ from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
-from tests.support.marks import slow_but_every
-from tests.support.methods import methods_for
+from tests.models.test_small_models import KINDS
 from tests.support.reference_qwen3 import CONFIGS, END, WORDS, pad, write_folder, write_tokenizer
 from tests.support.small_models import SMALL_QWEN3, full, load, ready
 
@@ -165,11 +164,8 @@ def test_a_missing_package_names_its_extra(folder: tuple[Path, Any], monkeypatch
         reading(folder[0]).load("cpu")
 
 
-METHODS = methods_for("next-token")
-
-
-@pytest.mark.parametrize("name", slow_but_every(4, METHODS))
-def test_every_method_writes_texts(tiny: Qwen3Model, name: str) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_methods_write_texts(tiny: Qwen3Model, name: str) -> None:
     """At half of the cache texts are a method's own, the same in any batch, within its budget."""
     method = ready(name, tiny, "1" if name == "full" else "0.5", SMALL)
     cache = KVCache(tiny.spec, method, dtype=torch.float32)
@@ -181,8 +177,8 @@ def test_every_method_writes_texts(tiny: Qwen3Model, name: str) -> None:
         assert peak <= max(Budget.parse("0.5", tiny.spec).capacity, method.budget.capacity)
 
 
-@pytest.mark.parametrize("name", slow_but_every(4, METHODS))
-def test_with_room_for_everything_every_method_writes_the_reference(tiny: Qwen3Model, name: str) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_with_room_for_everything_methods_write_the_reference(tiny: Qwen3Model, name: str) -> None:
     method = ready(name, tiny, "1", SMALL)
     cache, whole = KVCache(tiny.spec, method, dtype=torch.float32), full(tiny)
     texts = tiny.generate(PROMPTS, cache, PromptNoise(0, (0, 1)))
