@@ -3,10 +3,8 @@
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,11 +13,10 @@ from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
-from kvbench.eval.protocol.base import Evaluator, Result, make_result, read_meta
-from kvbench.eval.protocol.official import group_images, read_table, require_results
+from kvbench.eval.protocol.base import Result, make_result, read_meta
+from kvbench.eval.protocol.official import Groups, OfficialProgram, check_names, group_images, read_table
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, mean_score, share_score
 
-FOLDER, RESULTS = "oneig", "results"
 MODEL = "kvbench"
 """Name of the image folders and of the column in the program's tables."""
 CLASSES = ("anime", "human", "object", "text", "reasoning")
@@ -61,12 +58,11 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class OneIg(Evaluator):
+class OneIg(OfficialProgram):
     """`oneig_<part>[official]`: alignment, text, reasoning, style and diversity, from 0 to 1, by OneIG-Bench's program.
 
-    The first call exports the images to the run's folder, one lossless WebP picture for each prompt with its images in
-    rows of two, and the result says which commands to run. With `scores` the tables of the program are read; parts
-    without tables are left out. The benchmark has no overall score.
+    It reads one lossless WebP picture for each prompt. With `scores` its tables are read; parts without tables are left
+    out. The benchmark has no overall score.
 
     The text score is not a mean over prompts: the program sums the words of all images before it divides. Its jackknife
     interval needs the number of words of each prompt, which is counted in the program's file of texts.
@@ -76,6 +72,14 @@ class OneIg(Evaluator):
     """
 
     scores: bool = False
+    folder: ClassVar[str] = "oneig"
+    results: ClassVar[str] = "results"
+    picture: ClassVar[str] = f"images/{{0[0]}}/{MODEL}/{{0[1]}}.webp"
+    steps: ClassVar[str] = (
+        'in run_overall.sh of OneIG-Benchmark set MODE=EN, IMAGE_DIR="{folder}/images", '
+        f'MODEL_NAMES=("{MODEL}") and IMAGE_GRIDS=("{{grid}}"), run it in its environment, copy the tables that it '
+        f"writes (results/*.csv) and scripts/text/{TEXTS_FILE} to {{path}}"
+    )
     name: ClassVar[str] = "oneig"
     revision: ClassVar[int] = 1
     protocol: ClassVar[str] = "official"
@@ -85,72 +89,44 @@ class OneIg(Evaluator):
         f"oneig_{part}[official]": MetricSpec("higher", digits=3) for part in PARTS
     }
 
-    def list_references(self, run: Path) -> Mapping[str, Path | None]:
-        """Return the folder of the program's tables, if they are read."""
-        return {"scores": run / FOLDER / RESULTS} if self.scores else {}
+    def group(self, images: ImageSet) -> Groups:
+        """Return the images of each prompt, by its class and number.
 
-    def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Export the images or import their scores; reference and device are not used."""
-        prompts = group_prompts(samples)
-        folder = samples.folder.resolve() / FOLDER
-        path = folder / RESULTS
-        command = (
-            f'in run_overall.sh of OneIG-Benchmark set MODE=EN, IMAGE_DIR="{folder / "images"}", '
-            f'MODEL_NAMES=("{MODEL}") and IMAGE_GRIDS=("{read_grid(prompts)}"), run it in its environment, copy '
-            f"the tables that it writes (results/*.csv) and scripts/text/{TEXTS_FILE} to {path}"
-        )
-        write = partial(export, samples, prompts, folder / "images")
-        require_results(path, command, "eval.oneig.scores", self.scores, write)
-        columns: dict[str, Sequence[object]] = {"index": [indices[0] for indices in prompts.values()]}
+        Raises:
+            SkipEvaluation: the prompts are not from the benchmark.
+            ValueError: prompts have different numbers of images.
+        """
+        what, where = "OneIG number", "(oneig_class, oneig_id): use prompts=oneig"
+        kinds, numbers = (read_meta(images, key, what, where) for key in ("oneig_class", "oneig_id"))
+        prompts = group_images(images, zip(map(str, kinds), map(str, numbers), strict=True))
+        counts = sorted({len(indices) for indices in prompts.values()})
+        if len(counts) > 1:
+            raise ValueError(
+                f"every prompt needs the same number of images, not {counts} (prompts.per_prompt)"
+            )
+        return prompts
+
+    def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
+        """Read the tables."""
+        columns: dict[str, Sequence[object]] = {"index": [indices[0] for indices in groups.values()]}
         scores: dict[str, Score] = {}
         for name, part in PARTS.items():
-            if cells := read_part(path, name, part, prompts):
-                score, more = score_part(name, cells, path, samples, prompts)
+            if cells := read_part(path, name, part, groups):
+                score, more = score_part(name, cells, path, images, groups)
                 scores[f"oneig_{name}[official]"] = score
                 columns |= {
-                    column: [values.get(key, math.nan) for key in prompts] for column, values in more.items()
+                    column: [values.get(key, math.nan) for key in groups] for column, values in more.items()
                 }
         if not scores:
-            raise ValueError(f"{path}: no table of scores; {command}")
+            raise ValueError(f"{path}: no table of scores; {self.instruct(images, groups, path.parent)}")
         missing = [name for name in PARTS if f"oneig_{name}[official]" not in scores]
         caveat = f"no scores of {', '.join(missing)}" if missing else None
         hashes = {file.name: file_sha256(file) for file in path.glob("*.csv")}
         return make_result(self, scores, columns, hashes, caveat)
 
 
-def group_prompts(images: ImageSet) -> dict[Key, list[int]]:
-    """Return the indices of each prompt's images, in order.
-
-    Raises:
-        SkipEvaluation: the prompts are not from the benchmark.
-        ValueError: prompts have different numbers of images.
-    """
-    what, where = "OneIG number", "(oneig_class, oneig_id): use prompts=oneig"
-    kinds, numbers = (read_meta(images, key, what, where) for key in ("oneig_class", "oneig_id"))
-    prompts = group_images(images, zip(map(str, kinds), map(str, numbers), strict=True))
-    counts = sorted({len(indices) for indices in prompts.values()})
-    if len(counts) > 1:
-        raise ValueError(f"every prompt needs the same number of images, not {counts} (prompts.per_prompt)")
-    return prompts
-
-
-def read_grid(prompts: Mapping[Key, Sequence[int]]) -> str:
-    """Return columns and rows of a prompt's picture in the program's notation."""
-    count = len(next(iter(prompts.values())))
-    return f"{min(count, 2)},{math.ceil(count / 2)}"
-
-
-def export(images: ImageSet, prompts: Mapping[Key, Sequence[int]], folder: Path) -> None:
-    """Write `<class>/<model>/<number>.webp`; the program ignores the black cell of an odd number of images."""
-    shutil.rmtree(folder, ignore_errors=True)
-    for (one, number), indices in prompts.items():
-        target = folder / one / MODEL / f"{number}.webp"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        images.grid(indices).save(target, lossless=True, method=0)
-
-
 def read_part(
-    folder: Path, name: str, part: OneIgPart, prompts: Mapping[Key, Sequence[int]]
+    folder: Path, name: str, part: OneIgPart, prompts: Groups
 ) -> tuple[dict[Key, str], float] | None:
     """Return the cell of each scored prompt and the overall score; None without a table or scores in it.
 
@@ -163,11 +139,8 @@ def read_part(
         return None
     keys = {"_".join(key) if part.named else key[1]: key for key in prompts if key[0] in part.classes}
     cells = {row: cell for row, cell in read_column(path, MODEL).items() if cell}
-    if unknown := [row for row in cells if row not in keys]:
-        raise ValueError(f"{path}: {unknown[0]} is not a prompt of this run ({len(unknown)} are not)")
-    missing = [row for row in keys if row not in cells]
-    if missing and cells and not part.partial:
-        raise ValueError(f"{path}: no score of {missing[0]} ({len(missing)} of {len(keys)} are missing)")
+    if cells:
+        check_names(path, cells, keys, spare=len(keys) if part.partial else 0)
     scored = {keys[row]: cell for row, cell in cells.items()}
     totals = read_column(whole, part.total)
     if MODEL not in totals:
@@ -193,7 +166,7 @@ def score_part(
     table: tuple[Mapping[Key, str], float],
     folder: Path,
     images: ImageSet,
-    prompts: Mapping[Key, Sequence[int]],
+    prompts: Groups,
 ) -> tuple[Score, dict[str, dict[Key, float]]]:
     """Return the score of a part, and the values of its prompts by column.
 

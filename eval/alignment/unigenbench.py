@@ -2,10 +2,8 @@
 
 import ast
 import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,10 +13,9 @@ from numpy.typing import NDArray
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.protocol.base import PartedEvaluator, Result, make_result, read_meta
-from kvbench.eval.protocol.official import group_images, read_table, require_results
+from kvbench.eval.protocol.official import Groups, OfficialProgram, check_names, group_images, read_table
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, share_score
 
-FOLDER, RESULTS = "unigenbench", "results.csv"
 PER_PROMPT = 4
 DIMENSIONS = (
     *("Style", "World Knowledge", "Attribute", "Action", "Relationship", "Compound", "Grammar"),
@@ -31,11 +28,8 @@ Points = Sequence[tuple[str, bool]]
 
 
 @dataclass(frozen=True)
-class UniGenBench(PartedEvaluator):
+class UniGenBench(OfficialProgram, PartedEvaluator):
     """`unigenbench[<judge>]`: 100 x mean over dimensions of the share of test points that images pass.
-
-    The first call exports the images to the run's folder, and the result says which command to run. With `scores` the
-    table of the program is read. A run and its reference have separate tables.
 
     Attributes:
         judge: name of the program's model, part of the metric's name.
@@ -44,6 +38,12 @@ class UniGenBench(PartedEvaluator):
 
     judge: str = "qwen2.5-vl-72b"
     scores: bool = False
+    folder: ClassVar[str] = "unigenbench"
+    results: ClassVar[str] = "results.csv"
+    steps: ClassVar[str] = (
+        "in UniGenBench's environment run one of its eval/*_en_eval.py with --data_path {folder}/images, and copy the "
+        "table that it writes (results/images_en.csv) to {path}"
+    )
     name: ClassVar[str] = "unigenbench"
     required_meta: ClassVar[str] = "unigenbench_index"
     meta_keys: ClassVar[tuple[str, ...]] = ("unigenbench_index",)
@@ -55,29 +55,33 @@ class UniGenBench(PartedEvaluator):
         """Name of the judge."""
         return self.judge
 
-    def list_references(self, run: Path) -> Mapping[str, Path | None]:
-        """Return the table of the program, if it is read."""
-        return {"scores": run / FOLDER / RESULTS} if self.scores else {}
+    def group(self, images: ImageSet) -> Groups:
+        """Return each image by its name `<prompt>_<copy>`.
 
-    def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Export the images or import the answers; reference and device are not used."""
-        names = layout(samples)
-        folder = samples.folder.resolve() / FOLDER
-        path = folder / RESULTS
-        command = (
-            f"in UniGenBench's environment run one of its eval/*_en_eval.py with --data_path {folder / 'images'}, and "
-            f"copy the table that it writes (results/images_en.csv) to {path}"
-        )
-        write = partial(export, samples, names, folder / "images")
-        require_results(path, command, "eval.unigenbench.scores", self.scores, write)
+        Raises:
+            SkipEvaluation: the prompts are not from the benchmark.
+            ValueError: a prompt does not have four images.
+        """
+        what, where = "UniGenBench number", "(unigenbench_index): use prompts=unigenbench"
+        prompts = group_images(images, map(str, read_meta(images, "unigenbench_index", what, where)))
+        for prompt, indices in prompts.items():
+            if len(indices) != PER_PROMPT:
+                raise ValueError(
+                    f"the official program wants {PER_PROMPT} images of every prompt, there are {len(indices)} of "
+                    f"prompt {prompt} (prompts.per_prompt)"
+                )
+        every = prompts.items()
+        return {f"{name}_{copy}": [index] for name, own in every for copy, index in enumerate(own)}
+
+    def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
+        """Read the answers about test points."""
         answers, dropped = read_answers(path)
-        if missing := [name for name in names.values() if name not in answers and name not in dropped]:
-            raise ValueError(f"{path}: no answer on {missing[0]}.png ({len(missing)} are missing)")
-        indices = [index for index, name in names.items() if name in answers]
+        check_names(path, [name for name in (*answers, *dropped) if name in groups], groups)
+        indices = [index for name, [index] in groups.items() if name in answers]
         if not indices:
             raise ValueError(f"{path}: no answer on any image can be read")
-        judged = [answers[names[index]] for index in indices]
-        clusters = [samples.samples[index].cluster for index in indices]
+        judged = [answers[name] for name in groups if name in answers]
+        clusters = [images.samples[index].cluster for index in indices]
         columns: dict[str, Sequence[object]] = {
             "index": indices,
             "passed": [[passed for _, passed in points] for points in judged],
@@ -108,34 +112,6 @@ class UniGenBench(PartedEvaluator):
             if dimension in parts:
                 scores[f"{self.metric}/{dimension}"] = share_score(*parts[dimension], whole=100)
         return scores
-
-
-def layout(images: ImageSet) -> dict[int, str]:
-    """Return the file stem `<prompt>_<copy>` of each image.
-
-    Raises:
-        SkipEvaluation: the prompts are not from the benchmark.
-        ValueError: a prompt does not have four images.
-    """
-    what, where = "UniGenBench number", "(unigenbench_index): use prompts=unigenbench"
-    prompts = group_images(images, map(str, read_meta(images, "unigenbench_index", what, where)))
-    for prompt, indices in prompts.items():
-        if len(indices) != PER_PROMPT:
-            raise ValueError(
-                f"the official program wants {PER_PROMPT} images of every prompt, there are {len(indices)} of prompt "
-                f"{prompt} (prompts.per_prompt)"
-            )
-    return {
-        index: f"{prompt}_{copy}" for prompt, indices in prompts.items() for copy, index in enumerate(indices)
-    }
-
-
-def export(images: ImageSet, names: Mapping[int, str], folder: Path) -> None:
-    """Write the images into one folder."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for index, name in names.items():
-        images.export(index, folder / f"{name}.png")
 
 
 def read_answers(path: Path) -> tuple[dict[str, Points], list[str]]:

@@ -3,8 +3,8 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
 from kvbench.core.files import read_text
 from kvbench.eval.files.images import ImageSet
@@ -18,20 +18,14 @@ from kvbench.eval.geneval.score import (
     summarise_verdicts,
 )
 from kvbench.eval.protocol.base import Result, make_result
-from kvbench.eval.protocol.official import group_images, require_results
+from kvbench.eval.protocol.official import Groups, OfficialProgram, check_names, group_images
 
-FOLDER, RESULTS = "geneval_official", "results.jsonl"
 LINE_KEYS = ("tag", "include", "exclude", "prompt")
-
-Place = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class GenEvalOfficial(GenEvalMetrics):
+class GenEvalOfficial(OfficialProgram, GenEvalMetrics):
     """`geneval[official]`: verdicts of evaluate_images.py (mmdetection, a GPU, an environment of its own).
-
-    The first call exports the images to the run's folder, and the result says which command to run. With `verdicts` the
-    output of the program is read. A run and its reference have separate outputs.
 
     With rewritten prompts (`prompts.rewritten`) the metric is `geneval[official-rewritten]`; the original prompts are
     judged.
@@ -43,36 +37,47 @@ class GenEvalOfficial(GenEvalMetrics):
 
     verdicts: bool = False
     protocol: str = "official"
+    folder: ClassVar[str] = "geneval_official"
+    results: ClassVar[str] = "results.jsonl"
+    switch: ClassVar[str] = "verdicts"
+    picture: ClassVar[str] = "{0}"
+    steps: ClassVar[str] = (
+        "in GenEval's environment run: python evaluation/evaluate_images.py {folder} --outfile {path} "
+        "--model-path <folder of the detector>"
+    )
 
     def adapt(self, images: ImageSet) -> "GenEvalOfficial":
         """Return the evaluator, renamed if the prompts were rewritten."""
         return replace(self, protocol=self.protocol + REWRITTEN_SUFFIX) if images.rewritten else self
 
-    def list_references(self, run: Path) -> Mapping[str, Path | None]:
-        """Return the verdicts of the program, if they are read."""
-        return {"verdicts": run / FOLDER / RESULTS} if self.verdicts else {}
+    def group(self, images: ImageSet) -> Groups:
+        """Return each image by its path `<number of the prompt>/samples/<copy>.png`, in the order of the run."""
+        prompts = enumerate(group_images(images, images.clusters).values())
+        names = {
+            index: f"{number:05d}/samples/{copy:05d}.png"
+            for number, indices in prompts
+            for copy, index in enumerate(indices)
+        }
+        return {names[index]: [index] for index in images.indices}
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Export the images or import their verdicts; reference and device are not used."""
-        tags = read_tags(images)
-        places = layout(images)
-        path = images.folder.resolve() / FOLDER / RESULTS
-        command = (
-            f"in GenEval's environment run: python evaluation/evaluate_images.py {path.parent} --outfile {path} "
-            "--model-path <folder of the detector>"
-        )
-        write = partial(export, images, places)
-        require_results(path, command, "eval.geneval_official.verdicts", self.verdicts, write)
-        verdicts = read_verdicts(path)
-        if missing := [place for place in places.values() if place not in verdicts]:
-            raise ValueError(
-                f"{path}: no verdict on {'/samples/'.join(missing[0])}, {len(missing)} are missing"
-            )
-        for index, place in places.items():
+    def export(self, images: ImageSet, groups: Groups, folder: Path) -> None:
+        """Write the images, and the line of each prompt beside them."""
+        super().export(images, groups, folder)
+        for name, [index] in groups.items():
+            line = {key: value for key, value in images.meta(index).items() if key in LINE_KEYS}
+            line["prompt"] = images.samples[index].original
+            path = (folder / name).parent.with_name("metadata.jsonl")
+            path.write_text(json.dumps(line) + "\n", encoding="utf-8")
+
+    def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
+        """Read the verdicts."""
+        tags, verdicts = read_tags(images), read_verdicts(path)
+        check_names(path, [name for name in verdicts if name in groups], groups)
+        for name, [index] in groups.items():
             original = images.samples[index].original
-            if verdicts[place].get("prompt", original) != original:
-                raise ValueError(f"{path}: its verdict on {'/samples/'.join(place)} is about another prompt")
-        judged = [verdicts[place] for place in places.values()]
+            if verdicts[name].get("prompt", original) != original:
+                raise ValueError(f"{path}: its verdict on {name} is about another prompt")
+        judged = [verdicts[name] for name in groups]
         correct = [bool(verdict["correct"]) for verdict in judged]
         columns: dict[str, list[object]] = {
             "index": [*images.indices],
@@ -86,43 +91,20 @@ class GenEvalOfficial(GenEvalMetrics):
         )
 
 
-def layout(images: ImageSet) -> dict[int, Place]:
-    """Return the folder (number of the prompt) and file name of each image, by index."""
-    prompts = group_images(images, images.clusters)
-    places = {
-        index: (f"{number:05d}", f"{copy:05d}.png")
-        for number, indices in enumerate(prompts.values())
-        for copy, index in enumerate(indices)
-    }
-    return {index: places[index] for index in images.indices}
-
-
-def export(images: ImageSet, places: Mapping[int, Place]) -> None:
-    """Write 00000/metadata.jsonl, 00000/samples/00000.png and so on into the run's folder."""
-    root = images.folder.resolve() / FOLDER
-    for index, (prompt, file) in places.items():
-        samples = root / prompt / "samples"
-        samples.mkdir(parents=True, exist_ok=True)
-        line = {key: value for key, value in images.meta(index).items() if key in LINE_KEYS}
-        line["prompt"] = images.samples[index].original
-        (root / prompt / "metadata.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-        images.export(index, samples / file)
-
-
-def read_verdicts(path: Path) -> dict[Place, Mapping[str, object]]:
-    """Return the lines of results.jsonl by folder and file name of the image.
+def read_verdicts(path: Path) -> dict[str, Mapping[str, Any]]:
+    """Return the lines of results.jsonl by path of the image, as `group` has it.
 
     Raises:
         ValueError: a line is malformed.
     """
-    verdicts: dict[Place, Mapping[str, object]] = {}
+    verdicts: dict[str, Mapping[str, Any]] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
             verdict = json.loads(line)
             parts = Path(verdict["filename"]).parts
-            verdicts[parts[-3], parts[-1]] = verdict
+            verdicts[f"{parts[-3]}/samples/{parts[-1]}"] = verdict
             verdict["correct"]
         except (ValueError, KeyError, TypeError, IndexError):
             raise ValueError(f"{path}, line {number}: not a verdict with filename and correct") from None

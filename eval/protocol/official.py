@@ -2,37 +2,96 @@
 
 import csv
 import io
-from collections.abc import Callable, Collection, Iterable
+import shutil
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from kvbench.core.files import read_text
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.protocol.base import SkipEvaluation
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation
 
 T = TypeVar("T")
+Groups = Mapping[Any, Sequence[int]]
+"""Indices of the images of each picture that the program reads, by what it calls the picture."""
+SAVE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    ".png": {"compress_level": 1},
+    ".webp": {"lossless": True, "method": 0},
+}
+"""Options of Pillow by suffix of a picture."""
 
 
-def require_results(path: Path, command: str, key: str, enabled: bool, export: Callable[[], None]) -> None:
-    """Check that a program has written its results, or export the images for it.
+@dataclass(frozen=True)
+class OfficialProgram(Evaluator):
+    """Base class of metrics by a benchmark's own program, which has a folder of its own in every run.
 
-    Args:
-        path: file or folder of the results.
-        command: instruction that runs the program.
-        key: configuration key that enables the import, `eval.<name>.<field>`.
-        enabled: value of the key.
-        export: function that writes the images.
+    The first call exports the images, and the result says which command to run. If the setting `switch` is true, the
+    results of the program are read.
 
-    Raises:
-        SkipEvaluation: the images were exported; the reason says what to run.
-        FileNotFoundError: the import is enabled and the results are missing.
+    Attributes:
+        folder: name of the folder, and of the evaluator in conf/eval.
+        results: file or folder of the results in it.
+        switch: name of the setting.
+        picture: path of a picture in the folder, where {0} is its name.
+        steps: what to do for the results: {folder}, {path} of the results, {count} of the images of a picture, their
+            {side} in pixels, {grid} of columns and rows.
     """
-    if not enabled:
-        export()
-        raise SkipEvaluation(f"images exported; {command}; then set {key}=true")
-    if not path.exists():
-        field = key.rpartition(".")[2]
-        raise FileNotFoundError(f"{path} is not there yet; with {field}=false first, {command}")
+
+    folder: ClassVar[str]
+    results: ClassVar[str]
+    switch: ClassVar[str] = "scores"
+    picture: ClassVar[str] = "images/{0}.png"
+    steps: ClassVar[str]
+
+    @abstractmethod
+    def group(self, images: ImageSet) -> Groups:
+        """Return the images of each picture; a ValueError if the program cannot read such a run."""
+
+    @abstractmethod
+    def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
+        """Read the results; a ValueError if they are not those of these images."""
+
+    def list_references(self, run: Path) -> Mapping[str, Path | None]:
+        """Return the results of the program, if they are read."""
+        return {self.switch: run / self.folder / self.results} if getattr(self, self.switch) else {}
+
+    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
+        """Export the images or import their scores; reference and device are not used.
+
+        Raises:
+            SkipEvaluation: the images were exported; the reason says what to run.
+            FileNotFoundError: results shall be read and are missing.
+        """
+        groups = self.group(images)
+        folder = images.folder.resolve() / self.folder
+        todo = self.instruct(images, groups, folder)
+        if not getattr(self, self.switch):
+            self.export(images, groups, folder)
+            key = f"eval.{self.folder}.{self.switch}"
+            raise SkipEvaluation(f"images exported; {todo}; then set {key}=true")
+        path = folder / self.results
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is not there yet; with {self.switch}=false first, {todo}")
+        return self.read(images, groups, path)
+
+    def instruct(self, images: ImageSet, groups: Groups, folder: Path) -> str:
+        """Return what to do for the results."""
+        count, side = max(map(len, groups.values())), images.samples[images.indices[0]].size[0]
+        grid, path = f"{min(count, 2)},{-(-count // 2)}", folder / self.results
+        return self.steps.format(folder=folder, path=path, count=count, side=side, grid=grid)
+
+    def export(self, images: ImageSet, groups: Groups, folder: Path) -> None:
+        """Write every picture: a PNG of one image is its file, others have the images in rows of two."""
+        shutil.rmtree(folder / "images", ignore_errors=True)  # programs read every file in it
+        for name, indices in groups.items():
+            target = folder / self.picture.format(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if len(indices) == 1 and target.suffix == ".png":
+                images.export(indices[0], target)
+            else:
+                images.grid(indices).save(target, **SAVE_OPTIONS[target.suffix])
 
 
 def group_images(images: ImageSet, names: Iterable[T]) -> dict[T, list[int]]:
@@ -41,6 +100,27 @@ def group_images(images: ImageSet, names: Iterable[T]) -> dict[T, list[int]]:
     for index, name in zip(images.indices, names, strict=True):
         groups.setdefault(name, []).append(index)
     return groups
+
+
+def check_names(path: Path, found: Collection[str], known: Collection[str], *, spare: int = 0) -> list[str]:
+    """Return the names of the run that results lack.
+
+    Args:
+        path: the results.
+        found: names in the results.
+        known: names in the run.
+        spare: number of names that may be missing.
+
+    Raises:
+        ValueError: results have a name that the run lacks, or lack more than `spare` of its names.
+    """
+    if unknown := [name for name in found if name not in known]:
+        raise ValueError(f"{path}: {unknown[0]} is not of this run ({len(unknown)} are not)")
+    missing = [name for name in known if name not in found]
+    if len(missing) > spare:
+        some = ", ".join(missing[:5])
+        raise ValueError(f"{path}: no result of {some} ({len(missing)} of {len(known)} are missing)")
+    return missing
 
 
 def read_table(path: Path, columns: Collection[str]) -> list[dict[str, str]]:

@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from kvbench.eval.alignment import aesthetic, clip, hps, imagereward, oneig, pickscore, unigenbench
+from kvbench.eval.alignment import aesthetic, clip, hps, imagereward, oneig, pickscore
 from kvbench.eval.alignment.judge import JudgeModel, VlmJudge
+from kvbench.eval.alignment.unigenbench import UniGenBench
 from kvbench.eval.alignment.vqa import BlipVqa
 from kvbench.eval.distribution import base, fid, mjhq
 from kvbench.eval.distribution.dataset import Pictures
@@ -20,8 +21,7 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import StoredFeatures
 from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.geneval.mask2former import Mask2Former
-from kvbench.eval.geneval.official import FOLDER as OFFICIAL
-from kvbench.eval.geneval.official import layout
+from kvbench.eval.geneval.official import GenEvalOfficial
 from kvbench.eval.geneval.score import LoadedDetector
 from kvbench.eval.paired import dists, lpips
 from kvbench.eval.protocol.base import Result
@@ -173,12 +173,12 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def official(images: ImageSet) -> None:
     """What GenEval's program leaves in a run's folder."""
-    (images.folder / OFFICIAL).mkdir(exist_ok=True)
+    (images.folder / "geneval_official").mkdir(exist_ok=True)
     verdicts = [
-        {"filename": f"{prompt}/samples/{file}", "correct": bool(images.image(index).sum() % 3)}
-        for index, (prompt, file) in layout(images).items()
+        {"filename": name, "correct": bool(images.image(index).sum() % 3)}
+        for name, [index] in GenEvalOfficial().group(images).items()
     ]
-    path = images.folder / OFFICIAL / "results.jsonl"
+    path = images.folder / "geneval_official" / "results.jsonl"
     path.write_text("\n".join(map(json.dumps, verdicts)))
 
 
@@ -193,21 +193,21 @@ def official_dpg(images: ImageSet) -> None:
 
 def official_unigenbench(images: ImageSet) -> None:
     """What UniGenBench's program leaves in a run's folder."""
-    (images.folder / unigenbench.FOLDER).mkdir(exist_ok=True)
+    (images.folder / "unigenbench").mkdir(exist_ok=True)
     lines = [
         f'{name}.png,"[\'Style\', \'Action - Hand\']","{{""score"": [{total % 2}, {total % 3 // 2}]}}"'
-        for index, name in unigenbench.layout(images).items()
+        for name, [index] in UniGenBench().group(images).items()
         for total in [int(images.image(index).sum())]
     ]
-    path = images.folder / unigenbench.FOLDER / "results.csv"
+    path = images.folder / "unigenbench" / "results.csv"
     path.write_text("\n".join(["img_path,testpoint,result_json", *lines]))
 
 
 def official_oneig(images: ImageSet) -> None:
     """What OneIG-Bench's program leaves in a run's folder."""
-    folder = images.folder / oneig.FOLDER / "results"
+    folder = images.folder / "oneig" / "results"
     folder.mkdir(parents=True, exist_ok=True)
-    prompts = oneig.group_prompts(images)
+    prompts = oneig.OneIg().group(images)
     (folder / oneig.TEXTS_FILE).write_text(
         "id,text_content\n" + "".join(f"{key},a b\n" for _, key in prompts)
     )

@@ -42,8 +42,3 @@ def test_ratings_are_those_of_the_authors_layers(tmp_path: Path) -> None:
     assert "does not hold LAION's aesthetic predictor: it has no layers.0.bias" in reason(
         evaluator, "failed", images
     )
-
-
-def test_missing_files_are_told(tmp_path: Path) -> None:
-    why = reason(Aesthetic(), "skipped", make_noise(tmp_path / "run", [{}] * 2))
-    assert "weights missing: sac+logos+ava1-l14-linearMSE.pth. Get it with: make weights" in why

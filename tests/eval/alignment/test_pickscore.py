@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from kvbench.eval.alignment.pickscore import PickScore
-from tests.support.image_sets import make_noise, only, reason
+from tests.support.image_sets import make_noise, only
 
 transformers = pytest.importorskip("transformers")
 open_clip = pytest.importorskip("open_clip")
@@ -56,8 +56,3 @@ def test_pickscore_is_that_of_its_authors(folder: Path, tmp_path: Path) -> None:
         "yuvalkirstain/PickScore_v1/config.json",
         "yuvalkirstain/PickScore_v1/model.safetensors",
     }
-
-
-def test_a_missing_folder_is_told(tmp_path: Path) -> None:
-    why = reason(PickScore(), "skipped", make_noise(tmp_path / "run", [{}] * 2))
-    assert why.startswith("weights missing: PickScore_v1. Get it with: make weights")

@@ -1,7 +1,6 @@
-"""GenEval's neural detector on a tiny random network, what it lacks without weights, and the official folder."""
+"""GenEval's neural detector on a tiny random network, what it lacks without weights."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,16 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from kvbench.eval.alignment.clip import ClipScore
-from kvbench.eval.alignment.dpg import Dpg
-from kvbench.eval.alignment.hps import Hps
 from kvbench.eval.files.weights import Weight, file_sha256
 from kvbench.eval.geneval.colors import COLORS, ClipColors
 from kvbench.eval.geneval.mask2former import CLASSES, Mask2Former, find_instances
-from kvbench.eval.geneval.official import GenEvalOfficial
 from kvbench.eval.geneval.score import GenEval
-from kvbench.eval.protocol.base import evaluate, find_missing
-from tests.support.image_sets import make_noise, only, reason, write_lines
+from tests.support.image_sets import make_noise, only, reason
 from tests.support.tiny import MODEL, tiny_clip
 
 pytest.importorskip("open_clip")
@@ -148,94 +142,3 @@ def test_prompts_about_other_classes_are_skipped(clip_weight: Weight, tmp_path: 
     detector = tiny_mask2former(tmp_path / "model", clip_weight)
     images = make_noise(tmp_path / "run", [line] * 2)
     assert "has no class ring" in reason(GenEval(detector, "mask2former-hf"), "skipped", images)
-
-
-def test_what_is_missing_is_skipped_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = {"tag": "colors", "include": [{"class": "dog", "count": 1}], "prompt": "a dog"}
-    images = make_noise(tmp_path / "run", [{**line, "item_id": "a"}] * 2)
-    clip, detector = "ViT-L-14.pt", "mask2former-swin-small-coco-instance"
-    for evaluator, names, addresses in (
-        (ClipScore(), [clip], ["https://openaipublic.azureedge.net/clip/models/b8cca3fd"]),
-        (Hps(), ["HPS_v2.1_compressed.pt"], ["https://huggingface.co/xswu/HPSv2", "hash is not published"]),
-        (
-            GenEval(Mask2Former(), "x"),
-            [detector, clip],
-            [f"hf download facebook/{detector}", "model.safetensors"],
-        ),
-        (Dpg(), ["dpg_bench.csv", "blip-vqa-capfilt-large"], ["Salesforce/blip-vqa-capfilt-large"]),
-    ):
-        remedy = "Get it with: make weights (python -m kvbench.eval.files.fetch)"
-        expected = "; ".join(f"weights missing: {name}. {remedy}" for name in names)
-        assert reason(evaluator, "skipped", images) == expected
-        directions = " ".join(weight.directions() for weight in evaluator.weights)
-        assert all(address in directions for address in addresses)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "open_clip" else object())
-    assert 'package missing: open_clip. Get it with: pip install "kvbench[eval]"' in find_missing(ClipScore())
-
-
-# GenEval's own program
-
-
-def test_official_folder_goes_out_and_its_verdicts_come_in(tmp_path: Path) -> None:
-    line = {"tag": "counting", "include": [{"class": "dog", "count": 2}]}
-    lines = [
-        {**line, "exclude": line["include"], "prompt": text}
-        for text in ["two dogs"] * 2 + ["two wet dogs"] * 2
-    ]
-    metas = [{**meta, "image_index": i % 2} for i, meta in enumerate(lines)]
-    images = make_noise(tmp_path / "run", metas, [meta["prompt"] for meta in lines])
-    folder = tmp_path / "run" / "geneval_official"
-    command = f"evaluate_images.py {folder} --outfile {folder}/results.jsonl --model-path"
-    for _ in range(2):  # again, over what is there
-        assert command in reason(GenEvalOfficial(), "skipped", images)
-    assert json.loads((folder / "00001" / "metadata.jsonl").read_text()) == lines[2]
-    out = folder / "00001" / "samples" / "00000.png"
-    assert out.read_bytes() == (tmp_path / "run" / "images" / "000002.png").read_bytes()
-    assert len(list(folder.rglob("*.png"))) == 4
-
-    verdicts = [
-        {"filename": f"/x/0000{n}/samples/0000{i}.png", "correct": correct, "prompt": lines[2 * n]["prompt"]}
-        for n, i, correct in ((1, 1, False), (1, 0, True), (0, 1, False), (0, 0, False))
-    ]
-    write_lines(folder, verdicts, "results.jsonl")
-    result = only(GenEvalOfficial(verdicts=True), images)
-    assert result.samples["geneval[official]"] == [False, False, True, False]
-    assert result.scores["geneval[official]"].value == 0.25
-    assert result.scores["geneval[official]/correct_prompts"].value == 0.5
-
-    others = [{**verdict, "prompt": "a cat"} for verdict in verdicts]
-    for lines, complaint in (
-        (verdicts[:3], "no verdict on 00000/samples/00000.png"),
-        (others, "is about another prompt"),
-        ([{"correct": True}], "line 1: not a verdict"),
-    ):
-        write_lines(folder, lines, "results.jsonl")
-        assert complaint in reason(GenEvalOfficial(verdicts=True), "failed", images)
-    (folder / "results.jsonl").unlink()
-    assert "is not there yet" in reason(
-        GenEvalOfficial(verdicts=True), "failed", images
-    )  # and so tried again
-
-
-def test_official_program_judges_rewritten_prompts_by_the_originals(tmp_path: Path) -> None:
-    line = {"tag": "counting", "include": [{"class": "dog", "count": 2}]}
-    metas = [{**line, "prompt": text, "rewritten_from": text} for text in ("two dogs", "two cats")]
-    images = make_noise(tmp_path / "run", metas, ["a pair", "a pair"])
-    [skipped] = evaluate([GenEvalOfficial()], images)
-    assert set(skipped.entries()) == set(GenEvalOfficial(protocol="official-rewritten").metrics)
-    assert skipped.entries()["geneval[official-rewritten]"].status == "skipped"
-    folder = tmp_path / "run" / "geneval_official"
-    for number, meta in enumerate(metas):
-        written = json.loads((folder / f"0000{number}" / "metadata.jsonl").read_text())
-        assert written == {**line, "prompt": meta["prompt"]}
-    verdicts = [
-        {"filename": f"{n:05d}/samples/00000.png", "correct": n == 0, "prompt": meta["prompt"]}
-        for n, meta in enumerate(metas)
-    ]
-    write_lines(folder, verdicts, "results.jsonl")
-    result = only(GenEvalOfficial(verdicts=True), images)
-    assert result.scores["geneval[official-rewritten]"].value == 0.5
-    assert result.save(tmp_path / "metrics").name == "geneval-official-rewritten.json"
-    verdicts[1]["prompt"] = "a pair"
-    write_lines(folder, verdicts, "results.jsonl")
-    assert "is about another prompt" in reason(GenEvalOfficial(verdicts=True), "failed", images)
