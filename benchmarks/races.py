@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 from benchmarks.support.arguments import Option
 from benchmarks.support.table import Table, write_csv
 from kvbench.eval.protocol.compare import read_evaluator_results
-from kvbench.eval.protocol.intervals import find_quantile
+from kvbench.eval.protocol.intervals import find_quantile, wilson_interval
 from kvbench.eval.protocol.ranges import Range
-from kvbench.eval.protocol.shares import wilson_interval
 from kvbench.extras.race.rules import Race, Rules, advance
 from kvbench.extras.race.values import IDENTICAL, find_limits
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,13 @@ def build_metrics(metrics: dict[str, Settings]) -> list[Any]:
 
 def _list_files() -> list[Path]:
     """Return the files of metrics and groups; kvbench's files are last and override others of the same name."""
-    folders = [resolve_path(f"pkg://{entry.value}/eval") for entry in entry_points(group=PLUGINS)]
+    folders = [resolve_path(f"pkg://{package}/eval") for package in _list_plugins()]
     return [path for folder in (*folders, FOLDER) for path in folder.glob("*.yaml")]
+
+
+@cache  # the question reads files of every installed package
+def _list_plugins() -> list[str]:
+    return [entry.value for entry in entry_points(group=PLUGINS)]
 
 
 def _leaves(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Settings, str]]:

@@ -1,7 +1,7 @@
 """Base classes of metrics that compare two distributions of features."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,15 +10,33 @@ from kvbench.core.files import resolve_path
 from kvbench.eval.distribution.dataset import REFERENCE_BATCH, find_statistics, read_features
 from kvbench.eval.distribution.frechet import Features
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.store import StoredFeatures
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import Result
-from kvbench.eval.protocol.scores import Score
+from kvbench.eval.protocol.scores import MetricSpec, Score
 from kvbench.eval.spaces.evaluator import SpaceEvaluator, finish, require_samples
 
 
 @dataclass(frozen=True)
 class Comparison(SpaceEvaluator):
-    """Base class of distances between two sets of features; a subclass implements `compare`."""
+    """Base class of distances between two sets of features; a subclass implements `compare`.
+
+    Attributes:
+        spec: specification of the distance.
+    """
+
+    spec: ClassVar[MetricSpec] = MetricSpec("lower")
+
+    @property
+    def stem(self) -> str:
+        """First part of the metric's name, before the name of the space."""
+        return self.name.removesuffix("_real")
+
+    @property
+    def metrics(self) -> Mapping[str, MetricSpec]:
+        """Specification of the distance, which is named after the space."""
+        space = self.space.paired if self.needs_reference else self.space.real
+        return {f"{self.stem}_{space}": self.spec}
 
     @property
     def required(self) -> tuple[int, str]:
@@ -26,8 +44,8 @@ class Comparison(SpaceEvaluator):
         return 2, "a distance between distributions"
 
     @abstractmethod
-    def compare(self, ours: Features, others: Any, clusters: list[str]) -> dict[str, Score]:
-        """Return the scores of a run.
+    def compare(self, ours: Features, others: Any, clusters: list[str]) -> Sequence[Score]:
+        """Return the scores of a run, in the order of `metrics`.
 
         Args:
             ours: features float32 [n, D] of the run.
@@ -38,6 +56,12 @@ class Comparison(SpaceEvaluator):
     def caveat(self, ours: Features) -> str | None:
         """Return a remark about scores of a run with these features, or None."""
         return None
+
+    def score(self, samples: ImageSet, sides: Mapping[str, StoredFeatures], others: Any) -> Result:
+        """Return the result for the run's features, `sides["images"]`, and `others`."""
+        ours = sides["images"].arrays["features"]
+        scores = self.compare(ours, others, samples.clusters)
+        return finish(self, dict(zip(self.metrics, scores, strict=True)), sides, self.caveat(ours))
 
 
 @dataclass(frozen=True)
@@ -51,9 +75,7 @@ class ToReference(Comparison):
         assert reference is not None
         require_samples(len(samples), *self.required)
         ours, theirs = self.space.pair(samples, reference, device)
-        features = ours.arrays["features"]
-        scores = self.compare(features, theirs.arrays["features"], samples.clusters)
-        return finish(self, scores, {"images": ours, "reference": theirs}, self.caveat(features))
+        return self.score(samples, {"images": ours, "reference": theirs}, theirs.arrays["features"])
 
 
 @dataclass(frozen=True)
@@ -106,8 +128,6 @@ class ToDataset(Comparison):
         require_samples(len(samples), *self.required)
         real, origin = self.read_dataset(device)
         ours = self.space.features(samples, device)
-        features = ours.arrays["features"]
-        scores = self.compare(features, real, samples.clusters)
-        result = finish(self, scores, {"images": ours}, self.caveat(features))
+        result = self.score(samples, {"images": ours}, real)
         result.provenance["dataset"] = origin
         return result

@@ -29,10 +29,9 @@ class Discrepancy(Comparison):
 
     space: Space = field(default_factory=ClipImages)
 
-    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
+    def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
         """Return the discrepancy between both sides."""
-        [name] = self.metrics
-        return {name: discrepancy_score(ours, others, clusters, paired=self.needs_reference)}
+        return [discrepancy_score(ours, others, clusters, paired=self.needs_reference)]
 
 
 @dataclass(frozen=True)

@@ -5,21 +5,36 @@ infinitely many; `bias` of the score estimates the difference (Chong and Forsyth
 subsets). Distances with different n are not comparable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from kvbench.eval.distribution.base import ToDataset, ToReference
+from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
 from kvbench.eval.distribution.dataset import DatasetError, read_moments
 from kvbench.eval.distribution.frechet import Features, frechet_distance, frechet_to
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
 from kvbench.eval.spaces.evaluator import describe_few_samples
 
 
+class Frechet(Comparison):
+    """Base class of Frechet distances, whose name depends on the space."""
+
+    @property
+    def stem(self) -> str:
+        """Name of the distance in the space."""
+        return self.space.distance
+
+    def caveat(self, ours: Features) -> str | None:
+        """Return a warning if the covariance is singular."""
+        count, dimensions = ours.shape
+        why = f"{count} samples for {dimensions} features: the covariance is singular and the value biased upward"
+        return None if count > dimensions else why
+
+
 @dataclass(frozen=True)
-class Fid(ToReference):
+class Fid(Frechet, ToReference):
     """`fid_paired_clean`, `fid_scenes`, `sfid_paired_adm`, `fd_paired_dinov2`: distance of run and reference.
 
     The distance is small because both sides have the same seeds; it is not a FID against real images.
@@ -27,59 +42,38 @@ class Fid(ToReference):
 
     name: ClassVar[str] = "fid"
 
-    @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """Specification of the distance, which is named after the space."""
-        return {f"{self.space.distance}_{self.space.paired}": MetricSpec("lower")}
-
-    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
+    def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
         """Return the distance between both sides."""
-        [name] = self.metrics
-        return {name: distance_score(ours, others, clusters)}
-
-    def caveat(self, ours: Features) -> str | None:
-        """Return a warning if the covariance is singular."""
-        return _singular(ours)
+        return [distance_score(ours, others, clusters)]
 
 
 @dataclass(frozen=True)
-class FidReal(ToDataset):
+class FidReal(Frechet, ToDataset):
     """`fid_real_clean`, `fid_adm`, `sfid_adm`, `fd_dinov2`: distance between the features of run and dataset."""
 
     name: ClassVar[str] = "fid_real"
-
-    @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """Specification of the distance, which is named after the space."""
-        return {f"{self.space.distance}_{self.space.real}": MetricSpec("lower", digits=2)}
+    spec: ClassVar[MetricSpec] = MetricSpec("lower", digits=2)
 
     def read_dataset(self, device: str) -> tuple[tuple[Tensor, Tensor], dict[str, object]]:
         """Return mean and covariance of the dataset, and their origin."""
         mean, covariance, origin = read_moments(self.dataset(), self.space, device)
         return (mean, covariance), origin
 
-    def compare(self, ours: Features, others: tuple[Tensor, Tensor], clusters: list[str]) -> dict[str, Score]:
+    def compare(self, ours: Features, others: tuple[Tensor, Tensor], clusters: list[str]) -> Sequence[Score]:
         """Return the distance between the run's features and the dataset's moments."""
         if ours.shape[1] != len(others[0]):
             sizes = f"{len(others[0])} features, the network gives {ours.shape[1]}"
             raise DatasetError(f"{self.dataset()}: {sizes}")
         distance = frechet_to(*others)
-        [name] = self.metrics
-        return {name: jackknife_score(lambda positions: distance(ours[positions]), clusters)}
+        return [jackknife_score(lambda positions: distance(ours[positions]), clusters)]
 
     def caveat(self, ours: Features) -> str | None:
         """Return a warning if the covariance is singular or the samples are few."""
-        return _singular(ours) or (describe_few_samples(len(ours)) if self.space.reference_names else None)
+        return super().caveat(ours) or (
+            describe_few_samples(len(ours)) if self.space.reference_names else None
+        )
 
 
 def distance_score(first: Features, second: Features, clusters: list[str]) -> Score:
     """Return the Frechet distance of paired features [n, D]; the jackknife leaves out samples on both sides."""
     return jackknife_score(lambda positions: frechet_distance(first[positions], second[positions]), clusters)
-
-
-def _singular(features: Features) -> str | None:
-    count, dimensions = features.shape
-    caveat = (
-        f"{count} samples for {dimensions} features: the covariance is singular and the value biased upward"
-    )
-    return None if count > dimensions else caveat

@@ -1,6 +1,6 @@
 """Kernel distance between sets of features (Binkowski et al., arXiv:1801.01401), in float64."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -35,17 +35,12 @@ class Kid(ToReference):
     subsets: int = setting(100, 2)
     size: int = setting(1000, 2)
     name: ClassVar[str] = "kid"
+    spec: ClassVar[MetricSpec] = MetricSpec("lower", "1e-3", digits=2)
 
-    @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """Specification of the distance, which is named after the space."""
-        return {f"kid_{self.space.paired}": MetricSpec("lower", "1e-3", digits=2)}
-
-    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
+    def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
         """Return the distance between both sides."""
-        [name] = self.metrics
         if len(ours) <= self.full_up_to:
-            return {name: paired_kid(ours, others, clusters)}
+            return [paired_kid(ours, others, clusters)]
         # Subsampling: the standard error is the spread of the subsets, scaled to all samples.
         size = min(self.size, len(ours))
         draws = draw_subsets(len(ours), self.subsets, size)
@@ -53,7 +48,7 @@ class Kid(ToReference):
         method = f"subsampling {self.subsets} of {size} seed {SEED}"
         replicates = Replicates(tuple(values.tolist()), (size / len(ours)) ** 0.5, method)
         value = float(values.mean())
-        return {name: with_interval(Score(value, len(ours)), replicates.surround(value))}
+        return [with_interval(Score(value, len(ours)), replicates.surround(value))]
 
 
 def kid(first: Features, second: Features, *, paired: bool = False) -> float:

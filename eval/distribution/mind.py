@@ -1,6 +1,6 @@
 """Monge Inception Distance (Berthet et al., arXiv:2605.06797): a sliced Wasserstein distance of features, float64."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,11 +35,10 @@ class Sliced(Comparison):
 
     projections: int = setting(PROJECTIONS, 1)
 
-    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
+    def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
         """Return the distance between both sides."""
-        [name] = self.metrics
         distance = make_sliced_distance(ours, others, self.projections, paired=self.needs_reference)
-        return {name: jackknife_score(distance, clusters)}
+        return [jackknife_score(distance, clusters)]
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,6 @@ class Mind(Sliced, ToReference):
     """`mind_paired_clean`, `mind_scenes`: MIND of run and reference run, small because both have the same seeds."""
 
     name: ClassVar[str] = "mind"
-
-    @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """Specification of the distance, which is named after the space."""
-        return {f"mind_{self.space.paired}": MetricSpec("lower")}
 
 
 @dataclass(frozen=True)
@@ -62,18 +56,14 @@ class MindReal(Sliced, ToDataset):
     """
 
     name: ClassVar[str] = "mind_real"
-
-    @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """Specification of the distance, which is named after the space."""
-        return {f"mind_{self.space.real}": MetricSpec("lower", digits=2)}
+    spec: ClassVar[MetricSpec] = MetricSpec("lower", digits=2)
 
     @property
     def default(self) -> Weight:
         """The reference batch for its spaces; others need a folder, because moments do not suffice."""
         return REFERENCE_BATCH if self.space.reference_names else PICTURES
 
-    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
+    def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
         """Return the distance to as many real images as the run has."""
         drawn = np.random.default_rng(SEED).permutation(len(others))[: len(ours)]
         return super().compare(ours, others[drawn], clusters)

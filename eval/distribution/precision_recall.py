@@ -12,9 +12,8 @@ from torch import Tensor
 from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
 from kvbench.eval.distribution.frechet import Features, check_features
 from kvbench.eval.protocol.component import setting
-from kvbench.eval.protocol.intervals import Replicates, are_classes, assign_groups
+from kvbench.eval.protocol.intervals import Replicates, are_classes, assign_groups, wilson_interval
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
-from kvbench.eval.protocol.shares import wilson_interval
 from kvbench.eval.spaces.evaluator import describe_few_samples
 
 NEIGHBOUR = 3
@@ -53,14 +52,14 @@ class ManifoldShares(Comparison):
         """Specifications of both shares."""
         return {f"{name}{self.suffix}": SHARE_SPEC for name in ("precision", "recall")}
 
-    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
+    def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
         """Return both shares; the jackknife leaves out paired samples on both sides."""
         dealt = assign_groups(clusters)
         # There are no replicates if too few neighbours remain without a group.
         groups = dealt if len(dealt) - np.bincount(dealt).max() > self.neighbour else None
         sides = (groups, groups if self.needs_reference else None)
         pair = leave_groups_out(ours, others, self.neighbour, sides)
-        return {name: _make_score(shares, clusters) for name, shares in zip(self.metrics, pair, strict=True)}
+        return [_make_score(shares, clusters) for shares in pair]
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from kvbench.eval.files.weights import loading
 from kvbench.eval.geneval.rules import OFFICIAL_RULES, TASKS, ColorOf, Detector, Line, Rules, judge_image
 from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation, make_result, read_meta
 from kvbench.eval.protocol.component import Component
-from kvbench.eval.protocol.intervals import combine_strata
+from kvbench.eval.protocol.intervals import combine_strata, share_interval
 from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_interval
-from kvbench.eval.protocol.shares import share_interval
 
 TAG = "tag"
 """Key of the task in a prompt's line, and column of the samples."""

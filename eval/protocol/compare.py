@@ -11,7 +11,7 @@ from typing import Any
 
 from kvbench.core.files import parse_json, read_text
 from kvbench.eval.files.samples import Sample, SampleSetError, read_samples
-from kvbench.eval.protocol.intervals import Interval, bootstrap, combine_strata
+from kvbench.eval.protocol.intervals import Interval, bootstrap, change_interval, combine_strata
 from kvbench.eval.protocol.ranges import find_difference_range
 from kvbench.eval.protocol.records import read_fields
 from kvbench.eval.protocol.scores import (
@@ -23,7 +23,6 @@ from kvbench.eval.protocol.scores import (
     mean_score,
     with_interval,
 )
-from kvbench.eval.protocol.shares import change_interval
 
 RECORDS = "samples.jsonl"
 Rows = Mapping[int, Mapping[str, Any]]

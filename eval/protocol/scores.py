@@ -8,9 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.eval.protocol.intervals import Interval, Replicates, bootstrap, jackknife
+from kvbench.eval.protocol.intervals import Interval, Replicates, bootstrap, jackknife, share_interval
 from kvbench.eval.protocol.records import read_fields, strict
-from kvbench.eval.protocol.shares import share_interval
 
 Better = Literal["higher", "lower"]
 Status = Literal["ok", "skipped", "failed"]

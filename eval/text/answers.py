@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from kvbench.eval.files.texts import TextSet
 from kvbench.eval.protocol.base import Evaluator, Result, make_result, read_meta
+from kvbench.eval.protocol.intervals import change_interval
 from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
-from kvbench.eval.protocol.shares import change_interval
 from kvbench.eval.text.processor_time import limit_processor_time
 
 ANSWER = "answer"

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from kvbench.core.files import hash_files
 from kvbench.core.kept import KeptValues
-from kvbench.eval.protocol import compare, crossed, intervals, ranges, scores, shares, two_way
+from kvbench.eval.protocol import compare, crossed, intervals, ranges, scores
 from kvbench.eval.protocol.compare import RECORDS
 from kvbench.eval.protocol.crossed import Crossed, cross_runs
 from kvbench.eval.protocol.records import read_fields
 
 KEPT = ".seeds.kept"
 """File under `runs_dir`."""
-MAKERS = (compare, crossed, intervals, ranges, scores, shares, two_way)
+MAKERS = (compare, crossed, intervals, ranges, scores)
 """Modules whose code decides what is kept."""
 
 

@@ -1,4 +1,4 @@
-// Intervals of means over prompts and seeds, as kvbench/eval/protocol/two_way.py and crossed.py have them.
+// Intervals of means over prompts and seeds, as kvbench/eval/protocol/crossed.py and crossed.py have them.
 
 /** Return the interval of the mean of a table [clusters][runs] by two-way analysis of variance. */
 function crossInterval(table) {

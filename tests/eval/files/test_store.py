@@ -208,13 +208,6 @@ def test_scenes_network_is_small_and_reads_any_size() -> None:
     assert network.features(torch.rand(2, 3, 40, 64)).shape == (2, 64)
 
 
-def test_scenes_metrics_without_weights_are_skipped(tmp_path: Path) -> None:
-    images, reference = golden_pair(tmp_path, NAMES[:4])
-    nothing = Scenes(str(tmp_path / "none.safetensors"))
-    for evaluator in (LpipsScenes(nothing), Fid(nothing), Kid(nothing), PrecisionRecall(nothing)):
-        assert "python run.py task=train" in reason(evaluator, "skipped", images, reference)
-
-
 def test_another_network_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a scenes feature network"):
         SceneFeatures.load(GOLDEN / "arrays.safetensors")

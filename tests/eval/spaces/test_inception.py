@@ -100,24 +100,6 @@ def test_fid_follows_the_clean_protocol(clean: Clean, all_pairs: Pair) -> None:
         assert result.protocol == "clean"
 
 
-def test_missing_and_wrong_networks(tmp_path: Path, few_pairs: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path))
-    (tmp_path / dataset.REFERENCE_BATCH.file).write_bytes(b"")
-    for one in (Kid(), InceptionScore(), PrecisionRecallReal(Adm())):
-        weight = one.space.weight
-        if weight.find() is None:  # the spaces share files
-            why = reason(one, "skipped", *few_pairs)
-            assert (
-                why
-                == f"weights missing: {weight.file}. Get it with: make weights (python -m kvbench.eval.files.fetch)"
-            )
-            assert weight.directions().startswith(f"Get {weight.url} (")
-            command = f"curl -fL --create-dirs -o $KVBENCH_WEIGHTS/{weight.file} {weight.url}"
-            assert command in weight.directions()
-        (tmp_path / weight.file).write_bytes(b"something else")
-        assert "is not" in reason(one, "failed", *few_pairs)
-
-
 def test_a_missing_package_is_named_as_pip_knows_it(clean: Clean, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.eval.protocol.base.importlib.util.find_spec", lambda name: None)
     assert find_missing(Kid(clean)) == ['package missing: cleanfid. Get it with: pip install "kvbench[eval]"']

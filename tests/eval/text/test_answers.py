@@ -14,7 +14,7 @@ from kvbench.eval.__main__ import main
 from kvbench.eval.files.texts import TextSet
 from kvbench.eval.protocol.base import find_missing
 from kvbench.eval.protocol.compare import compare_runs
-from kvbench.eval.protocol.shares import change_interval, share_interval
+from kvbench.eval.protocol.intervals import change_interval, share_interval
 from kvbench.eval.text.answers import (
     Accuracy,
     AccuracyChange,
