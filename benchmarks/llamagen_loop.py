@@ -21,9 +21,9 @@ from benchmarks.support.build import build_model, built, composed, prepare_metho
 from benchmarks.support.official_llamagen import CompiledLoop, OfficialLoop
 from benchmarks.support.table import Table
 from benchmarks.support.timing import Clock, choose_clock, take_turns
-from kvbench.core.graphs import CudaGraphs
 from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
+from kvbench.engine.recording.graphs import CudaGraphs
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import PromptNoise
 from kvbench.models.qwen3.model import Qwen3Model

@@ -18,8 +18,8 @@ from benchmarks.support.cuda_branches import on_cuda_branches
 from benchmarks.support.tape import Tape
 from kvbench.core.devices import use_device
 from kvbench.core.files import write_whole
-from kvbench.core.graphs import CudaGraphs, GraphRecorder
 from kvbench.core.segments import ModelSpec
+from kvbench.engine.recording.graphs import CudaGraphs, GraphRecorder
 
 Figures = Mapping[str, Any]
 """Measurements of a case: JSON values by name."""

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from benchmarks.gpu_steps.base import Skipped
 from benchmarks.support.build import built, composed, prepare_method
-from kvbench.core.graphs import GraphRecorder
 from kvbench.core.storage import CODE_DTYPES, StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
+from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.methods.shared.base import Method
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Outputs, Text

@@ -12,7 +12,7 @@ from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Skipped
 from benchmarks.support.plane_cases import Stored, equal_rows, make_plane
 from benchmarks.support.reference_attention import attention, received
 from benchmarks.support.tape import Tape
-from kvbench.core.graphs import CudaGraphs
+from kvbench.engine.recording.graphs import CudaGraphs
 from kvbench.kernels.attention_mass import attention_mass
 from kvbench.kernels.attention_paths import PATHS, Path, describe, why_not
 from kvbench.kernels.compact import rebuild_both, source_table

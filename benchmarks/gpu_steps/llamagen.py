@@ -10,8 +10,8 @@ from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine
 from benchmarks.gpu_steps.generations import are_equal, shrink
 from benchmarks.gpu_steps.timing import time_turns
 from benchmarks.support.build import build_model, prepare_method
-from kvbench.core.graphs import GraphRecorder
 from kvbench.engine.cache import KVCache
+from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import Kind, Noise, make_noise
 from kvbench.profile.stopwatch import HostClock, Phases

@@ -183,7 +183,10 @@ def stand_ins(lengths: Ints, launched: Counter[str] | None = None) -> Iterator[N
         stack.enter_context(patch.object(functional, "conv2d", convolve_as_cudnn))
         stack.enter_context(patch.object(Tensor, "pin_memory", lambda tensor: tensor))
         stack.enter_context(patch("kvbench.models.noise.use_device"))
-        for compared in ("engine.schedule.are_equal", "core.host_copies.are_same"):  # without data
+        for compared in (
+            "engine.schedule.are_equal",
+            "engine.recording.host_copies.are_same",
+        ):  # without data
             stack.enter_context(patch(f"kvbench.{compared}", lambda *_, same="same" in compared: same))
         stack.enter_context(patch("kvbench.engine.schedule.source_table", replay_table))
         yield

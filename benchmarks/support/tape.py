@@ -22,7 +22,7 @@ class Tape(TorchDispatchMode):
         self.recorded = self.repeated = self.cleared = self.made_room = 0
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        """Record work; reading a number on the host is an error, as on a GPU (`kvbench.core.graphs.GraphRecorder`)."""
+        """Record work; reading a number on the host is an error, as on a GPU (`GraphRecorder`)."""
         self._done: list[tuple[Any, Any, Any, Any, str]] = []
         self._before: list[tuple[Tensor, Tensor]] = []
         with self:

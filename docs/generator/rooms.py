@@ -26,9 +26,11 @@ FOLDERS = (
 EVERYTHING = ("kvbench",)
 CONTRACT = tuple(f"methods.shared.{name}" for name in ("base", "calibration", "hook_results", "uses", "view"))
 """The contract between methods and the engine."""
-ENGINE = ("engine", "engine.cache", "engine.coding", "engine.packed")
+ENGINE = ("engine", "engine.cache", "engine.coding", "engine.packed", "engine.recording")
 RUNS = ("runs", "runs.generate", "runs.record", "runs.run_hash", "runs.score")
 MODELS = ("models", "models.base", "models.files", "models.parts")
+BASES = ("core", "engine.recording", "kernels", "models.files")
+"""What the base classes of models may import."""
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "core": (),
     "conf": (),
@@ -39,12 +41,21 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "methods.shared": ("core",),
     "methods": ("core", "methods.shared"),
     "engine.coding": ("core", "kernels", *CONTRACT),
-    "engine": ("core", "engine.coding", "kernels", *CONTRACT),
+    "engine.recording": (),
+    "engine": ("core", "engine.coding", "engine.recording", "kernels", *CONTRACT),
     "engine.packed": ("core", "engine", "engine.coding", "kernels", *CONTRACT),
-    "engine.cache": ("core", "engine", "engine.coding", "engine.packed", "kernels", *CONTRACT),
+    "engine.cache": (
+        "core",
+        "engine",
+        "engine.coding",
+        "engine.packed",
+        "engine.recording",
+        "kernels",
+        *CONTRACT,
+    ),
     "models.files": ("core",),
-    "models.base": ("core", "kernels", "models.files"),
-    "models.parts": ("core", "kernels", "models.base", "models.files"),
+    "models.base": BASES,
+    "models.parts": (*BASES, "models.base"),
     "models": ("core", "kernels", "models.base", "models.files", "models.parts"),
     "models.families": ("core", "kernels", *MODELS, "scenes"),
     "prompts": ("core", "eval", "scenes", "puzzles"),

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.core.graphs import GraphRecorder, Repeat
-from kvbench.core.repetitions import Repetitions
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.bias import narrow, widen, widen_queries
 from kvbench.engine.coding.formats import CodebookTensors, Packing
@@ -19,6 +17,8 @@ from kvbench.engine.packed.storage import PackedStorage
 from kvbench.engine.padding import Padding, attend_padded, cut_padding, cut_queries, read_padding
 from kvbench.engine.plain import PlainStorage
 from kvbench.engine.recorded_scales import can_record
+from kvbench.engine.recording.graphs import GraphRecorder, Repeat
+from kvbench.engine.recording.repetitions import Repetitions
 from kvbench.engine.schedule import build_schedule
 from kvbench.engine.sparse_attention import attend_sparsely
 from kvbench.engine.steps import Steps

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kvbench.core.repetitions import Repetitions
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.engine.layer import LayerInputs, LayerStore
@@ -13,6 +12,7 @@ from kvbench.engine.ledger import Ledger
 from kvbench.engine.padding import Padding, ask_plans, follow_schedule
 from kvbench.engine.plain import PlainStorage
 from kvbench.engine.recorded_scales import ask_with_lengths
+from kvbench.engine.recording.repetitions import Repetitions
 from kvbench.engine.retention import CacheSnapshot
 from kvbench.engine.schedule import Change, Schedule, ask_method, show_layer
 from kvbench.engine.storage import CacheBackend

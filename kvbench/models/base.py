@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from kvbench.core.config import UserError
-from kvbench.core.graphs import Repeat
 from kvbench.core.processes import ALONE, Processes
-from kvbench.core.repetitions import Repetitions
 from kvbench.core.segments import ModelSpec, Segment
+from kvbench.engine.recording.graphs import Repeat
+from kvbench.engine.recording.repetitions import Repetitions
 from kvbench.models.files.weights import Source
 from kvbench.models.noise import Noise
 from kvbench.models.outputs import Outputs

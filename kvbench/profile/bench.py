@@ -11,11 +11,11 @@ import torch
 
 from kvbench.core.budget import Budget
 from kvbench.core.devices import if_it_fits
-from kvbench.core.graphs import GraphRecorder
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import CodebookTensors, Packing
 from kvbench.engine.memory import cache_bytes
+from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.methods.shared.base import Method
 from kvbench.models.noise import make_noise
 from kvbench.profile.paths import watch_paths

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.core.graphs import GraphRecorder
+from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.models.base import Calls
 
 REST = "rest"

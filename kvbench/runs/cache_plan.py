@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from kvbench.core.budget import Budget
-from kvbench.core.graphs import CudaGraphs, GraphRecorder
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
 from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS, select_used
@@ -14,6 +13,7 @@ from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing, wants_books
 from kvbench.engine.memory import token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity, searches_capacity
+from kvbench.engine.recording.graphs import CudaGraphs, GraphRecorder
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 

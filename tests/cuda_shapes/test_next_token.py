@@ -9,8 +9,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from benchmarks.support.build import built, composed
-from kvbench.core.graphs import GraphRecorder
 from kvbench.engine.cache import KVCache
+from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.methods.shared.base import Method
 from kvbench.models.text_head import DrawnTexts
 from tests.support.fake_device import CUDA

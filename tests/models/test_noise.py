@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from benchmarks.support.tape import Tape
-from kvbench.core.repetitions import Repetitions
+from kvbench.engine.recording.repetitions import Repetitions
 from kvbench.models import noise as module
 from kvbench.models.infinity.sampling import Sampling, draw_bits
 from kvbench.models.noise import MIN_THREADED, Noise, PromptNoise, draw_ahead, make_noise

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.support.tape import Tape
-from kvbench.core.graphs import GraphRecorder
-from kvbench.core.repetitions import Repetitions
 from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
+from kvbench.engine.recording.graphs import GraphRecorder
+from kvbench.engine.recording.repetitions import Repetitions
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.random import Random

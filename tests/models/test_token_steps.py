@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.support.tape import Tape
-from kvbench.core.graphs import GraphRecorder
 from kvbench.core.segments import next_token_image
 from kvbench.engine.cache import KVCache
+from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV

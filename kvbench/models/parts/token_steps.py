@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from kvbench.core.devices import send
-from kvbench.core.graphs import Repeat
-from kvbench.core.repetitions import Repetitions, list_tensors
+from kvbench.engine.recording.graphs import Repeat
+from kvbench.engine.recording.repetitions import Repetitions, list_tensors
 from kvbench.models.base import Cache
 from kvbench.models.noise import CounterNoise, Noise
 from kvbench.models.parts.decoder import Decoder

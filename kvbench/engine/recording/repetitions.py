@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from kvbench.core.graphs import GraphRecorder
-from kvbench.core.host_copies import HostCopies
+from kvbench.engine.recording.graphs import GraphRecorder
+from kvbench.engine.recording.host_copies import HostCopies
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.core.host_copies import HostCopies
+from kvbench.engine.recording.host_copies import HostCopies
 
 
 def copy_all(number: int) -> list[Tensor]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from kvbench.core.graphs import CudaGraphs, _find_stream, _hold_generator
+from kvbench.engine.recording.graphs import CudaGraphs, _find_stream, _hold_generator
 
 
 class FakeStream:
