@@ -141,14 +141,10 @@ class AMSKV(Condensed):
     demanding: float | None = None
     strict: bool = False
 
+    follows_budget: ClassVar[bool] = False
     uses = Uses(previous_keys=True)
     limits = set_limits(demanding=Limit(0, 1, "must lie in 0..1, or null to use theta"))
     graph_obstacle = "the capacities of layers depend on data"
-
-    @property
-    def budgeted(self) -> bool:
-        """Whether a run stops when the budget is exceeded; the tokens that are kept do not depend on the budget."""
-        return self.strict
 
     def needs(self) -> Observer | Path | None:
         """Return the calibration of similarities if it determines theta."""

@@ -41,14 +41,10 @@ class Quest(Method):
     strict: bool = False
 
     uses = Uses(sparse_reads=True)
+    follows_budget: ClassVar[bool] = False
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
     revision: ClassVar[int] = 1  # beside a longer text, one that fits was read in part
     limits = set_limits(attention_budget=Limit(1), page=Limit(1), dense_layers=Limit(0))
-
-    @property
-    def budgeted(self) -> bool:
-        """Whether a run stops when the budget is exceeded."""
-        return self.strict
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse an attention budget below one page."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.methods.shared.draws import DRAWN_ON_HOST, draw_by_row, draw_for_prompts
+from kvbench.methods.shared.draws import DRAWN_ON_HOST, draw_by_row
 from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.newest import NewestKept
 from kvbench.methods.shared.select import find_begin
@@ -51,6 +51,4 @@ class RandomAttention(NewestKept):
     def _draw(self, view: View) -> Tensor:
         """Return numbers in 0..1 by block of positions, float32 [rows, blocks]."""
         blocks = (view.segment.end - 1) // self.block + 1
-        if self.shared:
-            return draw_for_prompts(self.seed, view, blocks)
-        return draw_by_row(self.seed, view, self.spec, blocks)
+        return draw_by_row(self.seed, view, self.spec, blocks, shared=self.shared)

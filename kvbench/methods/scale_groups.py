@@ -34,11 +34,7 @@ class ScaleGroups(Method):
 
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     static: ClassVar[bool] = True
-
-    @property
-    def budgeted(self) -> bool:
-        """Whether a run stops when the budget is exceeded."""
-        return self.strict
+    follows_budget: ClassVar[bool] = False
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse groups that overlap."""

@@ -43,15 +43,11 @@ class SparVAR(Method):
     strict: bool = False
 
     uses = Uses(sparse_reads=True)
+    follows_budget: ClassVar[bool] = False
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     limits = set_limits(
         density=Limit(1e-6, 1, "must lie above 0 and not above 1"), decision=Limit(0), sinks=Limit(0)
     )
-
-    @property
-    def budgeted(self) -> bool:
-        """Whether a run stops when the budget is exceeded."""
-        return self.strict
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse a decision scale that the model does not have."""

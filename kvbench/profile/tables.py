@@ -1,6 +1,6 @@
 """Tables of `task=profile`: latency and memory by batch size, phases, operators."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ LATENCY: Columns = {
     "x full": ("ratio_to_full", 1, ".3f"),
     "first, ms": ("first_seconds", 1e3, ".0f"),
 }
+MEMORY_TITLE = (
+    "memory, MiB: the cache's ledger; the GPU allocator's peak, what it reserved, and its level before"
+)
 MEMORY: Columns = {
     "KV held": ("kv.peak_bytes", 1 / MIB, ".2f"),
     "of full": ("kv.peak_of_full", 1, ".4f"),
@@ -63,8 +66,9 @@ def show_profile(console: Console, contents: ProfileContents) -> None:
         else f" at {contents['budget']['fraction']:g} of the full cache{counted}"
     )
     title = f"{contents['model']}{random}, {contents['method']}{share}   {device}, torch {machine['versions']['torch']}"
-    console.print(tabulate_latencies(title, contents["rows"]))
-    console.print(tabulate_memory(contents["rows"]))
+    measured = [row for row in contents["rows"] if row["status"] == "ok"]
+    console.print(tabulate_values(title, LATENCY, contents["rows"], ""))
+    console.print(tabulate_values(MEMORY_TITLE, MEMORY, measured, "-"))
     console.print(tabulate_phases(contents["rows"]))
     console.print(tabulate_paths(contents["rows"]))
     lines = []
@@ -81,24 +85,14 @@ def show_profile(console: Console, contents: ProfileContents) -> None:
         console.print(tabulate_operators(contents["operators"]))
 
 
-def tabulate_latencies(title: str, rows: Sequence[ProfileContents]) -> Table:
-    """Return the table of latencies, with a row per batch size and cache."""
-    table = _make_table(title, ("batch", "cache", *LATENCY))
+def tabulate_values(title: str, columns: Columns, rows: Sequence[ProfileContents], absent: str) -> Table:
+    """Return a table of values, with a row per batch size and cache, or its status; `absent` if not measured."""
+    table = _make_table(title, ("batch", "cache", *columns))
     for row in rows:
-        cells = _format_cells(row, LATENCY, "") if row["status"] == "ok" else (row["status"],)
-        table.add_row(str(row["batch"]), escape(row["cache"]), *cells)
-    return table
-
-
-def tabulate_memory(rows: Sequence[ProfileContents]) -> Table:
-    """Return the table of memory in MiB, with a row per batch size and cache."""
-    title = (
-        "memory, MiB: the cache's ledger; the GPU allocator's peak, what it reserved, and its level before"
-    )
-    table = _make_table(title, ("batch", "cache", *MEMORY))
-    for row in rows:
+        cells = [row["status"]]
         if row["status"] == "ok":
-            table.add_row(str(row["batch"]), escape(row["cache"]), *_format_cells(row, MEMORY, "-"))
+            cells = [_format_cell(row, *column) or absent for column in columns.values()]
+        table.add_row(str(row["batch"]), escape(row["cache"]), *cells)
     return table
 
 
@@ -156,10 +150,9 @@ def _make_table(title: str, names: Sequence[str]) -> Table:
     return table
 
 
-def _format_cells(row: ProfileContents, columns: Columns, absent: str) -> Iterator[str]:
-    """Yield a row's values as text; `absent` if not measured."""
-    for place, factor, form in columns.values():
-        value: Any = row
-        for key in place.split("."):
-            value = None if value is None else value[key]
-        yield absent if value is None else format(factor * value, form)
+def _format_cell(row: ProfileContents, place: str, factor: float, form: str) -> str:
+    """Return a value of a row as text, empty if it was not measured."""
+    value: Any = row
+    for key in place.split("."):
+        value = None if value is None else value[key]
+    return "" if value is None else format(factor * value, form)

@@ -27,6 +27,7 @@ class Method(Planned, Hooks):
         limits: ranges of settings by name; `check` refuses values outside.
         static: `keep` depends on the layer, the segment and the positions of the slots only, never on data or on the
             sequence. The cache then calls it once per (layer, segment) and reuses the result.
+        follows_budget: what is kept depends on the budget; otherwise a run only stops where it is exceeded.
         recordable: a method that looks at data was written for recorded scales, see `graph_obstacle`.
         revision: increased when the same settings keep other tokens than before, so that old runs are not reused.
         strict: exceeding the budget is an error; otherwise tables show the measured peak. A field where a method can
@@ -36,6 +37,7 @@ class Method(Planned, Hooks):
     families: ClassVar[tuple[Family, ...]] = ("next-scale", "next-token")
     limits: ClassVar[Mapping[str, Limit]] = {}
     static: ClassVar[bool] = False
+    follows_budget: ClassVar[bool] = True
     recordable: ClassVar[bool] = False
     revision: ClassVar[int] = 0
     strict: bool = True
@@ -97,7 +99,7 @@ class Method(Planned, Hooks):
     @property
     def budgeted(self) -> bool:
         """Whether the budget changes what is kept or stops a run; otherwise runs at all budgets are one run."""
-        return True
+        return self.follows_budget or self.strict
 
     @property
     def heads_independent(self) -> bool:

@@ -20,43 +20,29 @@ def draw_normal(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(derive_seed(name)))
 
 
-def draw_by_row(seed: int, view: View, spec: ModelSpec, count: int) -> Tensor:
+def draw_by_row(seed: int, view: View, spec: ModelSpec, count: int, *, shared: bool = False) -> Tensor:
     """Draw float32 numbers [rows, count] in 0..1 by seed, prompt, layer, segment and head, in any batch the same.
 
-    In texts the first numbers of a row do not depend on `count`, which the longest prompt decides.
+    In texts, and if heads share them, the first numbers of a row do not depend on `count`, which the longest prompt
+    decides.
 
     Args:
         seed: seed of the method.
         view: the layer.
         spec: the shapes of this process's model.
         count: numbers of a row.
+        shared: draw the same numbers for all heads.
     """
     heads = range(spec.first_head, spec.first_head + view.heads)
 
     def draw(prompt: int) -> Tensor:
         name = f"{seed}:{prompt}:{view.layer}:{view.segment.index}"
+        if shared:
+            return draw_uniform(name, (count,)).expand(view.heads, -1)
         if spec.writes_text:
             return torch.stack([draw_uniform(f"{name}:{head}", (count,)) for head in heads])
         return draw_uniform(name, (heads.stop, count))[heads.start :]
 
     numbers = {prompt: draw(prompt) for prompt in dict.fromkeys(view.prompts)}
     rows = torch.cat([numbers[prompt] for prompt in view.prompts])
-    return rows.to(view.position.device, non_blocking=True)
-
-
-def draw_for_prompts(seed: int, view: View, count: int) -> Tensor:
-    """Draw float32 numbers [rows, count] in 0..1 by seed, prompt, layer and segment, the same for all heads.
-
-    The first numbers do not depend on `count`.
-
-    Args:
-        seed: seed of the method.
-        view: the layer.
-        count: numbers of a row.
-    """
-    numbers = {
-        prompt: draw_uniform(f"{seed}:{prompt}:{view.layer}:{view.segment.index}", (count,))
-        for prompt in dict.fromkeys(view.prompts)
-    }
-    rows = torch.stack([numbers[prompt] for prompt in view.prompts]).repeat_interleave(view.heads, 0)
     return rows.to(view.position.device, non_blocking=True)
