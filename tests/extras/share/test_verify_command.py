@@ -164,12 +164,19 @@ def test_a_record_of_many_metrics_ends_in_one_line(tmp_path: Path) -> None:
 
 
 def test_folders_without_runs_end_in_one_line(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
+    for name in ("empty", "a.json"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file").touch()
     for words, said in (
         (["nowhere"], "verify: nowhere: no such folder"),
         (["empty"], "verify: empty: holds no run"),
         (["empty", "code=os"], "code=os: neither a folder nor the name of a package"),
         (["empty", "code=no-name"], "code=no-name: neither"),
+        (["empty", "code=empty"], "code=empty: holds no Python module"),
+        (["empty", "code=own_method,"], "code=: neither"),
+        (["empty", "out=empty/../empty"], "must be a file name that ends with .json"),
+        (["empty", "out=file/x.json"], "out=file/x.json: cannot be written (file is not a folder)"),
+        (["empty", "out=a.json"], "out=a.json: cannot be written (it is a folder)"),
     ):
         status, _, err = command("verify", *words)
         assert (status, err.count("\n")) == (1, 1)

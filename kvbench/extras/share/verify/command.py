@@ -89,7 +89,7 @@ def open_code(names: Sequence[str]) -> list[str]:
     allowed: list[str] = []
     for name in names:
         folder = Path(name).expanduser()
-        if folder.is_dir():
+        if name and folder.is_dir():  # an empty name would be the working directory
             modules = [
                 path.stem for path in sorted(folder.iterdir()) if path.suffix == ".py" or path.is_dir()
             ]

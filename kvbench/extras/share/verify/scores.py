@@ -50,7 +50,7 @@ def check_scores(
         samples = open_samples(folder).with_metadata(job.metadata)
         other = None if name is None else open_samples(folder.parent / name).with_metadata(job.metadata)
     except SampleSetError as error:
-        return 0, [Finding("samples", str(error))]
+        return 0, [Finding("samples", str(error).replace(f"{folder.parent}/", ""))]
     same_seeds = job.bounded is None or job.bounded.settings.seed == job.settings.seed
     evaluators, device = list(job.evaluators.values()), job.settings.device
     scored = evaluate(evaluators, samples, other, device, same_seeds=same_seeds)
