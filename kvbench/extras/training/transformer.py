@@ -1,15 +1,36 @@
-"""Settings and steps of the trainings of all transformers."""
+"""Trainings of all transformers: settings, stages, causal attention and steps.
+
+Next-scale models train coarse scales first, which determine the image and cost little.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from kvbench.core.segments import Segment
 from kvbench.extras.training.loop import Recipe, fit
+from kvbench.extras.training.optim import warm_hold_decay
 from kvbench.extras.training.precision import autocast
 from kvbench.models.parts.decoder import Decoder
+
+QUERY_BLOCK = 68
+"""Number of queries per block."""
+
+
+class Timed(Protocol):
+    """Any stage of a training."""
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps."""
+        ...
+
+
+T = TypeVar("T", bound=Timed)
 
 
 @dataclass(frozen=True)
@@ -26,6 +47,37 @@ class BaseTransformerRecipe(Recipe):
     average: float = 0.995
     decay: float = 0.02
     hold: float = 0.4
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Stage on the first `scales` scales, with `steps` steps of `batch` samples."""
+
+    scales: int
+    batch: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class StagedRecipe(BaseTransformerRecipe):
+    """Settings of a next-scale transformer's training; see `BaseTransformerRecipe` for the others.
+
+    Attributes:
+        stages: stages in order; the learning rate follows their cost.
+    """
+
+    inner: ClassVar[tuple[str, ...]] = ("block",)
+    outer: ClassVar[tuple[str, ...]] = ("ada", "scale_mul")
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of all stages."""
+        return sum(stage.steps for stage in self.stages)
+
+    def rate_by_cost(self, segments: Sequence[Segment], step: int) -> float:
+        """Return the learning-rate factor of a step, which falls with the cost spent so far."""
+        return warm_hold_decay(step, find_progress(self.stages, segments, step), hold=self.hold)
 
 
 def fit_transformer(
@@ -67,3 +119,57 @@ def init_decoder(decoder: Decoder, rng: torch.Generator) -> None:
         else:
             embeds = "embedding" in name
             parameter.normal_(0, 1.0 if embeds else parameter.shape[1] ** -0.5, generator=rng)
+
+
+def find_stage(stages: Sequence[T], step: int) -> T:
+    """Return the stage of a step, counted from 0.
+
+    Raises:
+        IndexError: the stages have fewer steps.
+    """
+    for stage in stages:
+        if step < stage.steps:
+            return stage
+        step -= stage.steps
+    raise IndexError(f"the stages end {step + 1} steps earlier")
+
+
+def find_progress(stages: Sequence[Stage], segments: Sequence[Segment], step: int) -> float:
+    """Return the share of the training's cost in tokens that is spent before a step."""
+    spent, total, start = 0.0, 0.0, 0
+    for stage in stages:
+        cost = stage.batch * segments[stage.scales - 1].end
+        spent += cost * min(max(step - start, 0), stage.steps)
+        total += cost * stage.steps
+        start += stage.steps
+    return spent / total
+
+
+def token_weights(segments: Sequence[Segment]) -> Tensor:
+    """Return the weight of every token, float32 [sum t_k] with mean 1.
+
+    Weights are proportional to t_k^-1/4 for scales of t_k tokens, so that large scales do not dominate.
+    """
+    weights = torch.cat([torch.full((s.length,), s.length**-0.25) for s in segments])
+    return weights / weights.mean()
+
+
+def attend_causally(_layer: int, q: Tensor, k: Tensor, v: Tensor, _plain: object) -> Tensor:
+    """Attend causally in blocks of queries, so that most masked scores are never computed.
+
+    Written out, because the gradient of torch's fused attention is several times slower on a CPU. The arguments are as
+    in `kvbench.models.parts.layers.Attend`: q [B, heads, tokens, D], k and v [B, KV heads, tokens, D], with heads a
+    multiple of KV heads. The result has the shape of q.
+    """
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+    outputs = []
+    for start in range(0, q.shape[2], QUERY_BLOCK):
+        queries = q[:, :, start : start + QUERY_BLOCK]
+        end = start + queries.shape[2]
+        later = torch.ones(queries.shape[2], end, dtype=torch.bool, device=q.device).triu(start + 1)
+        scores = (queries @ k[:, :, :end].transpose(-1, -2)) * q.shape[-1] ** -0.5
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        outputs.append(weights.to(v.dtype) @ v[:, :, :end])
+    return torch.cat(outputs, 2)

@@ -123,13 +123,7 @@ def test_prompts_with_like_neighbours_are_drawn_in_random_order(
         return [(f"{index}", MEANS[job.method_name] + index % 3) for index in block], 1.0
 
     monkeypatch.setattr(Runner, "draw", draw)
-    words = (
-        "task=choose",
-        "budget=0.1",
-        "metric=psnr",
-        "prompts=file",
-        f"prompts.path={tmp_path / 'mine.txt'}",
-    )
+    words = (*RACE[:3], "prompts=file", f"prompts.path={tmp_path / 'mine.txt'}")
     for more, told in (((), True), (("shuffle=3",), False)):
         status, out, err = command(*words, "methods=[random,swa]", *more)
         assert status == 0, err
@@ -147,13 +141,8 @@ def test_prompts_of_a_calibration_may_not_be_in_the_race(
     (tmp_path / "mine.txt").write_text("a red ring\na blue ring\na yellow ring\n" * 8)
     (tmp_path / "more.txt").write_text("a blue ring\na cyan ring\n")
     file = ("prompts=file", f"prompts.path={tmp_path / 'mine.txt'}", "prompts.count=24")
-    status, _, err = command(
-        *RACE[:3],
-        *file,
-        f"calibrate.prompts={tmp_path / 'more.txt'}",
-        "calibrate.count=2",
-        "methods=[random,swa]",
-    )
+    calibrated = (f"calibrate.prompts={tmp_path / 'more.txt'}", "calibrate.count=2")
+    status, _, err = command(*RACE[:3], *file, *calibrated, "methods=[random,swa]")
     assert status == 1
     assert "more.txt: 1 of its prompts are in the race too; leave them out of the file" in err
     assert not drawn
@@ -175,14 +164,8 @@ def test_runs_of_a_race_are_resumed_and_extended(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("budget=0.1", "prompts.count=10", "batch_size=4")
-    race = (
-        "task=choose",
-        *words,
-        "metric=psnr",
-        "choose.block=8",
-        "methods=[random,streaming_llm]",
-        "choose.error=0.2",
-    )
+    more = ("metric=psnr", "choose.block=8", "methods=[random,streaming_llm]", "choose.error=0.2")
+    race = ("task=choose", *words, *more)
     rules = task.Rules
 
     def stop(*_: object) -> None:

@@ -78,15 +78,6 @@ def test_tables_hold_what_the_runs_came_to(made: Path, published: Path) -> None:
         assert (published / "runs" / "fake" / results.run / name).read_bytes() == (made / name).read_bytes()
 
 
-def test_the_viewer_finds_every_image_and_its_reference(published: Path) -> None:
-    listed = pl.read_parquet(published / "images" / "metadata.parquet")
-    assert listed.columns[:2] == ["file_name", "reference_file_name"]
-    there = {str(path.relative_to(published / "images")) for path in (published / "images").rglob("*.png")}
-    assert set(listed["file_name"]) == there
-    assert set(listed["reference_file_name"]) < there
-    assert {"prompt", "method", "psnr"} <= set(listed.columns)
-
-
 def test_folders_of_many_images_stay_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbench.core.files.FILES_PER_FOLDER", 3)
     run = execute.run(job_in(tmp_path / "runs", count=4)).folder
@@ -98,6 +89,9 @@ def test_folders_of_many_images_stay_folders(tmp_path: Path, monkeypatch: pytest
     }
     there = {str(path.relative_to(tmp_path / "set/images")) for path in (tmp_path / "set").rglob("*.png")}
     assert set(listed["file_name"]) == there
+    assert set(listed["reference_file_name"]) < there
+    assert listed.columns[:2] == ["file_name", "reference_file_name"]
+    assert {"prompt", "method", "psnr"} <= set(listed.columns)
 
 
 def test_the_hub_reads_the_card(made: Path, published: Path) -> None:
@@ -154,39 +148,34 @@ def test_a_dataset_replaces_what_a_publication_wrote(made: Path, published: Path
     assert [path.name for path in published.parent.iterdir()] == ["set"]
 
 
-def add_thesis(folder: Path) -> str:
+def add_thesis(folder: Path) -> None:
     (folder / "thesis.tex").write_text("three years")
-    return "thesis.tex"
 
 
-def add_image(folder: Path) -> str:
-    (folder / "images" / "left.png").write_bytes(b"old")
-    return r"images/left\.png"
-
-
-def edit_card(folder: Path) -> str:
-    (folder / "README.md").write_text("# Mine")
-    return r"README\.md \(changed\)"
-
-
-def add_link(folder: Path) -> str:
+def replace_table(folder: Path) -> None:
     (folder / "data" / "runs.parquet").unlink()
     (folder / "data" / "runs.parquet").symlink_to(folder.parent)
-    return r"data/runs\.parquet \(changed\)"
 
 
-def lose_list(folder: Path) -> str:
-    (folder / "SHA256SUMS").unlink()
-    return r"README\.md, dashboard\.html, data/runs\.parquet and \d+ more"
-
-
-@pytest.mark.parametrize("change", [add_thesis, add_image, edit_card, add_link, lose_list])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (add_thesis, r"thesis\.tex"),
+        (lambda folder: (folder / "images" / "left.png").write_bytes(b"old"), r"images/left\.png"),
+        (lambda folder: (folder / "README.md").write_text("# Mine"), r"README\.md \(changed\)"),
+        (replace_table, r"data/runs\.parquet \(changed\)"),
+        (
+            lambda folder: (folder / "SHA256SUMS").unlink(),
+            r"README\.md, dashboard\.html, data/runs\.parquet and \d+ more",
+        ),
+    ],
+)
 def test_a_foreign_file_stops_a_publication(
-    made: Path, tmp_path: Path, change: Callable[[Path], str]
+    made: Path, tmp_path: Path, change: Callable[[Path], object], named: str
 ) -> None:
     out = tmp_path / "set"
     prepare_dataset(read_published([made]), out, make_page=lambda: "a page")
-    named = change(out)
+    change(out)
     before = read_tree(out)
     with pytest.raises(ConfigError, match=rf"^out=\S+: holds other files .*: {named}; move them, or name"):
         prepare_dataset(read_published([made]), out)
@@ -271,8 +260,6 @@ def test_a_damaged_run_beside_others_is_no_matter(run: Path, tmp_path: Path) -> 
     shutil.copytree(run, run.with_name("broken-0.1"))
     (run.with_name("broken-0.1") / "results.json").write_text("{")
     prepare_dataset(read_published([run]), tmp_path / "set")
-    with pytest.raises(ConfigError, match=r"broken-0\.1/results\.json: cannot be read"):
-        read_published([run.with_name("broken-0.1")])
 
 
 def test_texts_of_a_record_stay_texts_in_the_card(run: Path, tmp_path: Path) -> None:
@@ -302,20 +289,18 @@ def test_images_that_are_not_the_recorded_ones_are_not_published(run: Path, tmp_
     assert not list(tmp_path.glob("*set*"))
 
 
-def spoil_nothing(run: Path) -> None:
-    (run / "results.json").unlink()
-
-
-def lose_reference(run: Path) -> None:
-    [reference] = run.parent.glob("full-*")
-    shutil.rmtree(reference)
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoil_nothing, "is not a finished run: it has no results.json"),
-        (lose_reference, r"the reference of .*streaming_llm-.*, .*full-.*, is not a finished run"),
+        (lambda run: (run / "results.json").unlink(), "is not a finished run: it has no results.json"),
+        (
+            lambda run: shutil.rmtree(next(run.parent.glob("full-*"))),
+            r"the reference of .*streaming_llm-.*, .*full-.*, is not a finished run",
+        ),
+        (
+            lambda run: (run / "results.json").write_text("{"),
+            r"streaming_llm-\S+/results\.json: cannot be read",
+        ),
     ],
 )
 def test_only_finished_runs_are_published(run: Path, spoil: Callable[[Path], None], message: str) -> None:

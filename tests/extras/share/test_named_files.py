@@ -34,13 +34,8 @@ def test_only_files_of_names_of_kvbench_or_the_user_are_read(folder: Path) -> No
     assert find_captions("scenes", None) == "scenes"
     assert find_captions(NAMES, None) == str(resolve_path(NAMES))
     assert find_captions("/elsewhere/names.csv", folder) == str(folder / "names.csv")
-    for captions in (
-        str(folder.parent / "secret.txt"),
-        "pkg://kvbench/../kvbench/assets",
-        "",
-        None,
-        "damaged",
-    ):
+    secret = str(folder.parent / "secret.txt")
+    for captions in (secret, "pkg://kvbench/../kvbench/assets", "", None, "damaged"):
         for place in (folder, None):
             with pytest.raises(ConfigError, match=r"model.captions=.*: is no") as error:
                 find_captions(captions, place)
@@ -49,18 +44,8 @@ def test_only_files_of_names_of_kvbench_or_the_user_are_read(folder: Path) -> No
 
 def test_paths_lead_to_no_other_folder(folder: Path) -> None:
     secret = folder.parent / "secret.txt"
-    places = (
-        str(secret),
-        f"pkg://kvbench/{secret}",
-        f"pkg://kvbench/..{secret}",
-        "..",
-        "a/..",
-        ".",
-        "/",
-        "~",
-        "\0",
-    )
-    for text in places:
+    assets = (f"pkg://kvbench/{secret}", f"pkg://kvbench/..{secret}")
+    for text in (str(secret), *assets, "..", "a/..", ".", "/", "~", "\0"):
         for place in (folder, None):
             with pytest.raises(ConfigError, match=r"prompts.path=.*: is not read; .* weights=FOLDER"):
                 find_file("prompts.path", text, place)

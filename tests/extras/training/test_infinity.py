@@ -17,8 +17,7 @@ from kvbench.extras.training.infinity.bits import self_corrected_bits, straight_
 from kvbench.extras.training.infinity.tokenizer import TokenizerRecipe, make_loss
 from kvbench.extras.training.infinity.transformer import Corpus, TextToBits, TransformerRecipe, draw_batch
 from kvbench.extras.training.loop import fit
-from kvbench.extras.training.stages import Stage
-from kvbench.extras.training.transformer import fit_transformer
+from kvbench.extras.training.transformer import Stage, fit_transformer
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.parts.autoencoder import close_branches

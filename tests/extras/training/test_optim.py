@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from kvbench.extras.training.loop import Recipe, fit
 from kvbench.extras.training.optim import Average, Optimizer, warm_hold_decay
+from kvbench.extras.training.precision import autocast, choose_dtype
 
 Tensors = dict[str, Tensor]
 RATES = {"muon": 0.05, "adamw": 0.01}
@@ -157,3 +158,22 @@ def test_a_loss_that_is_not_finite_stops_training(value: float, tmp_path: Path) 
             tmp_path / "c.safetensors",
         )
     assert torch.equal(model.tall, Parameters().tall)
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "dtype"),
+    [
+        ("cpu", "AVX2", torch.float32),
+        ("cpu", "AVX512", torch.bfloat16),
+        ("cpu", "DEFAULT", torch.float32),
+        ("cuda", "AVX2", torch.bfloat16),
+    ],
+)
+def test_processors_without_avx512_multiply_in_float32(
+    device: str, capability: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert choose_dtype(torch.device(device)) is dtype
+    if device == "cpu":
+        with autocast(torch.device(device)):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is dtype

@@ -158,7 +158,7 @@ def test_a_package_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 FEW = (
     "train.pool=160", "train.compiled=false", "train.threads=1", "train.tokenizer.steps=2", "train.tokenizer.batch=2",
-    "train.transformer.stages=[{_target_: kvbench.extras.training.stages.Stage, scales: 7, batch: 2, steps: 2}]",
+    "train.transformer.stages=[{_target_: kvbench.extras.training.transformer.Stage, scales: 7, batch: 2, steps: 2}]",
     "device=cpu",
 )  # fmt: skip
 SMALL = (

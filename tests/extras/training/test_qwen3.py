@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from kvbench.core.config import ConfigError
-from kvbench.extras.training.attention import attend_causally
 from kvbench.extras.training.loop import generator
 from kvbench.extras.training.qwen3.run import Qwen3Training
 from kvbench.extras.training.qwen3.transformer import (
@@ -18,7 +17,7 @@ from kvbench.extras.training.qwen3.transformer import (
     WalkStage,
     draw_batch,
 )
-from kvbench.extras.training.transformer import init_decoder
+from kvbench.extras.training.transformer import attend_causally, init_decoder
 from kvbench.models.files.weights import Source
 from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.models.qwen3.model import Qwen3Model

@@ -9,7 +9,8 @@ from hydra.utils import instantiate
 from kvbench.core.config import ConfigError
 from tests.support.small_models import composed
 
-STAGES = "train.transformer.stages=[{_target_: kvbench.extras.training.stages.Stage, scales: 3, batch: 2, steps: 2}]"
+STAGE = "{_target_: kvbench.extras.training.transformer.Stage, scales: 3, batch: 2, steps: 2}"
+STAGES = f"train.transformer.stages=[{STAGE}]"
 FEW = (
     "train.pool=8", "train.compiled=false", "train.threads=1", "train.tokenizer.steps=2", "train.tokenizer.batch=2",
 )  # fmt: skip

@@ -14,7 +14,7 @@ from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.extras.training.autoencoder import encode_latents
 from kvbench.extras.training.scenes import draw_classes
-from kvbench.extras.training.stages import Stage
+from kvbench.extras.training.transformer import Stage
 from kvbench.extras.training.var.run import VARTraining
 from kvbench.extras.training.var.tokenizer import (
     VARTokenizerRecipe,

@@ -73,8 +73,10 @@ class Verdict:
 
     def __post_init__(self) -> None:
         """Replace letters of names and values that a stranger's files have, which could hide lines of a terminal."""
-        findings = (Finding(*map(make_printable, one[:2]), one.missing) for one in self.findings)
-        object.__setattr__(self, "findings", tuple(findings))
+        findings = tuple(
+            Finding(make_printable(one.what), make_printable(one.text), one.missing) for one in self.findings
+        )
+        object.__setattr__(self, "findings", findings)
         object.__setattr__(self, "run", make_printable(self.run))
 
     @property

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from kvbench.core.segments import Segment
 from kvbench.extras.training.infinity.bits import self_corrected_bits
 from kvbench.extras.training.loop import generator
-from kvbench.extras.training.stages import Stage, StagedRecipe, find_stage, token_weights
+from kvbench.extras.training.transformer import Stage, StagedRecipe, find_stage, token_weights
 from kvbench.models.infinity.transformer import Infinity
 from kvbench.models.parts.text import VocabularyEncoder
 

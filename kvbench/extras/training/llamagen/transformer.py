@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.extras.training.attention import attend_causally
 from kvbench.extras.training.loop import generator
-from kvbench.extras.training.transformer import BaseTransformerRecipe, init_decoder
+from kvbench.extras.training.transformer import BaseTransformerRecipe, attend_causally, init_decoder
 from kvbench.models.llamagen.transformer import CaptionEmbedding, LlamaGen
 from kvbench.models.parts.text import VocabularyEncoder
 

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.extras.training.attention import attend_causally
-from kvbench.extras.training.stages import find_stage
-from kvbench.extras.training.transformer import BaseTransformerRecipe
+from kvbench.extras.training.transformer import BaseTransformerRecipe, attend_causally, find_stage
 from kvbench.models.parts.text_decoder import TextDecoder
 from kvbench.puzzles.noted_walk import NotedWalk
 from kvbench.puzzles.room_walk import MAX_MOVES, RoomWalk

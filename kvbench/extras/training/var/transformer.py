@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from kvbench.core.segments import Segment
 from kvbench.extras.training.loop import generator
-from kvbench.extras.training.stages import Stage, StagedRecipe, find_stage, token_weights
+from kvbench.extras.training.transformer import Stage, StagedRecipe, find_stage, token_weights
 from kvbench.models.var.loop import make_features
 from kvbench.models.var.tokenizer import VQVAE, shrink
 from kvbench.models.var.transformer import VAR
@@ -17,7 +17,7 @@ from kvbench.models.var.transformer import VAR
 
 @dataclass(frozen=True)
 class VARRecipe(StagedRecipe):
-    """Settings of the transformer's training; see `StagedRecipe` for the others.
+    """Settings of the transformer's training; see `BaseTransformerRecipe` for the others.
 
     Attributes:
         class_dropout: share of samples with no class.

@@ -1,10 +1,12 @@
-"""Stages of a next-scale training: which step belongs to which, what has been spent, how tokens weigh."""
+"""Transformers in training: attention equals torch's; stages: steps, what has been spent, how tokens weigh."""
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from kvbench.core.segments import next_scale
-from kvbench.extras.training.stages import Stage, StagedRecipe, find_progress, find_stage, token_weights
+from kvbench.extras.training import transformer
+from kvbench.extras.training.transformer import Stage, StagedRecipe, find_progress, find_stage, token_weights
 
 SEGMENTS = next_scale([(1, 1), (2, 2), (3, 3)])  # 1, 5, 14 tokens up to each
 STAGES = (Stage(1, 8, 2), Stage(3, 4, 3))
@@ -30,3 +32,12 @@ def test_tokens_of_large_scales_weigh_less_and_the_mean_is_one() -> None:
     assert weights.mean().item() == pytest.approx(1)
     assert (weights[0] / weights[-1]).item() == pytest.approx(9**0.25)
     assert torch.equal(weights[1:5], weights[1].expand(4))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_attention_in_parts_is_causal_attention(monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
+    monkeypatch.setattr(transformer, "QUERY_BLOCK", 3)
+    q, k, v = torch.randn(2, 4 * groups, 10, 8), torch.randn(2, 4, 10, 8), torch.randn(2, 4, 10, 8)
+    found = transformer.attend_causally(0, q, k, v, None)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups > 1)
+    torch.testing.assert_close(found, expected)
