@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import Family, ModelSpec, Segment
+from kvbench.core.segments import Family, ModelSpec
 from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
 from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.scored import Scored
@@ -88,6 +88,7 @@ class SSD(Scored):
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
     own_state: ClassVar[int] = 1
+    uniform_capacity = False  # classes have budgets of their own
     revision: ClassVar[int] = 2  # capacities were for the longest prompt of texts
     limits = set_limits(
         threshold=SHARE,
@@ -113,12 +114,8 @@ class SSD(Scored):
         condition, line = count_sinks(spec, self.sinks, self.leading), count_line(spec)
         window = min(condition + (self.window or line + 1), budget.head_tokens)
         self.capacities = share_classes(self.is_spatial, window, budget.tokens, spec.cached_length)
-        self._layer_capacities = [tuple(row) for row in self.capacities.tolist()]
+        self.assign_capacities(self.capacities.expand(len(spec.segments), -1, -1))
         self._recent = line if self.recent is None else self.recent
-
-    def share(self, layer: int, segment: Segment) -> tuple[int, ...]:
-        """Return the capacity of each head's class."""
-        return self._layer_capacities[layer]
 
     def observe(self, view: View) -> None:
         """Add the segment's attention to each slot's sum, or replace the sum."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import Family, ModelSpec, Segment
+from kvbench.core.segments import Family, ModelSpec
 from kvbench.methods.hack.budgets import group_heads, measure_reliance, share_budget, weigh_groups
 from kvbench.methods.hack.classes import HeadPatterns, find_contextual
 from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
@@ -64,6 +64,7 @@ class HACKPlusPlus(Scored):
     strict: bool = True
 
     recordable: ClassVar[bool] = True
+    uniform_capacity = False  # classes and layers have budgets of their own
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     revision: ClassVar[int] = 0  # unlike `Scored`, always used the whole budget
     limits = set_limits(alpha=SHARE, tau=Limit(0, wants="must not be negative"), observed=Limit(1))
@@ -101,12 +102,8 @@ class HACKPlusPlus(Scored):
             weights, groups, budget.tokens, spec, strict=self.strict, min_tokens=min_tokens
         )
         self.prior = (mass / torch.tensor(spec.lengths)).float()
-        self._shares = [[tuple(heads) for heads in layers] for layers in self.capacities.tolist()]
+        self.assign_capacities(self.capacities)
         self._read = count_read(self.attention_budget, spec)
-
-    def share(self, layer: int, segment: Segment) -> tuple[int, ...]:
-        """Return the capacity of each head after the scale."""
-        return self._shares[segment.index][layer]
 
     def select_attended(self, view: View) -> Tensor | None:
         """Choose the best tokens of every row, up to the attention budget."""

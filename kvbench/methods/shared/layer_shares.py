@@ -59,6 +59,7 @@ class LayerShares(Scored):
     preference: Literal["calibrated", "previous"] = "calibrated"
 
     revision: ClassVar[int] = 2  # capacities were for the longest prompt of texts
+    uniform_capacity = False  # layers have shares of their own
     heads_independent = False  # layers are measured over all heads
 
     def __post_init__(self) -> None:
@@ -122,15 +123,7 @@ class LayerShares(Scored):
         layers = np.array(held)
         if self.strict:
             layers = fill_gaps(shrink_early(layers, arriving, budget.tokens), arriving, budget.tokens)
-        self._table = [[share_layer(int(tokens), spec.heads) for tokens in row] for row in layers]
-
-    def share(self, layer: int, segment: Segment) -> int | tuple[int, ...]:
-        """Return the calibrated share of the layer after the segment; an even share if shares are measured."""
-        return (
-            super().share(layer, segment)
-            if self.preference == "previous"
-            else self._table[segment.index][layer]
-        )
+        self._assigned = [[share_layer(int(tokens), spec.heads) for tokens in row] for row in layers]
 
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
         """Return the share; None if it is measured."""

@@ -126,9 +126,9 @@ class Scored(Method):
         """Share the budget among all heads."""
         super().prepare(spec, budget, artifact)
         self._capacities = share_evenly(budget.tokens, spec)
-        self._assigned: list[list[tuple[int, ...]]] = []
+        self._assigned: list[list[int | tuple[int, ...]]] = []
 
-    def assign_capacities(self, capacities: Ints) -> None:
+    def assign_capacities(self, capacities: Ints | Tensor) -> None:
         """Set capacities of heads instead of an even share, int64 [K - 1, L, H]; `prepare` resets them."""
         self._assigned = [[tuple(heads) for heads in layers] for layers in capacities.tolist()]
 
