@@ -108,15 +108,6 @@ def test_everything_selected_is_the_full_cache(packing: Packing | None) -> None:
     agree(*(generate(cache, inputs) for cache in caches))
 
 
-def test_less_than_a_page_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"method\.attention_budget=8: must be at least a page, method\.page=16"
-    ):
-        prepared(Quest(attention_budget=8), TEXT)
-    with pytest.raises(ValueError, match=r"method\.decision=9: scales has 5 scales"):
-        prepared(SparVAR(decision=9), SCALES)
-
-
 def test_a_larger_map_has_the_choice_of_the_smaller() -> None:
     chosen = torch.tensor([[[True, False], [False, False]]])
     assert enlarge(chosen, Segment(0, 0, 3, 4)).view(3, 4).tolist() == [

@@ -23,13 +23,17 @@ from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
 from kvbench.methods.linear_ar import LineAR
 from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.pyramidkv import PyramidKV
+from kvbench.methods.quest import Quest
+from kvbench.methods.random_attention import RandomAttention
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.scalekv import ScaleKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.sparvar import SparVAR
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
+from kvbench.methods.vase import VaSE
 from tests.support.engine import D, prepared, small
 
 SCALES = small(layers=4, sides=(1, 2, 3, 4, 5, 6))
@@ -39,6 +43,7 @@ NAN = float("nan")
 MENU = {"menu": [4]}
 SHARE, ONE, NONE = "must lie in 0..1", "must be at least 1", "must be at least 0"
 FRACTION = "give a fraction in (0, 1] or a whole number of tokens"
+ANEW = "every eviction chooses anew; set method."
 SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (AdaKV, {"safeguard": 1.5}, SHARE),
     (AMSKV, {"demanding": 2}, SHARE + ", or null to use theta"),
@@ -82,17 +87,28 @@ SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (PriceKV, MENU, "precisions differ in bytes; set budget_unit=bytes"),
     (PyramidKV, {"beta": 0.5}, ONE),
     (PyramidKV, {"beta": NAN}, ONE),
+    (Quest, {"attention_budget": 8}, "must be at least a page, method.page=16"),
     (RKV, {"mix": -1}, SHARE),
     (RKV, {"threshold": 2}, "is a cosine and must lie in -1..1"),
     (RKV, {"protected": -1}, NONE),
     (RKV, {"kernel": 2}, "must be odd and positive"),
+    (RandomAttention, {"refresh": 2}, ANEW + "refresh=1"),
+    (RandomAttention, {"ema": 0.5}, ANEW + "ema=0"),
+    (RandomAttention, {"window": -1}, NONE + ", or null"),
+    (RandomAttention, {"block": 0}, ONE),
     (ScaleKV, {"drafters": 2}, SHARE),
     (ScaleKV, {"strongest": 2}, SHARE),
     (ScaleKV, {"queries": 0}, ONE),
     (ScaleKV, {"window": 5}, "a grid has a square number"),
     (SnapKV, {"window": 5}, "a grid has a square number"),
+    (SparVAR, {"decision": 9}, "small has 6 scales"),
     (StreamingLLM, {"leading": -1, "sinks": 1}, NONE),
     (TOVA, {"asking": 0}, ONE),
+    (VaSE, {"refresh": 2}, ANEW + "refresh=1"),
+    (VaSE, {"ema": 0.5}, ANEW + "ema=0"),
+    (VaSE, {"window": 0}, ONE + ", or null"),
+    (VaSE, {"large": 1}, "must lie in 0..0.99, because the window and the draw need the rest"),
+    (VaSE, {"kernel": 4}, "must be odd and positive"),
 ]  # fmt: skip
 
 
@@ -121,6 +137,9 @@ def test_a_setting_out_of_range_is_named(kind: type[Method], settings: dict[str,
         *((StreamingLLM(sinks), SCALES, "0.5", f"sinks={sinks}") for sinks in (-1, 6)),
         (LineAR(sinks=10), LINES, "0.5", "sinks=10: lines has 10 scales"),
         (LineAR(sinks=1), LINES, "0.05", "model.prompt_tokens=3, need 3 of 43 tokens per head"),
+        (RandomAttention(window=18, sinks=1), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),
+        (VaSE(window=18, sinks=1, large=0), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),
+        (VaSE(window=15), LINES, 20, "the method's tokens need 21 of 43 tokens per head"),  # 5 of large values
         (PriceKV(sinks=6), SCALES, "0.5", "sinks=6: small has 6 scales"),
         (PriceKV(), MANY, "0.5", "many has 16 source scales, the maximum is 15"),
         (ScaleGroups(condensed=3, local=3), SCALES, 1, "method.condensed=3, method.local=3: small caches 5 scales"),

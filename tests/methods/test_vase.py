@@ -250,22 +250,3 @@ def test_a_protected_prompt_is_apart_from_the_large_values() -> None:
         always = set(range(CAPACITY + CHUNK)).intersection(*rows)
         assert len(always) == PROMPT + 4 + WINDOW
         assert set(range(PROMPT)) < always
-
-
-def test_bad_settings_are_refused() -> None:
-    texts = text(PROMPT, [CAPACITY, CHUNK])
-    for settings, message in (
-        ({"window": 18}, "the smallest feasible budget is"),  # and 6 of large values
-        ({"window": CAPACITY - PROMPT, "sinks": 1, "large": 0}, "the smallest feasible budget is"),
-        ({"refresh": 2}, r"method\.refresh=2: every eviction chooses anew; set method\.refresh=1"),
-        ({"ema": 0.5}, r"method\.ema=0\.5: every eviction chooses anew; set method\.ema=0"),
-        ({"window": 0}, r"method\.window=0: must be at least 1, or null"),
-        (
-            {"large": 1},
-            r"method\.large=1: must lie in 0\.\.0\.99, because the window and the draw need the rest",
-        ),
-        ({"kernel": 4}, r"method\.kernel=4: must be odd and positive"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            VaSE(**{"window": WINDOW, **settings}).check(texts, Budget.parse(f"{CAPACITY}", texts))
-    VaSE(window=17).check(texts, Budget.parse(f"{CAPACITY}", texts))
