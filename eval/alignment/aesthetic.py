@@ -1,15 +1,13 @@
 """LAION's aesthetic predictor, version 2: linear layers on CLIP's image vectors, fitted to human ratings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from kvbench.eval.alignment.clip import OPENAI_VIT_L_14, PACKAGES, Clip, read_state
+from kvbench.eval.alignment.clip import OPENAI_VIT_L_14, PACKAGES, Clip, read_head, read_state
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight, loading
 from kvbench.eval.networks import full_float32, stack_pictures
@@ -21,8 +19,6 @@ METRIC = "iqa[laion-aesthetic-v2]"
 HEAD = Weight.at(
     "https://github.com/christophschuhmann/improved-aesthetic-predictor/raw/main/sac+logos+ava1-l14-linearMSE.pth"
 )
-LAYERS = (0, 2, 4, 6, 7)
-"""Numbers of the linear layers; there is only dropout between them."""
 
 
 @dataclass(frozen=True)
@@ -63,24 +59,21 @@ class Aesthetic(Evaluator):
         (head, head_hash), (file, clip_hash) = (weight.require() for weight in self.weights)
         with loading(self.weights):
             clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
-            layers = read_layers(head, device)
+            rate = load_head(head, device)
         values: list[float] = []
         for indices in samples.batches(self.batch, self.name):
             vectors = clip.images(stack_pictures(samples.stack(indices), clip.transform))
             with full_float32():
-                for weight, bias in layers:
-                    vectors = F.linear(vectors, weight, bias)
-            values += vectors[:, 0].tolist()
+                values += rate(vectors).tolist()
         hashes = {self.head.file: head_hash, self.network.file: clip_hash}
         scores = {METRIC: mean_score(values, samples.clusters)}
         return make_result(self, scores, {"index": samples.indices, METRIC: values}, hashes)
 
 
-def read_layers(file: Path, device: str) -> list[tuple[Tensor, Tensor]]:
-    """Return weight and bias of each linear layer; a ValueError if the file is not the predictor."""
-    state = read_state(file)
-    names = [f"layers.{number}.{part}" for number in LAYERS for part in ("weight", "bias")]
-    if missing := [name for name in names if name not in state]:
-        raise ValueError(f"{file} does not hold LAION's aesthetic predictor: it has no {missing[0]}")
-    tensors = [state[name].to(device, torch.float32) for name in names]
-    return list(zip(tensors[::2], tensors[1::2], strict=True))
+def load_head(file: Path, device: str) -> Callable[[Tensor], Tensor]:
+    """Load the predictor; a ValueError if the file is another one."""
+    try:
+        return read_head(read_state(file), "layers.", device)
+    except KeyError as error:
+        lacks = error.args[0]
+        raise ValueError(f"{file} does not hold LAION's aesthetic predictor: it has no {lacks}") from None

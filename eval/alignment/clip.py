@@ -2,7 +2,7 @@
 
 import contextlib
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -26,6 +26,8 @@ OPENAI_VIT_L_14 = Weight.at(
     "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836",
     places=("~/.cache/clip",),
 )
+HEAD_LAYERS = (0, 2, 4, 6, 7)
+"""Numbers of the linear layers of a predictor of ratings; there is only dropout between them."""
 SHAPE_BUFFERS = ("input_resolution", "context_length", "vocab_size")
 """Numbers that OpenAI's archives store as tensors."""
 
@@ -114,6 +116,24 @@ def read_state(file: Path, *, scripted: bool = False) -> Mapping[str, Tensor]:
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{file} holds no tensors by name")
     return {name.removeprefix("module."): value for name, value in state.items()}
+
+
+def read_head(state: Mapping[str, Tensor], prefix: str, device: str) -> Callable[[Tensor], Tensor]:
+    """Return the linear layers that predict a rating [N] from vectors [N, D]; a KeyError if one is missing.
+
+    `prefix` begins the layers' names in `state`.
+    """
+    layers = [
+        [state[f"{prefix}{number}.{part}"].to(device, torch.float32) for part in ("weight", "bias")]
+        for number in HEAD_LAYERS
+    ]
+
+    def rate(vectors: Tensor) -> Tensor:
+        for weight, bias in layers:
+            vectors = F.linear(vectors, weight, bias)
+        return vectors[:, 0]
+
+    return rate
 
 
 def _is_torchscript(file: Path) -> bool:

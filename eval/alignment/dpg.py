@@ -9,6 +9,7 @@ from kvbench.eval.alignment.vqa import BlipVqa, Vqa
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Snapshot, Weight, loading
 from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation, make_result, read_meta
+from kvbench.eval.protocol.intervals import split_groups
 from kvbench.eval.protocol.official import read_table
 from kvbench.eval.protocol.scores import MetricSpec, share_score
 
@@ -58,12 +59,9 @@ def group_by_category(
     judged: Sequence[tuple[str, Sequence[Question], Mapping[int, bool]]],
 ) -> dict[str, tuple[list[float], list[str]]]:
     """Return 100 or 0 for each question, and its item, by category; from (item, questions, counts) of each image."""
-    groups: dict[str, tuple[list[float], list[str]]] = {}
-    for item, questions, counts in judged:
-        for question in questions:
-            values, items = groups.setdefault(question.category, ([], []))
-            values.append(100.0 * counts[question.number])
-            items.append(item)
+    groups = split_groups(
+        (one.category, 100.0 * counts[one.number], item) for item, own, counts in judged for one in own
+    )
     return {category: groups[category] for category in CATEGORIES if category in groups}
 
 

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from kvbench.core.files import read_text
-from kvbench.eval.alignment.clip import PACKAGES, read_state
+from kvbench.eval.alignment.clip import PACKAGES, read_head, read_state
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Snapshot
 from kvbench.eval.networks import full_float32, stack_pictures
@@ -32,8 +31,6 @@ MAX_TOKENS = 35
 """Maximum number of tokens of a prompt, including the first and the last one."""
 HEAD_CHANNELS = 64
 """Channels of an attention head in BLIP's vision networks."""
-LAYERS = (0, 2, 4, 6, 7)
-"""Numbers of the linear layers at the end; there is only dropout between them."""
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 """Mean and deviation of the raw scores on the authors' validation set."""
 VISION_NAMES = {
@@ -93,10 +90,7 @@ def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:
     state = read_state(folder / "ImageReward.pt")
     try:
         vision, text = _build_vision(state), _build_text(state, _read_config(folder / "med_config.json"))
-        head = [
-            (state[f"mlp.layers.{i}.weight"].to(device), state[f"mlp.layers.{i}.bias"].to(device))
-            for i in LAYERS
-        ]
+        rate = read_head(state, "mlp.layers.", device)
     except (KeyError, RuntimeError) as error:
         why = str(error).splitlines()[-1].strip()
         raise ValueError(f"{folder} does not hold ImageReward: {why}") from None
@@ -111,10 +105,7 @@ def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:
         with full_float32():
             seen = vision(pixel_values=pictures).last_hidden_state
             read = text(tokens, attention_mask=attention, encoder_hidden_states=seen).last_hidden_state
-            values: Tensor = read[:, 0]
-            for weight, bias in head:
-                values = F.linear(values, weight, bias)
-        return (values[:, 0] - MEAN) / STD
+            return (rate(read[:, 0]) - MEAN) / STD
 
     return score
 

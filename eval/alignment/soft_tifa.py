@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import loading
 from kvbench.eval.protocol.base import PartedEvaluator, Result, make_result
-from kvbench.eval.protocol.intervals import Interval, bootstrap
+from kvbench.eval.protocol.intervals import Interval, bootstrap, split_groups
 from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score
 
 
@@ -109,14 +109,11 @@ class SoftTifa(PartedEvaluator):
         """
         whole = [100 * geometric_mean(row) for row in soft]
         means = [100 * float(np.mean(row)) for row in soft]
-        parts: dict[str, tuple[list[float], list[str]]] = {}
+        graded: list[tuple[str, float, str]] = []
         for one, row, value, cluster in zip(questions, soft, whole, clusters, strict=True):
-            graded = [(f"atoms-{one.atomicity}", value)]
-            graded += [(atom.skill, 100 * p) for atom, p in zip(one.atoms, row, strict=True)]
-            for part, points in graded:
-                values, prompts = parts.setdefault(part, ([], []))
-                values.append(points)
-                prompts.append(cluster)
+            graded.append((f"atoms-{one.atomicity}", value, cluster))
+            graded += [(atom.skill, 100 * p, cluster) for atom, p in zip(one.atoms, row, strict=True)]
+        parts = split_groups(graded)
         scores = {self.metric: _score(whole, clusters)}
         scores |= {f"{self.metric}/{part}": _score(*parts[part]) for part in self.part_names if part in parts}
         return {**scores, self.arithmetic: _score(means, clusters)}

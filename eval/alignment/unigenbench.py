@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.protocol.base import PartedEvaluator, Result, make_result, read_meta
+from kvbench.eval.protocol.intervals import split_groups
 from kvbench.eval.protocol.official import Groups, OfficialProgram, check_names, group_images, read_table
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, share_score
 
@@ -93,15 +94,15 @@ class UniGenBench(OfficialProgram, PartedEvaluator):
     def summarise(self, judged: Sequence[Points], clusters: Sequence[str]) -> dict[str, Score]:
         """Return the overall score and the score of each dimension, from the test points and prompt of each image."""
         right, total = (np.zeros((len(judged), len(DIMENSIONS))) for _ in range(2))
-        parts: dict[str, tuple[list[float], list[str]]] = {}
-        for row, (points, cluster) in enumerate(zip(judged, clusters, strict=True)):
+        for row, points in enumerate(judged):
             for dimension, passed in points:
                 column = DIMENSIONS.index(dimension)
                 right[row, column] += passed
                 total[row, column] += 1
-                values, prompts = parts.setdefault(dimension, ([], []))
-                values.append(100.0 * passed)
-                prompts.append(cluster)
+        pairs = zip(judged, clusters, strict=True)
+        parts = split_groups(
+            (name, 100.0 * passed, cluster) for own, cluster in pairs for name, passed in own
+        )
 
         def mean_share(positions: NDArray[np.int64]) -> float:
             passed, count = right[positions].sum(0), total[positions].sum(0)

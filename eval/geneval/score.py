@@ -16,7 +16,7 @@ from kvbench.eval.files.weights import loading
 from kvbench.eval.geneval.rules import OFFICIAL_RULES, TASKS, ColorOf, Detector, Line, Rules, judge_image
 from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation, make_result, read_meta
 from kvbench.eval.protocol.component import Component
-from kvbench.eval.protocol.intervals import combine_strata, share_interval
+from kvbench.eval.protocol.intervals import combine_strata, share_interval, split_groups
 from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_interval
 
 TAG = "tag"
@@ -57,14 +57,8 @@ def summarise_verdicts(
 
     Images of one prompt are a cluster. Tasks are strata: their intervals give the interval of the overall score.
     """
-    tasks = [task for task in TASKS if task in tags]
-    strata = {
-        task: (
-            [float(c) for c, tag in zip(correct, tags, strict=True) if tag == task],
-            [p for p, tag in zip(prompts, tags, strict=True) if tag == task],
-        )
-        for task in tasks
-    }
+    groups = split_groups(zip(tags, map(float, correct), prompts, strict=True))
+    strata = {task: groups[task] for task in TASKS if task in groups}
     scores = {f"{name}/{task}": share_score(values, group) for task, (values, group) in strata.items()}
     means = [float(np.mean(values)) for values, _ in strata.values()]
     interval = combine_strata(means, [share_interval(*stratum) for stratum in strata.values()])

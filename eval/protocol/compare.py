@@ -11,7 +11,7 @@ from typing import Any
 
 from kvbench.core.files import parse_json, read_text
 from kvbench.eval.files.samples import Sample, SampleSetError, read_samples
-from kvbench.eval.protocol.intervals import Interval, bootstrap, change_interval, combine_strata
+from kvbench.eval.protocol.intervals import Interval, bootstrap, change_interval, combine_strata, split_groups
 from kvbench.eval.protocol.ranges import find_difference_range
 from kvbench.eval.protocol.records import read_fields
 from kvbench.eval.protocol.scores import (
@@ -159,11 +159,7 @@ def compare_samples(
     score = mean_score(list(values.values()), [prompts[i] for i in values], find_interval)
     if spec.strata is None:
         return score
-    strata: dict[str, tuple[list[float], list[str]]] = {}
-    for i, value in values.items():
-        members, clusters = strata.setdefault(str(ours[i][spec.strata]), ([], []))
-        members.append(value)
-        clusters.append(prompts[i])
+    strata = split_groups((str(ours[i][spec.strata]), value, prompts[i]) for i, value in values.items())
     means = [sum(members) / len(members) for members, _ in strata.values()]
     interval = combine_strata(means, [find_interval(*stratum) for stratum in strata.values()])
     return with_interval(Score(sum(means) / len(means), score.n), interval)

@@ -34,6 +34,7 @@ from kvbench.eval.protocol.intervals import (
     combine_strata,
     find_quantile,
     number_clusters,
+    split_groups,
     wilson_interval,
 )
 from kvbench.eval.protocol.ranges import Range, find_difference_range, find_range
@@ -229,11 +230,8 @@ def _widen_change(
     found: _Found, data: Floats, clusters: Sequence[Hashable], groups: Sequence[str | None]
 ) -> _Found:
     """Return the wider of an interval and `change_interval` over prompts, which has a width if all answers agree."""
-    members: dict[str | None, tuple[list[float], list[Hashable]]] = {}
-    for values, cluster, group in zip(data, clusters, groups, strict=True):
-        own = members.setdefault(group, ([], []))
-        own[0].extend(values)
-        own[1].extend([cluster] * len(values))
+    rows = zip(groups, data, clusters, strict=True)
+    members = split_groups((group, value, cluster) for group, values, cluster in rows for value in values)
     means = [float(np.mean(values)) for values, _ in members.values()]
     intervals = [change_interval(*one) for one in members.values()]
     change = intervals[0] if len(intervals) == 1 else combine_strata(means, intervals)

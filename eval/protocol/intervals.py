@@ -6,8 +6,9 @@ shares of correct answers (means of zeros and ones), and of their differences, h
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ NORMAL_CLUSTERS = 50
 MAX_DRAWS = 1 << 24  # numbers drawn at once
 
 Floats = NDArray[np.float64]
+Group, Cluster = TypeVar("Group", bound=Hashable), TypeVar("Cluster", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,18 @@ def combine_strata(values: Sequence[float], intervals: Sequence[Interval | None]
         for distances in zip(*((v - one.low, one.high - v, one.se) for v, one in pairs), strict=True)
     )
     return Interval(centre - below, centre + above, se, f"stratified {known[0].method}")
+
+
+def split_groups(
+    samples: Iterable[tuple[Group, float, Cluster]],
+) -> dict[Group, tuple[list[float], list[Cluster]]]:
+    """Return values and clusters of each group, from group, value and cluster of each sample."""
+    groups: dict[Group, tuple[list[float], list[Cluster]]] = {}
+    for group, value, cluster in samples:
+        values, clusters = groups.setdefault(group, ([], []))
+        values.append(value)
+        clusters.append(cluster)
+    return groups
 
 
 def are_classes(clusters: Sequence[Hashable]) -> bool:

@@ -1,16 +1,18 @@
 """Accuracy of answers by math-verify or exact match, of a run and relative to the reference run."""
 
 import re
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
+from types import FrameType
 from typing import ClassVar
 
 from kvbench.eval.files.texts import TextSet
 from kvbench.eval.protocol.base import Evaluator, Result, make_result, read_meta
 from kvbench.eval.protocol.intervals import change_interval
 from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
-from kvbench.eval.text.processor_time import limit_processor_time
 
 ANSWER = "answer"
 """Key of the correct answer in a prompt's metadata."""
@@ -177,6 +179,25 @@ def _are_equal(right: str, given: str) -> bool:
     except TimeoutException:  # between two calls; within one, math-verify takes it for a failure of the call
         pass
     return False
+
+
+@contextmanager
+def limit_processor_time(seconds: float, error: Exception) -> Iterator[None]:
+    """Raise `error` in the block once this process has computed for `seconds`; time in which it waits does not count.
+
+    It works in the main thread only, where Python handles signals; in others it raises a ValueError.
+    """
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as Python calls it
+        raise error
+
+    before = signal.signal(signal.SIGPROF, interrupt)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _normalise(answer: str) -> str:

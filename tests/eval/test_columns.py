@@ -1,6 +1,5 @@
 """Every metric of conf/eval can be compared between runs: by a column of its own name, or by replicates."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from kvbench.eval.alignment import aesthetic, clip, hps, imagereward, oneig, pickscore
+from kvbench.eval.alignment import aesthetic, clip, hps, imagereward, pickscore
 from kvbench.eval.alignment.judge import JudgeModel, VlmJudge
-from kvbench.eval.alignment.unigenbench import UniGenBench
 from kvbench.eval.alignment.vqa import BlipVqa
 from kvbench.eval.distribution import base, fid, mjhq
 from kvbench.eval.distribution.dataset import Pictures
@@ -21,11 +19,11 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import StoredFeatures
 from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.geneval.mask2former import Mask2Former
-from kvbench.eval.geneval.official import GenEvalOfficial
 from kvbench.eval.geneval.score import LoadedDetector
 from kvbench.eval.paired import dists, lpips
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.compare import compare_runs
+from kvbench.eval.protocol.official import OfficialProgram
 from kvbench.eval.registry import build_metrics, describe_metrics, read_metrics
 from kvbench.eval.spaces.clip import ClipImages
 from kvbench.eval.spaces.dinov2 import Dinov2
@@ -38,11 +36,13 @@ from kvbench.scenes.world import SHAPES, render
 from tests.support.image_sets import make_set, only
 from tests.support.marks import slow_but_every
 
+METRICS = {name: build_metrics(read_metrics(name)) for name in describe_metrics()}
 SINGLE = [
     name
-    for name in describe_metrics()
-    if list(read_metrics(name)) == [name] and build_metrics(read_metrics(name))[0].reads == ImageSet.kind
+    for name, [evaluator, *more] in METRICS.items()
+    if not more and evaluator.reads == ImageSet.kind and not isinstance(evaluator, OfficialProgram)
 ]
+"""Metrics of images; tests/eval/test_official.py has those that other programs compute."""
 COUNT = 24
 FOUND = Weight.find
 
@@ -102,9 +102,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[ImageSet]:
             "item_id": f"item {index // 2}",
             "style": hps.STYLES[index // 2 % 4],
             "category": mjhq.CATEGORIES[index // 2 % 3],
-            "unigenbench_index": str(index // 4),
-            "oneig_class": ("anime", "reasoning", "text", "text")[index // 2 % 4],
-            "oneig_id": f"{index // 2:03d}",
             "vqa_list": [["How many dogs are there?", "two"], ["Is there a cat?", "Yes"]],
             "skills": ["count", "object"],
             "atom_count": 3 + index // 2 % 8,
@@ -157,7 +154,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (pickscore, imagereward):
         monkeypatch.setattr(module, "load_scorer", lambda *_: lambda images, _: images.mean((1, 2, 3)))
     monkeypatch.setattr(
-        aesthetic, "read_layers", lambda *_: [(torch.linspace(-1, 1, 192)[None], torch.ones(1))]
+        aesthetic, "load_head", lambda *_: lambda vectors: vectors @ torch.linspace(-1, 1, 192)
     )
     monkeypatch.setattr(VlmJudge, "load", judge)
     monkeypatch.setattr(BlipVqa, "load", lambda *_: (answer, {}))
@@ -169,64 +166,6 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(space, "compute", thumbnails)
     monkeypatch.setattr(fid, "read_moments", moments)
     monkeypatch.setattr(base, "read_features", features)
-
-
-def official(images: ImageSet) -> None:
-    """What GenEval's program leaves in a run's folder."""
-    (images.folder / "geneval_official").mkdir(exist_ok=True)
-    verdicts = [
-        {"filename": name, "correct": bool(images.image(index).sum() % 3)}
-        for name, [index] in GenEvalOfficial().group(images).items()
-    ]
-    path = images.folder / "geneval_official" / "results.jsonl"
-    path.write_text("\n".join(map(json.dumps, verdicts)))
-
-
-def official_dpg(images: ImageSet) -> None:
-    """What DPG's program leaves in a run's folder."""
-    (images.folder / "dpg_official").mkdir(exist_ok=True)
-    pairs = [[int(images.image(i + j).sum()) % 7 / 7 for j in (0, 1)] for i in range(0, COUNT, 2)]
-    lines = [f"/x/item {i}.png, {a}, {b}, {(a + b) / 2}" for i, (a, b) in enumerate(pairs)]
-    lines.append(f"DPG-Bench score: {100 * float(np.mean(pairs))}")
-    (images.folder / "dpg_official" / "results.txt").write_text("\n".join(lines))
-
-
-def official_unigenbench(images: ImageSet) -> None:
-    """What UniGenBench's program leaves in a run's folder."""
-    (images.folder / "unigenbench").mkdir(exist_ok=True)
-    lines = [
-        f'{name}.png,"[\'Style\', \'Action - Hand\']","{{""score"": [{total % 2}, {total % 3 // 2}]}}"'
-        for name, [index] in UniGenBench().group(images).items()
-        for total in [int(images.image(index).sum())]
-    ]
-    path = images.folder / "unigenbench" / "results.csv"
-    path.write_text("\n".join(["img_path,testpoint,result_json", *lines]))
-
-
-def official_oneig(images: ImageSet) -> None:
-    """What OneIG-Bench's program leaves in a run's folder."""
-    folder = images.folder / "oneig" / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    prompts = oneig.OneIg().group(images)
-    (folder / oneig.TEXTS_FILE).write_text(
-        "id,text_content\n" + "".join(f"{key},a b\n" for _, key in prompts)
-    )
-    for name, part in oneig.PARTS.items():
-        drawn = {
-            key: int(images.image(one).sum()) % 7 / 7
-            for key, (one, _) in prompts.items()
-            if key[0] in part.classes
-        }
-        rows = {"_".join(key) if part.named else key[1]: value for key, value in drawn.items()}
-        total = float(np.mean([*rows.values()]))
-        if name == "text":
-            rows, total = (
-                {key: f'"[{100 * (1 - value)}, 0.0, 0.5]"' for key, value in rows.items()},
-                1 - (1 - total) / 2,
-            )
-        for kind, heading, lines in (("_prompt", oneig.MODEL, rows), ("", part.total, {oneig.MODEL: total})):
-            table = [f",{heading}", *(f"{key},{value}" for key, value in lines.items())]
-            (folder / f"{name}{kind}_score_EN_0.csv").write_text("\n".join(table))
 
 
 def column_mean(result: Result, name: str) -> float:
@@ -242,19 +181,10 @@ def column_mean(result: Result, name: str) -> float:
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("name", slow_but_every(15, SINGLE))
 def test_a_metric_has_a_column_of_its_name_or_replicates(name: str, runs: list[ImageSet]) -> None:
-    settings = read_metrics(name)
-    if name == "geneval_official":
-        settings[name]["verdicts"] = True
-    if name in ("dpg_official", "unigenbench", "oneig"):
-        settings[name]["scores"] = True
-    [evaluator] = build_metrics(settings)
+    [evaluator] = METRICS[name]
     *sides, reference = runs
     results = []
     for side in sides:
-        official(side)
-        official_dpg(side)
-        official_unigenbench(side)
-        official_oneig(side)
         result = only(evaluator, side, reference)
         result.save(side.folder / "metrics")
         results.append(result)
