@@ -223,18 +223,10 @@ def test_strict_turns_numpy_into_numbers() -> None:
     assert strict({"a": np.float32(0.5), "b": (np.int64(2), np.bool_(True))}) == {"a": 0.5, "b": [2, True]}
 
 
-def test_missing_weights_are_skipped_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directions_name_address_hash_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVBENCH_WEIGHTS", raising=False)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    images = make(tmp_path / "run")
-    [result] = evaluate([Lpips()], images, images)
-    assert result.status == "skipped"
-    assert result.reason == find_missing(Lpips())[0]
-    assert result.reason == (
-        "weights missing: alexnet-owt-7be5be79.pth. "
-        "Get it with: make weights (python -m kvbench.eval.files.fetch)"
-    )
     [named] = find_missing(Lpips(path="~/nowhere.pth"))
     assert named.startswith(
         "weights missing: ~/nowhere.pth. Correct the setting that names it, or leave that null"

@@ -79,6 +79,8 @@ def columns(**more: object) -> dict[str, np.ndarray]:
         ({"kl": np.zeros(3)}, '{"words": {}, "groups": []}', "not a text that was read"),
         (columns(), "[]", "not a text that was read"),
         (columns(), "{", "not a text that was read"),
+        (columns(), '{"words": ["a"], "groups": []}', "not a text that was read"),
+        (columns(), '{"words": {"a": "b"}, "groups": []}', "not a text that was read"),
         (columns(), None, "not a text that was read"),
     ],
 )

@@ -184,6 +184,7 @@ FETCHED = {
     "geneval_mask2former": ["mask2former-swin-small-coco-instance", "ViT-L-14.pt"],
     "hpsv2": ["HPS_v2.1_compressed.pt"],
     "imagereward": ["ImageReward", "bert-base-uncased"],
+    "lpips": ["alexnet-owt-7be5be79.pth"],
     "inception_score": ["weights-inception-2015-12-05-6726825d.pth"],
     "iqa": ["sac+logos+ava1-l14-linearMSE.pth", "ViT-L-14.pt"],
     "pickscore": ["PickScore_v1"],

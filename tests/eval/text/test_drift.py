@@ -8,7 +8,6 @@ import torch
 
 from kvbench.eval.files.kinds import READINGS
 from kvbench.eval.files.readings import StoredReading, read_stored, strip_states
-from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.protocol.intervals import bootstrap
 from kvbench.eval.text.drift import find_before, find_worst, trace_drift
 from tests.support.run_folders import GIVEN, HOSTILE, TEXT, WORDS, make_reading
@@ -109,15 +108,3 @@ def test_stripped_files_lack_the_hidden_states_alone(tmp_path: Path) -> None:
     ours, theirs = read_stored(stripped), read_stored(path)
     assert all(np.array_equal(a, b) for a, b in zip(ours[:6], theirs[:6], strict=True))
     assert (ours.words, ours.groups) == (theirs.words, (4, 4)) == (WORDS, (4, 4))
-
-
-@pytest.mark.parametrize(
-    "labels", ["[]", '{"words": ["a"], "groups": []}', '{"words": {"a": "b"}, "groups": []}', "{"]
-)
-def test_damaged_labels_are_an_error_of_one_line(tmp_path: Path, labels: str) -> None:
-    from safetensors.numpy import save_file
-
-    columns = {name: np.zeros(2, np.float32) for name in StoredReading._fields[:6]}
-    save_file(columns, tmp_path / "one.safetensors", {"labels": labels})
-    with pytest.raises(SampleSetError, match="not a text that was read"):
-        read_stored(tmp_path / "one.safetensors")
