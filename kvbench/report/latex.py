@@ -1,4 +1,4 @@
-"""Tables in LaTeX (booktabs): metrics with half of their 95 % interval, at most a text width wide."""
+"""Tables in LaTeX (booktabs, graphicx): metrics with half of their 95 % interval, at most a text width wide."""
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from itertools import pairwise
@@ -6,7 +6,6 @@ from math import ceil
 
 from kvbench.eval.protocol.scores import Better, Metric
 from kvbench.report.latex_letters import DEFINITION, LETTER, escape
-from kvbench.report.latex_width import choose_size, measure_columns, split_columns
 from kvbench.report.seeds import MeanMetric
 from kvbench.report.tables import (
     HEADER_WIDTH,
@@ -16,6 +15,7 @@ from kvbench.report.tables import (
     format_df,
     format_number,
     is_lopsided,
+    split_columns,
     stack_header,
 )
 
@@ -24,6 +24,10 @@ MAX_FLOATS = 12
 """Number of tables after which LaTeX places all of them; it holds back at most 18 without an error."""
 MAX_ROWS = 36
 """Largest number of rows of a table, so that it fits a page with its caption."""
+MAX_LETTERS = 84
+"""Letters of a row, from which a table is divided; LaTeX shrinks what is wider than its text."""
+SCALE = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+"""Start of a box that is no wider than the text."""
 
 
 def format_latex(
@@ -39,32 +43,29 @@ def format_latex(
     The cells (row, column) in `best` are bold, and a rule separates the `groups` of rows. A table that is wider than a
     page is divided into several, each with the first `lead` columns; a table of many rows is divided as well.
     """
-    names = list(rows[0])
     cells = [
-        [write_cell(row[name], bold=(place, name) in best) for name in names]
+        {name: write_cell(cell, bold=(place, name) in best) for name, cell in row.items()}
         for place, row in enumerate(rows)
     ]
-    heads = [_write_head(name, rows) for name in names]
-    lines = [max(head.split(r"\\"), key=len) for head in heads]
-    widths = measure_columns([lines, *cells])
-    kinds = ["r" if any(isinstance(row[name], Metric) for row in rows) else "l" for name in names]
+    heads = {name: _write_head(name, rows) for name in rows[0]}
+    widths = {name: _count_letters(heads[name], [row[name] for row in rows]) for name in heads}
+    kinds = {name: "r" if any(isinstance(row[name], Metric) for row in rows) else "l" for name in heads}
     bodies = []
-    for columns in split_columns(widths, min(lead, len(names) - 1)):
-        head = " & ".join(_wrap_head(heads[column], kinds[column]) for column in columns) + r" \\"
-        size = choose_size([widths[column] for column in columns])
+    for names in split_columns(widths, min(lead, len(heads) - 1), MAX_LETTERS):
+        head = " & ".join(_wrap_head(heads[name], kinds[name]) for name in names) + r" \\"
         for start, stop in divide_rows(len(rows)):
             body = [head, r"\midrule"]
             for place in range(start, stop):
                 if place > start and groups and groups[place] != groups[place - 1]:
                     body.append(r"\midrule")
-                body.append(" & ".join(cells[place][column] for column in columns) + r" \\")
-            bodies.append((size, "".join(kinds[column] for column in columns), body))
+                body.append(" & ".join(cells[place][name] for name in names) + r" \\")
+            bodies.append(("".join(kinds[name] for name in names), body))
     return "\n".join(write_tables(bodies, caption, label))
 
 
 def join_latex(tables: Sequence[str]) -> str:
     """Return tables as one file, whose floats LaTeX places now and then: it can hold back only so many."""
-    parts, held = ["% needs \\usepackage{booktabs}\n"], 0
+    parts, held = ["% needs \\usepackage{booktabs,graphicx}\n"], 0
     if any(LETTER in table for table in tables):
         parts.append(DEFINITION)
     for table in tables:
@@ -82,25 +83,23 @@ def divide_rows(count: int) -> list[tuple[int, int]]:
     return list(pairwise(round(count * part / parts) for part in range(parts + 1)))
 
 
-def write_tables(
-    bodies: Sequence[tuple[str | None, str, Sequence[str]]], caption: str, label: str
-) -> Iterator[str]:
+def write_tables(bodies: Sequence[tuple[str, Sequence[str]]], caption: str, label: str) -> Iterator[str]:
     """Yield a table environment for each body; further ones refer to the first.
 
     Args:
-        bodies: font size, kinds of columns and lines of each table.
+        bodies: kinds of columns and lines of each table.
         caption: text of the first table's caption, not escaped.
         label: label of the first table.
     """
-    for part, (size, kinds, lines) in enumerate(bodies, 1):
+    for part, (kinds, lines) in enumerate(bodies, 1):
         title, name = escape(caption).replace(" x ", r" $\times$ "), f"tab:{label}"
         if part > 1:
             title = rf"Table~\ref{{{name}}}, continued (part {part} of {len(bodies)})."
             name += f"-{part}"
         yield "\n".join(
             [
-                r"\begin{table}[htbp]", r"\centering", rf"\{size or 'scriptsize'}", rf"\begin{{tabular}}{{{kinds}}}",
-                r"\toprule", *lines, r"\bottomrule", r"\end{tabular}", rf"\caption{{{title}}}", rf"\label{{{name}}}",
+                r"\begin{table}[htbp]", r"\centering", r"\small", SCALE, rf"\begin{{tabular}}{{{kinds}}}",
+                r"\toprule", *lines, r"\bottomrule", r"\end{tabular}}", rf"\caption{{{title}}}", rf"\label{{{name}}}",
                 r"\end{table}", "",
             ]
         )  # fmt: skip
@@ -133,6 +132,11 @@ def _write_head(name: str, rows: Sequence[Row]) -> str:
     if isinstance(metric, Metric):
         lines[-1] += f" {ARROWS[metric.better]}"
     return r"\\".join(lines)
+
+
+def _count_letters(head: str, cells: Sequence[Cell]) -> int:
+    """Return the letters of the widest cell of a column, or of the widest line of its head."""
+    return max(*map(len, head.split(r"\\")), *(len(format_cell(cell, "half")) for cell in cells))
 
 
 def _wrap_head(head: str, kind: str) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.core.files import write_whole
-from kvbench.report.latex import ARROWS, divide_rows, join_latex, write_cell, write_tables
+from kvbench.report.latex import ARROWS, MAX_LETTERS, divide_rows, join_latex, write_cell, write_tables
 from kvbench.report.latex_letters import escape
-from kvbench.report.latex_width import COLUMN_GAP, Width, choose_size, measure, measure_columns, split_columns
 from kvbench.report.paper_tables import PaperTable
+from kvbench.report.tables import format_cell, split_columns
 from kvbench.runs.record.folder import slug
 
 Column = tuple[str, str]
@@ -18,9 +18,8 @@ def format_paper_table(table: PaperTable) -> str:
     """Return a table as one or several LaTeX tables, with whole metrics in each where these fit the text width."""
     leads = [escape(row) for row in table.rows]
     bodies = []
-    for columns in _split_metrics(table, leads):
+    for columns in _split_metrics(table):
         cells = [_write_cells(table, row, columns) for row in table.rows]
-        size = choose_size(_measure(table, leads, columns))
         head = _write_heads(table, columns)
         for start, stop in divide_rows(len(leads)):
             body = list(head)
@@ -28,34 +27,34 @@ def format_paper_table(table: PaperTable) -> str:
                 if place > start and place == len({row for row, _ in table.whole}):
                     body.append(r"\midrule")
                 body.append(" & ".join([leads[place], *cells[place]]) + r" \\")
-            bodies.append((size, "l" + "r" * len(columns), body))
+            bodies.append(("l" + "r" * len(columns), body))
     return "\n".join(write_tables(bodies, table.caption, slug(table.title)))
 
 
-def _split_metrics(table: PaperTable, leads: Sequence[str]) -> list[list[Column]]:
+def _split_metrics(table: PaperTable) -> list[list[Column]]:
     """Return the columns of each table: as many metrics as fit, or a part of one that does not fit."""
     tables: list[list[Column]] = [[]]
     for name in table.metrics:
         columns = [(name, label) for label in table.columns]
-        if choose_size(_measure(table, leads, [*tables[-1], *columns])) is not None:
+        blocks = list(split_columns(_count_letters(table, [*tables[-1], *columns]), 1, MAX_LETTERS))
+        if len(blocks) == 1:
             tables[-1] += columns
-            continue
-        widths = _measure(table, leads, columns)
-        parts = [[columns[place - 1] for place in block[1:]] for block in split_columns(widths, 1)]
-        tables += parts
+        else:
+            blocks = list(split_columns(_count_letters(table, columns), 1, MAX_LETTERS))
+            tables += [block[1:] for block in blocks]
     return [columns for columns in tables if columns]
 
 
-def _measure(table: PaperTable, leads: Sequence[str], columns: Sequence[Column]) -> list[Width]:
+def _count_letters(table: PaperTable, columns: Sequence[Column]) -> dict[Column, int]:
     """Return the widths of the leading column and of others; a metric's name may be wider than its columns."""
-    rows = [[escape(label) for _, label in columns]]
-    rows += [_write_cells(table, row, columns, joined=False) for row in table.rows]
-    widths = [*measure_columns([[lead] for lead in (*leads, table.head)]), *measure_columns(rows)]
+    widths = {("", ""): max(map(len, (*table.rows, table.head)))}
+    for name, label in columns:
+        cells = [table.cells.get((row, name, label)) for row in table.rows]
+        widths[name, label] = max(len(label), *(len(format_cell(cell, "half")) for cell in cells))
     for name in dict.fromkeys(name for name, _ in columns):
-        own = [place for place, (other, _) in enumerate(columns, 1) if other == name]
-        room = sum(sum(widths[place]) for place in own) + COLUMN_GAP * (len(own) - 1)
-        missing = max(0.0, measure(_name_metric(table, name)).text - room)
-        widths[own[-1]] = Width(widths[own[-1]].text + missing, widths[own[-1]].script)
+        own = [column for column in columns if column[0] == name]
+        room = sum(widths[column] + 2 for column in own) - 2
+        widths[own[-1]] += max(0, len(name) + len(table.metrics[name].unit) + 5 - room)
     return widths
 
 
@@ -79,11 +78,11 @@ def _name_metric(table: PaperTable, name: str) -> str:
     return f"{escape(name)}{unit} {ARROWS[metric.better]}"
 
 
-def _write_cells(table: PaperTable, row: str, columns: Sequence[Column], *, joined: bool = True) -> list[str]:
-    """Return the cells of a row; the value of an uncompressed run is `joined` over the columns of its metric."""
+def _write_cells(table: PaperTable, row: str, columns: Sequence[Column]) -> list[str]:
+    """Return the cells of a row; the value of an uncompressed run spans the columns of its metric."""
     cells = []
     for place, (name, label) in enumerate(columns):
-        if (row, name) in table.whole and joined:
+        if (row, name) in table.whole:
             if place == 0 or columns[place - 1][0] != name:
                 count = sum(other == name for other, _ in columns)
                 cells.append(rf"\multicolumn{{{count}}}{{c}}{{{write_cell(table.whole[row, name])}}}")

@@ -5,7 +5,7 @@ import io
 import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,6 +16,7 @@ from kvbench.core.files import write_whole
 from kvbench.eval.protocol.scores import Better, Metric
 from kvbench.report.seeds import MeanMetric
 
+Name = TypeVar("Name", bound=Hashable)
 Cell = str | Metric | None
 """A text, a metric of a run, or nothing."""
 Row = Mapping[str, Cell]
@@ -53,7 +54,7 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
     headers = {name: stack_header(_header(name, rows), max(map(len, cells[name]))) for name in cells}
     widths = {name: max(map(len, [*headers[name].split("\n"), *cells[name]])) for name in cells}
     console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
-    for names in _split_columns(widths, lead, console.width):
+    for names in split_columns(widths, lead, console.width):
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for index, name in enumerate(names):
             justify: Literal["left", "right"] = "left" if index < lead else "right"
@@ -209,8 +210,8 @@ def stack_header(header: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _split_columns(widths: Mapping[str, int], lead: int, width: int) -> Iterator[list[str]]:
-    """Yield blocks of columns that fit `width`; each block begins with the leading columns."""
+def split_columns(widths: Mapping[Name, int], lead: int, width: int) -> Iterator[list[Name]]:
+    """Yield blocks of columns that fit `width` with gaps of two letters; each begins with the `lead` first columns."""
     names = list(widths)
     block = names[:lead]
     for name in names[lead:]:
