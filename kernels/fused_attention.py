@@ -1,13 +1,12 @@
 """torch's fused attention with its log-sum-exp, which is needed to merge attention over other keys.
 
-Backends differ in the shape of the log-sum-exp, not in its base: all return it for the scaled scores in nats. `WHY_NOT`
-has a function for each backend that returns why it cannot serve; the choice and its explanation both call it.
+Backends differ in the shape of the log-sum-exp, not in its base: all return it for the scaled scores in nats.
 """
 
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +19,8 @@ from kvbench.kernels.batch_invariance import is_batch_invariant
 from kvbench.kernels.layout import State
 
 Backend = Literal["cudnn", "flash", "efficient", "cpu"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+"""Fastest first."""
 ATEN: Any = torch.ops.aten
 SHORT_QUERIES = 128
 """Queries per row up to which cuDNN is used only from `SHORT_CUDNN_VERSION` on."""
@@ -44,28 +45,34 @@ class Request(NamedTuple):
     device: torch.device
 
 
-def why_not_cudnn(request: Request) -> str | None:
-    """Return why cuDNN's attention cannot serve; None if it can."""
-    if problem := _why_not_half(request):
-        return problem
-    version = torch.backends.cudnn.version() or 0
-    if torch.cuda.get_device_properties(request.device).major < 9:
+def why_not_fused(backend: Backend, request: Request) -> str | None:
+    """Return why a backend of torch, FlashAttention as it is active, cannot serve a request; None if it can."""
+    if backend == "cpu":
+        return "reads the CPU's memory" if request.device.type == "cuda" else None
+    if request.device.type != "cuda":
+        return "needs a GPU"
+    if backend == "efficient":
+        return None
+    if request.dtype not in (torch.float16, torch.bfloat16):
+        return "needs 16 bits"
+    major = torch.cuda.get_device_properties(request.device).major
+    if major < 8:
+        return "needs a GPU of capability 8.0"
+    if backend == "flash":
+        return "needs heads of at most 256 channels" if request.head_dim > 256 else None
+    return _why_not_cudnn(request, major)
+
+
+def _why_not_cudnn(request: Request, major: int) -> str | None:
+    if major < 9:
         return "needs a GPU of capability 9.0"
     if request.head_dim > 128 or request.head_dim % 8:
         return "needs heads of at most 128 channels, a multiple of 8"
-    if request.queries <= SHORT_QUERIES and version < SHORT_CUDNN_VERSION:
+    if request.queries <= SHORT_QUERIES and (torch.backends.cudnn.version() or 0) < SHORT_CUDNN_VERSION:
         return f"needs cuDNN 9.24 for {SHORT_QUERIES} queries or fewer"
-    return (
-        "torch disables single queries for this cuDNN"
-        if request.queries == 1 and _is_single_query_disabled()
-        else None
-    )
-
-
-def why_not_flash(request: Request) -> str | None:
-    """Return why torch's active FlashAttention cannot serve; None if it can."""
-    wide = "needs heads of at most 256 channels" if request.head_dim > 256 else None
-    return _why_not_half(request) or wide
+    if request.queries == 1 and _is_single_query_disabled():
+        return "torch disables single queries for this cuDNN"
+    return None
 
 
 def why_not_fa3(device: torch.device) -> str | None:
@@ -103,30 +110,6 @@ def _is_single_query_disabled() -> bool:
     return is_disabled is None or not torch.cuda.is_available() or is_disabled()
 
 
-def _why_not_half(request: Request) -> str | None:
-    if problem := _why_not_gpu(request):
-        return problem
-    if request.dtype not in (torch.float16, torch.bfloat16):
-        return "needs 16 bits"
-    if torch.cuda.get_device_properties(request.device).major < 8:
-        return "needs a GPU of capability 8.0"
-    return None
-
-
-def _why_not_gpu(request: Request) -> str | None:
-    return None if request.device.type == "cuda" else "needs a GPU"
-
-
-def _why_not_cpu(request: Request) -> str | None:
-    return "reads the CPU's memory" if request.device.type == "cuda" else None
-
-
-WHY_NOT: Mapping[Backend, Callable[[Request], str | None]] = {
-    "cudnn": why_not_cudnn, "flash": why_not_flash, "efficient": _why_not_gpu, "cpu": _why_not_cpu,
-}  # fmt: skip
-"""Functions that return why a backend cannot serve a request, or None if it can; fastest first."""
-
-
 def choose_backend(request: Request) -> Backend:
     """Return the fastest available backend, by published rates.
 
@@ -134,10 +117,10 @@ def choose_backend(request: Request) -> Backend:
     (arXiv:2407.08608). `flash` is FlashAttention-2 unless another implementation is active.
     """
     request = request._replace(head_dim=request.head_dim + -request.head_dim % 8)  # as filled with zeros
-    order = list(WHY_NOT)
+    order = list(BACKENDS)
     if request.device.type == "cuda" and find_flash(request.device):
         order.insert(0, "flash")
-    return next(backend for backend in order if WHY_NOT[backend](request) is None)
+    return next(backend for backend in order if why_not_fused(backend, request) is None)
 
 
 def explain_backend(q: Tensor) -> AttentionChoice:
@@ -145,7 +128,7 @@ def explain_backend(q: Tensor) -> AttentionChoice:
     request = Request(q.shape[3], q.dtype, q.shape[2], q.device)
     chosen = None if is_batch_invariant() else choose_backend(request)
     rest = BATCH_DEPENDENT if chosen is None else f"slower than {chosen} by published rates"
-    others = tuple((one, refuse(request) or rest) for one, refuse in WHY_NOT.items() if one != chosen)
+    others = tuple((one, why_not_fused(one, request) or rest) for one in BACKENDS if one != chosen)
     return AttentionChoice(f"dense {chosen or 'kernel'}", others)
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvbench.kernels.attention_states import attend_nothing
-from kvbench.kernels.fused_attention import Request, find_flash, why_not_cudnn, why_not_fa3, why_not_flash
+from kvbench.kernels.fused_attention import Request, find_flash, why_not_fa3, why_not_fused
 from kvbench.kernels.layout import Layout, Past, State, fold_rows
 
 Library = Literal["cudnn", "flash", "fa3"]
@@ -64,8 +64,8 @@ def why_not_varlen(library: Library, request: Request) -> str | None:
     if request.head_dim % 8:
         return "needs a multiple of 8 channels"
     if library == "cudnn":
-        return why_not_cudnn(request) or _why_not_ragged_cudnn(request.device)
-    if problem := why_not_flash(request):
+        return why_not_fused("cudnn", request) or _why_not_ragged_cudnn(request.device)
+    if problem := why_not_fused("flash", request):
         return problem
     if library == "fa3":
         return why_not_fa3(request.device)

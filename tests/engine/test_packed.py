@@ -190,19 +190,6 @@ def test_exempt_layers_store_sixteen_bits(fp8: bool) -> None:
     assert held[0] > held[1] == (held[0] + held[2]) / 2
 
 
-def test_sixteen_bits_lose_what_half_precision_loses() -> None:
-    inputs, rotation = tokens_of(SCALES, 2), make_rotation(SCALES)
-    cache = open_cache(Full(), SCALES, packing=Packing(16, StorageConfig()), rotation=rotation)
-    cache.reset(2)
-    for at, layers in zip(SCALES.segments, inputs, strict=True):
-        cache.begin(at)
-        for layer, (q, k, v) in enumerate(layers):
-            past = [[x[layer][n].half().float() for x in inputs[: at.index]] for n in (1, 2)]
-            keys, values = (torch.cat([*old, new], 2) for old, new in zip(past, (k, v), strict=True))
-            expected = (q @ keys.mT * SCALES.logit_scale).softmax(-1) @ values
-            assert torch.allclose(cache.attend(layer, q, k, v), expected, atol=1e-5)
-
-
 def test_a_strict_budget_in_bytes_counts_codes_and_scales() -> None:
     spec, inputs = SCALES, tokens_of(SCALES, 2)
     packing = Packing(4, StorageConfig())

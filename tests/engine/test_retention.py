@@ -5,8 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvbench.engine.cache import KVCache
 from kvbench.engine.retention import measure_shares
@@ -21,9 +19,6 @@ from tests.support.engine import (
     draw_seen,
     listening,
     open_cache,
-    run,
-    small,
-    tokens_of,
 )
 from tests.support.steps import draw, generate, shapes
 
@@ -58,25 +53,6 @@ def check(cache: KVCache, held: Positions, edges: Sequence[int], padding: Sequen
         for start, stop in pairwise(edges)
     ]
     assert counted.tolist() == pytest.approx(tokens)
-
-
-@pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
-@given(seed=st.integers(0, 10**6), share=st.sampled_from((0.0, 0.3, 0.9)), sequences=st.integers(1, 3))
-@settings(max_examples=15, deadline=None)
-def test_scales(kind: type[Drawn], seed: int, share: float, sequences: int) -> None:
-    spec = small()
-    seen = draw_seen(spec, seed, share)
-    cache = open_cache(kind(seen), spec)
-    for _ in range(2):
-        run(cache, tokens_of(spec, sequences, seed))
-        at = spec.segments[-1]
-        held = [
-            [[seen[-1, layer, head, : at.start].nonzero().flatten().tolist() for head in range(spec.heads)]]
-            * sequences
-            for layer in range(spec.layers)
-        ]
-        check(cache, held, [0, *spec.ends[:-1]], [0] * sequences)
-        assert cache.held.segment is at
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import torch
 
 from kvbench.kernels import fused_attention as module
 from kvbench.kernels.attention_paths import PATHS, Path, describe, why_not
-from kvbench.kernels.fused_attention import WHY_NOT as WHY_NOT_FUSED
-from kvbench.kernels.fused_attention import Backend, Request, fused_attention
+from kvbench.kernels.fused_attention import Backend, Request, fused_attention, why_not_fused
 from kvbench.kernels.layout import Past, empty_layout
 from kvbench.kernels.ragged_attention import ragged_attention
 from tests.support.ragged_rows import Case, check, make
@@ -36,7 +35,7 @@ def test_paths_agree_with_float64(path: Path, held: list[int], tokens: int, fold
 @pytest.mark.parametrize(("tokens", "folds", "causal"), [(1, 1, False), (200, 1, False), (64, 2, True)])
 def test_a_backend_agrees_with_float64(backend: Backend, tokens: int, folds: int, causal: bool) -> None:
     q, k, v, _ = make(2, [1, 1], folds, tokens, 64, dtype=DTYPE, device=str(DEVICE))
-    if reason := WHY_NOT_FUSED[backend](Request(64, DTYPE, q.shape[2], DEVICE)):
+    if reason := why_not_fused(backend, Request(64, DTYPE, q.shape[2], DEVICE)):
         pytest.skip(f"{backend}: {reason}")
     nothing = k.new_empty(2, 0, 64)
     case = Case(q, k, v, Past(nothing, nothing, empty_layout(2, DEVICE)))
