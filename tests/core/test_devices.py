@@ -37,19 +37,21 @@ def test_large_tensors_are_not_faulted_in_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "number", "seen", "taken"),
+    ("device", "number", "seen", "used", "taken"),
     [
-        ("cuda", 1, None, "1"),
-        ("cuda", 5, None, "1"),
-        ("cuda", 1, "4,GPU-7,2,9", "GPU-7"),
-        ("cuda:2", 1, "4,GPU-7,2,9", "2"),
-        ("cpu", 1, None, None),
+        ("cuda", 1, None, False, "1"),
+        ("cuda", 5, None, False, "1"),
+        ("cuda", 1, "4,GPU-7,2,9", False, "GPU-7"),
+        ("cuda:2", 1, "4,GPU-7,2,9", False, "2"),
+        ("cpu", 1, None, False, None),
+        ("cuda", 1, "3,4", True, "3,4"),
     ],
 )
-def test_each_process_takes_a_gpu(
-    device: str, number: int, seen: str | None, taken: str | None, monkeypatch: pytest.MonkeyPatch
+def test_each_process_takes_a_gpu_unless_it_uses_one(
+    device: str, number: int, seen: str | None, used: bool, taken: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "count_gpus", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     if seen is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -57,14 +59,6 @@ def test_each_process_takes_a_gpu(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     take_gpu(device, number)
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == taken
-
-
-def test_a_gpu_in_use_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "count_gpus", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    take_gpu("cuda", 1)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
 
 
 def test_gpus_are_counted_elsewhere_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
