@@ -154,54 +154,46 @@ def halve(rotation: Tensor) -> Tensor:
     return torch.view_as_complex(torch.view_as_real(rotation).half())
 
 
-def decode(codes: Codes, bits: int, sequences: slice = slice(None), slots: slice = slice(None)) -> Tensor:
+def decode(codes: Codes, bits: int, sequences: slice = slice(None)) -> Tensor:
     """Decode codes to numbers [sequences, slots, D]: float32, or the stored dtype; rotated vectors stay rotated."""
-    numbers = codes.numbers[sequences, slots]
+    numbers = codes.numbers[sequences]
     if codes.gain is not None:
         assert codes.book is not None
-        return codes.book[unpack(numbers, bits).int()] * codes.gain[sequences, slots, None].float()
+        return codes.book[unpack(numbers, bits).int()] * codes.gain[sequences, :, None].float()
     if codes.affine is not None:
         affine = codes.affine if len(codes.affine) == 1 else codes.affine[sequences]
-        if codes.entry is None:
-            affine = affine[:, slots]
-        else:  # scales and zeros apart, so that gathers read contiguous vectors
+        if codes.entry is not None:  # scales and zeros apart, so that gathers read contiguous vectors
             scales_zeros = affine.float().movedim(-1, 0).contiguous()
-            affine = scales_zeros.index_select(2, codes.entry[slots]).movedim(0, -1)
+            affine = scales_zeros.index_select(2, codes.entry).movedim(0, -1)
         return decode_affine(unpack(numbers, bits), affine)
     if codes.book is not None:
         assert codes.entry is not None
-        return decode_book(unpack(numbers, bits), codes.book, codes.entry[slots])
+        return decode_book(unpack(numbers, bits), codes.book, codes.entry)
     return numbers.float() if numbers.element_size() == 1 else numbers
 
 
-def read_plane(
-    plane: Plane, sequences: slice = slice(None), slots: slice = slice(None)
-) -> tuple[Tensor, Tensor]:
+def read_plane(plane: Plane, sequences: slice = slice(None)) -> tuple[Tensor, Tensor]:
     """Return keys, with the model's rotation, and values of a plane's slots: float32, or the stored dtype.
 
     Args:
         plane: stored keys and values.
         sequences: sequences of the batch to read.
-        slots: slots of the flat buffer to read.
 
     Returns:
         Both [sequences, slots, D]; rotated vectors are in their own basis again.
     """
-    keys, values = read_stored(plane, sequences, slots)
     keys, values = (
         x if codes.gain is None else rotate_channels(x)
-        for x, codes in ((keys, plane.keys), (values, plane.values))
+        for x, codes in zip(read_stored(plane, sequences), (plane.keys, plane.values), strict=True)
     )
     return keys, values
 
 
-def read_stored(
-    plane: Plane, sequences: slice = slice(None), slots: slice = slice(None)
-) -> tuple[Tensor, Tensor]:
+def read_stored(plane: Plane, sequences: slice = slice(None)) -> tuple[Tensor, Tensor]:
     """Return what `read_plane` does, with vectors that have a gain still rotated by `hadamard.rotate_channels`."""
-    keys = decode(plane.keys, plane.key_bits, sequences, slots)
-    values = decode(plane.values, plane.value_bits, sequences, slots)
+    keys = decode(plane.keys, plane.key_bits, sequences)
+    values = decode(plane.values, plane.value_bits, sequences)
     if plane.rotation is not None:
-        parts = torch.view_as_real(plane.rotation).index_select(0, plane.positions[slots])
+        parts = torch.view_as_real(plane.rotation).index_select(0, plane.positions)
         keys = rotate(keys.float(), torch.view_as_complex(parts.float()))
     return keys, values
