@@ -2,7 +2,8 @@
 
 Each command runs in its own process. `processor` is its processor time, and `first line` the wall time until it prints
 one. Sweeps are 8 methods x 6 budgets x `--seeds` of one image of `infinity_tiny`. All of them are finished first, which
-takes minutes. `--program` measures the `run.py` of another checkout.
+takes minutes. `--program` measures the `run.py` of another checkout. First it counts the functions of kvbench that the
+main job enters, each once, until its configuration is read and from there to its first generation.
 
 python -m benchmarks startup [--seeds 4] [--repeats 3] [--runs /tmp/runs] [--program ../other/run.py]
 """
@@ -35,6 +36,30 @@ ONE_IMAGE = ("prompts.count=1", "eval=none", "batch_size=1", "device=cpu")
 POLL = 0.01
 """Seconds between two looks for the first block."""
 
+COUNT = """
+import inspect, os, sys
+from pathlib import Path
+from kvbench.cli import entry
+
+entered, read = set(), []
+
+def note(frame, event, _):
+    code = frame.f_code
+    if not code.co_filename.startswith(str(Path(entry.__file__).parents[1])):
+        return
+    if event == "return" and code.co_name == "read_values" and not read:
+        read.append(len(entered))
+    if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<"):
+        entered.add((code.co_filename, code.co_firstlineno))
+        if code.co_name == "generate":
+            print(read[0], len(entered) - read[0], flush=True)
+            os._exit(0)
+
+sys.setprofile(note)
+entry.main()
+"""
+"""Counts the functions that a job enters; bodies of modules, classes and comprehensions are none."""
+
 
 class Cost(NamedTuple):
     """Seconds of a command: of processors, until its end, and until its first line."""
@@ -56,6 +81,8 @@ def main(options: argparse.Namespace) -> None:
     sweep = (f"method={','.join(METHODS)}", f"budget={','.join(map(str, BUDGETS))}", *ONE_IMAGE)
     sweep = ("-m", *sweep, f"seed={','.join(map(str, range(options.seeds)))}")
     with TemporaryDirectory() as folder:
+        read, rest = count_functions(program, ("method=heatkv", "budget=0.04", f"runs_dir={folder}/count"))
+        print(f"functions entered: {read} until the configuration is read, {rest} to the first generation")
         runs = f"runs_dir={Path(options.runs or Path(folder) / 'sweep').resolve()}"
         one = (*ONE_IMAGE, "method=random", "budget=0.1", f"runs_dir={folder}/one")
         measure(program, sweep := (*sweep, runs))  # finishes what is missing
@@ -79,6 +106,15 @@ def main(options: argparse.Namespace) -> None:
             )
         fresh = (*sweep[:-1], f"runs_dir={folder}/fresh")
         table.add("until the first image", None, time_first_image(program, fresh, Path(folder)))
+
+
+def count_functions(program: Path, words: Sequence[str]) -> tuple[int, int]:
+    """Return how many functions a job enters until its configuration is read, and then until it generates."""
+    command = [sys.executable, "-c", COUNT, *words, "device=cpu"]
+    environment = os.environ | {"PYTHONPATH": str(program.parent)}
+    done = subprocess.run(command, cwd=program.parent, env=environment, capture_output=True, check=True)
+    read, rest = done.stdout.split()[-2:]
+    return int(read), int(rest)
 
 
 def start(program: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -1,14 +1,18 @@
-"""Verbs of a sweep: workers that run pause, go on, leave runs out and try failed ones again between two blocks."""
+"""Verbs of a sweep and hosts on which runs break, between two blocks of running workers."""
 
+import errno
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries, write_entry
+from kvbench.cli.sweeps.outcomes import list_failures
 from kvbench.cli.workers import work
-from kvbench.cli.workers.control import control, read_hold
+from kvbench.cli.workers.control import blames_host, control, read_hold, read_stopped_hosts, stop_host
 from kvbench.core.config import ConfigError
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.runs.record.merge import PROMPT_LISTS
@@ -174,3 +178,70 @@ def test_a_run_is_paused_between_two_blocks_and_holds_no_claim(
     assert len(batches) == 3
     [records] = tmp_path.glob("runs/*/full-*/samples.jsonl")
     assert len(records.read_text().splitlines()) == 3
+
+
+SEEDS = [(f"seed={seed}",) for seed in range(4)]
+
+
+@pytest.fixture
+def seeds(tmp_path: Path) -> Path:
+    return open_folder(tmp_path / "runs", SEEDS)
+
+
+def break_down(number: int) -> object:
+    raise RuntimeError(f"CUDA error {number}: unspecified launch failure")
+
+
+def test_a_host_is_stopped_after_two_runs_and_another_one_does_them(
+    seeds: Path, run_worker: RunWorker, command: Command
+) -> None:
+    status, out, _ = run_worker(seeds, break_down, "node7")
+    assert status == 1
+    reason = "RuntimeError: CUDA error 1: unspecified launch failure"
+    said = f"host node7 is stopped: 2 runs in a row failed there, the last with {reason}; "
+    assert out.splitlines()[-1].startswith(f"error: {said}")
+    assert json.loads((seeds / "hosts/node7.json").read_text()) == {"reason": reason}
+    entries = read_entries(seeds)
+    assert [entry.outcome for entry in entries] == ["missing"] * 4
+    assert list_failures(entries)[1] == ("seed=1", reason)
+    assert said in command("task=status", f"work.folder={seeds}")[1]
+    again = run_worker(seeds, lambda _: seeds, "node7")[1]
+    assert again.splitlines()[-1].startswith(f"error: {said}")
+    assert run_worker(seeds, lambda _: seeds, "node8")[0] == 0
+    assert [entry.outcome for entry in read_entries(seeds)] == ["finished"] * 4
+    assert control(seeds, "requeue").endswith("requeued nothing: no run failed; hosts readmitted: node7")
+    assert run_worker(seeds, lambda _: seeds, "node7")[0] == 0
+
+
+def test_a_worker_that_runs_does_what_a_stopped_host_gave_back(seeds: Path, run_worker: RunWorker) -> None:
+    def do(number: int) -> Path:
+        if number == 3:
+            write_entry(seeds, Entry(1, SEEDS[1], "failed", error="broken"))
+            stop_host(seeds, "node7", "broken", [(1, SEEDS[1]), (2, SEEDS[2])])
+        return seeds
+
+    status, _, tried = run_worker(seeds, do, "node8")
+    assert (status, tried) == (0, [0, 1, 2, 3, 1])
+
+
+def test_a_run_that_finishes_between_two_that_break_clears_the_host(
+    seeds: Path, run_worker: RunWorker
+) -> None:
+    def do(number: int) -> object:
+        return seeds if number % 2 else break_down(number)
+
+    assert run_worker(seeds, do, "node7")[0] == 1
+    assert [entry.outcome for entry in read_entries(seeds)] == ["failed", "finished"] * 2
+    assert read_stopped_hosts(seeds) == {}
+
+
+def test_bad_settings_are_no_fault_of_a_host(seeds: Path, run_worker: RunWorker) -> None:
+    def do(number: int) -> object:
+        raise ConfigError("budget=1e-05: too small")
+
+    assert run_worker(seeds, do, "node7")[0] == 1
+    assert [entry.outcome for entry in read_entries(seeds)] == ["failed"] * 4
+    assert read_stopped_hosts(seeds) == {}
+    assert not blames_host(FileNotFoundError(errno.ENOENT, "no weights"))
+    assert blames_host(OSError(errno.ENOSPC, "full"))
+    assert blames_host(torch.OutOfMemoryError("Tried to allocate 2 GiB"))

@@ -1,5 +1,7 @@
 """Sweeps in other processes: every job tells what became of it, and what cannot tell is told of."""
 
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from omegaconf import OmegaConf
 from kvbench.cli.submit.summary import Summary
 from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries, recording, write_entry
 from tests.support.command_line import Command, run_program
+from tests.support.kills import read_files
 
 SHORT = ("method=swa", "prompts.count=2", "eval=[psnr]")
 DYING = '''
@@ -33,14 +36,31 @@ def sweep(folder: Path, *arguments: str) -> tuple[int, str, list[Entry]]:
 
 
 @pytest.mark.slow
-def test_jobs_in_other_processes_end_in_one_table_and_a_failure_in_the_exit_status(tmp_path: Path) -> None:
-    status, out, entries = sweep(tmp_path, "budget=0.1,0.00001")
-    assert status == 1
-    assert [entry.outcome for entry in entries] == ["finished", "failed"]
-    assert entries[0].folder is not None
-    assert (tmp_path / entries[0].folder / "results.json").is_file()
-    assert "smallest feasible budget" in str(entries[1].error)
-    assert "failed method=swa prompts.count=2 eval=[psnr] budget=1e-05: budget=1e-05" in " ".join(out.split())
+@pytest.mark.parametrize(
+    "how", ["-m", "task=work", "-m hydra/launcher=joblib", "task=work hydra/launcher=joblib work.workers=2"]
+)
+def test_jobs_end_in_one_table_and_a_failure_is_tried_again(how: str, tmp_path: Path) -> None:
+    """By this process, by a worker, by processes of a launcher, and by its workers."""
+    if "joblib" in how:
+        pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    words = ("method=full,streaming_llm", "budget=1e-5,0.1,0.2", "prompts.count=2", "eval=[psnr]")
+    for _ in range(2 if how == "task=work" else 1):
+        done = run_program(tmp_path, *how.split(), *words)
+        assert done.returncode == 1, done.stderr
+        table = done.stdout[done.stdout.rindex("± half") :]
+        rows = [
+            line.split()[:2] for line in table.splitlines() if line.strip().startswith(("full", "streaming_"))
+        ]
+        assert rows == [["streaming_llm", "0.1"], ["streaming_llm", "0.2"], ["full", "1"]]
+        [failure] = [line for line in table.splitlines() if line.startswith("failed ")]
+        assert "method=streaming_llm" in failure
+        assert "smallest feasible budget is 0.00393" in " ".join(table.split())
+        assert "error: budget=1e-05" in done.stdout
+    [folder] = (tmp_path / "runs" / "sweeps").iterdir()
+    entries = read_entries(folder)
+    assert [entry.outcome for entry in entries] == [*["finished"] * 3, "failed", *["finished"] * 2]
+    assert all((tmp_path / str(entry.folder) / "results.json").is_file() for entry in entries if entry.folder)
+    assert not (tmp_path / "multirun.yaml").exists()
 
 
 @pytest.mark.slow
@@ -144,3 +164,50 @@ def test_a_sweep_without_a_folder_ends_at_once(monkeypatch: pytest.MonkeyPatch, 
     config = {"runs_dir": str(tmp_path), "device": "cpu", "hydra": choices}
     with pytest.raises(SystemExit, match="error: disk full"):
         Summary().on_multirun_start(OmegaConf.create(config))
+
+
+SWEEP = ("method=full,swa", "budget=0.2", "prompts.count=1", "eval=[psnr]")
+
+
+def wait_for_end(folder: Path) -> Path:
+    """The sweep's folder, once the background process has printed its table."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for log in folder.glob("runs/sweeps/*/background.log"):
+            if "infinity_tiny (± half of the 95 % interval)" in log.read_text():
+                return log.parent
+        time.sleep(0.1)
+    raise TimeoutError([path.read_text() for path in folder.glob("runs/sweeps/*/background.log")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("-m", *SWEEP), ("task=work", *SWEEP)], ids=("jobs", "workers"))
+def test_a_sweep_goes_on_in_the_background(words: tuple[str, ...], tmp_path: Path, command: Command) -> None:
+    done = run_program(tmp_path, *words, "work.wait=false")
+    assert done.returncode == 0, done.stderr
+    line = done.stdout.strip().splitlines()[-1]
+    told = re.search(r"task=status (work\.folder=(\S+)); .*kill -INT -- -(\d+);", line)
+    assert told is not None
+    assert not (tmp_path / told[2] / "job-00001.json").is_file()  # it has returned before the end
+    folder = wait_for_end(tmp_path)
+    assert folder == tmp_path / told[2]
+    assert [entry.outcome for entry in read_entries(folder)] == ["finished", "finished"]
+    assert "jobs: 2 done, 0 running, 0 failed, 0 missing" in command("task=status", told[1])[1]
+    found = read_files(tmp_path / "runs")
+    assert command(*words)[0] == 0  # waiting, it finds everything done
+    assert read_files(tmp_path / "runs") == found
+
+
+@pytest.mark.slow
+def test_errors_precede_the_return(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    for words, said in {
+        ("-m", "method=swa", "budgit=0.2"): "budgit: no such key",
+        ("-m", *SWEEP, "hydra/launcher=submitit_slurm"): "hydra/launcher=submitit_slurm: ",
+        ("task=work", *SWEEP, "hydra/launcher=submitit_slurm"): "hydra/launcher=submitit_slurm: ",
+        ("method=swa", "budget=0.2"): "work.wait=false: only for sweeps (-m) and task=work",
+    }.items():
+        status, _, err = command(*words, "work.wait=false")
+        assert status == 1
+        assert err.splitlines()[-1].startswith(f"error: {said}")
+    assert not [*tmp_path.rglob("background.log")]

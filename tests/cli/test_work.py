@@ -23,7 +23,7 @@ from kvbench.core.claims import claim
 from kvbench.models.infinity.model import InfinityModel
 from tests.cli.test_start import slow_imports
 from tests.support.command_line import Command as Call
-from tests.support.command_line import run_program, start_python
+from tests.support.command_line import start_python
 from tests.support.kills import drop_keys
 from tests.support.places import ROOT
 
@@ -133,32 +133,6 @@ def test_a_sweep_can_be_amended(command: Command, tmp_path: Path, monkeypatch: p
     assert "failed protect=paper method=streaming_llm budget=1e-05" in out
     [report] = tmp_path.glob("runs/sweeps/*/report/report.md")
     assert "| 0.3 |" in report.read_text()
-
-
-@pytest.mark.slow
-def test_a_failure_is_tried_again_by_the_next_command(command: Command, tmp_path: Path) -> None:
-    sweep = ("method=swa,random", "budget=0.2,1e-5", "prompts.count=1", "eval=none")
-    for _ in range(2):
-        status, out = command("task=work", *sweep)
-        assert status == 1
-        assert out.count("error: budget=1e-05") == 2
-        assert out.count("failed method=") == 2
-    [folder] = (tmp_path / "runs/sweeps").iterdir()
-    outcomes = [entry.outcome for entry in read_entries(folder)]
-    assert outcomes == ["finished", "failed", "finished", "failed"]
-
-
-@pytest.mark.slow
-def test_a_launcher_starts_workers(tmp_path: Path) -> None:
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    sweep = ("method=swa,random", "budget=0.2,1e-5", "prompts.count=2", "batch_size=1", "eval=[psnr]")
-    launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "work.workers=2")
-    done = run_program(tmp_path, "task=work", *sweep, *launcher)
-    assert done.returncode == 1, done.stderr
-    [folder] = (tmp_path / "runs/sweeps").iterdir()
-    outcomes = [entry.outcome for entry in read_entries(folder)]
-    assert outcomes == ["finished", "failed", "finished", "failed"]
-    assert done.stdout.count("\nfailed method=") == 2
 
 
 def test_progress_counts_jobs_and_samples_and_foresees_the_rest(tmp_path: Path) -> None:
