@@ -381,7 +381,8 @@ class Settings:
         parts: dict[str, Any] = {key: kind for key, kind in get_type_hints(cls).items() if is_dataclass(kind)}
         check_fields({key: value for key, value in own.items() if key not in parts}, cls, "")
         check_missing(own, cls, "")
-        for group, kind in (("protect", Protect), ("windows", Windows)):  # files of methods refer to them
+        shared: dict[str, Any] = {"protect": Protect, "windows": Windows}  # files of methods refer to them
+        for group, kind in shared.items():
             if group in values:
                 kind(**check_part(values[group], kind, group))
         for group in GROUPS if objects else ():

@@ -222,6 +222,7 @@ sweeps=[budget,equal_bytes] | sweeps=[budget,equal_bytes]: not a choice; choose 
 -m seed=interval(0,1) | seed=interval(0,1): a sweep needs single values;
 -m seed=range(0,1000) budget=range(0,1,0.001) | the lists of values make 1000000 jobs;
 budget=abc | budget=abc: give a fraction in (0, 1] or a number of tokens per head
+method=snapkv method.window=0 | method.window=0: must be at least 1
 budget='1e9999999999' | budget=1e9999999999: give a fraction
 budget=1/0 | budget=1/0: give a fraction
 budget=3/2 | budget=3/2: above 1 it is a number of tokens per head and must be whole
