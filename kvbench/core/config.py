@@ -9,6 +9,7 @@ import reprlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import lru_cache
 from inspect import isabstract
 from pathlib import Path
 from types import FunctionType, NoneType, UnionType
@@ -176,13 +177,19 @@ def check_fields(values: Mapping[str, object], target: type, prefix: str) -> Non
     Raises:
         ConfigError: names the first invalid key.
     """
-    hints = get_type_hints(target, include_extras=True)
-    known = {field.name: hints[field.name] for field in fields(target) if field.init}
+    known = _list_types(target)
     for name, value in values.items():
         if name not in known:
             choices = f"there are {', '.join(known)}" if known else "there are none"
             raise ConfigError(f"{prefix}{name}: no such key; {choices}")
         check_value(value, known[name], f"{prefix}{name}")
+
+
+@lru_cache(maxsize=1024)
+def _list_types(target: type) -> Mapping[str, object]:
+    """Return the types of a dataclass's fields, read once for the entries of a sweep."""
+    hints = get_type_hints(target, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(target) if field.init}
 
 
 def check_value(value: object, hint: object, key: str) -> None:

@@ -51,6 +51,10 @@ shard=3 | shard=3: must be a group of keys (index, count)
 shard=null | shard=null: must be a group of keys
 calibrate=null | calibrate=null: must be a group of keys (count, prompts, seed, batch_size, orders)
 task=plan plan=null | plan=null: must be a group of keys
+windows.kernel=4 | windows.kernel=4: must be odd
+windows.queries=all | windows.queries=all: must be one of grid, last, uniform
+windows.window=0 | windows.window=0: must be a whole number of at least 1
+protect.leading=-1 | protect.leading=-1: must be a whole number of at least 0
 budget_unit=bits | budget_unit=bits: must be one of tokens, bytes
 budget_unit=null | budget_unit=null: must be text
 budget_unit=bytes budget=2.5 | budget=2.5 budget_unit=bytes: above 1 it is a number of bytes of a sequence
