@@ -41,8 +41,6 @@ model=[infinity_tiny,var_tiny] | model=[infinity_tiny,var_tiny]: not a choice;
 hydra/job_logging=null | hydra/job_logging=null: not a choice;
 ~seed | seed: missing;
 ~shard | shard: missing;
--m --cfg job | --multirun and --cfg: exclude each other; leave out --multirun
---info all --cfg job | --cfg and --info: exclude each other;
 ~shard.count | shard.count: missing;
 ~method | method: missing;
 ~eval | eval: missing; set it, or set eval=none
@@ -194,13 +192,15 @@ require=fid | require=fid: must be a list (text each)
 +prompts.draw=1 | prompts.draw: no such key
 a=b=c | a=b=c
 runs_dir=/dev/null/runs | runs_dir=/dev/null/runs: cannot be written
-~budget | budget: missing
 model=var_tiny prompts=imagenet eval=none | ... var_tiny needs a class number from 0 to 29 (-1 for none)
 model=var_tiny prompts=scenes eval=none | ... var_tiny needs a class number from 0 to 29 (-1 for none)
 -m method=full,heatkv budget=0.1,0.2 batch_size=4,0 | batch_size=0: must be a whole number of at least 1
 """
 """Keys, choices and what does not fit together."""
 WORDS = r"""
+-m --cfg job | --multirun and --cfg: exclude each other; leave out --multirun
+--info all --cfg job | --cfg and --info: exclude each other;
+~budget | budget: missing
 --resolve | --resolve: only with --cfg;
 --package=x | --package: only with --cfg;
 --nokey | --nokey: no such option; there are -m,
