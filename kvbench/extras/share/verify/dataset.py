@@ -29,12 +29,10 @@ def verify_dataset(dataset: Path, folders: Sequence[Path]) -> Verdict:
     findings = dict.fromkeys(_check_files(dataset))
     try:
         found = {folder: read_results(folder) for folder in folders}
-        runs = [PublishedRun(folder, results) for folder, results in found.items() if results is not None]
-        checks = (_check_runs_table, _check_samples_table, _check_card)
     except ConfigError as error:
-        findings[Finding("tables", str(error), True)] = None
-        checks = ()
-    for check in checks:
+        return Verdict(WHOLE, (*findings, Finding("tables", str(error), True)))
+    runs = [PublishedRun(folder, results) for folder, results in found.items() if results is not None]
+    for check in (_check_runs_table, _check_samples_table, _check_card):
         try:
             findings |= dict.fromkeys(check(dataset, runs))
         except Exception as error:  # a damaged table may raise anything; the runs are verified

@@ -55,7 +55,8 @@ def check_scores(
     evaluators, device = list(job.evaluators.values()), job.settings.device
     scored = evaluate(evaluators, samples, other, device, same_seeds=same_seeds)
     findings: list[Finding] = []
-    known, computed = set(), 0
+    known: set[str] = set()
+    computed = 0
     for key, result in zip(job.evaluators, scored, strict=True):
         known |= result.entries().keys()
         if result.status == "ok":
