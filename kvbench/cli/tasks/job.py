@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,27 +43,55 @@ def make_job(cfg: DictConfig, settings: Settings, *, keep_model: bool = False) -
     count = count_processes(cfg)
     if count > 1:
         settings = replace(settings, device=choose_device(settings.device))
+    recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
+    is_kept = keep_model or recorder is not None
+
+    def make_model() -> Model:
+        model: Model = reuse_model(cfg.model, settings.device) if is_kept else instantiate(cfg.model)
+        if count > 1:
+            model.processes = join(count, settings.device)
+        return model
+
+    return replace(
+        build_job(cfg, settings, choices["method"], read_values(cfg), make_model),
+        logger=instantiate(cfg.logger) if cfg.logger else None,
+        sweep=None if recorder is None else label_sweep(recorder.folder, choices.get("sweeps")),
+    )
+
+
+def build_job(
+    parts: Mapping[str, Any],
+    settings: Settings,
+    method: str,
+    config: Mapping[str, object],
+    make_model: Callable[[], Model],
+) -> Job:
+    """Return the objects of a run on the device of its settings.
+
+    Args:
+        parts: groups `prompts`, `method` and `eval` of the configuration.
+        settings: its settings.
+        method: name in `conf/method`.
+        config: the whole configuration, JSON values.
+        make_model: returns its model, which is made after the prompts are read.
+
+    Raises:
+        ConfigError: the device is missing, or prompts cannot be read.
+    """
     use_device(settings.device)
     set_batch_invariant(settings.batch_invariant)
-    source = instantiate(cfg.prompts)
-    recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
-    read_at, prompts = time.time_ns(), load_ordered(source, settings.shuffle)
-    keep_model = keep_model or recorder is not None
-    model: Any = reuse_model(cfg.model, settings.device) if keep_model else instantiate(cfg.model)
-    if count > 1:
-        model.processes = join(count, settings.device)
-    others = choose_calibration(settings.calibrate, source, prompts)
+    source, read_at = instantiate(parts["prompts"]), time.time_ns()
+    prompts = load_ordered(source, settings.shuffle)
+    model, others = make_model(), choose_calibration(settings.calibrate, source, prompts)
     return Job(
         settings=settings,
         model=read_or_write(model, prompts, others),
-        method=instantiate(cfg.method),
-        method_name=choices["method"],
+        method=instantiate(parts["method"]),
+        method_name=method,
         prompts=prompts,
-        config=read_values(cfg),
+        config=config,
         calibration_prompts=others,
-        evaluators={name: instantiate(node) for name, node in (cfg.get("eval") or {}).items()},
-        logger=instantiate(cfg.logger) if cfg.logger else None,
-        sweep=None if recorder is None else label_sweep(recorder.folder, choices.get("sweeps")),
+        evaluators={name: instantiate(node) for name, node in (parts.get("eval") or {}).items()},
         read_at=read_at,
     )
 
@@ -82,12 +111,14 @@ def choose_device(device: str) -> str:
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
 
 
-def reuse_model(node: DictConfig, device: str) -> Model:
+def reuse_model(node: Mapping[str, Any], device: str) -> Model:
     """Return the model of the previous job if its settings and device are the same, else a new one.
 
     The previous model is freed before another is made.
     """
-    key = hash_values([OmegaConf.to_container(node, resolve=True), device])
+    key = hash_values(
+        [OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else node, device]
+    )
     if key not in _LOADED:
         _LOADED.clear()
         _LOADED[key] = instantiate(node)

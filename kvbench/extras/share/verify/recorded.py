@@ -5,14 +5,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
 from inspect import isclass, isfunction
 from pathlib import Path
 from typing import Any
 
-from kvbench.cli.config.instantiate import instantiate
+from kvbench.cli.tasks.job import build_job, reuse_model
 from kvbench.core.config import ConfigError, import_target
-from kvbench.core.devices import use_device
-from kvbench.core.files import hash_values
 from kvbench.core.settings import Settings
 from kvbench.extras.share.verify.named_files import (
     GETTER,
@@ -22,13 +21,9 @@ from kvbench.extras.share.verify.named_files import (
     place_weights,
 )
 from kvbench.extras.share.verify.run import Remade
-from kvbench.kernels.batch_invariance import set_batch_invariant
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
-from kvbench.prompts.base import load_ordered
-from kvbench.runs.calibrate import choose_calibration
 from kvbench.runs.check import check_job
-from kvbench.runs.job import Job, read_or_write
 from kvbench.runs.record.results import Results
 
 PACKAGES = tuple(f"kvbench.{name}." for name in ("eval", "methods", "models", "prompts", "scenes"))
@@ -46,7 +41,7 @@ OWN: Mapping[str, object] = {
 
 @dataclass
 class RecordedJobs:
-    """Maker of the jobs of recorded runs; the latest model is kept.
+    """Maker of the jobs of recorded runs.
 
     Attributes:
         runs_dir: folder for calibrations.
@@ -58,9 +53,6 @@ class RecordedJobs:
     runs_dir: Path
     code: Sequence[str] = ()
     weights: Path | None = None
-
-    def __post_init__(self) -> None:
-        self._models: dict[str, Model] = {}
 
     def __call__(self, results: Results) -> Remade:
         """Return the checked job of a record, with the evaluators that it names.
@@ -86,35 +78,12 @@ class RecordedJobs:
         place_weights(values["model"], self.weights)
         own = place_files(values, self.weights)
         settings = Settings.of(values)
-        use_device(settings.device)
-        set_batch_invariant(settings.batch_invariant)
+        make_model = partial(reuse_model, values["model"], settings.device)
         with hide_reasons(own):
-            job = self._make_job(values, settings, results.method)
+            job = build_job(values, settings, results.method, values, make_model)
             check_job(job)
         bound = {one.method_name: one for one in job.bounds()}.get(results.method)
         return Remade(job if bound is None else replace(bound, evaluators=job.evaluators), own)
-
-    def _make_job(self, values: dict[str, Any], settings: Settings, method: str) -> Job:
-        source = instantiate(values["prompts"])
-        prompts = load_ordered(source, settings.shuffle)
-        others = choose_calibration(settings.calibrate, source, prompts)
-        return Job(
-            settings=settings,
-            model=read_or_write(self._make_model(values["model"], settings.device), prompts, others),
-            method=instantiate(values["method"]),
-            method_name=method,
-            prompts=prompts,
-            config=values,
-            calibration_prompts=others,
-            evaluators={name: instantiate(one) for name, one in values["eval"].items()},
-        )
-
-    def _make_model(self, section: Mapping[str, Any], device: str) -> Model:
-        key = hash_values([section, device])
-        if key not in self._models:
-            self._models.clear()
-            self._models[key] = instantiate(section)
-        return self._models[key]
 
 
 def check_targets(node: object, key: str, code: Sequence[str]) -> None:
