@@ -4,6 +4,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
+from typing import ClassVar
 
 import pytest
 import torch
@@ -134,6 +135,24 @@ def test_a_static_method_keeps_the_same_positions_less_the_padding() -> None:
         for head, kept in enumerate(asked.ids()):
             table[asked.scale + 1, asked.layer, head, kept] = True
     agree(found, masked(spec, inputs, PADDING, table), PADDING)
+
+
+@dataclass
+class Planning(Method):
+    """Keeps everything, and notes where segments begin, their tokens and the last position."""
+
+    static: ClassVar[bool] = True
+    shown: ClassVar[set[tuple[int, int, int]]] = set()
+
+    def keep(self, view: View) -> None:
+        """Keep everything."""
+        self.shown.add((view.segment.start, view.segment.length, int(view.position.max())))
+
+
+def test_a_plan_sees_each_prompt_from_its_first_token() -> None:
+    spec = replace(shapes(rows=(4, 4)), padding_counts=False)
+    generate(open_cache(Planning(), spec), draw(spec, 2), [0, 4])
+    assert Planning.shown == {(0, 6, 5), (6, 4, 9), (0, 2, 1), (2, 4, 5)}
 
 
 def test_one_token_a_row_stays_where_padding_takes_all_the_room() -> None:

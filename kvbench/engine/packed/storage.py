@@ -125,24 +125,25 @@ class PackedStorage(CacheBackend):
                 .unflatten(1, (self._rows, due.stop - due.start))
                 for old, new in zip((first.keys, first.values), current, strict=True)
             )
-        unrotated = None
+        unrotated = keys
         if self._rotation is not None and layer not in self._spec.unrotated:
             unrotated = unrotate(keys, self._rotation[due.start : due.stop])
         planes, entering = [], self._forms[layer].list_planes(self._spec, due.start, due.stop)
         for number, (fmt, plane, plane_rows, move) in enumerate(
             zip(store.formats, store.planes, placed.after.planes, placed.moves, strict=True)
         ):
-            sides = ("keys", fmt.keys, plane.keys), ("values", fmt.values, plane.values)
-            tokens = Tokens(move.exists, due.edges, self._list_sources(due))
-            codes = []
-            for (name, side, old), stored, given in zip(sides, current, (keys, values), strict=True):
+            sides = (
+                ("keys", fmt.keys, plane.keys, keys if fmt.keys.coding == "plain" else unrotated),
+                ("values", fmt.values, plane.values, values),
+            )
+            tokens, codes = Tokens(move.exists, due.edges, self._list_sources(due)), []
+            for (name, side, old, given), stored in zip(sides, current, strict=True):
                 new = stored if number == 0 else None
                 if number in entering - {0}:
-                    turned = name == "keys" and side.coding != "plain" and unrotated is not None
-                    given = (unrotated if turned else given)[: self._stored(fmt)]
-                    new = encode(side, given, tokens, self._find_table(layer, name, side), self._half)
+                    table = self._find_table(layer, name, side)
+                    new = encode(side, given[: self._stored(fmt)], tokens, table, self._half)
                 codes.append(_follow(side, old, new, move))
-            planes.append(self._join(layer, fmt, plane_rows, *codes))
+            planes.append(self._join(layer, fmt, plane_rows, codes[0], codes[1]))
         settled = (change.layout, store.formats, tuple(planes), placed.after, self._dtype)
         return PackedStore(*settled, state=change.state)
 
@@ -321,14 +322,15 @@ class PackedStorage(CacheBackend):
 
 def _follow(fmt: NumberFormat, old: Codes, new: Codes | None, move: PlaneMove) -> Codes:
     """Return the codes of a plane that stay followed by new ones, without static tables and table entries."""
-    places = {"numbers": move.slots, "gain": move.slots}
-    if fmt.coding in ("token", "channel"):
-        places["affine"] = move.slots if fmt.coding == "token" else move.entries
-    stored = {name: getattr(old, name) for name in places}
-    return Codes(**{
-        name: None if part is None else _gather(part, getattr(new, name, None), places[name])
-        for name, part in stored.items()
-    })  # fmt: skip
+
+    def follow(name: str, index: Tensor) -> Tensor | None:
+        stored: Tensor | None = getattr(old, name)
+        return None if stored is None else _gather(stored, getattr(new, name, None), index)
+
+    numbers = _gather(old.numbers, None if new is None else new.numbers, move.slots)
+    scales = {"token": move.slots, "channel": move.entries}.get(fmt.coding)
+    affine = None if scales is None else follow("affine", scales)
+    return Codes(numbers, affine, gain=follow("gain", move.slots))
 
 
 def _gather(old: Tensor, new: Tensor | None, index: Tensor) -> Tensor:
