@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-import numpy as np
-
-from kvbench.report.code_notes import describe_checkout, describe_digests, name_code
-from kvbench.report.document import list_sections
+from kvbench.report.code_notes import describe_digests, name_code
 from kvbench.report.runs_table import make_rows
 from kvbench.report.seeds import combine_seeds, group_seeds
 from kvbench.runs.code import identify_engine
@@ -53,13 +50,3 @@ def test_calibrations_of_one_name_with_other_numbers_have_a_column() -> None:
     runs = [make_run(seed, calibration="calibration-1", calibration_sha256=str(seed) * 64) for seed in (0, 1)]
     assert [row["calibration"] for row in make_rows(runs)] == ["00000000", "11111111"]
     assert "calibration" not in make_rows([runs[0], make_run(1, calibration="calibration-2")])[0]
-
-
-def test_uncommitted_changes_are_noted() -> None:
-    digests = [f"{np.base_repr(number + 10, 16) * 20}" for number in range(5)]
-    runs = [make_run(seed, changes=digest) for seed, digest in enumerate(digests)]
-    listed = ", ".join(digest[:12] for digest in digests[:3])
-    note = f"5 of 6 runs: checkout with uncommitted changes ({listed}, 2 more)."
-    assert describe_checkout([*runs, make_run(9)]) == note
-    assert describe_checkout([make_run(9)]) == ""
-    assert list_sections([*runs, make_run(9)])[0].caption.endswith(note)

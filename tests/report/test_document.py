@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import find_ablations, make_ablation_rows
-from kvbench.report.document import list_sections, write_latex, write_report
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.figures.latency_plots import Timing, draw_latencies, read_profiles
 from kvbench.report.figures.method_styles import METHODS, choose_styles
@@ -21,7 +19,7 @@ from kvbench.report.latex_letters import escape
 from kvbench.report.tables import find_best
 from kvbench.runs.generate.retention import Retention
 from kvbench.runs.record.results import Results
-from tests.support.results import PSNR, made_up
+from tests.support.results import made_up
 
 
 def psnr(value: float) -> dict[str, Metric]:
@@ -74,20 +72,6 @@ def test_an_ablation_is_of_one_setting() -> None:
     assert find_ablations(runs[:1]) == []
 
 
-def test_the_report_has_bold_ablations_and_figures(tmp_path: Path) -> None:
-    runs = [varied(25.0, sinks=2), varied(24.0, sinks=1), made_up("full", 1.0, {})]
-    path = write_report(tmp_path, runs, figures=[tmp_path / "fidelity.png"])
-    text = path.read_text()
-    assert text.count("**25.00 [24.00, 27.00]**") == 2
-    assert "**24.00" not in text
-    assert "(n = 96): method.sinks\n\n| method.sinks | peak % | psnr ↑ |" in text.replace("?, n", "n")
-    assert "![fidelity](fidelity.svg)" in text
-    latex = (tmp_path / "report.tex").read_text()
-    assert latex.count(r"\textbf{25.00}\,{\scriptsize[24.00, 27.00]}") == 2
-    assert r"$\pm$ half of the 95 \% interval" in latex
-    assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") == 3
-
-
 def test_latex_is_escaped_and_rectangular() -> None:
     rows = [{"a_b": "50 % & {x}", **both(1.0, 2.0)}, {"a_b": r"\#~^$", **both(3.0, 1.0)}]
     text = format_latex(rows, "100 % of it", "one", {(1, "psnr")}, [1, 2])
@@ -98,14 +82,6 @@ def test_latex_is_escaped_and_rectangular() -> None:
     assert r"\textbf{3.00}" in text
     assert r"psnr $\uparrow$ & lpips $\downarrow$" in text
     assert re.sub(r"\\[%&#_{}$]|\\text\w+\{\}", "", escape("%&#_{}$~^\\")) == ""
-
-
-def test_latex_keeps_the_least_share_where_one_is_marked() -> None:
-    one = made_up("heatkv", 0.1, {"psnr": PSNR})
-    for share, kept in ((0.98, False), (0.5, True)):
-        run = replace(one, memory=replace(one.memory, least_share=share))
-        text = write_latex(list_sections([run]))
-        assert ("0.500!" in text, "least / B" in text, "!: less than 97" in text) == (kept,) * 3
 
 
 def test_a_method_looks_the_same_in_every_figure() -> None:

@@ -11,13 +11,11 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.eval.text.answers import Accuracy, AccuracyChange, ExactAnswer, ExactAnswerChange
 from kvbench.eval.text.full_cache import CHANGES
 from kvbench.report.code_notes import list_notes
-from kvbench.report.document import write_report
 from kvbench.report.full_scores import FAILED_NOTE, find_full, is_failed
-from kvbench.report.one_run import show_run
-from kvbench.report.runs_table import make_rows, show_runs
+from kvbench.report.runs_table import make_rows
 from kvbench.runs.record.results import Results
 from tests.support.places import ROOT
-from tests.support.results import made_up, printed
+from tests.support.results import made_up
 from tests.support.run_folders import write_run
 
 SHARE = Metric(0.0, "higher", evaluator="retrieved", protocol="forced", digits=3, n=20)
@@ -75,21 +73,6 @@ def test_a_task_is_failed_below_the_metrics_constant(full: float, failed: bool) 
     assert "fewer than half of the answers (`SOLVED`, 0.5)" in (ROOT / "docs" / "metrics.md").read_text(
         "utf-8"
     )
-
-
-def test_tables_and_terminal_mark_it_and_say_it_once(tmp_path: Path) -> None:
-    write_report(tmp_path, FAILING)
-    text, latex = ((tmp_path / f"report.{kind}").read_text("utf-8") for kind in ("md", "tex"))
-    for shown in (text, latex, printed(160, show_runs, FAILING), printed(60, show_runs, FAILING)):
-        assert shown.count("0.050‡") == len(FAILING) + 1  # a cell each, and the sentence
-    assert text.count(SENTENCE) == latex.replace(r"\_", "_").count(SENTENCE) == 1
-    one = printed(160, show_run, FAILING[1])
-    assert "full cache: 0.050‡" in one
-    assert SENTENCE in one
-    write_report(tmp_path, SOLVED)
-    for shown in ((tmp_path / "report.md").read_text("utf-8"), printed(160, show_run, SOLVED[1])):
-        assert "0.900" in shown
-        assert "‡" not in shown
 
 
 def test_the_page_has_the_score_and_the_mark(tmp_path: Path) -> None:

@@ -10,13 +10,12 @@ from kvbench.report import differences
 from kvbench.report.ablations import find_ablations, name_ablation
 from kvbench.report.document import find_group
 from kvbench.report.figures.plots import draw_metrics, trace_curves
-from kvbench.report.one_run import show_run
 from kvbench.report.papers import published
-from kvbench.report.runs_table import make_rows, name_methods, show_runs
+from kvbench.report.runs_table import make_rows, name_methods
 from kvbench.report.tables import find_best
 from kvbench.runs.record.results import Results
 from tests.support.published_rows import rows_of
-from tests.support.results import PSNR, made_up, printed
+from tests.support.results import PSNR, made_up
 
 FULL_BYTES = 64_000
 """Of a full cache of 1000 tokens, of 64 bytes each in 16 bits."""
@@ -44,25 +43,6 @@ def run(method: str, budget: float, psnr: float, dtype: str = "float16", *, unit
 FULL = run("full", 1, 99.0)
 TOKENS = [run("heatkv", 0.1, 30.0), run("swa", 0.1, 25.0)]
 BYTES = [run("heatkv", 0.1, 29.0, unit="bytes"), run("swa", 0.1, 24.0, unit="bytes")]
-
-
-def test_bytes_stand_beside_tokens_only_where_these_do_not_compare() -> None:
-    plain = make_rows([*TOKENS, FULL])
-    assert "bytes %" not in plain[0]
-    assert [row["budget"] for row in plain] == ["0.1", "0.1", "1"]
-    rows = make_rows([*BYTES, *TOKENS, FULL])
-    assert [(row["method"], row["budget"], row["bytes %"]) for row in rows] == [
-        ("heatkv", "0.1 bytes", "9.90"),
-        ("swa", "0.1 bytes", "9.90"),
-        ("heatkv", "0.1", "9.90"),
-        ("swa", "0.1", "9.90"),
-        ("full", "1", "99.00"),
-    ]
-    coded = make_rows([run("full", 1, 40.0, "int4"), FULL])
-    assert [(row["cache"], row["peak %"], row["bytes %"]) for row in coded] == [
-        ("float16", "99.00", "99.00"),
-        ("int4", "99.00", "24.75"),
-    ]
 
 
 def test_the_best_of_a_budget_is_that_of_its_unit() -> None:
@@ -122,58 +102,3 @@ def test_the_dtype_is_a_setting_of_an_ablation() -> None:
     [ablation] = find_ablations([*runs, TOKENS[0]])
     assert ablation.setting == "cache_dtype"
     assert "heatkv at 10 % of the full cache's bytes (" in name_ablation(ablation)
-
-
-def test_what_was_needed_at_once_is_a_share_of_what_the_reference_needed() -> None:
-    """Per prompt: the worst instant of storage, what is in flight, and what the method keeps."""
-    full = replace(
-        FULL, memory=replace(FULL.memory, peak_bytes=800, rebuild_bytes=900, transient_bytes=100, batch=2)
-    )
-    needed = {"peak_bytes": 90, "rebuild_bytes": 100, "transient_bytes": 60, "state_bytes": 40, "batch": 1}
-    mine = replace(TOKENS[0], reference=full.run, memory=replace(TOKENS[0].memory, **needed))
-    other = replace(mine, reference="elsewhere", method="swa")
-    rows = make_rows([mine, full, other])
-    assert [row["cache + in flight %"] for row in rows] == ["40.00", "-", "100.00"]
-    assert "GPU MiB" not in make_rows([mine, full])[0]
-    gpu = replace(full, memory=replace(full.memory, gpu_peak_bytes=3 * 2**20))
-    assert [row["GPU MiB"] for row in make_rows([mine, gpu])] == ["-", "3"]
-
-
-def test_one_run_tells_both() -> None:
-    for one, told in (
-        (
-            TOKENS[0],
-            (
-                "budget 100 of 1000: peak 9.90 % of the",
-                "float16: 9.90 % of the full cache in 16 bits (64000)",
-            ),
-        ),
-        (  # 99 of 1000 tokens of 128 bytes: a share of the tokens, and twice that of the bytes in 16 bits
-            run("heatkv", 0.1, 30.0, "float32"),
-            (
-                "budget 100 of 1000: peak 9.90 % of the",
-                "float32, 4 bytes a number: 9.90 % of the full cache in float32, 19.80 % of it in 16 bits (64000)",
-            ),
-        ),
-        (
-            run("heatkv", 0.1, 29.0, "float32", unit="bytes"),
-            (
-                "at least 50 fit the budget (peak 4.90 % of 1000",
-                "float32: budget 6400 of 64000 in 16 bits: peak 9.90 % of the",
-            ),
-        ),
-    ):
-        shown = printed(250, show_run, one)
-        assert all(text in shown for text in told)
-        printed(250, show_runs, [one, FULL])
-
-
-def test_a_dtype_that_the_device_chose_is_named_if_it_is_float32() -> None:
-    auto = {**TOKENS[0].config, "cache_dtype": "auto"}
-    for dtype, shown in (
-        ("float32", "float32, 4 bytes a number: 9.90 %"),
-        ("float16", " 9.90 % of the full"),
-    ):
-        one = replace(run("heatkv", 0.1, 30.0, dtype), config=auto)
-        lines = printed(250, show_run, one).splitlines()
-        assert shown in next(line for line in lines if "bytes/sequence" in line)

@@ -1,26 +1,20 @@
 """Tables say what results.json says, whatever the width of the terminal."""
 
-import csv
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import find_ablations
-from kvbench.report.code_notes import list_notes
 from kvbench.report.collect import collect_runs
 from kvbench.report.document import find_group, write_report
-from kvbench.report.memory import list_costs
-from kvbench.report.one_run import show_run
 from kvbench.report.runs_table import list_metrics, list_settings, make_rows, name_methods, show_runs
 from kvbench.report.seeds import group_seeds
-from kvbench.report.tables import format_cell, format_csv, format_markdown, print_rows, publish
-from kvbench.runs.record.results import Evaluated, Results
+from kvbench.report.tables import format_cell, print_rows, publish
+from kvbench.runs.record.results import Results
 from tests.support.results import LPIPS, PSNR, made_up, printed
 
 GENEVAL = Metric(0.5, "higher", evaluator="geneval", digits=3, n=96)
@@ -41,20 +35,6 @@ def run_with(method: str, budget: float, psnr: float | None, model: str = "infin
 RUNS = [run_with("heatkv", 0.1, 25.0), run_with("full", 1.0, None), run_with("heatkv", 0.04, 21.5)]
 
 
-def test_rows_are_ordered_and_name_the_measured_peak() -> None:
-    rows = make_rows(RUNS)
-    assert [(row["method"], row["budget"]) for row in rows] == [
-        ("heatkv", "0.04"),
-        ("heatkv", "0.1"),
-        ("full", "1"),
-    ]
-    assert rows[0]["peak tokens"] == "39"
-    assert rows[0]["peak %"] == "3.90"
-    assert format_cell(rows[0]["psnr"], "range") == "21.50 [20.50, 23.50]"
-    assert rows[2]["psnr"] is None  # the reference is compared with nothing
-    assert "lpips" not in rows[0]  # no run has it
-
-
 def test_columns_are_the_metrics_that_runs_hold_by_evaluator() -> None:
     kid = Metric(1.0, "lower", evaluator="kid")
     later = made_up(
@@ -65,17 +45,6 @@ def test_columns_are_the_metrics_that_runs_hold_by_evaluator() -> None:
     reference = made_up("full", 1.0, {**RUNS[1].metrics, "fid": replace(PSNR, value=None, evaluator="fid")})
     fid = made_up("swa", 0.1, {"fid": Metric(2.0, "lower", evaluator="fid")})
     assert list_metrics([reference, *RUNS, fid]) == ["psnr", "geneval[scenes]", "fid"]
-
-
-def test_what_was_asked_for_and_is_missing_says_why() -> None:
-    other = made_up("swa", 0.1, {"lpips": replace(LPIPS, value=0.25)})
-    rows = {str(row["method"]): row for row in make_rows([RUNS[0], RUNS[1], other])}
-    assert {m: format_cell(row["lpips"], "value") for m, row in rows.items()} == {
-        "heatkv": "skipped",
-        "full": "-",
-        "swa": "0.2500",
-    }
-    assert format_cell(rows["swa"]["psnr"], "value") == "-"  # nobody asked
 
 
 @pytest.mark.parametrize(
@@ -146,29 +115,6 @@ def stored(dtype: str, storage: Mapping[str, object], method: str = "heatkv", **
     return replace(made_up(method, 0.1, {}, config=config), provenance={"calibration_sha256": "0"})
 
 
-def test_storages_of_few_bits_have_columns_where_they_differ(tmp_path: Path) -> None:
-    """Where conf/storage/rotated.yaml differs from channel.yaml; of these, fp8 uses the place of the rotation alone."""
-    keys = [f"storage.{name}" for name in CHANNEL]
-    runs = [stored("int4", CHANNEL), stored("int4", ROTATED)]
-    assert list_settings(runs) == keys
-    assert (
-        name_methods(runs)[1]
-        == f"heatkv {' '.join(f'storage.{name}={value}' for name, value in ROTATED.items())}"
-    )
-    write_report(tmp_path, runs)
-    table = list(csv.DictReader(io.StringIO((tmp_path / "report.csv").read_text())))
-    assert [[line[key] for key in keys] for line in table] == [
-        [*map(str, one.values())] for one in (CHANNEL, ROTATED)
-    ]
-    assert list_settings([stored("auto", CHANNEL), stored("auto", ROTATED)]) == []
-    assert list_settings([stored("fp8", CHANNEL), stored("fp8", ROTATED)]) == keys[2:]
-    # Other dtypes and methods hide no storage, and rows in 16 bits have none.
-    mixed = [stored("int4", CHANNEL), stored("int2", ROTATED, "swa"), stored("auto", ROTATED, "full")]
-    assert {row["method"]: row["storage.keys"] for row in make_rows(mixed)} == {
-        "heatkv": "channel", "swa": "rotated", "full": "-",
-    }  # fmt: skip
-
-
 PLAIN = {
     "model": {"name": "m", "sampling": {"tau": 1.0}, "default_eval": "psnr"},
     "prompts": {"context": 256, "count": 4}, "calibrate": {"count": 10, "seed": 1},
@@ -202,23 +148,6 @@ def test_weights_of_one_name_are_told_apart() -> None:
     other = replace(run_with("heatkv", 0.1, 25.0, model="var_tiny"), provenance={"weights_sha256": "c" * 64})
     told = [f"heatkv model.weights_sha256={digit * 8}" for digit in "ab"]
     assert name_methods([*runs, other, RUNS[2]]) == [*told, "heatkv", "heatkv"]
-
-
-def test_csv_has_numbers_in_columns_of_their_own(tmp_path: Path) -> None:
-    write_report(tmp_path, RUNS)
-    table = list(csv.DictReader(io.StringIO((tmp_path / "report.csv").read_text())))
-    assert [float(table[1][name]) for name in ("psnr", "psnr low", "psnr high")] == [25.0, 24.0, 27.0]
-    assert table[2]["psnr"] == ""
-    assert float(table[0]["geneval[scenes]"]) == 0.5
-    assert float(table[0]["geneval[scenes]/colors"]) == 0.25
-    assert format_csv([{"a": "x, y", "b": None}]) == 'a,b\r\n"x, y",\r\n'
-
-
-def test_markdown_has_one_line_per_run_and_arrows_but_no_details() -> None:
-    lines = format_markdown(make_rows(RUNS)).splitlines()
-    assert len(lines) == 2 + len(RUNS)
-    assert len({line.count("|") for line in lines}) == 1
-    assert lines[0].endswith("| psnr ↑ | geneval[scenes] ↑ |")
 
 
 def test_report_reads_folders_and_writes_beside_them(
@@ -286,103 +215,6 @@ def test_what_is_published_is_printed_and_written(tmp_path: Path) -> None:
     assert text.endswith(f"written: {tmp_path / 'x.md'}\n")
     expected = "a title\n\n| method | psnr ↑ |\n|---|---|\n| swa | 25.00 [24.00, 27.00] |\n"
     assert (tmp_path / "x.md").read_text() == expected
-
-
-def test_models_share_a_table() -> None:
-    text = printed(160, show_runs, [RUNS[0], run_with("heatkv", 0.1, 20.0, model="infinity_2b")])
-    assert "infinity_2b" in text
-    assert "infinity_tiny" in text
-
-
-def test_random_weights_are_told() -> None:
-    run = run_with("heatkv", 0.1, 25.0, model="var_d30")
-    assert "random weights" not in printed(160, show_runs, [run])
-    run = replace(run, config={"model": {"name": "var_d30", "weights": "random"}})
-    assert "var_d30 (random weights)" in printed(160, show_runs, [run])
-    assert make_rows([run])[0]["model"] == "var_d30 (random weights)"
-    assert "var_d30 (random weights)" in printed(120, show_run, run)
-
-
-def test_one_run_shows_metrics_and_why_one_is_missing() -> None:
-    text = printed(120, show_run, replace(RUNS[0], n=96))
-    assert "geneval[scenes]/colors ↑" in text
-    assert "25.00 dB" in text
-    assert "24.00 .. 27.00" in text
-    assert "0.250 " in text
-    assert "lpips skipped: weights missing: alexnet.pth. Get it from [there]" in text
-
-
-def test_the_short_form_folds_groups_and_says_so() -> None:
-    metrics = {
-        name: replace(RUNS[0].metrics["psnr"], evaluator="psnr", detail=name == "part")
-        for name in ("part", "psnr", "psnr_mean_mse", "n_identical")
-    }
-    lacking = {
-        name: replace(
-            metrics["psnr"],
-            value=None,
-            status="skipped",
-            reason=f"weights missing: {name}.pth. Get it with: make it",
-        )
-        for name in ("lpips", "fid")
-    }
-    run = replace(RUNS[0], metrics=metrics | lacking, config={**RUNS[0].config, "budget": 650})
-    text = printed(160, partial(show_run, verbose=False), run)
-    shown = [line.split()[0] for line in text.splitlines() if "↑" in line]
-    assert shown == ["psnr", "psnr_mean_mse"]
-    assert "2 more metrics: add -v" in text
-    assert "budget 650 " in text
-    assert text.count("make it") == 1
-    assert "lpips skipped: weights missing: lpips.pth, fid skipped: weights missing: fid.pth" in text
-    whole = printed(160, show_run, run)
-    assert len([line for line in whole.splitlines() if "↑" in line]) == 4
-    assert "more metrics" not in whole
-
-
-def test_times_are_of_images_of_texts_or_of_samples() -> None:
-    image = replace(RUNS[0], latency=replace(RUNS[0].latency, tokens_per_second=None))
-    text = replace(image, latency=replace(image.latency, tokens_per_second=70.0))
-    read, own = (replace(run, evaluated={"kl": Evaluated({}, "ok", "forced")}) for run in (image, text))
-    for runs, heading in (
-        ([image], "s/image"), ([text, read], "s/text"), ([image, text], "s/sample"), ([own], "s/sample")
-    ):  # fmt: skip
-        assert all(heading in row for row in list_costs(runs))
-        assert heading in printed(160, show_run, runs[0]) or heading == "s/sample"
-
-
-def test_a_short_text_leaves_no_budget_unused() -> None:
-    """A text of 26 tokens holds all of them under a budget of 90: 28.9 % of it, which nothing is wrong with."""
-    short, unused = (
-        replace(RUNS[0], memory=replace(RUNS[0].memory, budget_tokens=90, last_tokens=26, least_share=least))
-        for least in (1.0, 0.289)
-    )
-    text = " ".join(printed(200, show_run, short).split())
-    assert "28.9 % of the budget in use at the end, where there are no more tokens" in text
-    assert "minimum" not in text
-    assert "28.9 % of the budget in use at the end (minimum 28.9 %)" in " ".join(
-        printed(200, show_run, unused).split()
-    )
-    shares = [(row["last / B"], row["least / B"]) for row in list_costs([short, unused])]
-    assert shares == [("0.289", "1.000"), ("0.289!", "0.289!")]
-
-
-@pytest.mark.parametrize(("load", "busy"), [(2.9, False), (3.1, True)])
-def test_times_of_a_busy_machine_are_marked(load: float, busy: bool) -> None:
-    run = replace(RUNS[0], provenance={"load": load, "processors": 2})
-    assert ("busy machine (load 3.1 of 2 processors)" in printed(160, show_run, run)) == busy
-
-
-def test_times_without_some_samples_are_marked() -> None:
-    """0.125 s of 40 samples, beside 56 under other conditions, is 0.125~ in every table."""
-    mixed = replace(RUNS[0], latency=replace(RUNS[0].latency, samples=40, others=56))
-    rows = list_costs([mixed, RUNS[1]])
-    assert [row["s/image"] for row in rows] == ["0.125~", "0.125"]
-    text = printed(160, show_run, mixed)
-    assert "0.1250~" in text
-    assert "of 40 of 96 samples: others had another batch size, machine or load" in " ".join(text.split())
-    [note] = list_notes([mixed, RUNS[1]], [])
-    assert note.startswith("~: samples with another batch size, machine or load")
-    assert list_notes([RUNS[1]], []) == []
 
 
 def test_runs_of_both_kinds_of_noise_never_meet() -> None:

@@ -1,0 +1,187 @@
+"""What the report prints and writes of runs of every kind, as golden texts: terminal, Markdown, LaTeX and CSV."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kvbench.eval.protocol.scores import Metric
+from kvbench.report.document import write_report
+from kvbench.report.one_run import show_run
+from kvbench.report.runs_table import show_runs
+from kvbench.runs.record.results import Evaluated, Results
+from tests.support.results import LPIPS, PSNR, made_up, printed
+from tests.support.texts import check_text
+
+GENEVAL = Metric(0.5, "higher", evaluator="geneval", digits=3, n=96)
+SHARE = Metric(0.0, "higher", evaluator="retrieved", protocol="forced", digits=3, n=20)
+LACKING = {
+    name: replace(LPIPS, status="skipped", reason=f"weights missing: {name}. Get it with: make [it]")
+    for name in ("lpips", "fid")
+}
+CHANNEL = {"keys": "channel", "values": "token", "before_rotation": True}
+ROTATED = {"keys": "rotated", "values": "rotated", "before_rotation": False}
+FULL_BYTES = 64_000
+"""Of a full cache of 1000 tokens, of 64 bytes each in 16 bits."""
+
+
+def run(method: str, budget: float, value: float | None, /, **config: object) -> Results:
+    """A run with PSNR, parts of it, and metrics without a value; `config` are keys of its configuration."""
+    psnr = replace(PSNR, value=value, ci95=None if value is None else (value - 1, value + 2), n=96)
+    parts = {name: replace(psnr, detail=name == "part") for name in ("part", "psnr_mean_mse", "n_identical")}
+    metrics = {"psnr": psnr, **parts, "geneval[scenes]": GENEVAL, **LACKING}
+    whole = {
+        "model": {"name": "m"},
+        "method": {"sinks": 1},
+        "cache_dtype": "auto",
+        "noise": "stream",
+        **config,
+    }
+    name = f"{method}-{budget:g}-{len(str(config))}"
+    return made_up(method, budget, metrics, config=whole, run=name)
+
+
+def held(method: str, budget: float, dtype: str, unit: str = "tokens") -> Results:
+    """A run whose cache holds nearly all of its budget, of 1000 tokens or of 64 000 bytes."""
+    one = run(method, budget, 30.0 + budget, cache_dtype=dtype)
+    size = {"float32": 128, "int4": 16}.get(dtype, 64)
+    peak = int(0.99 * FULL_BYTES * budget) if unit == "bytes" else one.memory.peak_tokens * size
+    memory = replace(
+        one.memory,
+        budget_unit=unit,
+        budget_bytes=budget * FULL_BYTES if unit == "bytes" else None,
+        budget_tokens=budget * FULL_BYTES / size if unit == "bytes" else one.memory.budget_tokens,
+        peak_tokens=peak // size,
+        sequence_bytes=peak,
+        last_bytes=peak,
+        full_sequence_bytes=FULL_BYTES,
+    )
+    return replace(one, memory=memory, run=f"{method}-{budget}-{unit}-{dtype}")
+
+
+def with_memory(one: Results, **numbers: object) -> Results:
+    return replace(one, memory=replace(one.memory, **numbers))
+
+
+def with_latency(one: Results, **numbers: object) -> Results:
+    return replace(one, latency=replace(one.latency, **numbers))
+
+
+def asked(method: str, value: float, full: float, /, **more: object) -> Results:
+    """A run of passkeys; its full cache finds the share `full`."""
+    known = {
+        "retrieved": replace(SHARE, value=value),
+        "retrieved_full": replace(SHARE, value=full, detail=True),
+    }
+    prompts = {"prompts": {"_target_": "kvbench.prompts.retrieval.Passkey"}}
+    return replace(run(method, 1.0 if method == "full" else 0.25, None, **prompts, **more), metrics=known)
+
+
+def coded(seed: int, sha256: str, changes: str) -> Results:
+    """A run of a class that matches its pin, or of an edited one, in a checkout with or without changes."""
+    known = {
+        "classes": {"method": {"x.Snap": {"revision": 1, "sha256": sha256, "pinned": sha256 == "0"}}},
+        "code": {"commit": "5", "diff_sha256": changes},
+    }
+    return replace(run("snapkv", 0.1, 20.0 + seed, seed=seed), provenance=known, run=f"snapkv-{seed}")
+
+
+def list_plain() -> list[Results]:
+    other = replace(run("swa", 0.1, None), metrics={"lpips": replace(LPIPS, value=0.25)})
+    random = run("heatkv", 0.1, 25.0, model={"name": "var_d30", "weights": "random"}, budget=650)
+    return [run("heatkv", 0.1, 25.0), run("full", 1.0, None), run("heatkv", 0.04, 21.5), other, random]
+
+
+def list_settings() -> list[Results]:
+    inner = {"_target_": "x.y.SnapKV", "sinks": 1}
+    configs: list[Mapping[str, object]] = [
+        {"method": {"sinks": 2, "p": 0.7}},
+        {"method": {"sinks": 10, "p": 0.7}},
+        {"method": {"sinks": 10, "base": inner}},
+        {"prompts": {"path": "here/parti.txt"}, "shuffle": 0},
+        {"noise": "counter", "batch_invariant": True},
+    ]
+    runs = [run("heatkv", 0.1, 20.0 + number, **one) for number, one in enumerate(configs)]
+    weighted = [replace(runs[0], provenance={"weights_sha256": digit * 64}, run=digit) for digit in "ab"]
+    return [*runs[1:], *weighted]
+
+
+def list_stored() -> list[Results]:
+    pairs = (("int4", CHANNEL), ("int4", ROTATED), ("fp8", CHANNEL), ("fp8", ROTATED), ("auto", ROTATED))
+    return [
+        run("heatkv", 0.1, 20.0 + at, cache_dtype=dtype, storage=own) for at, (dtype, own) in enumerate(pairs)
+    ]
+
+
+def list_bytes() -> list[Results]:
+    wide = held("cake", 0.1, "float32")  # a dtype that the device chose
+    return [
+        *(held(method, 0.1, "float16", "bytes") for method in ("heatkv", "swa")),
+        *(held("full", 1, dtype) for dtype in ("float32", "int4")),
+        held("heatkv", 0.1, "float16"),
+        held("swa", 0.1, "float32", "bytes"),
+        replace(wide, config={**wide.config, "cache_dtype": "auto"}),
+    ]
+
+
+def list_costs() -> list[Results]:
+    """Times of images and texts, on a busy machine, without some samples; budgets that are not used; a GPU's memory."""
+    one = run("heatkv", 0.1, 25.0)
+    full = with_memory(run("full", 1, None), peak_bytes=800, rebuild_bytes=900, transient_bytes=100, batch=2)
+    needed = {"peak_bytes": 90, "rebuild_bytes": 100, "transient_bytes": 60, "state_bytes": 40, "batch": 1}
+    text = with_latency(replace(one, run="text", method="h2o"), tokens_per_second=70.0)
+    return [
+        replace(with_memory(one, **needed), reference=full.run, run="needed", method="cake"),
+        with_memory(full, gpu_peak_bytes=3 * 2**20),
+        text,
+        replace(text, evaluated={"kl": Evaluated({}, "ok", "forced")}, run="read", method="tova"),
+        with_latency(replace(one, run="mixed", method="cam"), samples=40, others=56),
+        with_memory(
+            replace(one, run="short", method="d2o"), budget_tokens=90, last_tokens=26, least_share=1.0
+        ),
+        with_memory(
+            replace(one, run="unused", method="cur"), budget_tokens=90, last_tokens=26, least_share=0.289
+        ),
+        *(
+            replace(one, provenance={"load": load, "processors": 2}, run=f"load {load}", method=f"rkv{load}")
+            for load in (2.9, 3.1)
+        ),
+    ]
+
+
+def list_answers() -> list[Results]:
+    known = [asked("full", 0.05, 0.05), asked("h2o", 0.0, 0.05), asked("tova", 0.499, 0.499)]
+    return [*known, asked("full", 0.9, 0.5, model={"name": "n"}), asked("h2o", 0.2, 0.5, model={"name": "n"})]
+
+
+def list_counts() -> list[Results]:
+    return [
+        replace(run("h2o", budget, 10.0 + n), n=n, run=f"{n}")
+        for budget, n in ((0.1, 96), (0.2, 96), (0.1, 16))
+    ]
+
+
+def list_code() -> list[Results]:
+    digests = ["", *(f"{digit * 20}" for digit in ("a1", "b2", "c3", "d4", "e5"))]
+    return [coded(seed, "abcdef0123456789" if seed == 1 else "0", one) for seed, one in enumerate(digests)]
+
+
+SETS = {
+    "plain": list_plain, "settings": list_settings, "stored": list_stored, "bytes": list_bytes, "costs": list_costs,
+    "answers": list_answers, "counts": list_counts, "code": list_code,
+}  # fmt: skip
+"""Runs by the name of their golden text."""
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_report_is_the_golden_text(name: str, tmp_path: Path) -> None:
+    runs = SETS[name]()
+    failed = [("method=[a] budget=2", "budget=2: too [b]")]
+    widths, forms = ((80, 120, 160), (False, True)) if name == "plain" else ((160,), (True,))
+    texts = [printed(width, show_runs, runs, failed) for width in widths]
+    texts += [printed(150, partial(show_run, verbose=verbose), one) for one in runs for verbose in forms]
+    write_report(tmp_path, runs, figures=[tmp_path / "fidelity.png"])
+    texts += [(tmp_path / f"report.{end}").read_text(encoding="utf-8") for end in ("md", "tex", "csv")]
+    check_text(f"report_{name}.txt", "\n".join(texts).replace("\r\n", "\n"))
