@@ -26,7 +26,7 @@ MAX_SHOWN = 200
 HEAD = 36
 """Characters of a long name before its hash."""
 LoggedValue = float | int | str | None
-Send = Callable[[Mapping[str, object]], object]
+Send = Callable[[dict[str, Any]], object]
 
 log = logging.getLogger(__name__)
 
