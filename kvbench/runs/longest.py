@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvbench.core.budget import Budget, InfeasibleBudget
-from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.prompts.base import Prompt
@@ -30,17 +29,13 @@ def find_longest(
         ValueError: a prompt cannot be encoded.
         WeightsError: the tokenizer is missing.
     """
-    if budget.bytes is not None or not _is_infeasible(method, model.spec, budget):
+    if budget.bytes is not None:
         return None
-    counts = model.count_prompt_tokens([prompt.text for prompt in prompts])
-    return max(map(LongestPrompt, prompts, counts), key=lambda one: one.tokens, default=None)
-
-
-def _is_infeasible(method: Method, spec: ModelSpec, budget: Budget) -> bool:
     try:
-        method.check(spec, budget)
+        method.check(model.spec, budget)
     except InfeasibleBudget:
-        return True
+        counts = model.count_prompt_tokens([prompt.text for prompt in prompts])
+        return max(map(LongestPrompt, prompts, counts), key=lambda one: one.tokens, default=None)
     except ValueError:  # another fault, which a check of the job names
-        return False
-    return False
+        pass
+    return None

@@ -18,15 +18,9 @@ def pool_scores(scores: Tensor, exists: Tensor, kernel: int) -> Tensor:
     `kernel` is the odd window of the maximum in slots, and invalid slots (`exists`, bool [rows, slots]) are not
     neighbours. Scores and result are float32 [rows, queries, slots], -inf for invalid slots.
     """
-    rows, queries, slots = scores.shape
-    # As `smooth` with `exists`, whose places are the same for all queries of a row.
-    place = exists.cumsum(1) - 1
-    closed = scores.new_full((rows, queries, slots + 1), -torch.inf)
-    closed.scatter_(2, torch.where(exists, place, slots)[:, None].expand(-1, queries, -1), scores)
-    closed[..., -1] = -torch.inf  # missing slots went here
-    pooled = smooth(closed[..., :-1].flatten(0, 1), "max", kernel).unflatten(0, (rows, queries))
-    spread = pooled.gather(2, place.clamp_(min=0)[:, None].expand(-1, queries, -1))
-    return spread.masked_fill(~exists[:, None], -torch.inf)
+    rows, queries, _ = scores.shape
+    pooled = smooth(scores.flatten(0, 1), "max", kernel, exists.repeat_interleave(queries, 0))
+    return pooled.unflatten(0, (rows, queries)).masked_fill(~exists[:, None], -torch.inf)
 
 
 def weigh_redundancy(scores: Tensor, exists: Tensor, redundancy: Tensor, mix: float) -> Tensor:

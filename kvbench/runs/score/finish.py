@@ -66,17 +66,13 @@ def finish(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) 
 
 
 def read_inputs(job: Job, folder: RunFolder) -> dict[str, Inputs]:
-    """Return the digests of each evaluator's inputs and of its code, by config name."""
-    return {
-        name: {**hash_inputs(one, job.metadata, folder.path), **_identify_code(job, name)}
-        for name, one in job.evaluators.items()
-    }
-
-
-def _identify_code(job: Job, name: str) -> dict[str, str]:
-    """Return the hash of an evaluator's code if it is not as released, and otherwise its revision."""
-    code = identify_code(f"eval.{name}", job.evaluator_classes[name])
-    return {"code": code} if code else {"revision": str(job.evaluators[name].revision)}
+    """Return the digests of each evaluator's inputs, and of its code if it is not as released, by config name."""
+    inputs: dict[str, Inputs] = {}
+    for name, one in job.evaluators.items():
+        code = identify_code(f"eval.{name}", job.evaluator_classes[name])
+        own = {"code": code} if code else {"revision": str(one.revision)}
+        inputs[name] = {**hash_inputs(one, job.metadata, folder.path), **own}
+    return inputs
 
 
 def _summarise(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) -> Results:
