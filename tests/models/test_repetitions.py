@@ -14,7 +14,6 @@ from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.engine.recording.repetitions import Repetitions
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
-from kvbench.methods.random import Random
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.hook_results import WrongTensor
 from kvbench.methods.shared.view import View
@@ -25,23 +24,6 @@ from tests.support.scale_models import SIDES, SPEC, Draw, infinity, var
 
 def cache_of(method: Method, record: GraphRecorder | None = None) -> KVCache:
     return open_cache(method, SPEC, 1 if isinstance(method, Full) else 0.6, record=record)
-
-
-@pytest.mark.parametrize("model", [infinity, var])
-@pytest.mark.parametrize("method", [Full(), StreamingLLM(sinks=1)], ids=lambda method: type(method).__name__)
-def test_repeated_scales_draw_the_same_codes(model: Callable[[], Draw], method: Method) -> None:
-    draw, tape = model(), Tape()
-    plain, recorded = cache_of(method), cache_of(method, tape)
-    for seed in range(4):
-        expected, found = draw(plain, 2, seed), draw(recorded, 2, seed)
-        torch.testing.assert_close(found, expected)
-        assert recorded.ledger == plain.ledger
-        assert [layout.counts for layout in recorded.held.layouts] == [
-            layout.counts for layout in plain.held.layouts
-        ]
-    # Once as they are, once recorded, then repeated.
-    assert tape.recorded == len(SIDES)
-    assert tape.repeated == 3 * len(SIDES)
 
 
 @pytest.mark.parametrize("model", [infinity, var])
@@ -73,12 +55,6 @@ def test_memory_that_ran_out_is_given_back() -> None:
 
 def count_tensors() -> int:
     return sum(isinstance(one, Tensor) for one in gc.get_objects())
-
-
-def test_what_is_recorded() -> None:
-    assert cache_of(H2O(), Tape()).repetitions is not None
-    assert cache_of(Random(), Tape()).repetitions is None
-    assert cache_of(StreamingLLM(sinks=1)).repetitions is None
 
 
 class Greedy(H2O):

@@ -1,16 +1,31 @@
-"""Settings of models that cannot be: each is refused in one line that names the key."""
+"""Settings of models that cannot be, and shapes without end: each is refused in one line that names the key."""
+
+from typing import Any
 
 import pytest
+import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf, open_dict
+from torch import nn
 
 from kvbench.cli.config.messages import describe_error
+from kvbench.core.segments import MAX_HEADS
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.parameters import MAX_TENSORS, build_on_meta, fill_random
 from kvbench.models.infinity.model import InfinityModel
+from kvbench.models.llama.config_json import read_shape
+from tests.support.places import ROOT
 from tests.support.small_models import composed
 
 LACKING = object()
 """In place of a source: there is none."""
+ENDLESS = 10**9
+OWN_SHAPE = sorted(
+    {path.stem for path in (ROOT / "conf" / "model").glob("*.yaml")} - {"decoder", "smollm2_135m"}
+)
+"""Models whose configuration has their shape; others read it from a config.json."""
+BOUND = "must be at most 16777216"
 SAMPLING = [
     ("sampling.top_k", -1, "must not be negative (0 turns it off)"),
     ("sampling.top_p", 1.5, "must be in "),
@@ -97,21 +112,32 @@ REFUSED = {
 }
 
 
-def changed(name: str, key: str, value: object) -> object:
-    """A model of `conf/model` with one setting changed."""
+def changed(name: str, key: str, value: object = ENDLESS, **more: object) -> Any:
+    """A model of `conf/model` with one setting changed, and more with dots in their names."""
     settings = composed(f"model={name}").copy()
     with open_dict(settings):
         if value is LACKING:
             part, _, last = f"model.{key}".rpartition(".")
             del OmegaConf.select(settings, part)[last]
-        else:
-            OmegaConf.update(settings, f"model.{key}", value, merge=False, force_add=True)
+            return instantiate(settings.model)
+        for part, one in {**more, key: value}.items():
+            OmegaConf.update(settings, f"model.{part}", one, merge=False, force_add=True)
     return instantiate(settings.model)
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value", "message"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
-)
+ROWS = [
+    *((name, *row) for name, rows in REFUSED.items() for row in rows),
+    *(
+        (name, f"transformer.{key}", ENDLESS, BOUND)
+        for name in OWN_SHAPE
+        for key in ("depth", "width", "heads")
+    ),
+    *(("infinity_tiny", f"tokenizer.{key}", ENDLESS, BOUND) for key in ("blocks", "scales")),
+    ("qwen3_8b", "max_tokens", ENDLESS, BOUND),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "value", "message"), ROWS)
 def test_bad_settings_are_refused_in_one_line(name: str, key: str, value: object, message: str) -> None:
     with pytest.raises(InstantiationException) as caught:
         changed(name, key, value)
@@ -125,3 +151,57 @@ def test_bad_settings_are_refused_in_one_line(name: str, key: str, value: object
 @pytest.mark.parametrize("layers", [[0], [-1], [-31], [-2, 0]])
 def test_guidance_at_any_layer_there_is(layers: list[int]) -> None:
     assert isinstance(changed("infinity_2b", "sampling.cfg_layers", layers), InfinityModel)
+
+
+def test_most_families_have_their_shape_in_the_configuration() -> None:
+    assert len(OWN_SHAPE) > 20
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("transformer.depth", MAX_HEADS // 6 + 1, "heads of keys and values, at most 131072"),
+        ("sizes", [[1, 1], [5000, 5000]], "tokens, at most 16777216"),
+    ],
+)
+def test_heads_and_tokens_have_a_bound(key: str, value: object, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        print(changed("infinity_tiny", key, value, **{"tokenizer.mixers": 0}).spec)  # which decodes any grid
+
+
+@pytest.mark.parametrize("kind", ["llama", "smollm3"])
+def test_a_size_in_a_config_json_has_the_bound(kind: str) -> None:
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+    config = {**dict.fromkeys(sizes, 64), "model_type": kind, "num_hidden_layers": ENDLESS}
+    with pytest.raises(WeightsError, match=f"num_hidden_layers is {ENDLESS}, but must be at most 16777216"):
+        read_shape(config, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("infinity_tiny", "tokenizer.mixers", ENDLESS),
+        ("infinity_tiny", "tokenizer.blocks", 2**20),
+        ("llamagen_tiny", "tokenizer.blocks", 2**20),
+        ("var_tiny", "transformer.depth", 2**20),
+        ("qwen3_8b", "transformer.depth", 2**20),
+    ],
+)
+def test_modules_are_bounded_while_they_are_made(name: str, key: str, value: int) -> None:
+    with pytest.raises(WeightsError, match=f"more than {MAX_TENSORS} tensors"):
+        print(changed(name, key, value).parameters)
+
+
+def test_the_bound_ends_with_the_module() -> None:
+    made = [
+        build_on_meta(lambda: nn.Sequential(*(nn.Linear(1, 1) for _ in range(MAX_TENSORS // 4))))
+        for _ in range(3)
+    ]
+    assert sum(len(list(one.parameters())) for one in made) > MAX_TENSORS
+
+
+def test_random_weights_fit_into_the_memory() -> None:
+    module = build_on_meta(lambda: nn.Linear(2**21, 2**21, bias=False))
+    with pytest.raises(WeightsError, match=r"model\.weights=random: the shape has 4\.4e\+12 parameters"):
+        fill_random(module)
+    assert next(module.parameters()).device == torch.device("meta")
