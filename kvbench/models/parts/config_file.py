@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from kvbench.core.files import parse_json, read_text
 from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.generation_config import read_object
 from kvbench.models.files.weights import Source
 from kvbench.models.parts.decoder import DecoderConfig
 
@@ -87,15 +87,11 @@ def _find_config(place: Path) -> Path | None:
 
 def _read_config(source: Source, path: Path, section: str) -> dict[str, object]:
     """Return the values in a part of `config.json`; a key in a nested object has the names of both, with a dot."""
-    try:
-        values = parse_json(read_text(path))
-        values = values.get(section, {}) if section else values
-        found = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
-    except (OSError, ValueError, AttributeError) as error:
-        reason = "it is not an object" if isinstance(error, AttributeError) else error
-        raise WeightsError(
-            f"{source.key}: {path}: cannot be read ({reason}); copy the model's file again"
-        ) from None
+    whole = read_object(source, path)
+    values = whole.get(section, {}) if section else whole
+    if not isinstance(values, Mapping):
+        raise WeightsError(f"{source.key}: {path}: {section} is not an object; copy the model's file again")
+    found = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
     nested = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     found |= {f"{outer}.{key}": value for outer, one in nested.items() for key, value in one.items()}
     if found.get("use_sliding_window") is False:
