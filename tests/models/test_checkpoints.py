@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
 from kvbench.core.files import hash_path
@@ -52,71 +52,57 @@ def test_torch_files_in_every_published_form(form: str, state: dict[str, Tensor]
     assert same(official_files.clean_transformer(checkpoints.read(path)), state)
 
 
+def write_shards(folder: Path, state: dict[str, Tensor], count: int, kind: str = "safetensors") -> None:
+    """A folder of shards with their index."""
+    index: dict[str, str] = {}
+    for number in range(count):
+        shard = {name: state[name].contiguous() for name in sorted(state)[number::count]}
+        file = f"model-{number}.{kind}"
+        (save_file if kind == "safetensors" else torch.save)(shard, folder / file)
+        index |= dict.fromkeys(shard, file)
+    top = "model.safetensors" if kind == "safetensors" else "pytorch_model.bin"
+    (folder / f"{top}.index.json").write_text(json.dumps({"weight_map": index}))
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_sharded_folders(kind: str, state: dict[str, Tensor], tmp_path: Path) -> None:
-    names = sorted(state)
-    index: dict[str, str] = {}
-    for number in range(3):
-        shard = {name: state[name].contiguous() for name in names[number::3]}
-        if kind == "safetensors":
-            file = f"model-{number}.safetensors"
-            save_file(shard, tmp_path / file)
-        else:
-            file = f"pytorch_model-{number}.bin"
-            torch.save(shard, tmp_path / file)
-        index |= dict.fromkeys(shard, file)
-    top = "model.safetensors.index.json" if kind == "safetensors" else "pytorch_model.bin.index.json"
-    (tmp_path / top).write_text(json.dumps({"weight_map": index}))
+    write_shards(tmp_path, state, 3, kind)
     assert same(official_files.clean_transformer(checkpoints.read(tmp_path)), state)
 
 
-def lose_shard(folder: Path) -> str:
-    (folder / "model-1.safetensors").unlink()
-    return r"files of the index are missing: model-1\.safetensors"
+DAMAGES: dict[str, tuple[Callable[[bytes, bytes], bytes | None], str]] = {
+    "lost": (lambda first, own: None, r"files of the index are missing: model-1\.safetensors"),
+    "cut": (lambda first, own: own[:-100], r"model-1\.safetensors: not a readable checkpoint"),
+    "another": (
+        lambda first, own: first, r"model-1\.safetensors lacks \d+ tensors of the index, such as .*: it is another file"
+    ),
+    "joined": (
+        lambda first, own: save(load(first) | load(own)), r"model-1\.safetensors and model-0\.safetensors both hold "
+    ),
+}  # fmt: skip
+"""Contents of the second shard by those of both, and how they are refused."""
 
 
-def cut_shard(folder: Path) -> str:
-    path = folder / "model-1.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    return r"model-1\.safetensors: not a readable checkpoint"
-
-
-def double_shard(folder: Path) -> str:
-    (folder / "model-1.safetensors").write_bytes((folder / "model-0.safetensors").read_bytes())
-    return r"model-1\.safetensors lacks \d+ tensors of the index, such as .*: it is another file"
-
-
-def join_shard(folder: Path) -> str:
-    both = [load_file(folder / f"model-{number}.safetensors") for number in (0, 1)]
-    save_file(both[0] | both[1], folder / "model-1.safetensors")
-    return r"model-1\.safetensors and model-0\.safetensors both hold "
-
-
-def damage_index(folder: Path) -> str:
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}')
-    return r"model\.safetensors\.index\.json has no weight_map"
-
-
-def empty_index(folder: Path) -> str:
-    (folder / "model.safetensors.index.json").write_text("[]")
-    return r"model\.safetensors\.index\.json has no weight_map"
-
-
-@pytest.mark.parametrize(
-    "damage", [lose_shard, cut_shard, double_shard, join_shard, damage_index, empty_index]
-)
+@pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_folder_of_shards_names_the_shard(
-    damage: Callable[[Path], str], state: dict[str, Tensor], tmp_path: Path
+    name: str, state: dict[str, Tensor], tmp_path: Path
 ) -> None:
-    index: dict[str, str] = {}
-    for number in range(2):
-        shard = {name: state[name].contiguous() for name in sorted(state)[number::2]}
-        save_file(shard, tmp_path / f"model-{number}.safetensors")
-        index |= dict.fromkeys(shard, f"model-{number}.safetensors")
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    write_shards(tmp_path, state, 2)
     assert same(dict(checkpoints.read(tmp_path)), state)
-    message = damage(tmp_path)
+    damage, message = DAMAGES[name]
+    paths = [tmp_path / f"model-{number}.safetensors" for number in (0, 1)]
+    content = damage(*(path.read_bytes() for path in paths))
+    paths[1].unlink()
+    if content is not None:
+        paths[1].write_bytes(content)
     with pytest.raises(WeightsError, match=rf"^{re.escape(str(tmp_path))}.*{message}[^\n]*$"):
+        checkpoints.read(tmp_path)
+
+
+@pytest.mark.parametrize("content", ['{"weight_map": {"a": 3}}', "[]"])
+def test_a_damaged_index_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(WeightsError, match=r"model\.safetensors\.index\.json has no weight_map"):
         checkpoints.read(tmp_path)
 
 
@@ -284,20 +270,10 @@ def test_a_safetensors_file_may_have_the_official_extras(state: dict[str, Tensor
     assert digest == hash_path(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            b"<!DOCTYPE html>" * 9,
-            r"^model\.transformer\.path: .*model\.safetensors: not a readable checkpoint",
-        ),
-        (save({"weight": torch.zeros(3, 3)}), r"^model\.transformer: the checkpoint does not fit"),
-    ],
-    ids=["damaged", "foreign"],
-)
-def test_what_is_no_checkpoint_of_the_model_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_damaged_file_of_a_model_is_refused_by_its_key(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    path.write_bytes(content)
+    path.write_bytes(b"<!DOCTYPE html>" * 9)
     module = parameters.build_on_meta(lambda: Infinity(TINY))
+    message = r"^model\.transformer\.path: .*model\.safetensors: not a readable checkpoint"
     with pytest.raises(WeightsError, match=message):
         parameters.load_into(module, Source("model.transformer", str(path)), official_files.clean_transformer)

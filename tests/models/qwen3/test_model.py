@@ -189,31 +189,19 @@ def test_with_room_for_everything_methods_write_the_reference(tiny: Qwen3Model, 
         assert not method.strict
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (
-            {"rope_theta": 5e6},
-            r"rope_theta is 5000000\.0, but model\.transformer\.rope_base is 1000000\.0; set ",
-        ),
-        ({"rope_parameters": {"rope_theta": 1e4}}, r"rope_parameters\.rope_theta is 10000\.0, but "),
-        (
-            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-            r"rope_scaling\.type is yarn, but kvbench computes ",
-        ),
-        ({"rms_norm_eps": 0.01}, r"rms_norm_eps is 0\.01, but model\.transformer\.eps is 1e-06; set "),
-        ({"num_attention_heads": 1}, r"num_attention_heads is 1, but model\.transformer\.heads is 4; set "),
-        ({"hidden_act": "gelu"}, r"hidden_act is gelu, but kvbench computes only silu"),
-        (
-            {"layer_types": ["full_attention", "sliding_attention"]},
-            r"layer_types is \['full_attention', 'sli",
-        ),
-        (
-            {"tie_word_embeddings": True},
-            r"tie_word_embeddings is True, but model\.transformer\.tied is False",
-        ),
-    ],
-)
+CHANGES: list[tuple[dict[str, object], str]] = [
+    ({"rope_theta": 5e6}, r"rope_theta is 5000000\.0, but model\.transformer\.rope_base is 1000000\.0; set "),
+    ({"rope_parameters": {"rope_theta": 1e4}}, r"rope_parameters\.rope_theta is 10000\.0, but "),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, r"rope_scaling\.type is yarn, but kvbench computes "),
+    ({"rms_norm_eps": 0.01}, r"rms_norm_eps is 0\.01, but model\.transformer\.eps is 1e-06; set "),
+    ({"num_attention_heads": 1}, r"num_attention_heads is 1, but model\.transformer\.heads is 4; set "),
+    ({"hidden_act": "gelu"}, r"hidden_act is gelu, but kvbench computes only silu"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, r"layer_types is \['full_attention', 'sli"),
+    ({"tie_word_embeddings": True}, r"tie_word_embeddings is True, but model\.transformer\.tied is False"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), CHANGES)
 def test_another_number_in_config_json_is_refused(
     folder: tuple[Path, Any], tmp_path: Path, change: dict[str, object], line: str
 ) -> None:
