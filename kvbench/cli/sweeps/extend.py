@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
@@ -17,7 +16,7 @@ from kvbench.cli.config.checks import count_processes
 from kvbench.cli.config.compose import compose_job, find_finished, read_values
 from kvbench.cli.config.messages import EXPECTED
 from kvbench.cli.console import say
-from kvbench.cli.sweeps.jobs import Entry, name_folder, read_entry, write_entry
+from kvbench.cli.sweeps.jobs import Recorder, name_folder, read_entry
 from kvbench.cli.sweeps.sweeper import OWN_KEYS, list_jobs, split_product
 
 LAUNCH = BasicLauncher.launch
@@ -82,12 +81,10 @@ def record_finished(folder: Path, number: int, words: Sequence[str], shared: Seq
         HydraConfig.instance().cfg = held
     if outcome is None or outcome.results is None:
         return None
-    run = str(outcome.folder)
-    if (entry.outcome, entry.folder) != ("finished", run):
-        samples, starts = {run: outcome.results.n}, entry.starts + 1
-        finished = Entry(
-            number, entry.overrides, "finished", run, samples=samples, starts=starts, host=gethostname()
+    if (entry.outcome, entry.folder) != ("finished", str(outcome.folder)):
+        recorder = Recorder(folder, number, tuple(words), is_leader=True)
+        recorder.note(
+            outcome="finished", folder=str(outcome.folder), samples={str(outcome.folder): outcome.results.n}
         )
-        write_entry(folder, finished)
-    say(f"found finished: {run}   {' '.join(words)}")
+    say(f"found finished: {outcome.folder}   {' '.join(words)}")
     return outcome.folder

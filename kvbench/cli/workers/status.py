@@ -23,6 +23,8 @@ ORDER = ("running", "failed", "interrupted", "dropped", "missing", OF_EARLIER_VE
 """States of runs in the order of the table."""
 STATES = {"started": "interrupted", "finished": "done", "earlier": OF_EARLIER_VERSION}
 """States of idle jobs, if other than the outcome."""
+LONG_COLUMNS = ("settings", "worker", "latest run", "sweep", "folder")
+"""Columns of tables that break into lines."""
 SWEEP_COLUMNS = ("done", "running", "failed", "missing", "samples", "time left", "started")
 COLOURS = {"running": "green", "failed": "red", "interrupted": "yellow", "dropped": "yellow"}
 
@@ -79,12 +81,8 @@ def _make_row(folder: Path, entry: Entry, *, at_work: bool) -> Row:
 
 
 def _list_runs(rows: Sequence[Row], shared: Iterable[str], shown: int) -> Table:
-    table = Table(
-        box=None, pad_edge=False, caption=_count_rest(len(rows), shown, "runs"), caption_justify="left"
-    )
-    for name in ("run", "state", "samples", "samples/s", "time left"):
-        table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
-    table.add_column("settings", overflow="fold")
+    columns = ("run", "state", "samples", "samples/s", "time left", "settings")
+    table = _make_table(columns, _count_rest(len(rows), shown, "runs"))
     for entry, state, *figures in rows[:shown]:
         words = " ".join(word for word in entry.overrides if word not in shared)
         if state in ("running", "failed", "interrupted") and entry.host:
@@ -97,13 +95,8 @@ def _list_runs(rows: Sequence[Row], shared: Iterable[str], shown: int) -> Table:
 
 def _list_workers(logs: Sequence[WorkerLog], shown: int) -> Table:
     first = sorted(logs, key=lambda log: not log.alive)
-    table = Table(
-        box=None, pad_edge=False, caption=_count_rest(len(logs), shown, "workers"), caption_justify="left"
-    )
-    table.add_column("worker", overflow="fold")
-    for name in ("device", "state", "samples", "samples/s", "hours"):
-        table.add_column(name, no_wrap=True, justify="left" if name in ("device", "state") else "right")
-    table.add_column("latest run", overflow="fold")
+    columns = ("worker", "device", "state", "samples", "samples/s", "hours", "latest run")
+    table = _make_table(columns, _count_rest(len(logs), shown, "workers"))
     for log in first[:shown]:
         table.add_row(
             Text(log.name),
@@ -124,6 +117,16 @@ def _count_hours(logs: Sequence[WorkerLog]) -> str:
     hours = [f"{sum(log.seconds for log in some) / 3600:.2f} {unit}" for unit, some in used.items() if some]
     working = sum(log.alive for log in logs)
     return f"workers: {working} working, {len(logs) - working} ended; used: {', '.join(hours)}"
+
+
+def _make_table(columns: Sequence[str], caption: str | None = None) -> Table:
+    table = Table(box=None, pad_edge=False, caption=caption, caption_justify="left")
+    for name in columns:
+        if name in LONG_COLUMNS:
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, no_wrap=True, justify="left" if name in ("state", "device") else "right")
+    return table
 
 
 def _count_rest(count: int, shown: int, what: str) -> str | None:
@@ -162,11 +165,7 @@ def find_running_folders(runs_dir: Path) -> list[Path]:
 
 
 def _list_sweeps(rows: Mapping[Path, Sequence[str]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("sweep", overflow="fold")
-    for name in SWEEP_COLUMNS:
-        table.add_column(name, no_wrap=True, justify="right")
-    table.add_column("folder", overflow="fold")
+    table = _make_table(("sweep", *SWEEP_COLUMNS, "folder"))
     for folder, cells in rows.items():
         table.add_row(Text(read_name(folder) or "-"), *cells, Text(str(folder)))
     return table
