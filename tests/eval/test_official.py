@@ -18,6 +18,7 @@ from kvbench.eval.geneval.official import GenEvalOfficial
 from kvbench.eval.protocol.base import evaluate
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.official import OfficialProgram
+from kvbench.eval.protocol.scores import share_score
 from tests.support.image_sets import GOLDEN, make_noise, only, reason, write_lines
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -87,6 +88,8 @@ def test_the_program_cuts_our_images_out_again(
     why = reason(first, "skipped", images)
     assert words.format(folder) in why
     assert why.endswith(f"then set eval.{program.folder}.{program.switch}=true")
+    if names.startswith("images"):
+        (folder / "images" / "old.png").touch()  # the program would read it
     assert reason(first, "skipped", images) == why  # again, over what is there
     single = "{1" in names
     found: dict[Path, list[np.ndarray]] = {}
@@ -193,6 +196,9 @@ def test_scores_of_unigenbench_are_those_of_the_program(tmp_path: Path) -> None:
     assert result.reason == "answers on 1 images could not be read"
     result.save(images.folder / "metrics")
     assert compare_to_itself(images) == {metric}
+    [*scores] = UNIGENBENCH.summarise([[("Style", n == 0)] * 3 for n in range(2)], ["a", "b"]).values()
+    expected = share_score([100.0] * 3 + [0.0] * 3, ["a"] * 3 + ["b"] * 3, whole=100)
+    assert scores[1].ci95 == expected.ci95  # answers about one image are one cluster
 
 
 def write_table(path: Path, heading: str, rows: Mapping[str, object]) -> None:
