@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from kvbench.models.emu3.files import clean_emu3
 from kvbench.models.emu3.tokenizer import Emu3VQ
@@ -17,10 +18,11 @@ from kvbench.models.lumina.files import clean_chameleon, clean_lumina
 from kvbench.models.lumina.tokenizer import Chameleon
 from kvbench.models.lumina.transformer import Lumina
 from kvbench.models.parts.decoder import Decoder
+from kvbench.models.parts.norms import SpatialNorm
 from tests.support import reference_emu3 as emu3
 from tests.support import reference_janus as janus
 from tests.support import reference_lumina as lumina
-from tests.support.drawing import halves_as_pairs
+from tests.support.drawing import close, halves_as_pairs
 
 
 def test_names_of_older_files_are_read() -> None:
@@ -33,6 +35,22 @@ def test_names_of_older_files_are_read() -> None:
     found, expected = (clean_emu3(state, emu3.CONFIG.head_dim) for state in (older, emu3.official_state()))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("silu", [False, True])
+def test_norms_read_the_code_of_each_place(layout: torch.memory_format, silu: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    norm = SpatialNorm(64, 4, silu=silu).requires_grad_(False)
+    for parameter in norm.parameters():
+        parameter.normal_(generator=generator)
+    x = torch.randn(2, 64, 6, 12, generator=generator).contiguous(memory_format=layout)
+    codes = torch.randn(2, 4, 3, 4, generator=generator)
+    spread = F.interpolate(codes, size=(6, 12), mode="nearest")
+    expected = norm.norm(x) * norm.scale(spread) + norm.shift(spread)
+    out = norm(x, codes)
+    assert out.is_contiguous(memory_format=layout)
+    close(out, F.silu(expected) if silu else expected, 1e-5)
 
 
 def test_channels_that_turn_together_become_neighbours() -> None:

@@ -25,7 +25,6 @@ from kvbench.models.lumina.transformer import Lumina
 from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.decoder import Decoder
 from kvbench.models.parts.image_lines import forbid
-from kvbench.models.parts.norms import SpatialNorm
 from kvbench.models.parts.rotary import rotate_line
 from kvbench.models.parts.sampling import TokenSampling, guide, truncate
 from kvbench.models.parts.tokens import FramedTokens, lay_out
@@ -411,19 +410,3 @@ def test_runs_end_as_the_frame_says() -> None:
         assert (tokens[:, :TOKENS].unflatten(1, (4, 7))[..., :-1] >= emu3.FIRST).all()
         ends = [emu3.NUMBERS[name] for name in ("<|extra_201|>", "<|image end|>", "<|extra_204|>")]
         assert tokens[0, TOKENS:].tolist() == ends
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("silu", [False, True])
-def test_norms_read_the_code_of_each_place(layout: torch.memory_format, silu: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    norm = SpatialNorm(64, 4, silu=silu).requires_grad_(False)
-    for parameter in norm.parameters():
-        parameter.normal_(generator=generator)
-    x = torch.randn(2, 64, 6, 12, generator=generator).contiguous(memory_format=layout)
-    codes = torch.randn(2, 4, 3, 4, generator=generator)
-    spread = F.interpolate(codes, size=(6, 12), mode="nearest")
-    expected = norm.norm(x) * norm.scale(spread) + norm.shift(spread)
-    out = norm(x, codes)
-    assert out.is_contiguous(memory_format=layout)
-    close(out, F.silu(expected) if silu else expected, 1e-5)
