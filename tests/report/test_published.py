@@ -9,83 +9,53 @@ from kvbench.report.papers import published
 from tests.support.published_rows import rows_of
 from tests.support.results import configured_run as run
 
+PRINTED = """
+heatkv_table1 | infinity_2b | method=heatkv budget=0.04 | psnr | 22.14
+heatkv_table1 | infinity_8b | method=snapkv budget=0.2 | lpips | 0.102
+heatkv_table2 | infinity_2b | method=scalekv budget=0.1 | hpsv2.1 | 30.34
+heatkv_table3a | infinity_2b | calibrate.count=2 | lpips | 0.0735
+heatkv_table3b | infinity_2b | sinks=6 | psnr | 25.00
+heatkv_table3c | infinity_2b | method=binary_heatkv_naive | fid_paired_clean | 2.21
+heatkv_table4 | infinity_8b | method=hack budget=0.1 | geneval/color_attr | 0.72
+ams_kv_table1 | var_d30 | method.remove=local | is | 295.14
+ams_kv_table2 | var_d30 | method.placement=similarity | fid_adm | 3.37
+ams_kv_table3 | var_d36 (batch 25) | method=ams_kv | saving % | 71.29
+ams_kv_table4 | infinity_2b | method=ams_kv | geneval | 0.714
+ams_kv_table5 | var_d30 | method=h2o | is | 182.8
+ams_kv_table6 | var_d30 | method=full latency.batch=128 | images/s | OOM
+ams_kv_table7 | var_d30 | method.condensed=1 | recall | 0.57
+ams_kv_table8 | var_d30 | method=ams_kv | fid_adm[landscape] | 57.49
+ams_kv_table9 | var_d30 | method=sta | ssim | 0.496
+headkv_table2 | llamagen_xl | method=linear_ar budget=1/8 | is | 282.91
+headkv_table3 | llamagen_xl | method=rkv budget=1/6 | fid_adm | 2.77
+headkv_table4 | llamagen_xl | method=headkv budget=1/6 | memory GB | 12.34
+hackpp_table1 | infinity_2b | method=hackpp/read_30 budget=0.01 | imagereward | .934
+hackpp_table1 | infinity_8b | method=meda | fid_mjhq_clean | 11.56
+hackpp_table1 | hart | method=hackpp/read_30 | cache GiB | .61
+hackpp_table2 | var_d30 | method=lookm | is | 116.70
+hackpp_table2 | var_d24 | method=hackpp/read_50 | fid_adm | 2.21
+hackpp_table3 | infinity_2b | method=hackpp | hpsv2.1 | 30.53
+hackpp_table4 | infinity_2b | method.tau=0.0 method.structural=attention | imagereward | .892
+hackpp_table5 | infinity_2b | method.observed=8 | imagereward | .920
+hackpp_fig14 | infinity_2b | method.tau=2.0 | imagereward | .942
+triattention_aime | qwen3_8b (aime24) | budget=4096 | accuracy | 0.546
+triattention_aime | qwen3_8b (aime25) | method=rkv/text | accuracy | 0.175
+triattention_math | qwen3_8b (math500) | method=snapkv/text method.sinks=0 | accuracy | 0.492
+random_attention_table2 | qwen3_4b (math500) | method=random_attention method.sinks=1 | accuracy | 0.874
+random_attention_table2 | phi_4_reasoning (gpqa_diamond) | method=vase method.sinks=0 | accuracy | 0.562
+random_attention_table3 | unnamed | method=rkv/half | retrieved | 0.836
+ssd_table1 | janus_pro_1b (every 24 tokens) | method=ssd | dpg[official] | 82.53
+hack_table1 | var_d30 | method=hack | is | 299.98
+hack_table2 | infinity_8b | method=hack | geneval | .82
+hack_table3 | infinity_8b | method.observed=4096 | imagereward | 1.045
+"""
+"""Cells as papers print them: table, model, settings, metric, cell."""
 
-@pytest.mark.parametrize(
-    ("table", "label", "where", "metric", "printed"),
-    [
-        ("heatkv_table1", "infinity_2b", {"method": "heatkv", "budget": "0.04"}, "psnr", "22.14"),
-        ("heatkv_table1", "infinity_8b", {"method": "snapkv", "budget": "0.2"}, "lpips", "0.102"),
-        ("heatkv_table2", "infinity_2b", {"method": "scalekv", "budget": "0.1"}, "hpsv2.1", "30.34"),
-        ("heatkv_table3a", "infinity_2b", {"calibrate.count": "2"}, "lpips", "0.0735"),
-        ("heatkv_table3b", "infinity_2b", {"sinks": "6"}, "psnr", "25.00"),
-        ("heatkv_table3c", "infinity_2b", {"method": "binary_heatkv_naive"}, "fid_paired_clean", "2.21"),
-        ("heatkv_table4", "infinity_8b", {"method": "hack", "budget": "0.1"}, "geneval/color_attr", "0.72"),
-        ("ams_kv_table1", "var_d30", {"method.remove": "local"}, "is", "295.14"),
-        ("ams_kv_table2", "var_d30", {"method.placement": "similarity"}, "fid_adm", "3.37"),
-        ("ams_kv_table3", "var_d36 (batch 25)", {"method": "ams_kv"}, "saving %", "71.29"),
-        ("ams_kv_table4", "infinity_2b", {"method": "ams_kv"}, "geneval", "0.714"),
-        ("ams_kv_table5", "var_d30", {"method": "h2o"}, "is", "182.8"),
-        ("ams_kv_table6", "var_d30", {"method": "full", "latency.batch": "128"}, "images/s", "OOM"),
-        ("ams_kv_table7", "var_d30", {"method.condensed": "1"}, "recall", "0.57"),
-        ("ams_kv_table8", "var_d30", {"method": "ams_kv"}, "fid_adm[landscape]", "57.49"),
-        ("ams_kv_table9", "var_d30", {"method": "sta"}, "ssim", "0.496"),
-        ("headkv_table2", "llamagen_xl", {"method": "linear_ar", "budget": "1/8"}, "is", "282.91"),
-        ("headkv_table3", "llamagen_xl", {"method": "rkv", "budget": "1/6"}, "fid_adm", "2.77"),
-        ("headkv_table4", "llamagen_xl", {"method": "headkv", "budget": "1/6"}, "memory GB", "12.34"),
-        (
-            "hackpp_table1",
-            "infinity_2b",
-            {"method": "hackpp/read_30", "budget": "0.01"},
-            "imagereward",
-            ".934",
-        ),
-        ("hackpp_table1", "infinity_8b", {"method": "meda"}, "fid_mjhq_clean", "11.56"),
-        ("hackpp_table1", "hart", {"method": "hackpp/read_30"}, "cache GiB", ".61"),
-        ("hackpp_table2", "var_d30", {"method": "lookm"}, "is", "116.70"),
-        ("hackpp_table2", "var_d24", {"method": "hackpp/read_50"}, "fid_adm", "2.21"),
-        ("hackpp_table3", "infinity_2b", {"method": "hackpp"}, "hpsv2.1", "30.53"),
-        (
-            "hackpp_table4",
-            "infinity_2b",
-            {"method.tau": "0.0", "method.structural": "attention"},
-            "imagereward",
-            ".892",
-        ),
-        ("hackpp_table5", "infinity_2b", {"method.observed": "8"}, "imagereward", ".920"),
-        ("hackpp_fig14", "infinity_2b", {"method.tau": "2.0"}, "imagereward", ".942"),
-        ("triattention_aime", "qwen3_8b (aime24)", {"budget": "4096"}, "accuracy", "0.546"),
-        ("triattention_aime", "qwen3_8b (aime25)", {"method": "rkv/text"}, "accuracy", "0.175"),
-        (
-            "triattention_math",
-            "qwen3_8b (math500)",
-            {"method": "snapkv/text", "method.sinks": "0"},
-            "accuracy",
-            "0.492",
-        ),
-        (
-            "random_attention_table2",
-            "qwen3_4b (math500)",
-            {"method": "random_attention", "method.sinks": "1"},
-            "accuracy",
-            "0.874",
-        ),
-        (
-            "random_attention_table2",
-            "phi_4_reasoning (gpqa_diamond)",
-            {"method": "vase", "method.sinks": "0"},
-            "accuracy",
-            "0.562",
-        ),
-        ("random_attention_table3", "unnamed", {"method": "rkv/half"}, "retrieved", "0.836"),
-        ("ssd_table1", "janus_pro_1b (every 24 tokens)", {"method": "ssd"}, "dpg[official]", "82.53"),
-        ("hack_table1", "var_d30", {"method": "hack"}, "is", "299.98"),
-        ("hack_table2", "infinity_8b", {"method": "hack"}, "geneval", ".82"),
-        ("hack_table3", "infinity_8b", {"method.observed": "4096"}, "imagereward", "1.045"),
-    ],
-)
-def test_cells_are_those_that_were_printed(
-    table: str, label: str, where: dict[str, str], metric: str, printed: str
-) -> None:
+
+@pytest.mark.parametrize("line", PRINTED.strip().splitlines())
+def test_cells_are_those_that_were_printed(line: str) -> None:
+    table, label, settings, metric, printed = line.split(" | ")
+    where = dict(word.split("=") for word in settings.split())
     rows = published.find(table).models[label]
     found = [
         row
