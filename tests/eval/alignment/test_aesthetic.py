@@ -10,14 +10,16 @@ from torch import nn
 
 from kvbench.eval.alignment.aesthetic import METRIC, Aesthetic
 from tests.support.image_sets import make_noise, only, reason
+from tests.support.marks import needs
 from tests.support.tiny import MODEL, tiny_clip
 
-open_clip = pytest.importorskip("open_clip")
-pytestmark = pytest.mark.usefixtures("offline")
+pytestmark = [pytest.mark.usefixtures("offline"), needs("open_clip")]
 
 
 @torch.no_grad()
 def test_ratings_are_those_of_the_authors_layers(tmp_path: Path) -> None:
+    import open_clip
+
     weight = tiny_clip(tmp_path)
     layers = nn.Sequential(
         *(nn.Linear(8, 12), nn.Dropout(0.2), nn.Linear(12, 6), nn.Dropout(0.2)),

@@ -17,10 +17,10 @@ from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.colors import COLORS, TEMPLATES, ClipColors, MaskedInstance, color_vectors, cut_out
 from kvbench.eval.geneval.mask2former import find_mask_box
 from tests.support.image_sets import make_noise, only, reason
+from tests.support.marks import needs
 from tests.support.tiny import MODEL, tiny_clip
 
-open_clip = pytest.importorskip("open_clip")
-pytestmark = pytest.mark.usefixtures("offline")
+pytestmark = [pytest.mark.usefixtures("offline"), needs("open_clip")]
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,8 @@ def by_hand(
     weight: Weight, images: ImageSet, transform: Callable[[np.ndarray], Tensor], *, quick: bool
 ) -> list[float]:
     """100 x cosine, one image at a time, on a network that open_clip loads itself."""
+    import open_clip
+
     network = open_clip.create_model(MODEL, pretrained=weight.path, force_quick_gelu=quick).eval()
     tokenize = open_clip.get_tokenizer(MODEL)
     found = []
@@ -44,6 +46,8 @@ def by_hand(
 
 
 def test_clip_score_is_the_cosine_of_the_named_network(clip_weight: Weight, tmp_path: Path) -> None:
+    import open_clip
+
     images = make_noise(tmp_path / "run", [{}] * 5)
     scorer = ClipScore(model=MODEL, path=clip_weight.path, batch=2, network=clip_weight)
     result = only(scorer, images)
@@ -59,6 +63,8 @@ def test_clip_score_is_the_cosine_of_the_named_network(clip_weight: Weight, tmp_
 
 
 def test_wrong_activations_are_noticed(clip_weight: Weight, monkeypatch: pytest.MonkeyPatch) -> None:
+    import open_clip
+
     create = open_clip.create_model
     monkeypatch.setattr(open_clip, "create_model", lambda name, **_: create(name, load_weights=False))
     with pytest.raises(ValueError, match=f"built {MODEL} with GELU, not QuickGELU"):

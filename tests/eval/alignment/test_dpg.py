@@ -16,13 +16,13 @@ from kvbench.eval.alignment.dpg import CATEGORIES, COLUMNS, Dpg, read_questions
 from kvbench.eval.alignment.vqa import BlipVqa, Vqa
 from kvbench.eval.files.weights import Weight, file_sha256
 from tests.support.image_sets import make_noise, only, reason
+from tests.support.marks import needs
 from tests.support.places import GOLDENS
 
-transformers = pytest.importorskip("transformers")
 GOLDEN = json.loads((GOLDENS / "eval" / "dpg_cases.json").read_text())
 COUNTING_L1 = {"entity": 50, "attribute": 50, "relation": 25, "global": 75, "other": 25}
 """Means over all images of the answers that count, by category, from the golden answers by hand."""
-pytestmark = pytest.mark.usefixtures("offline")
+pytestmark = [pytest.mark.usefixtures("offline"), needs("transformers")]
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ def test_dpg_wants_its_own_prompts(tmp_path: Path) -> None:
 
 
 def test_blip_answers_as_transformers_does(tmp_path: Path) -> None:
+    import transformers
+
     words = [
         "[PAD]",
         "[UNK]",

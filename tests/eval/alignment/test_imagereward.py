@@ -13,11 +13,10 @@ from torch import Tensor
 from kvbench.eval.alignment.imagereward import ImageReward, load_scorer, load_tokenizer
 from kvbench.eval.files.weights import Snapshot
 from tests.support.image_sets import make_noise, make_set, only, reason
+from tests.support.marks import needs
 from tests.support.places import GOLDENS
 
-pytest.importorskip("transformers")
-pytest.importorskip("open_clip")
-pytestmark = pytest.mark.usefixtures("offline")
+pytestmark = [pytest.mark.usefixtures("offline"), needs("open_clip", "transformers")]
 META = json.loads((GOLDENS / "eval" / "imagereward.json").read_text())
 GOLDEN = load_file(GOLDENS / "eval" / "imagereward.safetensors")
 

@@ -9,14 +9,15 @@ from PIL import Image
 
 from kvbench.eval.alignment.pickscore import PickScore
 from tests.support.image_sets import make_noise, only
+from tests.support.marks import needs
 
-transformers = pytest.importorskip("transformers")
-open_clip = pytest.importorskip("open_clip")
-pytestmark = pytest.mark.usefixtures("offline")
+pytestmark = [pytest.mark.usefixtures("offline"), needs("open_clip", "transformers")]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import transformers
+
     text = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
     vision = {**text, "image_size": 28, "patch_size": 14}
     config = transformers.CLIPConfig(
@@ -36,6 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @torch.no_grad()
 def test_pickscore_is_that_of_its_authors(folder: Path, tmp_path: Path) -> None:
+    import open_clip
+    import transformers
+
     prompts = ["a red fox", "two owls on a wall, oil on canvas", "word " * 200]
     images = make_noise(tmp_path / "run", [{}] * 3, prompts, size=40)
     model = transformers.CLIPModel.from_pretrained(folder).eval()

@@ -16,11 +16,10 @@ from kvbench.eval.geneval.colors import COLORS, ClipColors
 from kvbench.eval.geneval.mask2former import CLASSES, Mask2Former, find_instances
 from kvbench.eval.geneval.score import GenEval
 from tests.support.image_sets import make_noise, only, reason
+from tests.support.marks import needs
 from tests.support.tiny import MODEL, tiny_clip
 
-pytest.importorskip("open_clip")
-transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.usefixtures("offline")
+pytestmark = [pytest.mark.usefixtures("offline"), needs("open_clip", "transformers")]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +77,8 @@ COCO = [
 
 
 def tiny_mask2former(folder: Path, clip: Weight, classes: Sequence[str] = COCO) -> Mask2Former:
+    import transformers
+
     stages = {
         "depths": [1, 1, 1, 1],
         "num_heads": [1, 1, 2, 2],

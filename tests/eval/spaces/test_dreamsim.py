@@ -16,9 +16,9 @@ from kvbench.eval.distribution.diversity import Diversity
 from kvbench.eval.paired.dreamsim import METRIC, DreamSim
 from kvbench.eval.spaces.dreamsim import DINO, ENSEMBLE, DreamSimEmbeddings, centre
 from tests.support.image_sets import GOLDEN, make_set, only, reason
+from tests.support.marks import needs
 
-pytest.importorskip("timm")
-pytestmark = pytest.mark.usefixtures("offline")
+pytestmark = [pytest.mark.usefixtures("offline"), needs("timm")]
 META = json.loads((GOLDEN / "dreamsim.json").read_text())
 STORED = load_file(GOLDEN / "dreamsim.safetensors")
 IMAGES = list(STORED["images"].numpy())

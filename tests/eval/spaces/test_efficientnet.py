@@ -13,8 +13,9 @@ from kvbench.eval.distribution.frechet import frechet_distance
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.spaces.efficientnet import LITE0, EfficientNetLite0, load_efficientnet
 from tests.support.image_sets import make_set, only
+from tests.support.marks import needs
 
-timm = pytest.importorskip("timm")
+pytestmark = needs("timm")
 MODEL = "tf_efficientnet_lite0"
 
 
@@ -24,6 +25,8 @@ def save_space(path: Path, state: dict[str, torch.Tensor]) -> EfficientNetLite0:
 
 
 def test_features_are_those_before_the_classes(tmp_path: Path) -> None:
+    import timm
+
     torch.manual_seed(0)
     network = timm.create_model(MODEL).eval()
     space = save_space(tmp_path / "a.pth", {f"_{n}": v for n, v in enumerate(network.state_dict().values())})
@@ -47,6 +50,8 @@ def test_features_are_those_before_the_classes(tmp_path: Path) -> None:
 
 
 def test_another_network_is_refused(tmp_path: Path) -> None:
+    import timm
+
     torch.save(dict(list(timm.create_model(MODEL).state_dict().items())[:-1]), tmp_path / "b.pth")
     with pytest.raises(ValueError, match=f"b.pth does not hold a {MODEL}"):
         load_efficientnet(MODEL, tmp_path / "b.pth")
