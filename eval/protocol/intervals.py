@@ -25,7 +25,8 @@ NORMAL_CLUSTERS = 50
 MAX_DRAWS = 1 << 24  # numbers drawn at once
 
 Floats = NDArray[np.float64]
-Group, Cluster = TypeVar("Group", bound=Hashable), TypeVar("Cluster", bound=Hashable)
+Group = TypeVar("Group", bound=Hashable)
+Cluster = TypeVar("Cluster", bound=Hashable)
 
 
 @dataclass(frozen=True)
