@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.support.build import built, composed
+from benchmarks.support.build import prepare_method
 from benchmarks.support.cuda_branches import on_cuda_branches
 from benchmarks.support.triton_launches import replace_launches
 from kvbench.core.storage import StorageConfig
@@ -21,13 +21,12 @@ from kvbench.kernels.attention_paths import Path
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.calibration import Observer
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from tests.support import reference_emu3, reference_janus, reference_lumina
 from tests.support.engine import open_cache, run, small, tokens_of
 from tests.support.marks import slow_but_every
-from tests.support.methods import methods_for
+from tests.support.methods import mark_by_kind, methods_for
 from tests.support.scale_models import SPEC, Draw, infinity, var
 from tests.support.small_models import SMALL_QWEN3, SMALL_TOKENIZER, load, ready, shrink
 from tests.support.triton_device import needs_loops
@@ -73,12 +72,8 @@ def generate(family: str, name: str) -> tuple[Any, Ledger]:
 
 def draw_scales(draw: Draw, name: str) -> tuple[Tensor, Ledger]:
     """What a small next-scale model draws under a method, and the ledger."""
-    method: Method = built(
-        composed(["model=infinity_tiny", f"method={name}", *FITTING.get(name, ())])["method"]
-    )
-    needs = method.needs()
-    artifact = needs.make_stand_in(SPEC) if isinstance(needs, Observer) else None
-    cache = open_cache(method, SPEC, "1" if name == "full" else "0.6", artifact)
+    overrides = ["model=infinity_tiny", f"method={name}", *FITTING.get(name, ())]
+    cache = KVCache(SPEC, prepare_method(SPEC, "0.6", overrides), dtype=torch.float32)
     return draw(cache, 1, 3), cache.ledger
 
 
@@ -113,16 +108,7 @@ def test_programs_are_interpreted() -> None:
     assert {"attention_kernel", "copy_kernel"} <= launched.keys(), launched
 
 
-ONE_OF_EACH_KIND = {"full", "streaming_llm", "random", "h2o", "snapkv", "adakv", "lookm", "pricekv"}
-"""Methods for both families; the others see what these see, and `cuda_shapes` has each on a GPU that is not there."""
-BESIDE = {
-    "next-scale": {"heatkv", "hackpp", "scalekv", "ams_kv", "cam", "merging", "meda", "sparvar", "lagkv"},
-    "next-token": set(methods_for("next-token")) - set(methods_for("next-scale")),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(ONE_OF_EACH_KIND | BESIDE["next-token"]))
+@pytest.mark.parametrize("name", mark_by_kind(methods_for("next-token")))
 def test_methods_of_next_token_models(name: str) -> None:
     check_texts_or_images("fewer tokens", name)
 
@@ -143,8 +129,7 @@ def test_every_next_scale_family(model: Callable[[], Draw], path: Path) -> None:
     check_scales(model, "heatkv", path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(ONE_OF_EACH_KIND | BESIDE["next-scale"]))
+@pytest.mark.parametrize("name", mark_by_kind(methods_for("next-scale")))
 def test_methods_of_next_scale_models(name: str) -> None:
     check_scales(infinity, name)
 

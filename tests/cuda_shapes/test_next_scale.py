@@ -3,7 +3,6 @@
 Triton kernels are replaced by checks of what they are given. Real sizes but two layers.
 """
 
-import importlib
 from typing import Any
 
 import pytest
@@ -16,11 +15,8 @@ from kvbench.engine.schedule import build_schedule
 from kvbench.methods.shared.base import Method
 from tests.support.fake_device import CUDA, faked
 from tests.support.fake_models import FakeNoise, loaded, prepared
-from tests.support.marks import slow_except
-from tests.support.methods import methods_for
+from tests.support.methods import mark_by_kind, methods_for
 
-QUICK = ("hackpp", "heatkv", "pricekv", "snapkv")
-"""Methods of each way of choosing; `make test` leaves out the others."""
 MODELS = ("infinity_2b", "infinity_8b", "var_d30", "var_d36")
 
 
@@ -54,7 +50,7 @@ def test_a_generation_waits_for_nothing_but_its_checks(
 
 
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize("name", slow_except(QUICK.__contains__, methods_for("next-scale")))
+@pytest.mark.parametrize("name", mark_by_kind(methods_for("next-scale"), "snapkv"))
 def test_methods_look_at_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = loaded("infinity_2b", "model.pixels=0.06M")
@@ -62,13 +58,3 @@ def test_methods_look_at_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(chosen, "strict", False)
     with mode:
         generated(model, chosen)
-
-
-@pytest.mark.slow
-def test_the_plain_loop_looks_at_a_gpu() -> None:
-    plain = importlib.import_module("benchmarks.support.plain_loop")
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        model = plain.plain_loop(loaded("infinity_2b"))
-    with mode:
-        images = model.generate(["a", "b"], plain.PlainCache(), FakeNoise())
-    assert images.shape == (2, 1024, 1024, 3)

@@ -16,10 +16,9 @@ from kvbench.models.text_head import DrawnTexts
 from tests.support.fake_device import CUDA
 from tests.support.fake_models import FakeNoise, loaded, prepared
 from tests.support.marks import slow_except
-from tests.support.methods import methods_for
+from tests.support.methods import mark_by_kind, methods_for
 
-QUICK = ("headkv", "qwen3_8b")
-"""A method and a model; `make test` leaves out the others."""
+METHODS = mark_by_kind(methods_for("next-token"), "headkv")
 SHORT = {
     "llamagen_xl": ("model.transformer.grid=[3,24]",),
     "janus_pro_7b": ("model.transformer.image=[4,24]", "model.prompt_tokens=20"),
@@ -84,7 +83,7 @@ def generate(name: str, method: str, record: GraphRecorder | None, monkeypatch: 
 
 
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize("name", slow_except(QUICK.__contains__, SHORT))
+@pytest.mark.parametrize("name", slow_except("qwen3_8b".__eq__, SHORT))
 def test_every_family(name: str, unread: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     made = generate(name, "full", None, monkeypatch)
     assert len(made) == 2
@@ -102,13 +101,13 @@ def test_steps_are_recorded_without_a_wait(name: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize("method", slow_except(QUICK.__contains__, methods_for("next-token")))
+@pytest.mark.parametrize("method", METHODS)
 def test_methods_look_at_a_gpu(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     generate("qwen3_8b", method, None, monkeypatch)
 
 
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize("name", slow_except(QUICK.__contains__, methods_for("next-token")))
+@pytest.mark.parametrize("name", METHODS)
 def test_padded_prompts_lie_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(
         composed(["model=janus_pro_1b", "model.transformer.depth=2", "model.prompt_tokens=20"])["model"]

@@ -1,8 +1,11 @@
 """Names, classes and settings of the methods in conf/method and in plugins, without an object of any."""
 
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import hydra
+import pytest
 from hydra.core.plugins import Plugins
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
@@ -71,6 +74,19 @@ def class_of(name: str) -> type[Method]:
 
 GUESTS = ("kvpress",)
 """Methods of other packages, which have tests of their own."""
+KINDS = (
+    "full", "heatkv", "headkv", "streaming_llm", "random", "h2o", "snapkv", "adakv", "lookm", "lagkv", "pricekv",
+    "quest",
+)  # fmt: skip
+"""One method for each way of keeping: whole, by schedule, by calibrated heads, a window, at random, by sums, by a
+window's queries, heads of unequal length, merged, in parts, by prices, and with sparse reads."""
+
+
+def mark_by_kind(names: Iterable[str], quick: str = "") -> list[Any]:
+    """Mark methods: `make test` runs the quick one, `make check` one of each kind, `make nightly` all."""
+    slow, nightly = pytest.mark.slow, pytest.mark.nightly
+    marks = {name: slow if name in KINDS else nightly for name in names}
+    return [name if name == quick else pytest.param(name, marks=mark) for name, mark in marks.items()]
 
 
 @cache
