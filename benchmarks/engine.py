@@ -16,42 +16,23 @@ from torch import Tensor
 
 import kvbench
 from benchmarks.support.arguments import Option
-from benchmarks.support.build import build_model, composed, list_choices, prepare_method
+from benchmarks.support.build import build_model, list_choices, open_cache, prepare_method
 from benchmarks.support.fake_gpu import list_captions
 from benchmarks.support.plain_loop import PlainCache, plain_loop
 from benchmarks.support.table import Table
 from benchmarks.support.timing import choose_clock, take_turns
 from kvbench.core.devices import if_it_fits
 from kvbench.core.gpus import resolve_noise
-from kvbench.core.storage import CODE_DTYPES, StorageConfig
 from kvbench.engine.cache import KVCache
-from kvbench.engine.coding.codebooks import Codebooks
-from kvbench.engine.coding.formats import Packing
 from kvbench.models.base import Cache
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import make_noise
 
 
 def cache_of(name: str, model: InfinityModel, budget: str, device: str, stored: str | None = None) -> KVCache:
-    """Open a cache with a method of `conf/method` and a random calibration.
-
-    `stored` is a low-bit dtype and a file of `conf/storage`, such as `int4:codebooks`.
-    """
+    """Open a cache with a method of `conf/method` and a random calibration; `stored` as in `open_cache`."""
     method = prepare_method(model.spec, budget, [f"model={model.name}", f"method={name}"])
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    if stored is None:
-        return KVCache(model.spec, method, dtype=dtype, device=device)
-    name, _, choice = stored.partition(":")
-    config = StorageConfig(**composed([f"storage={choice or 'channel'}"])["storage"])
-    return KVCache(
-        model.spec,
-        method,
-        dtype=dtype,
-        device=device,
-        packing=Packing(CODE_DTYPES[name], config, fp8=name == "fp8"),
-        rotation=model.key_rotation(),
-        books=Codebooks().make_stand_in(model.spec).tensors if config.calibrated else None,
-    )
+    return open_cache(model, method, device, stored)
 
 
 def open_caches(model: InfinityModel, options: argparse.Namespace) -> dict[str, KVCache]:
@@ -104,7 +85,7 @@ def main(options: argparse.Namespace) -> None:
     prompts = list_captions(options.batch)
     runs = {name: partial(generate, *pair, prompts) for name, pair in pairs.items()}
     fitting = {name: run for name, run in runs.items() if if_it_fits(run) is not None}
-    times = take_turns(fitting, options.repeats, choose_clock(options.cpu_time))
+    times = take_turns(fitting, options.repeats, choose_clock(options.cpu_time, options.device))
     base = times["full"].seconds if "full" in times else math.nan
     print(
         f"kvbench {kvbench.__version__}, {model.name}, batch {options.batch}, "

@@ -9,6 +9,7 @@ rehearsal, which only shows that the check itself runs. The exit status is 1 if 
 """
 
 import argparse
+import importlib
 import json
 import os
 import signal
@@ -16,13 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kvbench
-from benchmarks.gpu_steps.base import MODES, Machine, run_cases
-from benchmarks.gpu_steps.table import STEPS, Step
+from benchmarks.gpu_steps.base import MODES, Case, Machine, run_cases
 from benchmarks.support.arguments import Option
 from benchmarks.support.build import ROOT
 from benchmarks.support.interpreter import adapt_language_once
@@ -33,8 +34,45 @@ REPORTED_LINES = 100
 """Last lines of output of a broken step in the report."""
 REHEARSAL_LIMIT = 300
 """Seconds per step of a rehearsal."""
-Case = Mapping[str, Any]
-"""An `Outcome` as JSON values."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step, which runs in a separate process.
+
+    Attributes:
+        name: name of its module in `benchmarks.gpu_steps`.
+        title: short description.
+        limit: timeout in seconds.
+        interprets: whether a rehearsal interprets Triton kernels; else it compiles them.
+    """
+
+    name: str
+    title: str
+    limit: int
+    interprets: bool = True
+
+    @property
+    def list_cases(self) -> Callable[[Machine], Iterator[Case]]:
+        """Function of its module that yields its cases."""
+        module = importlib.import_module(f"benchmarks.gpu_steps.{self.name}")
+        cases: Callable[[Machine], Iterator[Case]] = module.list_cases
+        return cases
+
+
+STEPS = {
+    step.name: step
+    for step in (
+        Step("machine", "versions, the card, every kernel compiled for its limits", 120, interprets=False),
+        Step("kernels", "kernels against double precision, a graph", 120),
+        Step("models", "embedded models against the CPU, in float32 and 16 bits", 180),
+        Step("graphs", "graphs on and off, out of memory", 60),
+        Step("cards", "two cards: the same bytes, two workers, tensor parallelism", 90),
+        Step("infinity", "Infinity-2B by random weights: time, idle time, memory, shares", 200),
+        Step("llamagen", "LlamaGen-XL by random weights: tokens per second, noise", 120),
+        Step("paths", "attention paths measured", 300),
+    )
+}
 
 OPTIONS = {
     "only": Option(list(STEPS), "steps", choices=list(STEPS)),
@@ -126,8 +164,13 @@ def call(command: Sequence[str], environment: Mapping[str, str], limit: float) -
     return f"exit status {status}: {lines[-1] if lines else 'no output'}" if status else "", lines
 
 
-def judge(cases: Sequence[Case], error: str) -> tuple[str, str]:
-    """Return a step's state and the reason in one line; `error` says why the process did not finish."""
+def judge(cases: Sequence[Mapping[str, Any]], error: str) -> tuple[str, str]:
+    """Return a step's state and the reason in one line.
+
+    Args:
+        cases: outcomes as JSON values.
+        error: why the process did not finish; empty if it did.
+    """
     failed = [case for case in cases if case["state"] == "FAIL"]
     skipped = [case for case in cases if case["state"] == "SKIP"]
     if failed:

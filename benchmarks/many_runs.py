@@ -7,9 +7,6 @@ second one finds what the first one kept. Runs differ in model, method, budget a
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.support.arguments import Option
+from benchmarks.support.build import ROOT
+from benchmarks.support.processes import measure
 from benchmarks.support.table import Table
 from kvbench.eval.protocol.scores import Metric, MetricSpec, mean_score, share_score
 from kvbench.runs.record.results import FILE, Evaluated, Latency, Memory, Results
@@ -44,20 +43,14 @@ EVALUATORS: Mapping[str, Mapping[str, MetricSpec]] = {
     "geneval-scenes": {"geneval[scenes]": MetricSpec("higher", digits=3)},
 }
 """Metrics by the stem of their files."""
-MEASURE = """
-import resource, sys, time
-from kvbench.cli.app import main
-sys.argv = ["kvbench", *sys.argv[1:]]
-try:
-    main()
-finally:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, file=sys.stderr)
-"""
 
 
 def main(options: argparse.Namespace) -> None:
-    """Print a row per task and turn."""
+    """Print a row per task and turn.
+
+    Raises:
+        ValueError: a task failed.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.folder or temporary)
         if not any(folder.glob(f"*/*/{FILE}")):
@@ -67,11 +60,10 @@ def main(options: argparse.Namespace) -> None:
             print(f"written: {folder} ({time.perf_counter() - started:.0f} s)")
         table = Table({"CPU s": ".1f", "MiB": ".0f"}, "task")
         for task, turn in product(TASKS, ("first", "again")):
-            words = [sys.executable, "-c", MEASURE, f"task={task}", f"runs_dir={folder}"]
-            path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-            environment = {**os.environ, "PYTHONPATH": path}
-            done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
-            table.add(f"{task}, {turn}", *map(float, done.stderr.split()[-2:]))
+            cost = measure(ROOT / "run.py", (f"task={task}", f"runs_dir={folder.resolve()}"))
+            if cost.status:
+                raise ValueError(f"task={task} failed; call it with runs_dir={folder} to see why")
+            table.add(f"{task}, {turn}", cost.processor, cost.mebibytes)
 
 
 def make_runs(count: int, prompts: int) -> Iterator[Results]:

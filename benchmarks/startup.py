@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from benchmarks.support.arguments import HELP, Option
+from benchmarks.support.processes import measure, start
 from benchmarks.support.table import Table
 
 OPTIONS = {
@@ -61,14 +61,6 @@ entry.main()
 """Counts the functions that a job enters; bodies of modules, classes and comprehensions are none."""
 
 
-class Cost(NamedTuple):
-    """Seconds of a command: of processors, until its end, and until its first line."""
-
-    processor: float
-    end: float
-    first_line: float | None
-
-
 def main(options: argparse.Namespace) -> None:
     """Measure every command and print its medians.
 
@@ -102,7 +94,10 @@ def main(options: argparse.Namespace) -> None:
             costs = [measure(program, words) for _ in range(options.repeats)]
             lines = [cost.first_line for cost in costs if cost.first_line is not None]
             table.add(
-                name, *(median(part) for part in list(zip(*costs, strict=True))[:2]), median(lines or [0.0])
+                name,
+                median(cost.processor for cost in costs),
+                median(cost.end for cost in costs),
+                median(lines or [0.0]),
             )
         fresh = (*sweep[:-1], f"runs_dir={folder}/fresh")
         table.add("until the first image", None, time_first_image(program, fresh, Path(folder)))
@@ -115,28 +110,6 @@ def count_functions(program: Path, words: Sequence[str]) -> tuple[int, int]:
     done = subprocess.run(command, cwd=program.parent, env=environment, capture_output=True, check=True)
     read, rest = done.stdout.split()[-2:]
     return int(read), int(rest)
-
-
-def start(program: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a command with one thread; its standard error is dropped."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(program), *words]
-    return subprocess.Popen(
-        command, cwd=program.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-
-
-def measure(program: Path, words: Sequence[str]) -> Cost:
-    """Return the cost of a command that ends by itself."""
-    began = time.monotonic()
-    process = start(program, words)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    first = time.monotonic() - began if line else None
-    process.stdout.read()
-    _, _, used = os.wait4(process.pid, 0)
-    process.returncode = 0  # waited for
-    return Cost(used.ru_utime + used.ru_stime, time.monotonic() - began, first)
 
 
 def time_first_image(program: Path, words: Sequence[str], folder: Path) -> float:

@@ -1,1 +1,1 @@
-"""Steps of `python -m benchmarks gpu_check`, one module each, listed in `table.py`."""
+"""Steps of `python -m benchmarks gpu_check`, one module each, listed there."""

@@ -48,7 +48,7 @@ def compare_cards(machine: Machine) -> Figures:
     for device in machine.choose(("cuda:0", "cuda:1"), ("cpu", "cpu")):
         use_device(device)
         one = load(["model=infinity_tiny", *MODELS["infinity_tiny"]], 2, device, dtype)
-        batches.append(one.draw(one.open_cache(one.prepare(("method=heatkv",), "0.5"), dtype)))
+        batches.append(one.draw(one.open_cache(one.prepare(("method=heatkv",), "0.5"))))
     use_device(machine.device)
     if not are_equal(*batches):
         raise Failed("images differ; the two cards may be of different kinds")

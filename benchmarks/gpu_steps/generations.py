@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_steps.base import Skipped
-from benchmarks.support.build import built, composed, prepare_method
-from kvbench.core.storage import CODE_DTYPES, StorageConfig
+from benchmarks.support.build import built, composed, open_cache, prepare_method
 from kvbench.engine.cache import KVCache
-from kvbench.engine.coding.formats import Packing
 from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.methods.shared.base import Method
 from kvbench.models.noise import PromptNoise
@@ -60,19 +58,10 @@ class Generator:
         return prepare_method(spec, budget, overrides)
 
     def open_cache(
-        self,
-        method: Method,
-        dtype: torch.dtype,
-        stored: str | None = None,
-        record: GraphRecorder | None = None,
+        self, method: Method, stored: str | None = None, record: GraphRecorder | None = None
     ) -> KVCache:
-        """Return a cache with a dtype, or a low-bit cache (`stored` as in `cache_dtype`)."""
-        packing = None
-        if stored is not None:
-            packing = Packing(CODE_DTYPES[stored], StorageConfig(), fp8=stored == "fp8")
-        rotation = self.model.key_rotation() if packing else None
-        how = {"dtype": dtype, "record": record, "packing": packing, "rotation": rotation}
-        return KVCache(self.model.spec, method, device=self.model._device, **how)
+        """Return a cache, of low bits if `stored` names a `cache_dtype`."""
+        return open_cache(self.model, method, self.model._device, stored, record)
 
     def draw(self, cache: KVCache, prompts: int | None = None, seed: int = 0) -> Outputs:
         """Generate images or texts for the first prompts, all by default."""

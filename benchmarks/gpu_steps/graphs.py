@@ -51,7 +51,7 @@ def prepare(machine: Machine, subject: Subject) -> tuple[Generator, Any]:
         machine.choose(torch.bfloat16, torch.float32),
     )
     method = one.prepare(subject.method, machine.choose("0.5", "0.7"))
-    return one, partial(one.open_cache, method, one.model.compute_dtype(machine.device))
+    return one, partial(one.open_cache, method)
 
 
 def compare_recorded(machine: Machine, subject: Subject) -> Figures:

@@ -9,8 +9,7 @@ import torch
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine
 from benchmarks.gpu_steps.generations import are_equal, shrink
 from benchmarks.gpu_steps.timing import time_turns
-from benchmarks.support.build import build_model, prepare_method
-from kvbench.engine.cache import KVCache
+from benchmarks.support.build import build_model, open_cache, prepare_method
 from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import Kind, Noise, make_noise
@@ -61,8 +60,7 @@ class Generation:
         self, machine: Machine, model: LlamaGenModel, batch: int, record: GraphRecorder | None, kind: Kind
     ) -> None:
         method = prepare_method(model.spec, "1", [f"model={model.name}", "method=full"])
-        dtype = model.compute_dtype(machine.device)
-        self._cache = KVCache(model.spec, method, dtype=dtype, device=machine.device, record=record)
+        self._cache = open_cache(model, method, machine.device, record=record)
         self._model, self._batch, self._clock = model, batch, HostClock(machine.device)
         self._make_noise = partial(make_noise, kind, 0, range(batch), machine.device)
         self.images: Any = torch.empty(0)

@@ -56,7 +56,7 @@ class Reference:
         self._load = cache(
             partial(load, choose_settings(machine, name), machine.choose(3, 1), "cpu", torch.float32)
         )
-        self.draw = cache(lambda compressed: draw(self._load(), compressed, torch.float32))
+        self.draw = cache(lambda compressed: draw(self._load(), compressed))
 
 
 def choose_settings(machine: Machine, name: str) -> list[str]:
@@ -81,7 +81,7 @@ def check(
     """Generate on both and compare."""
     reference, device = expected.draw(CASES[name]), load()
     with machine.branches():
-        samples = draw(device, CASES[name], device.model.compute_dtype(machine.device))
+        samples = draw(device, CASES[name])
     similarity = compare(samples, reference)
     figures = {"nearness": round(median(similarity), 3), "least": round(min(similarity), 3)}
     threshold = THRESHOLDS[label][device.model.output]
@@ -92,7 +92,7 @@ def check(
     return figures
 
 
-def draw(one: Generator, compressed: Compressed, dtype: torch.dtype) -> Outputs:
+def draw(one: Generator, compressed: Compressed) -> Outputs:
     """Generate with a compression."""
     method = one.prepare(compressed.method, BUDGET)
-    return one.draw(one.open_cache(method, dtype, compressed.stored))
+    return one.draw(one.open_cache(method, compressed.stored))

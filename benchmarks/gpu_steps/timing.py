@@ -9,19 +9,13 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_steps.base import Machine
-from benchmarks.support.timing import take_turns
-from kvbench.profile.stopwatch import HostClock
+from benchmarks.support.timing import choose_clock, take_turns
 
 
 def time_turns(machine: Machine, runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Return the median seconds of runs in turns, including their pending work on the device."""
-    clock = HostClock(machine.device)
-
-    def wait_and_read() -> float:
-        clock.wait()
-        return clock.mark()
-
-    return {name: timed.seconds for name, timed in take_turns(runs, repeats, wait_and_read).items()}
+    timed = take_turns(runs, repeats, choose_clock(False, machine.device))
+    return {name: each.seconds for name, each in timed.items()}
 
 
 class Span(NamedTuple):

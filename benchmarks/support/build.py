@@ -16,6 +16,11 @@ import yaml
 from kvbench.core.budget import Budget
 from kvbench.core.gpus import resolve_device, resolve_noise
 from kvbench.core.segments import ModelSpec
+from kvbench.core.storage import CODE_DTYPES, StorageConfig
+from kvbench.engine.cache import KVCache
+from kvbench.engine.coding.codebooks import Codebooks
+from kvbench.engine.coding.formats import Packing
+from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Observer
@@ -118,6 +123,28 @@ def prepare_method(spec: ModelSpec, budget: str | float, overrides: Sequence[str
     artifact = needs.make_stand_in(spec) if isinstance(needs, Observer) else None
     method.prepare(spec, Budget.parse(1 if isinstance(method, Full) else budget, spec), artifact)
     return method
+
+
+def open_cache(
+    model: Any, method: Method, device: Any, stored: str | None = None, record: GraphRecorder | None = None
+) -> KVCache:
+    """Open a cache of a model with a prepared method.
+
+    Args:
+        model: with the dtype of its blocks as `compute_dtype`.
+        method: prepared for it.
+        device: of the cache.
+        stored: dtype of a low-bit cache and a file of `conf/storage`, such as `int4:codebooks`; `channel` by default.
+        record: recorder of its steps.
+    """
+    how: dict[str, Any] = {"dtype": model.compute_dtype(device), "device": device, "record": record}
+    if stored is not None:
+        name, _, choice = stored.partition(":")
+        config = StorageConfig(**composed([f"storage={choice or 'channel'}"])["storage"])
+        how["packing"] = Packing(CODE_DTYPES[name], config, fp8=name == "fp8")
+        how["rotation"] = model.key_rotation()
+        how["books"] = Codebooks().make_stand_in(model.spec).tensors if config.calibrated else None
+    return KVCache(model.spec, method, **how)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from benchmarks.support.build import built, composed, prepare_method
+from benchmarks.support.build import built, composed, open_cache, prepare_method
 from benchmarks.support.device_watch import DeviceWatch
 from benchmarks.support.triton_launches import replace_launches
-from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import Ints, predict_row_lengths
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.methods.shared.base import Method
@@ -83,8 +82,7 @@ def run(
     prompts = list_prompts(model, batch)
     with FakeTensorMode(allow_non_fake_inputs=True), stand_ins(rows.reshape(-1, rows.shape[2]), launched):
         load(model)
-        dtype = model.compute_dtype(CUDA)
-        cache = KVCache(model.spec, method, dtype=dtype, device=CUDA, record=record)
+        cache = open_cache(model, method, CUDA, record=record)
         for _ in range(before):
             with type(watch)():
                 model.generate(prompts, cache, make_noise_of(kind, batch))

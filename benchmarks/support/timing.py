@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from kvbench.profile.stopwatch import HostClock
+
 Clock = Callable[[], float]
 
 
@@ -15,9 +17,17 @@ class Timed(NamedTuple):
     result: Any
 
 
-def choose_clock(cpu_time: bool) -> Clock:
-    """Return a clock of processor time or wall time, in seconds."""
-    return time.process_time if cpu_time else time.perf_counter
+def choose_clock(cpu_time: bool, device: str = "cpu") -> Clock:
+    """Return a clock of processor time or wall time, in seconds; on a GPU one of wall time that waits for its work."""
+    if not device.startswith("cuda"):
+        return time.process_time if cpu_time else time.perf_counter
+    clock = HostClock(device)
+
+    def wait_and_read() -> float:
+        clock.wait()
+        return clock.mark()
+
+    return wait_and_read
 
 
 def take_turns(

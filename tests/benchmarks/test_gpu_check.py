@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
+from benchmarks.gpu_check import STEPS, Step
 from benchmarks.gpu_steps import kernels
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Outcome, Skipped, run_cases
 from benchmarks.gpu_steps.generations import compare, measure_agreement, measure_psnr
 from benchmarks.gpu_steps.machine import list_cases
-from benchmarks.gpu_steps.table import STEPS, Step
 from benchmarks.gpu_steps.timing import Span, find_idle, list_longest
 from kvbench.models.outputs import Text
 from tests.support.places import ROOT

@@ -15,7 +15,6 @@ from torch import Tensor
 from benchmarks import kvpress_agreement
 from benchmarks.__main__ import main
 from benchmarks.support.build import built, composed
-from benchmarks.support.kvpress_environment import make_environment
 from benchmarks.support.kvpress_reading import Reading, build_llama, read_on_engine, read_with_press
 from benchmarks.support.kvpress_rows import count_unequal, measure_gap, measure_kl
 from benchmarks.support.kvpress_twins import TWINS, Twin
@@ -132,7 +131,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch, arguments: list[str], message
 def test_an_environment_takes_no_folder_with_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"^--make-environment .*: it is not empty"):
-        make_environment(tmp_path)
+        kvpress_agreement.make_environment(tmp_path)
 
 
 def test_texts_are_as_long_as_asked() -> None:

@@ -63,7 +63,7 @@ def test_the_growth_of_a_step_is_printed(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_step_s_time_is_that_of_its_segment() -> None:
-    model = loop.built(loop.composed(["model=llamagen_tiny"])["model"])
+    model = loop.build_model("llamagen_tiny")
     cache, clock = loop.prepare_cache(model, "full", "1"), [0.0]
 
     def run() -> None:
