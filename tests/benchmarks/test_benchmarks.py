@@ -10,7 +10,7 @@ import hydra
 import numpy as np
 import pytest
 
-from benchmarks import engine
+from benchmarks import engine, kernels
 from benchmarks.__main__ import PROGRAMS, main
 from benchmarks.support import build, floors
 from benchmarks.support import plain_loop as plain
@@ -133,6 +133,16 @@ def test_share_of_operations(budget: str, whole: float, last: float, monkeypatch
     assert round(floors.share_of_full(spec, past, slice(-1, None)), 2) == last
     longest = (past.max(2) / past.mean(2).clip(1)).max()
     assert 14 < longest < 16  # heads of one layer differ that much from their mean
+
+
+def test_rows_are_those_that_the_schedule_leaves_to_the_middle_layer() -> None:
+    spec = ModelSpec("small", 3, 4, 8, next_scale([(side, side) for side in range(1, 6)]))
+    schedule, _ = floors.heatkv(spec, Budget.parse("0.4", spec), 1)
+    for scale, past in enumerate(floors.past_tokens(spec, schedule)):
+        ragged, even = kernels.list_layouts(spec, schedule, scale, "cpu")
+        assert ragged.counts == tuple(past[1])
+        assert even.counts == (round(past.mean()),) * 4
+    assert len({tuple(layer) for layer in past}) == 3  # the layers differ
 
 
 def test_operations_and_bytes_of_a_dense_attention() -> None:
