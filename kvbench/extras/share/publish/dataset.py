@@ -36,6 +36,7 @@ from kvbench.runs.record.samples import read_finished
 
 if TYPE_CHECKING:  # of the extra `data`
     import polars
+    from huggingface_hub import DatasetCardData
 
 CARD = "README.md"
 RUN_FILES = (FILE, "provenance.json", "config.yaml", "retention.json", "code.json")
@@ -130,8 +131,10 @@ def prepare_dataset(
 
 
 def _check_packages() -> None:
-    if missing := ", ".join(name for name in ("polars", "jinja2") if find_spec(name) is None):
-        raise ConfigError(f'publish: not installed: {missing}; pip install "kvbench[data,dashboard]"')
+    if missing := ", ".join(
+        name for name in ("polars", "jinja2", "huggingface_hub") if find_spec(name) is None
+    ):
+        raise ConfigError(f'publish: not installed: {missing}; pip install "kvbench[data,dashboard,text]"')
 
 
 def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
@@ -214,30 +217,48 @@ def write_card(
     runs: Sequence[PublishedRun], licence: str, repo: str | None, author: str | None = None
 ) -> str:
     """Return the dataset card: metadata for the Hub, contents, provenance and how to load it."""
-    import jinja2
+    from huggingface_hub import DatasetCard
 
     results = [run.results for run in runs]
-    kinds = {(find_stored_kind(run.folder) or IMAGES).kind for run in runs}
-    card = files("kvbench") / "assets" / "cards" / "dataset.md"
-    environment = jinja2.Environment(
-        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False
-    )
-    environment.filters["plain"] = escape_markdown
-    return environment.from_string(card.read_text(encoding="utf-8")).render(
+    kinds = sorted({(find_stored_kind(run.folder) or IMAGES).kind for run in runs})
+    models = sorted({run.model for run in results})
+    origins = dict.fromkeys(_describe_origin(run) for run in results)
+    card = DatasetCard.from_template(
+        _describe_card(models, kinds, licence, author),
+        template_path=str(files("kvbench") / "assets" / "cards" / "dataset.md"),
         licence=licence,
+        publisher=None if author is None else escape_markdown(author),
         repo=repo,
-        author=author,
-        kinds=sorted(kinds),
-        tables=(SAMPLES_FILE, RUNS_FILE),
+        kinds=kinds,
         runs=results,
-        models=sorted({run.model for run in results}),
-        methods=sorted({run.method for run in results}),
-        prompts=sorted({run.prompts_label for run in results}),
-        origins=[
-            *dict.fromkeys(_describe_origin(run) for run in results),
-            *filter(None, [describe_digests(results)]),
-        ],
+        models=[escape_markdown(model) for model in models],
+        methods=[escape_markdown(method) for method in sorted({run.method for run in results})],
+        prompts=[escape_markdown(label) for label in sorted({run.prompts_label for run in results})],
+        origins=[*origins, *filter(None, [describe_digests(results)])],
         table=format_markdown(make_rows(results)),
+    )
+    return str(card)
+
+
+def _describe_card(
+    models: Sequence[str], kinds: Sequence[str], licence: str, author: str | None
+) -> "DatasetCardData":
+    """Return the metadata that the Hub reads of a card."""
+    from huggingface_hub import DatasetCardData
+
+    has_images = IMAGES.kind in kinds
+    named = [(IMAGES.kind, f"{IMAGES.kind}/**")] if has_images else []
+    named += [(table.stem, table.as_posix()) for table in (SAMPLES_FILE, RUNS_FILE)]
+    configs: list[dict[str, object]] = [{"config_name": name, "data_files": place} for name, place in named]
+    if has_images:
+        for config, table in zip(configs[1:], (SAMPLES_FILE, RUNS_FILE), strict=True):
+            config["metadata_filenames"] = [table.name]
+    return DatasetCardData(
+        license=licence,
+        author=author,
+        pretty_name=f"KV-cache compression of {', '.join(models)}",
+        tags=["kvbench", "kv-cache", "benchmark", *models],
+        configs=configs,
     )
 
 
