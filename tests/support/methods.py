@@ -76,7 +76,7 @@ GUESTS = ("kvpress",)
 """Methods of other packages, which have tests of their own."""
 KINDS = (
     "full", "heatkv", "headkv", "streaming_llm", "random", "h2o", "snapkv", "adakv", "lookm", "lagkv", "pricekv",
-    "quest",
+    "quest", "hackpp",
 )  # fmt: skip
 """One method for each way of keeping: whole, by schedule, by calibrated heads, a window, at random, by sums, by a
 window's queries, heads of unequal length, merged, in parts, by prices, and with sparse reads."""
