@@ -78,7 +78,6 @@ REASONS = {
     "kvbench/models/parts/text.py": (FOLDERS, 2),
     "kvbench/models/text_tokens.py": (FOLDERS, 1),
     "kvbench/prompts/text_files.py": (PACKAGE, 1),
-    "kvbench/extras/share/publish/dataset.py": (PACKAGE, 1),
     "kvbench/report/papers/published.py": (PACKAGE, 1),
     "kvbench/runs/code.py": (PACKAGE, 1),
     "kvbench/runs/record/folder.py": ("a file that is written, after `read_bytes`", 1),

@@ -126,10 +126,10 @@ runs_dir=../files/plain/runs | runs_dir=../files/plain/runs: cannot be written
 calibrate.orders=../files/plain/x.json | calibrate.orders=../files/plain/x.json: cannot be written
 task=evaluate | task=evaluate: runs/infinity_tiny/full-
 task=evaluate method=heatkv budget=0.1 | task=evaluate:
-model=infinity_tiny prompts=file prompts.path=../files/mine.txt prompts.per_prompt=1 | ... line 3: prompt 'an ...
-model=infinity_tiny prompts=file prompts.path=../files/mine.txt prompts.per_prompt=2 | ... line 3: prompt 'an ...
-model=llamagen_tiny prompts=file prompts.path=../files/mine.txt prompts.per_prompt=1 | ... line 3: prompt 'an ...
-model=llamagen_tiny prompts=file prompts.path=../files/mine.txt prompts.per_prompt=2 | ... line 3: prompt 'an ...
+model=infinity_tiny prompts=file prompts.path=../files/mine.txt prompts.per_prompt=1 | ... line 3: prompt 'an astronaut
+model=infinity_tiny prompts=file prompts.path=../files/mine.txt prompts.per_prompt=2 | ... line 3: prompt 'an astronaut
+model=llamagen_tiny prompts=file prompts.path=../files/mine.txt prompts.per_prompt=1 | ... line 3: prompt 'an astronaut
+model=llamagen_tiny prompts=file prompts.path=../files/mine.txt prompts.per_prompt=2 | ... line 3: prompt 'an astronaut
 """
 """Settings and files."""
 KEYS = r"""
