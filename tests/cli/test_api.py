@@ -14,13 +14,13 @@ from kvbench.cli import api
 from kvbench.cli.api import write_overrides
 from tests.support.command_line import Command, run_python
 
-SETTINGS: dict[str, Any] = {"budget": 0.1, "prompts": {"count": 3}, "eval": ["psnr", "lpips_scenes"]}
+SETTINGS: dict[str, Any] = {"budget": 0.1, "prompts": {"count": 4}, "eval": ["psnr", "lpips_scenes"]}
 METHODS = ("random", "snapkv", "streaming_llm")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
+    return tmp_path_factory.mktemp("here") / "runs"
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +28,16 @@ def runs(folder: Path) -> list[kvbench.Run]:
     return [kvbench.run(method, runs_dir=folder, **SETTINGS) for method in METHODS]
 
 
-def test_examples_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_examples_hold(runs: list[kvbench.Run], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their runs are finished."""
+    monkeypatch.chdir(folder.parent)
     outcome = doctest.testmod(api)
     assert outcome.attempted > 8
     assert outcome.failed == 0
 
 
 def test_a_run_is_that_of_the_command_line(runs: list[kvbench.Run], folder: Path, command: Command) -> None:
-    words = ("budget=0.1", "prompts.count=3", "eval=[psnr,lpips_scenes]", f"runs_dir={folder}")
+    words = ("budget=0.1", "prompts.count=4", "eval=[psnr,lpips_scenes]", f"runs_dir={folder}")
     status, out, _ = command("method=snapkv", *words)
     assert status == 0
     assert f"found finished: {runs[1].folder}" in out
@@ -65,11 +66,11 @@ def test_a_run_has_its_files(runs: list[kvbench.Run]) -> None:
     assert one.reference is not None
     assert one.reference.results.method == "full"
     assert one.reference.reference is None
-    assert one.samples["index"].to_list() == [0, 1, 2]
+    assert one.samples["index"].to_list() == [0, 1, 2, 3]
     assert one.samples["psnr"].mean() == pytest.approx(one.metrics["psnr"].value)
     assert one.find_sample(2).is_file()
     assert one.memory.peak_tokens <= one.memory.budget_tokens
-    assert one.latency.batch == 3
+    assert one.latency.batch == 4
 
 
 def test_differences_are_paired_by_sample(runs: list[kvbench.Run]) -> None:
@@ -78,12 +79,12 @@ def test_differences_are_paired_by_sample(runs: list[kvbench.Run]) -> None:
     base = dict(runs[0].samples.select("index", "psnr").rows())
     for one in compared.differences:
         differences = [value - base[index] for index, value in one.run.samples.select("index", "psnr").rows()]
-        assert one.metrics["psnr"].value == pytest.approx(sum(differences) / 3)
+        assert one.metrics["psnr"].value == pytest.approx(sum(differences) / 4)
         low, high = one.metrics["psnr"].interval or (0, 0)
-        assert low <= sum(differences) / 3 <= high
+        assert low <= sum(differences) / 4 <= high
         [row] = compared.frame.filter(metric="psnr", method=one.run.results.method).to_dicts()
         assert (row["difference"], row["low"], row["high"]) == (one.metrics["psnr"].value, low, high)
-        assert (row["to_method"], row["budget"], row["n"]) == ("random", 0.1, 3)
+        assert (row["to_method"], row["budget"], row["n"]) == ("random", 0.1, 4)
     folders = [one.folder for one in reversed(runs)]
     for to in (runs[0], runs[0].folder, str(runs[0].folder)):
         assert {one.run.folder for one in kvbench.compare(folders, to=to).differences} == set(folders[:2])
@@ -103,7 +104,7 @@ def test_frames_are_pandas_too(runs: list[kvbench.Run]) -> None:
     pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     frame = kvbench.compare(runs, to="random").frame
-    assert frame.to_pandas().set_index(["method", "metric"]).loc[("snapkv", "psnr"), "n"] == 3
+    assert frame.to_pandas().set_index(["method", "metric"]).loc[("snapkv", "psnr"), "n"] == 4
     assert runs[0].samples.to_pandas()["prompt"].tolist() == runs[0].samples["prompt"].to_list()
 
 

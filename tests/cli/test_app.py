@@ -18,13 +18,13 @@ def results_in(runs_dir: Path, pattern: str) -> list[dict[str, dict[str, float]]
 
 
 def test_main_job_then_reuse_then_report(command: Command, tmp_path: Path) -> None:
-    job = (
+    job = [
         "method=heatkv",
         "budget=0.04",
         "prompts.count=4",
         "eval=[psnr,geneval,lpips]",
         "calibrate.count=2",
-    )
+    ]
     status, out, _ = command(*job)
     assert status == 0
     assert out.startswith("device: cpu (KVBENCH_DEVICE)\n")
@@ -142,14 +142,8 @@ def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_
 
 @pytest.mark.slow
 def test_classes_from_end_to_end(command: Command, tmp_path: Path) -> None:
-    job = (
-        "model=var_tiny",
-        "model.weights=random",
-        "prompts=imagenet",
-        "prompts.classes=[0,1,2]",
-        "prompts.per_class=2",
-        "eval=[psnr,ssim]",
-    )
+    classes = ("prompts=imagenet", "prompts.classes=[0,1,2]", "prompts.per_class=2")
+    job = ("model=var_tiny", "model.weights=random", *classes, "eval=[psnr,ssim]")
     for method, budget in (("streaming_llm", 0.3), ("heatkv", 0.5)):
         status, out, _ = command(*job, f"method={method}", f"budget={budget}", "calibrate.count=2")
         assert status == 0

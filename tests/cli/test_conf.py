@@ -1,7 +1,6 @@
 """Every configuration file composes and builds its object; sweeps name what exists."""
 
 import json
-from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_values
-from kvbench.cli.config.messages import check_arguments, cover_values
+from kvbench.cli.config.messages import check_arguments
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
 from kvbench.eval.protocol.scores import MetricSpec
@@ -145,42 +144,13 @@ def check_object(group: str, choice: str, node: Any) -> None:
         instantiate(node)
 
 
-@cache
-def divide_jobs() -> dict[str, list[list[str]]]:
-    """Return the jobs to compose, by sweep: together they have every value, and what sweeps share once.
-
-    Budgets combine with nothing in a composition, so a job that differs from others in its budget alone is left out.
-    """
-    seen: set[str | tuple[str, ...]] = set()
-    jobs: dict[str, list[list[str]]] = {path.stem: [] for path in SWEEPS}
-    with hydra_of_kvbench():
-        for path in SWEEPS:
-            params = OmegaConf.load(path).hydra.sweeper.params.items()
-            own = [f"{key}={value}" for key, value in params if not key.startswith("beside.")]
-            beside = [
-                f"{key}={value}".removeprefix("beside.") for key, value in params if key.startswith("beside.")
-            ]
-            for job in cover_values(own) + (cover_values(beside) if beside else []):
-                budgets = [word for word in job if word.startswith("budget=")]
-                parts = {*budgets, tuple(sorted({*job} - {*budgets}))}
-                jobs[path.stem] += [job] if parts - seen else []
-                seen |= parts
-    return jobs
-
-
-def test_jobs_that_are_composed_have_every_value_of_every_sweep() -> None:
-    words = {word for jobs in divide_jobs().values() for job in jobs for word in job}
-    for path in SWEEPS:
-        for key, value in OmegaConf.load(path).hydra.sweeper.params.items():
-            names = [value] if key.endswith("eval") else str(value).split(",")
-            assert {f"{key.removeprefix('beside.')}={name}" for name in names} <= words
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_sweep_names_what_exists(path: Path) -> None:
-    for job in divide_jobs()[path.stem]:
-        assert check_arguments(job) is None
+    words = [f"{key}={value}" for key, value in read_sweep(path)[0].items()]
+    for beside in (False, True):
+        chosen = [word.removeprefix("beside.") for word in words if word.startswith("beside.") == beside]
+        assert check_arguments(chosen) is None
     assert check_arguments([f"sweeps={path.stem}"]) is None
 
 

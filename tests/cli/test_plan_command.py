@@ -25,15 +25,8 @@ def test_memory_column_of_a_paper_from_shapes(command: Command) -> None:
 
 @pytest.mark.slow
 def test_plan_needs_no_weights(command: Command, tmp_path: Path) -> None:
-    plan = (
-        "task=plan",
-        "model=infinity_2b",
-        "method=heatkv",
-        "budget=0.1",
-        "batch_size=8",
-        "plan.export=out.npz",
-    )
-    status, out, _ = command(*plan)
+    plan = "task=plan model=infinity_2b method=heatkv budget=0.1 batch_size=8 plan.export=out.npz"
+    status, out, _ = command(*plan.split())
     assert status == 0
     assert "38550.0" in out
     assert "328960" in out

@@ -96,20 +96,17 @@ def test_each_task_of_a_node_takes_a_card_of_its_own(tmp_path: Path, monkeypatch
     ("words", "said"),
     [
         (
-            ("task=work", "work.workers=16", "hydra.launcher.tasks_per_node=16"),
+            "task=work work.workers=16 hydra.launcher.tasks_per_node=16",
             r"tasks_per_node=16: more workers than GPUs of a node .*gpus_per_node=8\); set .*tasks_per_node=8",
         ),
-        (
-            ("task=work", "work.workers=12"),
-            r"^work\.workers=12: not a multiple of the 8 .*set work\.workers=16",
-        ),
-        (("method=swa",), r"tasks_per_node=8: only for workers; set task=work or work\.wait=false"),
+        ("task=work work.workers=12", r"^work\.workers=12: not a multiple of the 8 .*set work\.workers=16"),
+        ("method=swa", r"tasks_per_node=8: only for workers; set task=work or work\.wait=false"),
     ],
     ids=("cards", "workers", "jobs"),
 )
-def test_what_does_not_fit_a_node_is_refused(words: tuple[str, ...], said: str, queue: Path) -> None:
+def test_what_does_not_fit_a_node_is_refused(words: str, said: str, queue: Path) -> None:
     with hydra_of_kvbench():
-        cfg = hydra.compose("config", overrides=[*SLURM, *words], return_hydra_config=True)
+        cfg = hydra.compose("config", overrides=[*SLURM, *words.split()], return_hydra_config=True)
     assert cfg.hydra.launcher._target_ in Plugins.instance().class_name_to_class
     with pytest.raises(ConfigError, match=said):
         check_launcher(cfg)

@@ -294,14 +294,8 @@ def test_the_command_makes_every_artifact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = (
-        "task=calibrate",
-        "model=var_tiny",
-        "prompts=imagenet",
-        "prompts.classes=[0,1,2]",
-        "calibrate.count=2",
-    )
-    monkeypatch.setattr("sys.argv", ["run.py", *words])
+    words = "task=calibrate model=var_tiny prompts=imagenet prompts.classes=[0,1,2] calibrate.count=2"
+    monkeypatch.setattr("sys.argv", ["run.py", *words.split()])
     cli.main()
     lines = [line.split(": ") for line in capsys.readouterr().out.splitlines() if "calibration-" in line]
     others = {"attention_spread", "budget_shares", "layer_entropies"}

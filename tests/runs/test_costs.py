@@ -33,16 +33,13 @@ def test_papers_count_keys_in_four_bytes_and_values_in_two() -> None:
 
 
 def test_memory_is_the_worst_of_all_batches() -> None:
-    second = {
-        "peak_tokens": 50,
-        "peak_bytes": 4,
-        "state_bytes": 80,
-        "last_tokens": 20,
-        "last_bytes": 3,
-        "longest": 7,
-    }
+    second = {"peak_tokens": 50, "peak_bytes": 4, "state_bytes": 80, "last_bytes": 3, "longest": 7}
     third = {"batch": 8, "rebuild_bytes": 60, "transient_bytes": 70, "gpu_peak_bytes": 90, "lse_drift": -1.5}
-    costs = [COST, replace(COST, least_share=0.75, **second), replace(COST, gpu_reserved_bytes=95, **third)]
+    costs = [
+        COST,
+        replace(COST, last_tokens=20, least_share=0.75, **second),
+        replace(COST, gpu_reserved_bytes=95, **third),
+    ]
     memory = summarise_memory(costs, SPEC, Budget.parse("0.8", SPEC), itemsize=2)
     assert (memory.budget_tokens, memory.full_tokens, memory.peak_tokens) == (48, 60, 50)
     assert memory.full_bytes == 60 * 128 * 2 * 2 * 8
@@ -105,10 +102,6 @@ def test_times_of_other_conditions_are_left_out(other: dict[str, Any]) -> None:
 
 def test_times_of_several_seeds_are_of_one_condition() -> None:
     usual = Latency(1.0, 1.0, 1.0, 8, "cpu", samples=10, machine="A")
-    runs = [
-        usual,
-        replace(usual, seconds_per_image=9.0, machine="B"),
-        replace(usual, seconds_per_image=2.0, others=3),
-    ]
-    latency = average_latency(runs)
+    elsewhere = replace(usual, seconds_per_image=9.0, machine="B")
+    latency = average_latency([usual, elsewhere, replace(usual, seconds_per_image=2.0, others=3)])
     assert (latency.seconds_per_image, latency.samples, latency.others) == (1.5, 20, 13)

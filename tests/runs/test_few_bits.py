@@ -203,18 +203,12 @@ def test_a_method_with_forms_gets_codebooks_whatever_the_dtype(tmp_path: Path) -
     [
         ({"method": HardKV(sinks=1, merge="fixed")}, "low-bit values would be requantised"),
         ({"model": Fake()}, "not a multiple of 8"),
-        (
-            {"storage": replace(ROTATED, values="token")},
-            "8 per head of fake are a multiple of 8; set storage.keys",
-        ),
-        (
-            {"storage": replace(ROTATED, keys="token")},
-            "8 per head of fake are a multiple of 8; set storage.values",
-        ),
+        ({"storage": replace(ROTATED, values="token")}, "8 per head of fake are a multiple of 8; set storage.keys"),
+        ({"storage": replace(ROTATED, keys="token")}, "8 per head of fake are a multiple of 8; set storage.values"),
         ({"storage": StorageConfig(exempt=1)}, "all 2 layers of fake would stay in 16 bits; set at most 0"),
     ],
     ids=["merging", "channels", "rotated keys", "rotated values", "layers"],
-)
+)  # fmt: skip
 def test_what_few_bits_cannot_do_is_refused(tmp_path: Path, more: dict[str, Any], told: str) -> None:
     job = replace(job_of(tmp_path, cache_dtype="int4", storage=more.pop("storage", CHANNEL)), **more)
     with pytest.raises(ConfigError, match=rf"(cache_dtype=int4|storage\.\w+=\w+): .*{told}") as error:

@@ -10,7 +10,7 @@ import pytest
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.kinds import TEXTS
 from kvbench.models.outputs import Text
-from kvbench.runs.record.folder import RunFolder, RunName
+from kvbench.runs.record.folder import RunFolder
 from kvbench.runs.record.merge import Merged, import_run, merge_run, merge_runs
 from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import read_results
@@ -125,10 +125,6 @@ def test_another_calibration_of_the_same_name_is_a_conflict(tmp_path: Path) -> N
     [merged] = merge_runs(tmp_path / "b", tmp_path / "a")
     assert merged.problem == "differs from the existing calibration, which is kept"
     assert (tmp_path / "a/m/calibration-0123456789.safetensors").read_text() == "a"
-
-
-def test_names_of_run_folders_are_taken_apart() -> None:
-    assert RunName.of("swa-0.2-bytes-5835bd0596") == ("swa-0.2-bytes", "5835bd0596")
 
 
 def test_a_merged_run_names_the_origins_of_its_samples(tmp_path: Path) -> None:
