@@ -125,7 +125,9 @@ def test_sweep_over_calibrations_ends_with_their_mean_and_spread(command: Comman
 
 
 @pytest.mark.slow
-def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_path: Path) -> None:
+def test_heatkv_reads_an_order_file_and_a_profile_the_calibration_of_a_run(
+    command: Command, tmp_path: Path
+) -> None:
     few = ("prompts.count=2", "calibrate.count=2")  # what is evaluated decides what is calibrated on
     status, out, _ = command("task=calibrate", "calibrate.orders=orders.json", *few)
     assert status == 0
@@ -138,6 +140,10 @@ def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_
     for index in range(2):
         image = f"images/{index:06d}.png"
         assert (first / image).read_bytes() == (second / image).read_bytes()
+    quick = ("profile.batch_sizes=[1]", "profile.warmup=0", "profile.repeats=1")
+    status, out, _ = command("task=profile", "method=heatkv", "budget=0.1", *few, *quick)
+    assert status == 0
+    assert "calibration: runs/infinity_tiny/calibration-" in out
 
 
 @pytest.mark.slow
@@ -183,16 +189,6 @@ def test_profile_of_both_families(command: Command, tmp_path: Path) -> None:
     mine, full = json.loads(path.read_text())["rows"]
     assert set(mine["phases"]["seconds"]) == {"transformer", "cache", "decode", "rest"}
     assert mine["kv"]["state_bytes"] > full["kv"]["state_bytes"] == 0
-
-
-@pytest.mark.slow
-def test_profile_uses_the_calibration_of_a_run(command: Command) -> None:
-    shared = ("method=heatkv", "budget=0.3", "calibrate.count=1")
-    assert command("task=calibrate", *shared)[0] == 0
-    quick = ("profile.batch_sizes=[1]", "profile.warmup=0", "profile.repeats=1")
-    status, out, _ = command("task=profile", *shared, *quick)
-    assert status == 0
-    assert "calibration: runs/infinity_tiny/calibration-" in out
 
 
 def test_configuration_is_shown(command: Command) -> None:

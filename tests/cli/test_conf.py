@@ -35,7 +35,9 @@ TOGETHER = [
     *([recipe] for recipe in RECIPES),
 ]
 """Every file once; those of different groups are composed together."""
-SWEEPS = sorted((CONF / "sweeps").glob("*.yaml"))
+SWEEPS, METHOD_SWEEPS = (
+    sorted(folder.glob("*.yaml")) for folder in (CONF / "sweeps", CONF / "sweeps/methods")
+)
 OWN = ("budget", "calibrations", "emu3_gen", "equal_bytes", "full_bits", "pricekv_prompts")
 """Sweeps of no paper's table."""
 
@@ -145,13 +147,14 @@ def check_object(group: str, choice: str, node: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*SWEEPS, *METHOD_SWEEPS], ids=lambda path: path.stem)
 def test_every_sweep_names_what_exists(path: Path) -> None:
     words = [f"{key}={value}" for key, value in read_sweep(path)[0].items()]
     for beside in (False, True):
         chosen = [word.removeprefix("beside.") for word in words if word.startswith("beside.") == beside]
         assert check_arguments(chosen) is None
-    assert check_arguments([f"sweeps={path.stem}"]) is None
+    name = path.relative_to(CONF / "sweeps").with_suffix("")
+    assert check_arguments([f"sweeps={name}"]) is None
 
 
 @pytest.mark.parametrize(
@@ -227,7 +230,6 @@ def test_protect_says_who_keeps_the_first_tokens(protect: str, h2o: int, hard_kv
         assert composed(*words, "model=reasoner_tiny").method.leading == tokens, name
 
 
-METHOD_SWEEPS = sorted((ROOT / "conf" / "sweeps" / "methods").glob("*.yaml"))
 NO_BUDGET = {"ams_kv", "scale_groups", "diagonal", "sta", "sparvar", "quest"}
 """Methods that hold what their rule says, or everything."""
 OF_SCALES = {"first_scales", "heatkv", "heatkv_naive", "binary_heatkv", "binary_heatkv_naive"}
@@ -249,15 +251,3 @@ def test_every_method_that_fits_is_there(path: Path) -> None:
     own = {name for name in methods_for(family) if class_of(name).__module__.startswith("kvbench.")}
     named = {name for name in methods_of(path) if "/" not in name} - {"heatkv"}
     assert named == own - LEFT_OUT[path.stem] - {"heatkv"}
-
-
-@pytest.mark.slow
-def test_every_method_composes() -> None:
-    """With the model of the first sweep that has it; with those of the others it composes alike."""
-    seen: set[str] = set()
-    for path in METHOD_SWEEPS:
-        methods = methods_of(path)
-        shared = OmegaConf.load(path).hydra.sweeper.params
-        words = {**shared, "method": ",".join(sorted(methods - seen))}
-        assert check_arguments([f"{key}={value}" for key, value in words.items()]) is None
-        seen |= methods

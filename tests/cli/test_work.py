@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,27 +22,13 @@ from kvbench.cli.workers.work import Numbered, order_work
 from kvbench.core.claims import claim
 from kvbench.models.infinity.model import InfinityModel
 from tests.cli.test_start import slow_imports
-from tests.support.command_line import Command as Call
-from tests.support.command_line import start_python
+from tests.support.command_line import Command, start_python
 from tests.support.kills import drop_keys
 from tests.support.places import ROOT
-
-Command = Callable[..., tuple[int, str]]
 
 SWEEP = ("method=full,swa", "budget=0.2,0.3", "prompts.count=4", "batch_size=1", "eval=[psnr]")
 TIMES = ("seconds", "started", "finished", "latency", "code", "rebuild", "load")
 """Keys of JSON files whose values are times, the load, or the state of a checkout that somebody may work in."""
-
-
-@pytest.fixture
-def command(command: Call) -> Command:
-    """Runs the command line in this process; gives exit status and what was printed."""
-
-    def call(*arguments: str) -> tuple[int, str]:
-        status, out, err = command(*arguments)
-        return status, out + err
-
-    return call
 
 
 def contents(runs_dir: Path) -> dict[str, object]:
@@ -88,8 +74,7 @@ def test_killed_added_and_restarted_workers_leave_the_bytes_of_one(command: Comm
     assert [path for path in together.rglob(".*") if path.is_file() and ".calls" not in path.parts] == []
     logs = read_logs(next((together / "runs/sweeps").iterdir()))
     assert sum(log.samples for log in logs) == 12  # none was drawn twice
-    status, out = command("task=work", *SWEEP)
-    assert status == 0
+    assert command("task=work", *SWEEP)[0] == 0
     assert contents(together / "runs") == contents(tmp_path / "runs")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/infinity_tiny").rglob("*")}
     assert command("task=work", *SWEEP)[0] == 0  # once more: everything is found
@@ -109,7 +94,7 @@ def test_a_sweep_can_be_amended(command: Command, tmp_path: Path, monkeypatch: p
     )
     monkeypatch.setattr(job, "_LOADED", {})
     sweep = ("sweeps=heatkv_table1", "method=full,streaming_llm", "prompts.count=1", "eval=[psnr]")
-    status, out = command(*sweep, "budget=0.2")
+    status, out, _ = command(*sweep, "budget=0.2")
     assert status == 0
     assert "Published: " in out
     assert len(loads) == 1
@@ -117,16 +102,15 @@ def test_a_sweep_can_be_amended(command: Command, tmp_path: Path, monkeypatch: p
     before = {path: path.stat().st_mtime_ns for path in images}
     assert len(before) == 2
     amended = (*sweep, "budget=0.2,1e-5,0.3")
-    assert "no sweep with these overrides was started" in command("task=status", *amended)[1]
+    assert "no sweep with these overrides was started" in command("task=status", *amended)[2]
     assert len(list(tmp_path.glob("runs/sweeps/*"))) == 1  # asking has begun nothing
-    status, out = command(*amended)
-    assert status == 1
+    assert command(*amended)[0] == 1
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(list(tmp_path.glob("runs/infinity_tiny/*/images/*.png"))) == 3
     out = command("task=status", *amended)[1]
     assert "jobs: 5 done, 0 running, 1 failed, 0 missing; samples: 3 of 3" in out
     assert out.count("smallest feasible budget") == 1
-    status, out = command("task=report", *amended)
+    status, out, _ = command("task=report", *amended)
     assert status == 0
     table = out.partition("Published: ")[0]
     assert len(re.findall(r"^ (?:full|streaming_llm) ", table, re.MULTILINE)) == 3

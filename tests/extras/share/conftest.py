@@ -11,13 +11,13 @@ from tests.support.verification import COUNT
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of five samples in batches of two, beside its reference."""
     return execute.run(job_in(tmp_path_factory.mktemp("runs"), COUNT)).folder
 
 
 @pytest.fixture
-def run(honest: Path, tmp_path: Path) -> Path:
+def run(made: Path, tmp_path: Path) -> Path:
     """A copy to tamper with."""
-    shutil.copytree(honest.parent, tmp_path / "runs" / "fake")
-    return tmp_path / "runs" / "fake" / honest.name
+    shutil.copytree(made.parent, tmp_path / "runs" / "fake")
+    return tmp_path / "runs" / "fake" / made.name

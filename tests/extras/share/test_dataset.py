@@ -23,19 +23,7 @@ from kvbench.runs import execute
 from kvbench.runs.record.results import Results, read_results
 from tests.support.fake_run import job_in
 from tests.support.run_folders import write_reading_runs
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run beside its reference."""
-    return execute.run(job_in(tmp_path_factory.mktemp("runs"), count=4)).folder
-
-
-@pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
-    """A copy that may be damaged."""
-    shutil.copytree(made.parent, tmp_path / "runs" / "fake")
-    return tmp_path / "runs" / "fake" / made.name
+from tests.support.verification import COUNT
 
 
 @pytest.fixture
@@ -64,9 +52,9 @@ def test_tables_hold_what_the_runs_came_to(made: Path, published: Path) -> None:
     assert (row["psnr"], row["psnr.low"], row["psnr.high"]) == (psnr.value, *(psnr.ci95 or ()))
     assert row["memory.peak_tokens"] == results.memory.peak_tokens
     samples = pl.read_parquet(published / "data" / "samples.parquet")
-    assert len(samples) == 8
+    assert len(samples) == 2 * COUNT
     ours = samples.filter(folder=f"fake/{results.run}").sort("index")
-    assert ours["prompt"].to_list() == [f"prompt {index}" for index in range(4)]
+    assert ours["prompt"].to_list() == [f"prompt {index}" for index in range(COUNT)]
     lines = (made / "metrics" / "psnr-uint8.samples.jsonl").read_text().splitlines()
     assert ours["psnr"].to_list() == [json.loads(line)["psnr"] for line in lines]
     for row in ours.iter_rows(named=True):
@@ -128,7 +116,7 @@ def test_texts_lie_in_the_table(run: Path, tmp_path: Path) -> None:
     prepare_dataset(read_published([run]), out)
     samples = pl.read_parquet(out / "data" / "samples.parquet")
     assert samples["text"].to_list() == [f"ein Ökonom {index}" for index in samples["index"]]
-    assert len(samples) == 8
+    assert len(samples) == 2 * COUNT
     assert (out / samples["file"][0]).read_text() == samples["text"][0]
     assert not (out / "images").exists()
     about = hub.DatasetCard.load(out / "README.md").data.to_dict()
@@ -297,12 +285,9 @@ def test_images_that_are_not_the_recorded_ones_are_not_published(run: Path, tmp_
             lambda run: shutil.rmtree(next(run.parent.glob("full-*"))),
             r"the reference of .*streaming_llm-.*, .*full-.*, is not a finished run",
         ),
-        (
-            lambda run: (run / "results.json").write_text("{"),
-            r"streaming_llm-\S+/results\.json: cannot be read",
-        ),
+        (lambda run: (run / "results.json").write_text("{"), r"streaming_llm-\S+/results\.json: cannot be read"),
     ],
-)
+)  # fmt: skip
 def test_only_finished_runs_are_published(run: Path, spoil: Callable[[Path], None], message: str) -> None:
     spoil(run)
     with pytest.raises(ConfigError, match=message):
@@ -386,7 +371,8 @@ def test_datasets_loads_every_configuration(
         name: datasets.load_dataset(str(tmp_path / "set"), name, split="train", cache_dir=str(tmp_path))
         for name in ("runs", "samples", "images")
     }
-    assert {name: rows.num_rows for name, rows in loaded.items()} == {"runs": 2, "samples": 8, "images": 8}
+    counts = {name: rows.num_rows for name, rows in loaded.items()}
+    assert counts == {"runs": 2, "samples": 2 * COUNT, "images": 2 * COUNT}
     assert {*loaded["runs"]["run"]} == {path.name for path in run.parent.glob("*-*")}
     psnr = [json.loads(line)["psnr"] for line in (run / "metrics/psnr-uint8.samples.jsonl").open()]
     ours = {

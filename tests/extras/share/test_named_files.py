@@ -60,13 +60,9 @@ def test_paths_lead_to_no_other_folder(folder: Path) -> None:
         ("method.orders", "method", {"_target_": "a", "base": {"_target_": "b", "orders": "/x/secret.txt"}}),
         ("calibrate.prompts", "calibrate", {"prompts": "/x/secret.txt"}),
         ("eval.dpg.questions", "eval", {"dpg": {"_target_": "a", "questions": "/x/secret.txt"}}),
-        (
-            "eval.fid.path",
-            "eval",
-            {"fid": {"_target_": "a", "of": {"_target_": "b", "path": "/x/secret.txt"}}},
-        ),
+        ("eval.fid.path", "eval", {"fid": {"_target_": "a", "of": {"_target_": "b", "path": "/x/secret.txt"}}}),
     ],
-)
+)  # fmt: skip
 def test_each_key_of_a_file_is_resolved(folder: Path, key: str, group: str, node: dict[str, Any]) -> None:
     values = {"model": {}, "method": {}, "prompts": {}, group: node}
     with pytest.raises(ConfigError, match=f"{key}=/x/secret.txt: is not read"):

@@ -12,14 +12,7 @@ from kvbench.core.config import ConfigError
 from kvbench.extras.share.publish.command import parse_words
 from kvbench.extras.share.publish.dataset import choose_name, read_published
 from kvbench.extras.share.publish.upload import upload
-from kvbench.runs import execute
-from tests.support.fake_run import job_in
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run beside its reference."""
-    return execute.run(job_in(tmp_path_factory.mktemp("runs"), count=4)).folder
+from tests.support.verification import COUNT
 
 
 class FakeHub:
@@ -78,7 +71,7 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
     page = (tmp_path / "set" / "dashboard.html").read_text()
     document = json.loads(page.split('id="document">')[1].split("</script>")[0])
     assert {run["folder"] for run in document["runs"]} == {run.path for run in read_published([made])}
-    assert len(document["bundle"]["pictures"]) == 8
+    assert len(document["bundle"]["pictures"]) == 2 * COUNT
     with pytest.raises(SystemExit, match="error: publish: nowhere is not a finished run"):
         call(monkeypatch, "nowhere")
 
