@@ -1,4 +1,4 @@
-"""Run folders out of arrays, the stored references, and stand-ins for the networks with weights of their own."""
+"""Run folders out of arrays and readings, stored references, and stand-ins for networks with weights of their own."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvbench.core.files import hash_content
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.kinds import READINGS
+from kvbench.eval.files.readings import ReadingSet
 from kvbench.eval.files.samples import SampleSet
 from kvbench.eval.files.store import Arrays
 from kvbench.eval.files.weights import file_sha256
@@ -58,6 +61,21 @@ def make_noise(
     images = np.random.default_rng(0).integers(0, 256, (len(metas), size, size, 3), np.uint8)
     images[:, 0, 0] = np.arange(len(metas))[:, None]
     return make_set(folder, list(images), prompts, metas)
+
+
+def make_readings(
+    folder: Path, texts: Sequence[object], metas: Sequence[Mapping[str, object]] | None = None
+) -> ReadingSet:
+    """A run folder of texts that were read, with prompts "text 0", "text 1" and so on."""
+    (folder / "readings").mkdir(parents=True)
+    lines = []
+    for index, text in enumerate(texts):
+        content = READINGS.encode(text)
+        READINGS.find(folder, index).write_bytes(content)
+        line = {"index": index, "seed": 0, "prompt": f"text {index}", "sha256": hash_content(content)}
+        lines.append({**line, "meta": metas[index] if metas else {}})
+    write_lines(folder, lines)
+    return ReadingSet(folder)
 
 
 def run_folder(

@@ -1,10 +1,14 @@
-"""A CLIP network of a few channels, for tests of the evaluators."""
+"""Networks of a few channels, for tests of the evaluators."""
 
 import json
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from kvbench.eval.files.weights import Weight, file_sha256
 
@@ -29,3 +33,11 @@ def tiny_clip(folder: Path) -> Weight:
     path = folder / "tiny.safetensors"
     save_file({name: value.contiguous() for name, value in network.state_dict().items()}, path)
     return Weight("tiny.safetensors", sha256=file_sha256(path), path=str(path))
+
+
+def make_golden_weight(name: str, shape: Sequence[int]) -> Tensor:
+    """A tensor of the networks of tests/golden/eval/README.md."""
+    x = torch.from_numpy(np.random.default_rng(zlib.crc32(name.encode())).random(tuple(shape)) - 0.5).float()
+    if len(shape) > 1:
+        return x * (12 / np.prod(shape[1:])) ** 0.5 * 1.5
+    return 1 + x if name.endswith("weight") else 0.4 * x

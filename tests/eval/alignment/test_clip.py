@@ -1,4 +1,4 @@
-"""CLIP score, HPSv2.1 and GenEval's colours on a tiny random network, against other ways to the same numbers."""
+"""CLIP score, HPSv2.1, aesthetics, PickScore, GenEval's colours on tiny random networks, against other ways to them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +10,10 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from kvbench.eval.alignment import aesthetic
 from kvbench.eval.alignment.clip import Clip, ClipScore, read_state
 from kvbench.eval.alignment.hps import Hps, preprocess
+from kvbench.eval.alignment.pickscore import PickScore
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.colors import COLORS, TEMPLATES, ClipColors, MaskedInstance, color_vectors, cut_out
@@ -222,3 +224,84 @@ def test_the_nearest_of_ten_colours_is_named(clip_weight: Weight) -> None:
         cosines = clip.images(clip.transform(cut_out(pixels, segment))[None])[0] @ vectors.T
         expected.append(COLORS[int(cosines.argmax())])
     assert of_image(pixels)(segments, "dog") == expected
+
+
+# Networks and heads on CLIP
+
+
+@torch.no_grad()
+def test_aesthetic_ratings_are_those_of_the_authors_layers(clip_weight: Weight, tmp_path: Path) -> None:
+    import open_clip
+
+    layers = nn.Sequential(
+        *(nn.Linear(8, 12), nn.Dropout(0.2), nn.Linear(12, 6), nn.Dropout(0.2)),
+        *(nn.Linear(6, 5), nn.Dropout(0.1), nn.Linear(5, 4), nn.Linear(4, 1)),
+    ).eval()
+    path = tmp_path / "head.pth"
+    torch.save({f"layers.{name}": value for name, value in layers.state_dict().items()}, path)
+    images = make_noise(tmp_path / "run", [{}] * 5, ["0", "0", "1", "1", "2"])
+    evaluator = aesthetic.Aesthetic(str(path), clip_weight.path, batch=2, model=MODEL, network=clip_weight)
+    result = only(evaluator, images)
+    network = open_clip.create_model(MODEL, pretrained=clip_weight.path, force_quick_gelu=True).eval()
+    transform = open_clip.image_transform(28, is_train=False)
+    expected = []
+    for index in images.indices:
+        vector = network.encode_image(transform(Image.fromarray(images.image(index)))[None])
+        expected.append(float(layers(vector / vector.norm())))
+    assert result.samples[aesthetic.METRIC] == pytest.approx(expected, abs=1e-5)
+    assert np.std(expected) > 1e-3
+    assert result.scores[aesthetic.METRIC].value == pytest.approx(np.mean(expected), abs=1e-5)
+    assert len(result.provenance["weights"]) == 2
+    torch.save({"layers.0.weight": torch.zeros(2, 2)}, path)
+    assert "does not hold LAION's aesthetic predictor: it has no layers.0.bias" in reason(
+        evaluator, "failed", images
+    )
+
+
+@pytest.fixture(scope="module")
+def pickscore_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import transformers
+
+    text = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2}
+    vision = {**text, "image_size": 28, "patch_size": 14}
+    config = transformers.CLIPConfig(
+        text_config={**text, "vocab_size": 49408, "eos_token_id": 49407, "bos_token_id": 49406},
+        vision_config=vision,
+        projection_dim=8,
+    )
+    torch.manual_seed(0)
+    model = transformers.CLIPModel(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    model.logit_scale.data.fill_(4.5)
+    path = tmp_path_factory.mktemp("pickscore")
+    model.save_pretrained(path)
+    return path
+
+
+@needs("transformers")
+@torch.no_grad()
+def test_pickscore_is_that_of_its_authors(pickscore_folder: Path, tmp_path: Path) -> None:
+    import open_clip
+    import transformers
+
+    prompts = ["a red fox", "two owls on a wall, oil on canvas", "word " * 200]
+    images = make_noise(tmp_path / "run", [{}] * 3, prompts, size=40)
+    model = transformers.CLIPModel.from_pretrained(pickscore_folder).eval()
+    expected = []
+    for index, prompt in zip(images.indices, prompts, strict=True):
+        resized = np.asarray(Image.fromarray(images.image(index)).resize((28, 28), Image.BICUBIC)) / 255
+        pixels = (resized - open_clip.OPENAI_DATASET_MEAN) / open_clip.OPENAI_DATASET_STD
+        seen = model.vision_model(torch.from_numpy(pixels).permute(2, 0, 1)[None].float()).pooler_output
+        [tokens] = open_clip.get_tokenizer("ViT-H-14")([prompt])
+        tokens = tokens[: int((tokens == 49407).nonzero()[0]) + 1]  # without padding
+        read = model.text_model(tokens[None]).last_hidden_state[:, -1]
+        image, text = model.visual_projection(seen)[0], model.text_projection(read)[0]
+        expected.append(float(np.exp(4.5) * image @ text / image.norm() / text.norm()))
+    result = only(PickScore(str(pickscore_folder), batch=2), images)
+    assert result.samples["pickscore"] == pytest.approx(expected, abs=1e-3)
+    assert result.scores["pickscore"].value == pytest.approx(np.mean(expected), abs=1e-3)
+    assert set(result.provenance["weights"]) == {
+        "yuvalkirstain/PickScore_v1/config.json",
+        "yuvalkirstain/PickScore_v1/model.safetensors",
+    }

@@ -1,7 +1,6 @@
 """ImageReward on a random network of two layers, against its authors' program (tests/golden/eval/README.md)."""
 
 import json
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from kvbench.eval.files.weights import Snapshot
 from tests.support.image_sets import make_noise, make_set, only, reason
 from tests.support.marks import needs
 from tests.support.places import GOLDENS
+from tests.support.tiny import make_golden_weight
 
 pytestmark = [pytest.mark.usefixtures("offline"), needs("open_clip", "transformers")]
 META = json.loads((GOLDENS / "eval" / "imagereward.json").read_text())
@@ -23,13 +23,8 @@ GOLDEN = load_file(GOLDENS / "eval" / "imagereward.safetensors")
 
 def fill(name: str, shape: list[int]) -> Tensor:
     """A tensor of the golden network."""
-    if name.endswith("position_ids"):
-        return torch.arange(shape[1])[None]
-    numbers = np.random.default_rng(zlib.crc32(name.encode())).random(tuple(shape)) - 0.5
-    x = torch.from_numpy(numbers).float()
-    if len(shape) > 1:
-        return x * (12 / np.prod(shape[1:])) ** 0.5 * 1.5
-    return 1 + x if name.endswith("weight") else 0.4 * x
+    places = name.endswith("position_ids")
+    return torch.arange(shape[1])[None] if places else make_golden_weight(name, shape)
 
 
 @pytest.fixture(scope="module")

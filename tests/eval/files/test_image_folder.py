@@ -2,8 +2,6 @@
 
 import json
 import re
-import struct
-import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.paired.psnr import decibels
 from kvbench.eval.registry import describe_metrics
 from kvbench.prompts.files import PromptFile
+from tests.eval.files.test_pictures import claim_size
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (4, 16, 16, 3)).astype(np.uint8)
@@ -120,20 +119,6 @@ def test_metrics_without_their_weights(pair: tuple[Path, Path], capsys: pytest.C
     assert "psnr " in out
 
 
-def write_png(path: Path, depth: int, transparent: bytes = b"") -> None:
-    """An RGB image of 16 x 16 in a form that Pillow reads but does not write."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", 16, 16, depth, 2, 0, 0, 0)
-    rows = zlib.compress(bytes(16 * (1 + 16 * 3 * depth // 8)))
-    middle = chunk(b"tRNS", transparent) if transparent else b""
-    path.write_bytes(
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + middle + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    )
-
-
 def cut(path: Path, end: int) -> None:
     path.write_bytes(path.read_bytes()[:end])
 
@@ -155,10 +140,13 @@ FIRST = Image.fromarray(PIXELS[0])
             "image 1.png is not an image: image file is truncated",
         ),
         (
-            lambda images: write_png(images / "image 3.png", 16),
+            lambda images: (images / "image 3.png").write_bytes(claim_size(16, 16, 16)),
             "image 3.png has more than 8 bits per channel",
         ),
-        (lambda images: write_png(images / "image 3.png", 8, bytes(6)), "image 3.png has transparency"),
+        (
+            lambda images: (images / "image 3.png").write_bytes(claim_size(16, 16, 8, bytes(6))),
+            "image 3.png has transparency",
+        ),
         (lambda images: (images / "image 2.png").unlink(), "lacks 1 images of the other folder: image 2"),
         (lambda images: FIRST.save(images / "another.png"), "lacks 1 images of the other folder: another"),
         (
@@ -192,6 +180,7 @@ def test_bad_folders_are_one_line(
         (["ssim", "--set", "ssim.batch=0"], "ssim: batch=0: must be at least 1"),
         (["ssim", "--out", __file__], "is not a folder that can be written to: "),
         (["ssim", "--out", f"{__file__}/results"], "is not a folder that can be written to: "),
+        (["psnr", "--out", "/proc/kvbench"], "--out /proc/kvbench is not a folder that can be written to"),
         (["psnr", "--device", "tpu9"], "--device tpu9: torch has no such device; give cpu or cuda"),
     ],
 )
@@ -219,12 +208,22 @@ def test_bad_arguments_are_one_line(
         ("bad.jsonl", "{\n{\n{\n{", "not a file of prompts"),
         ("none.jsonl", '{"text": 1}\n' * 4, "not a file of prompts"),
         ("missing.txt", None, "not a file of prompts"),
+        (
+            "/dev/zero",
+            None,
+            r"^/dev/zero: not a file of prompts \(\[Errno 22\] not a regular file: '/dev/zero'\)$",
+        ),
+        ("large.txt", (1 << 28) + 1, "larger than 256 MiB"),
     ],
 )
-def test_bad_prompts_are_told(tmp_path: Path, name: str, content: str | None, message: str) -> None:
+def test_bad_prompts_are_told(tmp_path: Path, name: str, content: str | int | None, message: str) -> None:
+    """A number is the size of a file of nothing."""
     images = folder(tmp_path / "images")
-    if content is not None:
+    if isinstance(content, str):
         (tmp_path / name).write_text(content)
+    elif content is not None:
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(content)
     with pytest.raises(SampleSetError, match=message):
         PlainFolder(images, tmp_path / name)
 
@@ -239,8 +238,8 @@ def test_bad_prompts_are_told(tmp_path: Path, name: str, content: str | None, me
         (lambda path: Image.new("LA", (8, 8)).save(path), "has transparency"),
         (lambda path: Image.new("P", (8, 8)).save(path, transparency=0), "has transparency"),
         (lambda path: Image.new("I;16", (8, 8)).save(path), "more than 8 bits"),
-        (lambda path: write_png(path, 16), "more than 8 bits"),
-        (lambda path: write_png(path, 8, transparent=bytes(6)), "has transparency"),
+        (lambda path: path.write_bytes(claim_size(16, 16, 16)), "more than 8 bits"),
+        (lambda path: path.write_bytes(claim_size(16, 16, 8, bytes(6))), "has transparency"),
         (lambda path: path.write_bytes(b"no image"), "is not an image"),
     ],
 )

@@ -9,14 +9,15 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from kvbench.eval.distribution.fid import Fid
+from kvbench.eval.distribution.fid import Fid, FidReal
 from kvbench.eval.distribution.frechet import frechet_distance
-from kvbench.eval.distribution.kid import Kid, kid
-from kvbench.eval.distribution.precision_recall import PrecisionRecall, precision_recall
+from kvbench.eval.distribution.kid import Kid
+from kvbench.eval.distribution.precision_recall import PrecisionRecall
 from kvbench.eval.files import store
 from kvbench.eval.networks import to_unit
 from kvbench.eval.protocol.base import evaluate
 from kvbench.eval.spaces.scenes import LpipsScenes, SceneFeatures, Scenes, perceptual_distance
+from tests.eval.distribution.test_distribution import slow_kid, slow_precision
 from tests.support.image_sets import FEATURES, GOLDEN, golden_pair, make_set, only, pixels, reason
 
 SPACE = Scenes(str(FEATURES), batch=5)
@@ -62,21 +63,36 @@ def test_every_scenes_metric_shares_one_pass(tmp_path: Path, seen: list[int]) ->
     assert all(set(r.provenance["features"].values()) == {"reused"} for r in again)
 
 
-def test_the_shared_pass_gives_what_the_network_gives(tmp_path: Path) -> None:
-    images, reference = golden_pair(tmp_path, NAMES)
+def test_distances_of_a_run_are_those_of_the_networks_features(tmp_path: Path) -> None:
+    few = [*NAMES[:6], *NAMES[:6]]  # so that neither side covers as much as the other
+    pair = tuple(
+        make_set(tmp_path / side, [pixels(name, side) for name in names])
+        for side, names in (("cmp", NAMES), ("ref", few))
+    )
     network = SceneFeatures.load(FEATURES)
     with torch.no_grad():
-        ours, theirs = (to_unit(side.stack(side.indices)) for side in (images, reference))
-        distances = perceptual_distance(network.stages(ours), network.stages(theirs))
-        a, b = (network.features(side).numpy() for side in (ours, theirs))
-    found = [only(one, images, reference) for one in ALL]
-    assert found[0].scores["kid_scenes"].value == pytest.approx(1000 * kid(a, b, paired=True), rel=1e-3)
-    assert found[1].samples["lpips_scenes"] == pytest.approx(distances.tolist(), abs=1e-6)
-    assert found[2].scores["fid_scenes"].value == pytest.approx(frechet_distance(a, b), rel=1e-4)
-    shares = [found[3].scores[f"{name}_scenes"].value for name in ("precision", "recall")]
-    assert shares == list(precision_recall(a, b))
-    assert all(score.se is not None for result in found for score in result.scores.values())
-    np.testing.assert_allclose(SPACE.features(images, "cpu").arrays["features"], a, atol=1e-5)
+        sides = [to_unit(side.stack(side.indices)) for side in pair]
+        distances = perceptual_distance(*map(network.stages, sides))
+        a, b = (network.features(side).double().numpy() for side in sides)
+    assert np.abs(a - b).max() > 0.01
+    scores = {}
+    for metric in (Fid(SPACE), Kid(SPACE), PrecisionRecall(SPACE, neighbour=1)):
+        scores |= only(metric, *pair).scores
+    assert all(score.se is not None for score in scores.values())
+    distance = pytest.approx(frechet_distance(a, b), rel=1e-3)
+    assert {name: score.value for name, score in scores.items()} == {
+        "fid_scenes": distance,
+        "kid_scenes": pytest.approx(1000 * slow_kid(a, b, paired=True), rel=1e-3),
+        "precision_scenes": slow_precision(a, b, 1),
+        "recall_scenes": slow_precision(b, a, 1),
+    }
+    assert scores["precision_scenes"].value != scores["recall_scenes"].value
+    [real] = only(FidReal(SPACE, str(pair[1].folder / "images")), pair[0]).scores.values()
+    assert real.value == distance
+    assert only(LpipsScenes(SPACE), *pair).samples["lpips_scenes"] == pytest.approx(
+        distances.tolist(), abs=1e-6
+    )
+    np.testing.assert_allclose(SPACE.features(pair[0], "cpu").arrays["features"], a, atol=1e-5)
 
 
 def flip_a_bit(data: bytes) -> bytes:

