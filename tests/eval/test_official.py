@@ -328,89 +328,78 @@ def test_rewritten_prompts_are_judged_by_the_originals(tmp_path: Path) -> None:
 # Refusals
 
 
-def mean_of(*rows: tuple[str, object]) -> Callable[[ImageSet], None]:
+def write_mean(images: ImageSet, rows: Mapping[str, object]) -> None:
     """Tables of alignment whose total is 0.5."""
-    return lambda images: write_part(images, "alignment", "alignment", dict(rows), 0.5)
+    write_part(images, "alignment", "alignment", rows, 0.5)
 
 
-def twice(images: ImageSet) -> None:
-    write_part(images, "reasoning", "reasoning", {"000": 1}, 1)
-    write_table(place(images, "oneig/results/reasoning_score_EN_2026-11-26.csv"), "reasoning", {})
+def write_reasoning(images: ImageSet, columns: Sequence[str]) -> None:
+    """Tables of reasoning of as many days as columns."""
+    for day, column in enumerate(columns):
+        write_part(images, "reasoning", column, {"000": 1}, 1)
+        path = place(images, "oneig/results/reasoning_score_EN_2026-11-25.csv")
+        path.rename(path.with_stem(f"reasoning_score_EN_2026-10-1{day}"))
 
 
-def answers(testpoint: str, result: str, **more: str) -> Callable[[ImageSet], None]:
-    row = {"testpoint": testpoint, "result_json": result, **more}
-    return lambda images: write_unigenbench(images, [row] * 12)
+def write_nothing(images: ImageSet, name: str) -> None:
+    place(images, name)
+
+
+WRITERS: Mapping[Callable[..., None], OfficialProgram] = {
+    write_dpg: DPG,
+    write_mean: ONEIG,
+    write_reasoning: ONEIG,
+    write_nothing: ONEIG,
+    write_unigenbench: UNIGENBENCH,
+    write_verdicts: GENEVAL,
+}
+MEANS = {"anime_000": 1, "anime_001": 1, "object_000": 1}
+HALVES = {item: each[:2] for item, each in SCORES.items()}
+UNFINISHED = "not the output of a finished compute_dpg_bench.py"
+
+
+def answered(testpoint: str, result: str, **more: str) -> list[dict[str, str]]:
+    return [{"testpoint": testpoint, "result_json": result, **more}] * 12
 
 
 @pytest.mark.parametrize(
-    ("program", "write", "complaint"),
+    ("write", "results", "complaint"),
     [
-        *(
-            (DPG, lambda images, text=text: write_dpg(images, text), complaint)
-            for text, complaint in (
-                ("", "not the output of a finished compute_dpg_bench.py"),
-                (written(done=False), "not the output of a finished compute_dpg_bench.py"),
-                (written({**SCORES, "d": [1.0] * 4}), "d is not of this run"),
-                (
-                    written({item: each[:2] for item, each in SCORES.items()}),
-                    "2 scores of b, 1, which has 4 images",
-                ),
-                (written({"c": SCORES["c"]}), "no result of b, 1, a (2 of 3 are missing"),
-                (written().replace("0.25, 1.0", "0.75, 1.0"), "line 2: 0.8125 is not the mean"),
-                (written({**SCORES, "a": [2.0] * 4}), "line 2: 2.0 is not the mean of scores from 0 to 1"),
-                (written().split("Model")[0] + written(), "line 4: b, 1 appears twice"),
-                (
-                    written().replace("DPG-Bench score: ", "DPG-Bench score: 1"),
-                    "is not the mean of its lines",
-                ),
-            )
-        ),
+        (write_dpg, "", UNFINISHED),
+        (write_dpg, written(done=False), UNFINISHED),
+        (write_dpg, written({**SCORES, "d": [1.0] * 4}), "d is not of this run"),
+        (write_dpg, written(HALVES), "2 scores of b, 1, which has 4 images"),
+        (write_dpg, written({"c": SCORES["c"]}), "no result of b, 1, a (2 of 3 are missing"),
+        (write_dpg, written().replace("0.25, 1.0", "0.75, 1.0"), "line 2: 0.8125 is not the mean"),
+        (write_dpg, written({**SCORES, "a": [2.0] * 4}), "line 2: 2.0 is not the mean of scores from 0 to 1"),
+        (write_dpg, written().split("Model")[0] + written(), "line 4: b, 1 appears twice"),
+        (write_dpg, written().replace("score: ", "score: 1"), "is not the mean of its lines"),
+        (write_mean, {**MEANS, "human_000": 1}, "human_000 is not of this run"),
+        (write_mean, {**MEANS, "anime_001": ""}, "no result of anime_001 (1 of 3"),
+        (write_mean, {**MEANS, "anime_001": 0, "object_000": 0}, "the program's total is 0.5"),
+        (write_nothing, "oneig/results/x", "no table of scores"),
+        (write_reasoning, ["score"], "no column 'reasoning'"),
+        (write_reasoning, ["reasoning"] * 2, "leave one of them"),
         (
-            ONEIG,
-            mean_of(("anime_000", 1), ("anime_001", 1), ("object_000", 1), ("human_000", 1)),
-            "human_000 is not of this run",
-        ),
-        (
-            ONEIG,
-            mean_of(("anime_000", 1), ("anime_001", ""), ("object_000", 1)),
-            "no result of anime_001 (1 of 3",
-        ),
-        (ONEIG, mean_of(("anime_000", 1), ("anime_001", 0), ("object_000", 0)), "the program's total is 0.5"),
-        (ONEIG, lambda images: place(images, "oneig/results/x"), "no table of scores"),
-        (
-            ONEIG,
-            lambda images: write_part(images, "reasoning", "score", {"000": 1}, 1),
-            "no column 'reasoning'",
-        ),
-        (ONEIG, twice, "leave one of them"),
-        (
-            UNIGENBENCH,
-            lambda images: write_unigenbench(images, STORED["unigenbench"]["rows"][:5]),
+            write_unigenbench,
+            STORED["unigenbench"]["rows"][:5],
             "no result of 8_1, 8_2, 8_3, 7_0, 7_1 (7 of 12 are missing)",
         ),
-        (UNIGENBENCH, answers("['Taste']", '{"score": [1]}'), "Taste is no dimension"),
-        (UNIGENBENCH, answers("['Style']", '{"score": [1, 0]}'), "2 scores for 1 test points"),
-        (UNIGENBENCH, answers("['Style']", "null"), "no answer on any image"),
-        (UNIGENBENCH, answers("['Style']", "null", img_path="9_0.png"), "9_0.png appears twice"),
-        (
-            GENEVAL,
-            lambda images: write_verdicts(images, VERDICTS[:3]),
-            "no result of 00000/samples/00000.png (1 of 4",
-        ),
-        (
-            GENEVAL,
-            lambda images: write_verdicts(images, [{**one, "prompt": "a cat"} for one in VERDICTS]),
-            "is about another prompt",
-        ),
-        (GENEVAL, lambda images: write_verdicts(images, [{"correct": True}]), "line 1: not a verdict"),
+        (write_unigenbench, answered("['Taste']", '{"score": [1]}'), "Taste is no dimension"),
+        (write_unigenbench, answered("['Style']", '{"score": [1, 0]}'), "2 scores for 1 test points"),
+        (write_unigenbench, answered("['Style']", "null"), "no answer on any image"),
+        (write_unigenbench, answered("['Style']", "null", img_path="9_0.png"), "9_0.png appears twice"),
+        (write_verdicts, VERDICTS[:3], "no result of 00000/samples/00000.png (1 of 4"),
+        (write_verdicts, [{**one, "prompt": "a cat"} for one in VERDICTS], "is about another prompt"),
+        (write_verdicts, [{"correct": True}], "line 1: not a verdict"),
     ],
 )
 def test_other_results_are_refused(
-    program: OfficialProgram, write: Callable[[ImageSet], object], complaint: str, tmp_path: Path
+    write: Callable[[ImageSet, object], None], results: object, complaint: str, tmp_path: Path
 ) -> None:
+    program = WRITERS[write]
     images = make_run(tmp_path / "run", program, copies=2 if program is GENEVAL else 4)
-    write(images)
+    write(images, results)
     assert complaint in reason(program, "failed", images)
 
 

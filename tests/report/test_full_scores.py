@@ -44,7 +44,6 @@ def answered(method: str, accuracy: float, change: float | None) -> Results:
 
 FAILING = [asked("full", 0.05, 0.05), asked("h2o", 0.0, 0.05), asked("tova", 0.05, 0.05)]
 SOLVED = [asked("full", 0.9, 0.9), asked("h2o", 0.2, 0.9)]
-SENTENCE = f"{FAILED_NOTE} (smollm2_135m, passkey: 0.050‡)."
 
 
 def column(runs: list[Results], name: str = COLUMN) -> dict[str, object]:

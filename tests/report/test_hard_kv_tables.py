@@ -46,36 +46,31 @@ def find_cells(table: str, one: Results, label: str) -> list[dict[str, str | Non
     ]
 
 
-@pytest.mark.parametrize(
-    ("table", "label", "method", "budget", "more", "printed"),
-    [
-        ("1", "qwen3_8b (aime24)", "full", 1, {}, ("0.799", "13735.7")),
-        ("1", "qwen3_8b (aime24)", "hard_kv/vanilla_top_k", 1024, {}, ("0.100", "32161.0")),
-        ("1", "qwen3_8b (aime25)", "hard_kv/rkv_calibrated", 4096, {}, ("0.567", "28231.6")),
-        ("1", "qwen3_8b (umath)", "hard_kv/snapkv_calibrated", 2048, {}, ("0.462", "22499.4")),
-        ("2", "qwen3_8b (aime25)", "hard_kv/snapkv_calibrated", 4096, {"p": 0.8}, ("0.533", "24229.6")),
-        ("2", "qwen3_8b (umath)", "hard_kv/rkv_top_k", 4096, {}, ("0.399", "27429.7")),
-        ("3", "qwen3_8b (aime24, upper block)", "hard_kv/snapkv_top_p", 4096, {}, ("0.433", "30.7", "301")),
-        (
-            "3",
-            "qwen3_8b (umath, lower block)",
-            "hard_kv/vanilla_calibrated",
-            4096,
-            {},
-            ("0.401", "82.0", "887"),
-        ),
-        ("4", "qwen3_4b (aime25)", "hard_kv/snapkv_top_k", 4096, {}, ("0.433", "23654.5")),
-        ("5", "qwen3_4b (aime24)", "hard_kv/snapkv_calibrated", 4096, {"p": 0.9}, ("0.667", "21796.8")),
-        ("6", "qwen3_32b (umath)", "hard_kv/rkv_calibrated", 3000, {}, ("0.520", "10123.0")),
-    ],
-)
-def test_a_run_finds_what_was_printed(
-    table: str, label: str, method: str, budget: float, more: dict[str, object], printed: tuple[str, ...]
-) -> None:
-    one = run(method, budget if budget == 1 else budget / TOKENS, published.model_of(label))
-    settings = {**one.config["method"], **more}  # type: ignore[dict-item]
-    one = made_up(method, one.memory.budget, {}, config={**one.config, "method": settings})
-    assert [tuple(cells.values()) for cells in find_cells(f"hard_kv_table{table}", one, label)] == [printed]
+PRINTED = """
+1 | qwen3_8b (aime24) | full | 1 | | 0.799 13735.7
+1 | qwen3_8b (aime24) | hard_kv/vanilla_top_k | 1024 | | 0.100 32161.0
+1 | qwen3_8b (aime25) | hard_kv/rkv_calibrated | 4096 | | 0.567 28231.6
+1 | qwen3_8b (umath) | hard_kv/snapkv_calibrated | 2048 | | 0.462 22499.4
+2 | qwen3_8b (aime25) | hard_kv/snapkv_calibrated | 4096 | 0.8 | 0.533 24229.6
+2 | qwen3_8b (umath) | hard_kv/rkv_top_k | 4096 | | 0.399 27429.7
+3 | qwen3_8b (aime24, upper block) | hard_kv/snapkv_top_p | 4096 | | 0.433 30.7 301
+3 | qwen3_8b (umath, lower block) | hard_kv/vanilla_calibrated | 4096 | | 0.401 82.0 887
+4 | qwen3_4b (aime25) | hard_kv/snapkv_top_k | 4096 | | 0.433 23654.5
+5 | qwen3_4b (aime24) | hard_kv/snapkv_calibrated | 4096 | 0.9 | 0.667 21796.8
+6 | qwen3_32b (umath) | hard_kv/rkv_calibrated | 3000 | | 0.520 10123.0
+"""
+"""Rows as the paper prints them: table, model, method, budget in tokens or 1, p where it is set, cells."""
+
+
+@pytest.mark.parametrize("line", PRINTED.strip().splitlines())
+def test_a_run_finds_what_was_printed(line: str) -> None:
+    table, label, method, tokens, p, cells = (part.strip() for part in line.split("|"))
+    budget = 1 if tokens == "1" else int(tokens) / TOKENS
+    one = run(method, budget, published.model_of(label))
+    settings = {**one.config["method"], **({"p": float(p)} if p else {})}  # type: ignore[dict-item]
+    one = made_up(method, budget, {}, config={**one.config, "method": settings})
+    found = find_cells(f"hard_kv_table{table}", one, label)
+    assert [list(row.values()) for row in found] == [cells.split()]
 
 
 def test_every_number_was_typed() -> None:

@@ -15,29 +15,13 @@ from kvbench.report.runs_table import make_rows, name_methods
 from kvbench.report.tables import find_best
 from kvbench.runs.record.results import Results
 from tests.support.published_rows import rows_of
-from tests.support.results import PSNR, made_up
-
-FULL_BYTES = 64_000
-"""Of a full cache of 1000 tokens, of 64 bytes each in 16 bits."""
+from tests.support.results import FULL_BYTES, PSNR, hold, made_up
 
 
 def run(method: str, budget: float, psnr: float, dtype: str = "float16", *, unit: str = "tokens") -> Results:
-    """A run whose cache holds nearly all of its budget, of 1000 tokens or of 64 000 bytes."""
     config = {"model": {"name": "m"}, "method": {"sinks": 1}, "cache_dtype": dtype}
     one = made_up(method, budget, {"psnr": replace(PSNR, value=psnr, n=96)}, config=config)
-    size = 128 if dtype == "float32" else 16 if dtype == "int4" else 64
-    held = int(0.99 * FULL_BYTES * budget) if unit == "bytes" else one.memory.peak_tokens * size
-    memory = replace(
-        one.memory,
-        budget_unit=unit,
-        budget_bytes=budget * FULL_BYTES if unit == "bytes" else None,
-        budget_tokens=budget * FULL_BYTES / size if unit == "bytes" else one.memory.budget_tokens,
-        peak_tokens=held // size,
-        sequence_bytes=held,
-        last_bytes=held,
-        full_sequence_bytes=FULL_BYTES,
-    )
-    return replace(one, memory=memory, run=f"{method}-{budget}-{unit}-{dtype}")
+    return hold(one, budget, dtype, unit)
 
 
 FULL = run("full", 1, 99.0)

@@ -170,17 +170,6 @@ def test_report_reads_folders_and_writes_beside_them(
     assert f"left out: {folder}/results.json: cannot be read" in caplog.text
 
 
-@pytest.mark.parametrize("width", [80, 120, 160])
-def test_terminal_table_fits_and_keeps_brackets(width: int) -> None:
-    text = printed(width, show_runs, RUNS, [("method=[a] budget=2", "budget=2: too [b]")])
-    assert max(map(len, text.splitlines())) <= width
-    assert "25.00" in text
-    assert "failed method=[a] budget=2: budget=2: too [b]" in text
-    assert (", 27.00]" in text) == (width >= 120)
-    assert text.count("scenes] ↑") == 1
-    assert "colors" not in text
-
-
 @pytest.mark.parametrize("width", [60, 80, 120, 160])
 @pytest.mark.parametrize("count", [1, 5, 25])
 def test_every_metric_is_shown_whole_however_many_there_are(width: int, count: int) -> None:

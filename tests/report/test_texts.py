@@ -12,7 +12,7 @@ from kvbench.report.document import write_report
 from kvbench.report.one_run import show_run
 from kvbench.report.runs_table import show_runs
 from kvbench.runs.record.results import Evaluated, Results
-from tests.support.results import LPIPS, PSNR, made_up, printed
+from tests.support.results import LPIPS, PSNR, hold, made_up, printed
 from tests.support.texts import check_text
 
 GENEVAL = Metric(0.5, "higher", evaluator="geneval", digits=3, n=96)
@@ -23,8 +23,6 @@ LACKING = {
 }
 CHANNEL = {"keys": "channel", "values": "token", "before_rotation": True}
 ROTATED = {"keys": "rotated", "values": "rotated", "before_rotation": False}
-FULL_BYTES = 64_000
-"""Of a full cache of 1000 tokens, of 64 bytes each in 16 bits."""
 
 
 def run(method: str, budget: float, value: float | None, /, **config: object) -> Results:
@@ -44,21 +42,7 @@ def run(method: str, budget: float, value: float | None, /, **config: object) ->
 
 
 def held(method: str, budget: float, dtype: str, unit: str = "tokens") -> Results:
-    """A run whose cache holds nearly all of its budget, of 1000 tokens or of 64 000 bytes."""
-    one = run(method, budget, 30.0 + budget, cache_dtype=dtype)
-    size = {"float32": 128, "int4": 16}.get(dtype, 64)
-    peak = int(0.99 * FULL_BYTES * budget) if unit == "bytes" else one.memory.peak_tokens * size
-    memory = replace(
-        one.memory,
-        budget_unit=unit,
-        budget_bytes=budget * FULL_BYTES if unit == "bytes" else None,
-        budget_tokens=budget * FULL_BYTES / size if unit == "bytes" else one.memory.budget_tokens,
-        peak_tokens=peak // size,
-        sequence_bytes=peak,
-        last_bytes=peak,
-        full_sequence_bytes=FULL_BYTES,
-    )
-    return replace(one, memory=memory, run=f"{method}-{budget}-{unit}-{dtype}")
+    return hold(run(method, budget, 30.0 + budget, cache_dtype=dtype), budget, dtype, unit)
 
 
 def with_memory(one: Results, **numbers: object) -> Results:

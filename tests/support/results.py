@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -64,6 +65,27 @@ def made_up(
         "metrics": metrics,
     }
     return Results(**{**values, **more})
+
+
+FULL_BYTES = 64_000
+"""Of a full cache of 1000 tokens, of 64 bytes each in 16 bits."""
+
+
+def hold(one: Results, budget: float, dtype: str, unit: str = "tokens") -> Results:
+    """The run with a cache that holds nearly all of its budget, of 1000 tokens or of 64 000 bytes."""
+    size, in_bytes = {"float32": 128, "int4": 16}.get(dtype, 64), unit == "bytes"
+    held = int(0.99 * FULL_BYTES * budget) if in_bytes else one.memory.peak_tokens * size
+    memory = replace(
+        one.memory,
+        budget_unit=unit,
+        budget_bytes=budget * FULL_BYTES if in_bytes else None,
+        budget_tokens=budget * FULL_BYTES / size if in_bytes else one.memory.budget_tokens,
+        peak_tokens=held // size,
+        sequence_bytes=held,
+        last_bytes=held,
+        full_sequence_bytes=FULL_BYTES,
+    )
+    return replace(one, memory=memory, run=f"{one.method}-{budget}-{unit}-{dtype}")
 
 
 def printed(width: int, show: Callable[..., object], *arguments: object) -> str:

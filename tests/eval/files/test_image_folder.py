@@ -119,50 +119,53 @@ def test_metrics_without_their_weights(pair: tuple[Path, Path], capsys: pytest.C
     assert "psnr " in out
 
 
-def cut(path: Path, end: int) -> None:
-    path.write_bytes(path.read_bytes()[:end])
+def put(images: Path, name: str, content: Image.Image | bytes | int | None) -> None:
+    """Put an image or bytes in the place of a file, cut it, or take away all files of a pattern."""
+    if isinstance(content, Image.Image):
+        content.save(images / name)
+    elif isinstance(content, int):
+        (images / name).write_bytes((images / name).read_bytes()[:content])
+    elif isinstance(content, bytes):
+        (images / name).write_bytes(content)
+    else:
+        for path in images.glob(name):
+            path.unlink()
 
 
 FIRST = Image.fromarray(PIXELS[0])
+DEEP, CLEAR = claim_size(16, 16, 16), claim_size(16, 16, 8, bytes(6))
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("name", "content", "message"),
     [
-        (lambda images: FIRST.convert("L").save(images / "image 0.png"), "has mode L: 8-bit RGB is needed"),
-        (lambda images: FIRST.convert("RGBA").save(images / "image 0.png"), "has mode RGBA"),
-        (
-            lambda images: cut(images / "image 1.png", 4),
-            "image 1.png is not an image: its content has no known format\n",
-        ),
-        (
-            lambda images: cut(images / "image 1.png", -40),
-            "image 1.png is not an image: image file is truncated",
-        ),
-        (
-            lambda images: (images / "image 3.png").write_bytes(claim_size(16, 16, 16)),
-            "image 3.png has more than 8 bits per channel",
-        ),
-        (
-            lambda images: (images / "image 3.png").write_bytes(claim_size(16, 16, 8, bytes(6))),
-            "image 3.png has transparency",
-        ),
-        (lambda images: (images / "image 2.png").unlink(), "lacks 1 images of the other folder: image 2"),
-        (lambda images: FIRST.save(images / "another.png"), "lacks 1 images of the other folder: another"),
-        (
-            lambda images: FIRST.crop((0, 0, 16, 8)).save(images / "image 0.png"),
-            "sample 0 has size (16, 8) and (16, 16)",
-        ),
-        (lambda images: FIRST.save(images / "image 0.jpg"), "two images are called image 0"),
-        (lambda images: images.rename(images.with_name("elsewhere")), "no such folder"),
-        (lambda images: [path.unlink() for path in images.iterdir()], "holds no images"),
+        ("image 0.png", FIRST.convert("L"), "has mode L: 8-bit RGB is needed"),
+        ("image 0.png", FIRST.convert("RGBA"), "has mode RGBA"),
+        ("image 1.png", 4, "image 1.png is not an image: its content has no known format\n"),
+        ("image 1.png", -40, "image 1.png is not an image: image file is truncated"),
+        ("image 3.png", DEEP, "image 3.png has more than 8 bits per channel"),
+        ("image 3.png", CLEAR, "image 3.png has transparency"),
+        ("image 2.png", None, "lacks 1 images of the other folder: image 2"),
+        ("another.png", FIRST, "lacks 1 images of the other folder: another"),
+        ("image 0.png", FIRST.crop((0, 0, 16, 8)), "sample 0 has size (16, 8) and (16, 16)"),
+        ("image 0.jpg", FIRST, "two images are called image 0"),
+        ("*", None, "holds no images"),
+        ("", None, "no such folder"),
     ],
 )
 @pytest.mark.parametrize("side", [0, 1])
 def test_bad_folders_are_one_line(
-    pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], damage: object, message: str, side: int
+    pair: tuple[Path, Path],
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: object,
+    message: str,
+    side: int,
 ) -> None:
-    damage(pair[side])
+    if name:
+        put(pair[side], name, content)
+    else:
+        pair[side].rename(pair[side].with_name("elsewhere"))
     if side:
         message = message.replace("(16, 8) and (16, 16)", "(16, 16) and (16, 8)")
     assert main(["psnr", *map(str, pair)]) == 1
@@ -231,21 +234,27 @@ def test_bad_prompts_are_told(tmp_path: Path, name: str, content: str | int | No
 # Pictures of the world
 
 
+PALETTE = Image.new("P", (8, 8))
+PALETTE.info["transparency"] = 0
+
+
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("content", "message"),
     [
-        (lambda path: Image.new("RGBA", (8, 8)).save(path), "has transparency"),
-        (lambda path: Image.new("LA", (8, 8)).save(path), "has transparency"),
-        (lambda path: Image.new("P", (8, 8)).save(path, transparency=0), "has transparency"),
-        (lambda path: Image.new("I;16", (8, 8)).save(path), "more than 8 bits"),
-        (lambda path: path.write_bytes(claim_size(16, 16, 16)), "more than 8 bits"),
-        (lambda path: path.write_bytes(claim_size(16, 16, 8, bytes(6))), "has transparency"),
-        (lambda path: path.write_bytes(b"no image"), "is not an image"),
+        (Image.new("RGBA", (8, 8)), "has transparency"),
+        (Image.new("LA", (8, 8)), "has transparency"),
+        (PALETTE, "has transparency"),
+        (Image.new("I;16", (8, 8)), "more than 8 bits"),
+        (DEEP, "more than 8 bits"),
+        (CLEAR, "has transparency"),
+        (b"no image", "is not an image"),
     ],
 )
-def test_pictures_that_would_change_are_refused(tmp_path: Path, spoil: object, message: str) -> None:
+def test_pictures_that_would_change_are_refused(
+    tmp_path: Path, content: Image.Image | bytes, message: str
+) -> None:
     images = folder(tmp_path / "real")
-    spoil(images / "odd.png")
+    put(images, "odd.png", content)
     with pytest.raises(DatasetError, match=f"odd.png.*{message}"):
         Pictures(images)
 
