@@ -107,31 +107,26 @@ def test_metrics_of_an_installed_plugin_are_found(tmp_path: Path, monkeypatch: p
     assert build_metrics(read_metrics("mine")) == build_metrics(read_metrics("psnr")) == [Psnr()]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "bad.yaml: holds no metrics by name"),
-        ("- psnr\n", "bad.yaml: holds no metrics by name"),
-        ("psnr:\n", "bad.yaml: holds no metrics by name"),
-        ("psnr: {batch: 4}\n", "bad.yaml: psnr names no class in _target_"),
-        ("psnr: {\n", "bad.yaml: not YAML"),
-        ("defaults: [gone]\n", "^gone: no such metric; did you mean none\\? choose from alignment"),
-        (
-            "a: {_target_: kvbench.no.Such}\n",
-            "^a._target_=kvbench.no.Such: cannot be imported .*No module named",
-        ),
-        ("a: {_target_: kvbench.scenes.exact.Inexact}\n", "kvbench.scenes.exact.Inexact: cannot be imported"),
-        ("a: {_target_: Such}\n", "^a._target_=Such: cannot be imported"),
-        ("a: {_target_: kvbench.scenes.exact.Exact, b: 1}\n", "^a: Exact.*unexpected.*'b'"),
-        (
-            "a: {_target_: kvbench.eval.paired.ssim.Ssim, batch: '${batch_size}'}\n",
-            r"^a\.batch: \$\{batch_size\} is set by run.py; give it with --set a\.batch=",
-        ),
-    ],
-)
-def test_a_bad_file_is_told_in_one_line(tmp_path: Path, content: str, message: str) -> None:
+BAD_FILES = r"""
+| bad.yaml: holds no metrics by name
+- psnr | bad.yaml: holds no metrics by name
+psnr: | bad.yaml: holds no metrics by name
+psnr: {batch: 4} | bad.yaml: psnr names no class in _target_
+psnr: { | bad.yaml: not YAML
+defaults: [gone] | ^gone: no such metric; did you mean none\? choose from alignment
+a: {_target_: kvbench.no.Such} | ^a._target_=kvbench.no.Such: cannot be imported .*No module named
+a: {_target_: kvbench.scenes.exact.Inexact} | kvbench.scenes.exact.Inexact: cannot be imported
+a: {_target_: Such} | ^a._target_=Such: cannot be imported
+a: {_target_: kvbench.scenes.exact.Exact, b: 1} | ^a: Exact.*unexpected.*'b'
+a: {_target_: kvbench.scenes.exact.Exact, batch: '${b}'} | ^a.batch: .{b\} is set by run.py; give it with --set a.batch=
+"""
+
+
+@pytest.mark.parametrize("line", BAD_FILES.strip().splitlines())
+def test_a_bad_file_is_told_in_one_line(tmp_path: Path, line: str) -> None:
+    content, message = line.split("| ")
     path = tmp_path / "bad.yaml"
-    path.write_text(content)
+    path.write_text(f"{content.rstrip()}\n" if content else "")
     with pytest.raises(ValueError, match=message) as error:
         build_metrics(read_metrics(str(path)))
     assert "\n" not in str(error.value)

@@ -16,7 +16,7 @@ from kvbench.scenes.detector import detect
 from kvbench.scenes.exact import Exact
 from kvbench.scenes.grammar import sample
 from kvbench.scenes.world import Scene, render
-from tests.support.image_sets import make_noise, make_set
+from tests.support.image_sets import make_noise, make_set, only, reason
 from tests.support.places import GOLDENS
 
 GOLDEN = json.loads((GOLDENS / "eval" / "geneval_cases.json").read_text())
@@ -138,8 +138,7 @@ def test_evaluator_judges_every_image(tmp_path: Path) -> None:
         "exclude": [{"class": "dog", "count": 3}],
         "prompt": "two dogs",
     }
-    [result] = evaluate([GenEval(two_dogs, "toy")], make_noise(tmp_path, [line] * 5))
-    assert result.status == "ok", result.provenance.get("traceback")
+    result = only(GenEval(two_dogs, "toy"), make_noise(tmp_path, [line] * 5))
     assert result.scores["geneval[toy]"].value == pytest.approx(0.6)
     assert set(result.scores) == {"geneval[toy]", "geneval[toy]/counting", "geneval[toy]/correct_prompts"}
     assert "no prompts of single_object" in str(result.reason)
@@ -155,8 +154,7 @@ def test_rewritten_prompts_have_a_metric_of_their_own(tmp_path: Path) -> None:
     metas = [{**line, "rewritten_from": f"two dogs {n // 2}"} for n in range(4)]
     images = make_noise(tmp_path / "own", metas)
     assert images.clusters == ["two dogs 0", "two dogs 0", "two dogs 1", "two dogs 1"]
-    [result] = evaluate([GenEval(two_dogs, "toy")], images)
-    assert result.status == "ok", result.provenance.get("traceback")
+    result = only(GenEval(two_dogs, "toy"), images)
     assert set(result.scores) == {
         f"geneval[toy-rewritten]{part}" for part in ("", "/counting", "/correct_prompts")
     }
@@ -170,11 +168,11 @@ def test_rendered_scenes_satisfy_their_own_prompts_only(tmp_path: Path) -> None:
     scenes = [sample(rng, TASKS[i % len(TASKS)]) for i in range(36)]
     metas, pictures = [meta for _, _, meta in scenes], [render(scene) for scene, _, _ in scenes]
     own = make_set(tmp_path / "own", pictures, metas=metas)
-    [result] = evaluate([GenEval(detect)], own)
+    result = only(GenEval(detect), own)
     assert result.scores["geneval[scenes]"].value == 1
     assert result.reason is None
     shuffled = make_set(tmp_path / "shuffled", pictures[6:] + pictures[:6], metas=metas)
-    [result] = evaluate([GenEval(detect)], shuffled)
+    result = only(GenEval(detect), shuffled)
     value, interval = result.scores["geneval[scenes]"].value, result.scores["geneval[scenes]"].ci95
     assert value < 0.5
     assert interval[0] <= value <= interval[1]
@@ -185,13 +183,10 @@ def test_exact_counts_images_without_missing_or_extra_objects(tmp_path: Path) ->
     scenes = [sample(rng, TASKS[i % len(TASKS)]) for i in range(8)]
     bare = [render(Scene(scene.objects[1:], scene.background)) for scene, _, _ in scenes[:2]]
     pictures = bare + [render(scene) for scene, _, _ in scenes[2:]]
-    [result] = evaluate(
-        [Exact()], make_set(tmp_path / "own", pictures, metas=[meta for _, _, meta in scenes])
-    )
+    result = only(Exact(), make_set(tmp_path / "own", pictures, metas=[meta for _, _, meta in scenes]))
     assert result.scores["exact[scenes]"].value == pytest.approx(6 / 8)
     assert result.samples["exact[scenes]"] == [False] * 2 + [True] * 6
-    [result] = evaluate([Exact()], make_noise(tmp_path / "other", [{}, {}]))
-    assert result.status == "skipped"
+    reason(Exact(), "skipped", make_noise(tmp_path / "other", [{}, {}]))
 
 
 def test_other_prompts_are_skipped(tmp_path: Path) -> None:
