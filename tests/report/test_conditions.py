@@ -1,4 +1,4 @@
-"""Numbers of other samples never stand in one curve, nor compete for one best value; figures and tables say their n."""
+"""Numbers of other samples or units never stand in one curve, nor compete for one best value; tables say their n."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,14 +9,18 @@ from matplotlib.figure import Figure
 
 from kvbench.engine.ledger import Step
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.ablations import find_ablations
+from kvbench.report import differences
+from kvbench.report.ablations import find_ablations, name_ablation
 from kvbench.report.conditions import group_conditions
 from kvbench.report.document import find_group, list_sections, write_latex
 from kvbench.report.figures import draw, styles
+from kvbench.report.figures.plots import draw_metrics, trace_curves
 from kvbench.report.papers import comparison, published
-from kvbench.report.runs_table import show_runs
+from kvbench.report.runs_table import make_rows, name_methods, show_runs
+from kvbench.report.tables import find_best
 from kvbench.runs.record.results import Results
-from tests.support.results import made_up, printed
+from tests.support.published_rows import rows_of
+from tests.support.results import FULL_BYTES, PSNR, hold, made_up, printed
 
 SCENES = {"_target_": "kvbench.prompts.base.Scenes"}
 PASSKEY = {"_target_": "kvbench.prompts.passkey.Passkey", "digits": None, "context": 512}
@@ -78,3 +82,78 @@ def test_tables_say_n_where_it_differs() -> None:
         assert (" n " in printed(80, show_runs, runs).splitlines()[3]) == shown
         assert ("n" in comparison.make_rows(table, runs)[0]) == shown
         assert ("measured: m, scenes, n = 96, 16" in comparison.make_title(table, runs)) == shown
+
+
+# Budgets in bytes: units are never mixed silently
+
+
+def bounded(
+    method: str, budget: float, psnr: float, dtype: str = "float16", *, unit: str = "tokens"
+) -> Results:
+    config = {"model": {"name": "m"}, "method": {"sinks": 1}, "cache_dtype": dtype}
+    one = made_up(method, budget, {"psnr": replace(PSNR, value=psnr, n=96)}, config=config)
+    return hold(one, budget, dtype, unit)
+
+
+FULL = bounded("full", 1, 99.0)
+TOKENS = [bounded("heatkv", 0.1, 30.0), bounded("swa", 0.1, 25.0)]
+IN_BYTES = [bounded("heatkv", 0.1, 29.0, unit="bytes"), bounded("swa", 0.1, 24.0, unit="bytes")]
+
+
+def test_the_best_of_a_budget_is_that_of_its_unit() -> None:
+    runs = [*IN_BYTES, *TOKENS]
+    assert find_best(make_rows(runs), [find_group(one) for one in runs]) == {(0, "psnr"), (2, "psnr")}
+
+
+def test_differences_are_those_of_one_unit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pairs: list[tuple[str, str]] = []
+
+    def compare(mine: Results, theirs: Results, runs_dir: Path) -> dict[str, Metric]:
+        pairs.append((mine.run, theirs.run))
+        return {"psnr": PSNR}
+
+    monkeypatch.setattr(differences, "compare_seeds", compare)
+    differences.make_difference_rows([*IN_BYTES, *TOKENS, bounded("random", 0.2, 20.0)], tmp_path, "swa")
+    assert pairs == [(IN_BYTES[0].run, IN_BYTES[1].run), (TOKENS[0].run, TOKENS[1].run)]
+
+
+def test_papers_rows_are_no_budgets_in_bytes() -> None:
+    table = published.find("heatkv_table1")
+    [where] = [
+        where for where in table.rows() if where["method"] == ("heatkv",) and where["budget"] == ("0.1",)
+    ]
+
+    def fits(one: Results) -> bool:
+        config = {**one.config, "model": {"name": "infinity_2b"}, "prompts": {"_target_": "Coco5k"}}
+        return where in rows_of(table, replace(one, config=config))
+
+    assert fits(TOKENS[0])
+    assert not fits(IN_BYTES[0])
+
+
+def test_figures_have_one_unit() -> None:
+    runs = [bounded("heatkv", budget, 30.0 + budget, "int4") for budget in (0.1, 0.2)] + [
+        bounded("swa", budget, 30.0, unit="bytes") for budget in (0.1, 0.2)
+    ]
+    assert [point.memory for point in trace_curves(runs, "psnr")["heatkv int4"]] == [
+        99 * 16 / FULL_BYTES,
+        198 * 16 / FULL_BYTES,
+    ]
+    [figure] = draw_metrics(runs, "title")
+    assert figure.axes[0].get_xlabel() == "measured memory, peak % of the full cache in 16 bits"
+    assert [point.memory for point in trace_curves(runs[:1] + TOKENS[:1], "psnr")["heatkv float16"]] == [
+        99 * 64 / FULL_BYTES
+    ]
+
+
+def test_methods_are_named_with_the_dtype_where_it_differs() -> None:
+    runs = [FULL, bounded("full", 1, 40.0, "int4"), bounded("heatkv", 0.1, 30.0, "auto")]
+    assert name_methods(runs) == ["full float16", "full int4", "heatkv"]
+    assert name_methods(TOKENS) == ["heatkv", "swa"]
+
+
+def test_the_dtype_is_a_setting_of_an_ablation() -> None:
+    runs = [bounded("heatkv", 0.1, 30.0, dtype, unit="bytes") for dtype in ("float16", "int4")]
+    [ablation] = find_ablations([*runs, TOKENS[0]])
+    assert ablation.setting == "cache_dtype"
+    assert "heatkv at 10 % of the full cache's bytes (" in name_ablation(ablation)

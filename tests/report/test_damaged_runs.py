@@ -5,12 +5,10 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from kvbench.cli.api import Run
 from kvbench.cli.sweeps.jobs import Entry, write_entry
@@ -29,7 +27,7 @@ from kvbench.report.seeds import combine_seeds
 from kvbench.runs import execute
 from kvbench.runs.record.merge import merge_runs
 from tests.support.fake_run import job_in
-from tests.support.results import PSNR, made_up
+from tests.support.results import PSNR, made_up, printed
 from tests.support.run_folders import paint, score, write_run
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -172,14 +170,11 @@ CASES = [
 
 def report(runs_dir: Path) -> str:
     """What a report of all runs prints and writes."""
-    console = Console(file=StringIO(), width=200, record=True)
     runs = collect_runs(runs_dir)
     joined = combine_seeds(runs, runs_dir)
-    show_runs(console, joined)
-    for run in runs:
-        show_run(console, run)
+    shown = printed(200, show_runs, joined) + "".join(printed(200, show_run, run) for run in runs)
     tail = make_tail(runs_dir, joined)
-    return console.export_text() + write_report(runs_dir, joined, [tail] if tail else []).read_text()
+    return shown + write_report(runs_dir, joined, [tail] if tail else []).read_text()
 
 
 @pytest.mark.parametrize(
@@ -241,10 +236,8 @@ def test_a_time_that_no_calendar_has_stops_nothing(whole: Path, tmp_path: Path, 
     document = make_document(runs_dir)
     assert len(document["runs"]) == 3
     assert [one["folder"] for one in document["unfinished"]] == [f"{MODEL}/rkv-0.1"]
-    console = Console(file=StringIO(), width=200, record=True)
-    show_all(console, runs_dir)
-    show_status(console, runs_dir / "sweeps/abc")
-    assert "abc" in console.export_text()
+    assert "abc" in printed(200, show_all, runs_dir)
+    assert "2 jobs" in printed(200, show_status, runs_dir / "sweeps/abc")
 
 
 SWEEP_CASES = [
@@ -283,19 +276,15 @@ def test_a_damaged_file_of_a_sweep_leaves_status_and_page(
     shutil.copytree(whole, runs_dir)
     path = runs_dir / "sweeps/abc" / file
     path.write_bytes(change(path.read_text()).encode("latin-1"))
-    console = Console(file=StringIO(), width=200, record=True)
-    show_all(console, runs_dir)
-    text = console.export_text()
+    text = printed(200, show_all, runs_dir)
     assert "def" in text
     assert len(make_document(runs_dir)["runs"]) == 3
     if file == "sweep.json":
         assert f"{path}: damaged" in text
         with pytest.raises(ConfigError, match=r"sweep\.json: damaged"):
-            show_status(console, runs_dir / "sweeps/abc")
+            printed(200, show_status, runs_dir / "sweeps/abc")
         return
-    console = Console(file=StringIO(), width=300, record=True)
-    show_status(console, runs_dir / "sweeps/abc")
-    text = console.export_text()
+    text = printed(300, show_status, runs_dir / "sweeps/abc")
     assert "2 jobs" in text
     if file == "job-00001.json":
         assert "1 done, 0 running, 1 failed" in text

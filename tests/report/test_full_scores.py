@@ -7,33 +7,18 @@ from pathlib import Path
 import pytest
 
 from kvbench.dashboard.document import make_document
-from kvbench.eval.protocol.scores import Metric
 from kvbench.eval.text.answers import Accuracy, AccuracyChange, ExactAnswer, ExactAnswerChange
 from kvbench.eval.text.full_cache import CHANGES
 from kvbench.report.code_notes import list_notes
 from kvbench.report.full_scores import FAILED_NOTE, find_full, is_failed
 from kvbench.report.runs_table import make_rows
 from kvbench.runs.record.results import Results
+from tests.report.test_texts import SHARE, asked
 from tests.support.places import ROOT
 from tests.support.results import made_up
 from tests.support.run_folders import write_run
 
-SHARE = Metric(0.0, "higher", evaluator="retrieved", protocol="forced", digits=3, n=20)
 COLUMN = "retrieved, full cache"
-
-
-def asked(method: str, value: float, full: float, model: str = "smollm2_135m") -> Results:
-    """A run of passkeys; its full cache finds the share `full`."""
-    metrics = {
-        "retrieved": replace(SHARE, value=value),
-        "retrieved_full": replace(SHARE, value=full, detail=True),
-    }
-    config = {
-        "model": {"name": model},
-        "prompts": {"_target_": "kvbench.prompts.retrieval.Passkey"},
-        "method": {},
-    }
-    return made_up(method, 1.0 if method == "full" else 0.25, metrics, model, config=config)
 
 
 def answered(method: str, accuracy: float, change: float | None) -> Results:

@@ -15,9 +15,9 @@ from kvbench.report.runs_table import list_metrics, list_settings, make_rows, na
 from kvbench.report.seeds import group_seeds
 from kvbench.report.tables import format_cell, print_rows, publish
 from kvbench.runs.record.results import Results
+from tests.report.test_texts import CHANNEL, GENEVAL, ROTATED
 from tests.support.results import LPIPS, PSNR, made_up, printed
 
-GENEVAL = Metric(0.5, "higher", evaluator="geneval", digits=3, n=96)
 SKIPPED = replace(LPIPS, status="skipped", reason="weights missing: alexnet.pth. Get it from [there]")
 
 
@@ -98,10 +98,6 @@ def test_settings_that_tell_runs_apart_have_columns() -> None:
     both = make_rows([one("a"), one("a", "parti")])
     assert [row["prompts"] for row in both] == ["scenes", "parti"]
     assert "prompts" not in rows[0]
-
-
-CHANNEL = {"keys": "channel", "values": "token", "before_rotation": True}
-ROTATED = {"keys": "rotated", "values": "rotated", "before_rotation": False}
 
 
 def stored(dtype: str, storage: Mapping[str, object], method: str = "heatkv", **more: object) -> Results:

@@ -107,23 +107,8 @@ def test_dpg_wants_its_own_prompts(tmp_path: Path) -> None:
 def test_blip_answers_as_transformers_does(tmp_path: Path) -> None:
     import transformers
 
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "is",
-        "there",
-        "a",
-        "dog",
-        "the",
-        "red",
-        "?",
-        "yes",
-        "no",
-        "two",
-        "[DEC]",
-    ]
+    special = [f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "DEC")]
+    words = [*special[:4], *("is", "there", "a", "dog", "the", "red", "?", "yes", "no", "two"), special[4]]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     folder = tmp_path / "blip"
     tokenizer = transformers.BertTokenizer(str(tmp_path / "vocab.txt"))

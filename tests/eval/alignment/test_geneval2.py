@@ -34,14 +34,8 @@ from tests.support.image_sets import GOLDEN, make_noise, only, reason
 pytestmark = pytest.mark.usefixtures("offline")
 STORED = json.loads((GOLDEN / "geneval2.json").read_text())
 BENCH = STORED["bench"][:5]
-SPECIAL = [
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<|im_start|>",
-    "<|im_end|>",
-]
+PARTS = ("vision_start", "vision_end", "image_pad", "video_pad", "im_start", "im_end")
+SPECIAL = [f"<|{part}|>" for part in PARTS]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }} {% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}"
@@ -233,10 +227,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "num_position_embeddings": 64,
             "deepstack_visual_indexes": [0],
         },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
+        **{f"{part.replace('pad', 'token')}_id": ids[f"<|{part}|>"] for part in PARTS[2:4]},
+        **{f"{part}_token_id": ids[f"<|{part}|>"] for part in PARTS[:2]},
     )
     torch.manual_seed(0)
     model = transformers.Qwen3VLForConditionalGeneration(config)

@@ -1,6 +1,5 @@
 """Intervals: the stored resamples, clusters and strata, the jackknife, how often they hold the truth."""
 
-import json
 import math
 import warnings
 from collections.abc import Callable
@@ -32,12 +31,8 @@ from kvbench.eval.protocol.intervals import (
     wilson_interval,
 )
 from kvbench.eval.protocol.scores import share_score
+from tests.support.image_sets import EXPECTED, GOLDEN, PAIRS
 from tests.support.marks import slow_but_every
-from tests.support.places import GOLDENS
-
-GOLDEN = GOLDENS / "eval"
-EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
-PAIRS = {pair["name"]: pair for pair in EXPECTED["pairs"]}
 
 
 @pytest.fixture(scope="module")
