@@ -39,14 +39,8 @@ def varied(value: float, seed: int = 0, count: int = 10, **settings: object) -> 
 
 
 def test_the_best_is_the_best_of_those_that_compress_at_one_budget() -> None:
-    rows = [
-        both(30.0, 0.2),
-        both(31.0, 0.3),
-        both(99.0, 0.0),
-        both(20.0, 0.1),
-        both(31.001, 0.3),
-        both(5.0, 0.5),
-    ]
+    values = ((30.0, 0.2), (31.0, 0.3), (99.0, 0.0), (20.0, 0.1), (31.001, 0.3), (5.0, 0.5))
+    rows = [both(*one) for one in values]
     groups = [0.1, 0.1, None, 0.2, 0.1, 0.2]
     assert find_best(rows, groups) == {(1, "psnr"), (4, "psnr"), (0, "lpips"), (3, "psnr"), (3, "lpips")}
     assert find_best(rows[1:2], [0.1]) == set()

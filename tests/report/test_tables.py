@@ -54,11 +54,8 @@ def test_columns_are_the_metrics_that_runs_hold_by_evaluator() -> None:
         (Metric(7.0, "higher", digits=0, ci95=(5.0, 9.0)), "half", "7 ±2"),
         (Metric(7.0, "higher", digits=0, ci95=(5.0, 8.0)), "half", "7 [5, 8]"),
         (Metric(100.0, "higher", digits=1, ci95=(94.3, 100.0)), "half", "100.0 [94.3, 100.0]"),
-        (
-            Metric(10.0, "higher", ci95=(9.0, 11.1), digits=2),
-            "half",
-            "10.00 ±1.05",
-        ),  # 1.0 and 1.1: 0.095 apart
+        # 1.0 and 1.1: 0.095 apart
+        (Metric(10.0, "higher", ci95=(9.0, 11.1), digits=2), "half", "10.00 ±1.05"),
         (Metric(10.0, "higher", ci95=(9.0, 11.2), digits=1), "half", "10.0 [9.0, 11.2]"),
         (Metric(7.0, "higher", digits=0, ci95=(5.0, 8.0)), "value", "7"),
         (Metric(7.25, "higher", digits=1, ci95=(5.0, None)), "range", "7.2"),  # an infinite end
@@ -84,17 +81,11 @@ def test_settings_that_tell_runs_apart_have_columns() -> None:
     assert [row["p"] for row in rows] == ["0.7", "0.9", "-"]
     assert list_settings([one("a", p=1), one("b", p=2), one("a", "parti", p=3)]) == []
     snap, heavy = {"_target_": "x.y.SnapKV", "sinks": 1}, {"_target_": "x.z.H2O", "sinks": 1, "recent": 0.5}
-    assert [row["base"] for row in make_rows([one("lookm", base=snap), one("lookm", base=heavy)])] == [
-        "SnapKV",
-        "H2O",
-    ]
-    assert list_settings([one("lookm", base=snap), one("lookm", base=heavy)]) == ["base"]
-    third = one("lookm", base={**heavy, "recent": 0.3})
-    assert list_settings([one("lookm", base=heavy), third]) == ["base.recent"]
-    assert list_settings([one("lookm", base=heavy), third, one("lookm", base=snap)]) == [
-        "base",
-        "base.recent",
-    ]
+    based = [one("lookm", base=base) for base in (snap, heavy, {**heavy, "recent": 0.3})]
+    assert [row["base"] for row in make_rows(based[:2])] == ["SnapKV", "H2O"]
+    assert list_settings(based[:2]) == ["base"]
+    assert list_settings(based[1:]) == ["base.recent"]
+    assert list_settings(based) == ["base", "base.recent"]
     both = make_rows([one("a"), one("a", "parti")])
     assert [row["prompts"] for row in both] == ["scenes", "parti"]
     assert "prompts" not in rows[0]
