@@ -1,14 +1,14 @@
 """Weight files that are not what their names say: one line with their hashes, before long work where possible."""
 
+import io
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from kvbench.cli.tasks.check import check_run
 from kvbench.core.config import ConfigError
@@ -23,36 +23,28 @@ from tests.support.fake_run import job_in
 from tests.support.image_sets import make_noise
 
 
-def write_text(path: Path) -> None:
-    path.write_text("<html>404</html>")
+def pack(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
 
 
-def write_nothing(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def write_other_network(path: Path) -> None:
-    torch.save({"head.weight": torch.zeros(3)}, path)
-
-
-def write_objects(path: Path) -> None:
-    torch.save({"features.0.weight": Path}, path)
-
-
-def write_safetensors(path: Path) -> None:
-    save_file({"features.0.weight": torch.zeros(3)}, path)
-
-
-DAMAGES = (write_text, write_nothing, write_other_network, write_objects, write_safetensors)
+DAMAGES = {
+    "text": b"<html>404</html>",
+    "nothing": b"",
+    "another network": pack({"head.weight": torch.zeros(3)}),
+    "objects": pack({"features.0.weight": Path}),
+    "safetensors": save({"features.0.weight": torch.zeros(3)}),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("metric", ["lpips", "dists"])
 def test_the_reason_of_a_metric_is_one_line_with_the_hash(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, metric: str, damage: Callable[[Path], None]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, metric: str, damage: str
 ) -> None:
     path = tmp_path / "network.pth"
-    damage(path)
+    path.write_bytes(DAMAGES[damage])
     kind, trunk = {"lpips": (Lpips, ALEXNET), "dists": (Dists, VGG16)}[metric]
     images = make_noise(tmp_path / "images", [{}, {}], size=64)
     for evaluator, problem in (
@@ -76,9 +68,9 @@ def test_the_reason_of_a_metric_is_one_line_with_the_hash(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_space_names_its_file_and_hash(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_space_names_its_file_and_hash(tmp_path: Path, damage: str) -> None:
     path = tmp_path / ADM.file
-    damage(path)
+    path.write_bytes(DAMAGES[damage])
     images = make_noise(tmp_path / "images", [{}, {}], size=64)
     with pytest.raises(WeightError, match=rf"^\S+ is not {ADM.file}: sha256 {file_sha256(path)}, expected"):
         Adm(path=str(path)).features(images, "cpu")
