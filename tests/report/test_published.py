@@ -195,29 +195,27 @@ GOOD = "t: {source: s, title: t, data: d, keys: [method], metrics: [psnr], model
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("old", "new", "message"),
     [
-        ("- 1", "must hold tables by name"),
-        ("t: [", "not YAML"),
-        ("t: 1", "t: must be a mapping"),
-        (GOOD.replace("source: s, ", ""), r"t: missing \['source'\]"),
-        (GOOD.replace("title: t", "title: t, colour: red"), r"unknown \['colour'\]"),
-        (GOOD.replace("[full, 1]", "[full, 1, 2]"), "t: m, row 0: needs 1 settings and 1 cells"),
-        (GOOD.replace("[full, 1]", "[full, [1]]"), "t: m, row 0: a cell must be one number or word"),
+        (GOOD, "- 1", "must hold tables by name"),
+        (GOOD, "t: [", "not YAML"),
+        (GOOD, "t: 1", "t: must be a mapping"),
+        ("source: s, ", "", r"t: missing \['source'\]"),
+        ("title: t", "title: t, colour: red", r"unknown \['colour'\]"),
+        ("[full, 1]", "[full, 1, 2]", "t: m, row 0: needs 1 settings and 1 cells"),
+        ("[full, 1]", "[full, [1]]", "t: m, row 0: a cell must be one number or word"),
         (
-            GOOD.replace("data: d", "data: d, sources: {paper: p}"),
+            "data: d",
+            "data: d, sources: {paper: p}",
             r"t: sources and models' names disagree about \['', 'paper'\]",
         ),
-        (
-            GOOD.replace("data: d", "data: d, figure: pie"),
-            "t: figure=pie: must be one of fidelity, stability",
-        ),
+        ("data: d", "data: d, figure: pie", "t: figure=pie: must be one of fidelity, stability"),
     ],
 )
-def test_a_wrong_file_is_told(text: str, message: str) -> None:
+def test_a_wrong_file_is_told(old: str, new: str, message: str) -> None:
     assert published.parse(GOOD)["t"].models["m"][0].cells == {"psnr": "1"}
     with pytest.raises(ConfigError, match=rf"published\.yaml: .*{message}|{message}"):
-        published.parse(text)
+        published.parse(GOOD.replace(old, new))
 
 
 def test_an_unknown_table_is_told() -> None:

@@ -102,14 +102,8 @@ def test_separators_of_paragraphs_end_no_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (
-            lambda run: (run / "images" / "000001.png").unlink(),
-            r"names images that are not there: 000001\.png",
-        ),
-        (
-            lambda run: (run / "images" / "000009.png").touch(),
-            r"without a line in samples\.jsonl: 000009\.png",
-        ),
+        (lambda run: (run / "images/000001.png").unlink(), r"names images that are not there: 000001\.png"),
+        (lambda run: (run / "images/000009.png").touch(), r"without a line in samples\.jsonl: 000009\.png"),
         (lambda run: put(run, read(run)[:-20], record=False), r"000001\.png is not the recorded file"),
         (lambda run: (run / "samples.jsonl").write_text('{"index": 0'), "line 1: JSONDecodeError"),
         (lambda run: edit(run, lambda lines: lines[1].pop("seed")), "line 2: KeyError 'seed'"),
@@ -119,15 +113,17 @@ def test_separators_of_paragraphs_end_no_line(tmp_path: Path) -> None:
         ),
         (lambda run: edit(run, list.clear), "holds no samples"),
         (lambda run: (run / "samples.jsonl").unlink(), "samples.jsonl is missing"),
-        (lambda run: put(run, Image.new("L", (12, 10))), "mode L: 8-bit RGB"),
-        (lambda run: put(run, Image.new("RGBA", (12, 10))), "mode RGBA"),
-        (lambda run: put(run, Image.new("I;16", (12, 10))), "mode I;16"),
-        (lambda run: put(run, b"not a png"), "is not an image"),
+        (Image.new("L", (12, 10)), "mode L: 8-bit RGB"),
+        (Image.new("RGBA", (12, 10)), "mode RGBA"),
+        (Image.new("I;16", (12, 10)), "mode I;16"),
+        (b"not a png", "is not an image"),
     ],
 )
-def test_bad_folder(tmp_path: Path, harm: Callable[[Path], object], message: str) -> None:
+def test_bad_folder(
+    tmp_path: Path, harm: Callable[[Path], object] | Image.Image | bytes, message: str
+) -> None:
     make(tmp_path)
-    harm(tmp_path)
+    put(tmp_path, harm) if isinstance(harm, Image.Image | bytes) else harm(tmp_path)
     with pytest.raises(SampleSetError, match=message):
         ImageSet(tmp_path)
 
