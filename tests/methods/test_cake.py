@@ -111,8 +111,3 @@ def test_without_variance_the_score_is_snapkv_s() -> None:
     found = watch(CAKE(gamma=0, **same), spec, inputs, "0.5", Artifact("", {"layers": numbers})).asked
     expected = watch(SnapKV(pool="avg", **same), spec, inputs, "0.5").asked
     assert [one.ids() for one in found] == [other.ids() for other in expected]
-
-
-def test_one_query_has_no_variance() -> None:
-    with pytest.raises(ValueError, match=r"method.window=1: must be at least 2"):
-        prepared(CAKE(window=1, queries="last"), small(), "0.5")

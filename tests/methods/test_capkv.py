@@ -1,4 +1,4 @@
-"""CapKV: scores and choices of kvpress's CapPress, and properties of weighted leverage."""
+"""CapKV: scores and choices of kvpress's CapPress, and what its weights follow."""
 
 from typing import Any
 
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.methods.critical import Critical
-from kvbench.methods.expected.capkv import CapKV, measure_ridge_leverage
+from kvbench.methods.expected.capkv import CapKV
 from kvbench.methods.shared.view import View
 from kvbench.models.parts.rotary import rotate_line
 from tests.support.engine import listening, open_cache
@@ -64,29 +63,6 @@ def draw_values(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(4))
 
 
-def test_leverage_with_equal_weights_does_not_depend_on_order_and_basis() -> None:
-    values, weight = draw_values(2, 30, 8), torch.ones(2, 30)
-    found = measure_ridge_leverage(values, weight)
-    inverse = torch.linalg.inv(torch.eye(8).double() + values.double().mT @ values.double() * (1 + 1e-6))
-    expected = torch.einsum("rnd,rde,rne->rn", values.double(), inverse, values.double())
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-    order, basis = torch.randperm(30), torch.linalg.qr(draw_values(8, 8)).Q
-    torch.testing.assert_close(measure_ridge_leverage(values[:, order], weight), found[:, order])
-    torch.testing.assert_close(measure_ridge_leverage(values @ basis, weight), found, rtol=1e-4, atol=1e-5)
-
-
-def test_copies_share_their_score_and_zeros_have_none() -> None:
-    values = torch.zeros(1, 9, 8)
-    values[0, :3, 0], values[0, 3:8, 1] = 1e3, 1e3
-    found = measure_ridge_leverage(values, torch.ones(1, 9))[0]
-    torch.testing.assert_close(found, torch.tensor([1 / 3] * 3 + [1 / 5] * 5 + [0.0]), rtol=1e-4, atol=1e-6)
-    many = draw_values(1, 5000, 8)
-    weight = torch.rand(1, 5000, generator=torch.Generator().manual_seed(1))
-    scores = weight * measure_ridge_leverage(many, weight)
-    assert 7.9 < float(scores.sum()) <= 8
-    assert bool((scores < 1).all())
-
-
 def weights_of(**settings: Any) -> Tensor:
     keys, anchor = draw_values(1, 20, 8), draw_values(1, 2, 8)[:, ::1]
     sign = settings.pop("sign", 1)
@@ -113,8 +89,3 @@ def test_weights_that_overflow_are_refused_in_one_line(size: float) -> None:
     told = r"method\.normalise=false: weights overflow at method\.tau=5\.0; lower tau or set normalise=true"
     with pytest.raises(ConfigError, match=told):
         cache.attend(0, keys, keys, values)
-
-
-def test_methods_that_multiply_by_norms_refuse_it() -> None:
-    with pytest.raises(ConfigError, match="the score of CapKV contains the norm of values"):
-        Critical(base=CapKV())

@@ -310,6 +310,7 @@ def test_data_decides_the_lengths_of_few_methods() -> None:
     prepared_ = {name: prepare(name, shapes) for name, shapes in homes.items()}
     unknown = sorted(name for name, one in prepared_.items() if predict_row_lengths(one.spec, one) is None)
     assert unknown == ["adakv", "ams_kv", "critical_adakv", "expected_attention", "hard_kv", "headkv"]
+    assert all(prepared_[name].graph_obstacle is not None for name in unknown)
 
 
 def test_a_calibration_keeps_everything_and_says_so() -> None:

@@ -1,4 +1,4 @@
-"""Expected attention against kvpress, and against the attention of a query that is known."""
+"""Expected attention against kvpress, and its calibration against the queries themselves."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,18 +8,15 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.methods.critical import Critical
 from kvbench.methods.expected.gaussian import (
     expect_logits,
     fit_gaussian,
-    rotate_channels,
     rotate_gaussian,
 )
 from kvbench.methods.expected.method import ExpectedAttention, QueryGaussians
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.output_norms import measure_output
 from kvbench.methods.shared.select import choose_best, pair_halves
-from kvbench.methods.snapkv import SnapKV
 from tests.support.engine import open_cache, prepared, run, small, tokens_of
 from tests.support.evict_goldens import close_score, list_cases, load_case, mark
 
@@ -64,35 +61,8 @@ def test_calibrated_statistics_of_kvpress() -> None:
     close_score(cov, g["cov"].view_as(cov))
 
 
-def test_one_query_without_spread_is_its_softmax_at_the_next_position() -> None:
-    generator = torch.Generator().manual_seed(0)
-    query, keys = torch.randn(1, 1, 8, generator=generator), torch.randn(1, 6, 8, generator=generator)
-    factor = average_rotation(100.0, 8, 6, 1)
-    mean, cov = rotate_gaussian(*fit_gaussian(query[:, None]), factor)
-    assert cov.abs().max() == 0
-    pairs = torch.view_as_complex(torch.stack(query.view(2, 4).unbind(0), -1))
-    rotated = pairs * factor
-    turned = torch.cat((rotated.real, rotated.imag))
-    torch.testing.assert_close(mean.flatten(), turned)
-    torch.testing.assert_close(
-        expect_logits(keys, mean, cov).softmax(-1)[0, 0], (keys[0] @ turned).softmax(0)
-    )
-    torch.testing.assert_close(rotate_channels(query, factor).flatten(), turned)
-
-
 def test_neighbouring_channels_become_halves() -> None:
     assert pair_halves(torch.arange(6)).tolist() == [0, 2, 4, 1, 3, 5]
-
-
-def test_the_mean_of_the_exponential_is_that_of_many_queries() -> None:
-    """ln E exp(q k) by drawing."""
-    generator = torch.Generator().manual_seed(0)
-    spread = 0.3 * torch.randn(4, 4, generator=generator).double()
-    keys, centre = torch.randn(2, 5, 4, generator=generator).double().unbind(0)
-    drawn = centre[0] + torch.randn(400_000, 4, generator=generator).double() @ spread.T
-    found = expect_logits(keys[None], centre[:1, None].float(), (spread @ spread.T).float()[None, None])
-    expected = (drawn @ keys.T).exp().mean(0).log()
-    torch.testing.assert_close(found[0, 0].double(), expected, atol=0.02, rtol=0.02)
 
 
 @pytest.mark.parametrize("case", list_cases("critical"))
@@ -103,19 +73,6 @@ def test_norms_of_the_output_are_those_of_kvpress(case: int) -> None:
         heads=p["Hk"], cached_values=lambda: g["values"].flatten(0, 1), output_projection=lambda: weight
     )
     close_score(measure_output(view, 1), g["value_norm"].flatten(0, 1))
-
-
-def test_critical_refuses_a_score_with_a_norm() -> None:
-    Critical(base=ExpectedAttention(norm="none"))
-    Critical(base=SnapKV())
-    with pytest.raises(ValueError, match=r"method.base: the score of ExpectedAttention contains the norm"):
-        Critical(base=ExpectedAttention())
-
-
-def test_calibrated_attention_needs_its_calibration() -> None:
-    spec = ModelSpec("lines", 1, 1, 8, next_token(3, [5] * 3))
-    with pytest.raises(ValueError, match="method=expected_attention: calibrate first"):
-        prepared(ExpectedAttention(statistics="calibrated"), spec, "0.5")
 
 
 @pytest.mark.parametrize("family", ["next-scale", "next-token"])

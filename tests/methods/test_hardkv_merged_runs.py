@@ -174,14 +174,6 @@ def test_nothing_is_noted_unless_asked_for() -> None:
 
 
 @pytest.mark.parametrize("merge", MERGES[1:])
-def test_texts_of_a_batch_are_merged_apart(merge: Merge) -> None:
-    inputs = tokens_of(SPEC, 3, groups=2)
-    together = watch(inputs, merge, 20).out
-    alone = watch([[tuple(x[1:2] for x in layer) for layer in segment] for segment in inputs], merge, 20).out
-    close([out[1:2] for out in together], alone)
-
-
-@pytest.mark.parametrize("merge", MERGES[1:])
 def test_prompts_of_unequal_length_merge_what_they_have(merge: Merge) -> None:
     """Padding is nobody's: what stands in it changes nothing, and what is noted is a number."""
     outs, drifts = [], []

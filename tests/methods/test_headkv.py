@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.shared.even_shares import share_evenly
@@ -204,39 +204,6 @@ def check_kept(budget: str, groups: int, seed: int, given_settings: dict[str, An
     expected = list(simulate(inputs, groups, capacity, given_settings))
     assert [asked.ids() for asked in seen] == expected
     assert cache.ledger.peak_tokens <= capacity.capacity
-
-
-@given(
-    deciders=DECIDERS,
-    budget=st.fractions("1/3", 1, max_denominator=60),
-    seed=st.integers(0, 10**6),
-    layers=st.integers(1, 4),
-    heads=st.integers(1, 5),
-    lines=st.lists(st.integers(1, 7), min_size=2, max_size=9),
-    **SETTINGS,
-)
-@settings(max_examples=80)
-@pytest.mark.slow
-def test_the_budget_holds_after_every_layer_and_the_condition_stays(
-    deciders: tuple[str, str],
-    budget: Any,
-    seed: int,
-    layers: int,
-    heads: int,
-    lines: list[int],
-    **given_settings: Any,
-) -> None:
-    spec = ModelSpec("any", layers, heads, D, next_token(2, lines), logit_scale=1.5)
-    given_settings |= dict(zip(("len_rows", "branch_mode"), deciders, strict=True))
-    method = HeadKV(sinks=1, **given_settings)
-    try:
-        cache, seen, _ = watch(method, spec, tokens_of(spec, 4, seed), str(budget))
-    except InfeasibleBudget:
-        assume(False)
-    capacity = method.budget.capacity
-    assert all(tokens <= capacity for row in cache.ledger.tokens_after for tokens in row)
-    for asked in seen:
-        assert all(ids[:2] == [0, 1] for ids in asked.ids())
 
 
 MIXED = {"threshold": 0.5, "local_window": 9, "group_at": 17}

@@ -86,13 +86,6 @@ def test_without_merging_and_with_equal_layers_it_is_h2o() -> None:
     assert all(torch.equal(one, other) for one, other in zip(found.out, expected.out, strict=True))
 
 
-def test_entropy_between_text_and_image_needs_both() -> None:
-    with pytest.raises(
-        ValueError, match=r"method.statistic=cross: small does not attend from an image to a text"
-    ):
-        prepared(MEDA(statistic="cross"), small(), "0.5")
-
-
 @pytest.mark.parametrize("padding", [None, [0, 2]])
 def test_what_is_calibrated_of_lines_is_the_entropy_of_their_tensors(padding: list[int] | None) -> None:
     spec = ModelSpec("lines", 1, 2, 8, next_token(5, [4, 4, 3]), 1, 0.3, line=4)

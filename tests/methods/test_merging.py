@@ -1,17 +1,13 @@
-"""Merging against what other authors' programs leave, and against a slow reference."""
+"""Merging against what other authors' programs leave."""
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.methods.merging.cam import add_values, measure_probabilities
 from kvbench.methods.merging.merge import How, merge_slots, merge_values, pair_slots, select_ranks
 from kvbench.methods.shared.select import choose_best
 from tests.support.evict_goldens import list_cases, load_case, mark, take
-
-HOWS: list[How] = ["pivot", "average", "weighted", "normalised"]
 
 
 def exact(found: Tensor, expected: Tensor, atol: float = 1e-6) -> None:
@@ -157,68 +153,3 @@ def test_merging_of_d2o(case: int) -> None:
         score = score[stays].view(p["H"], room)
         for one, name in zip(held, ("keys", "values"), strict=True):
             exact(one, g[f"step{step}.{name}"][0])
-
-
-def merge_slowly(keys: Tensor, values: Tensor, stays: Tensor, how: How) -> tuple[Tensor, Tensor]:
-    """One row after the other, slot by slot, in double precision."""
-    out = [keys.double().clone(), values.double().clone()]
-    for row, marks in enumerate(stays.tolist()):
-        kept = [slot for slot, stay in enumerate(marks) if stay]
-        taken: dict[int, list[tuple[int, float]]] = {slot: [] for slot in kept}
-        for slot, stay in enumerate(marks):
-            if not stay and kept:
-                cosines = [torch.cosine_similarity(keys[row, slot], keys[row, c], dim=0).item() for c in kept]
-                best = max(range(len(kept)), key=cosines.__getitem__)
-                taken[kept[best]].append((slot, cosines[best]))
-        for slot, sources in taken.items():
-            for x, result in zip((keys, values), out, strict=True):
-                own, given_ones = x[row, slot].double(), [(x[row, e].double(), w) for e, w in sources]
-                weights = [max((w + 1) / 2, 1e-6) for _, w in given_ones]
-                sums = {
-                    "pivot": [(e + own) / 2 for e, _ in given_ones],
-                    "average": [e for e, _ in given_ones],
-                    "weighted": [e * w for e, w in given_ones],
-                    "normalised": [e * u for (e, _), u in zip(given_ones, weights, strict=True)],
-                }[how]
-                count = sum(weights) if how == "normalised" else len(sources)
-                result[row, slot] = (own + sum(sums)) / (1 + count)
-    return out[0], out[1]
-
-
-@given(st.integers(0, 10**6), st.sampled_from(HOWS), st.integers(1, 12))
-@settings(max_examples=30, deadline=None)
-def test_merging_is_what_a_loop_does(seed: int, how: How, slots: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    keys, values = torch.randn(2, 3, slots, 4, generator=generator).unbind(0)
-    stays = torch.rand(3, slots, generator=generator) < 0.5
-    pairs = pair_slots(keys, ~stays, stays)
-    found = merge_slots(keys, values, pairs, pairs.leaves, how)
-    for one, expected in zip(found, merge_slowly(keys, values, stays, how), strict=True):
-        torch.testing.assert_close(one[stays], expected.float()[stays], atol=1e-5, rtol=1e-5)
-    if stays.all(1).any():
-        full = stays.all(1)
-        assert torch.equal(found[0][full], keys[full])
-
-
-@pytest.mark.parametrize("how", HOWS)
-def test_a_slot_that_takes_its_twin_in_is_unchanged(how: How) -> None:
-    keys = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
-    keys[:, 1] = keys[:, 3]
-    stays = torch.tensor([True, False, True, True, True]).expand(2, -1)
-    pairs = pair_slots(keys, ~stays, stays)
-    found, values = merge_slots(keys, 2 * keys, pairs, pairs.leaves, how)
-    torch.testing.assert_close(found[stays], keys[stays])
-    torch.testing.assert_close(values, 2 * found)
-    torch.testing.assert_close(merge_values(keys, pairs, threshold=0, fraction=1)[stays], keys[stays])
-
-
-@given(st.integers(0, 10**6), st.integers(1, 6))
-@settings(max_examples=30, deadline=None)
-def test_cam_conserves_the_sum_of_values(seed: int, size: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(2, 15, 4, generator=generator)
-    stays = torch.rand(2, 15, generator=generator) < 0.5
-    stays[:, -1] = True  # no window is empty
-    found = add_values(values, (~stays).float(), stays, size)
-    sums = [(x * m[..., None]).sum(1) for x, m in ((found, stays), (values, torch.ones_like(stays)))]
-    torch.testing.assert_close(*sums, atol=1e-5, rtol=1e-5)

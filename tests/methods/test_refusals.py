@@ -1,9 +1,10 @@
-"""Settings, budgets and missing calibrations that methods refuse, and what their messages name."""
+"""Settings, bases, budgets and missing calibrations that methods refuse, and what their messages name."""
 
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,19 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.methods.adakv import AdaKV
 from kvbench.methods.ams_kv import AMSKV, AMSKVFixed
+from kvbench.methods.cake import CAKE
+from kvbench.methods.contents.norms import CUR
+from kvbench.methods.critical import Critical
+from kvbench.methods.expected.capkv import CapKV
+from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hack.method import HACK
 from kvbench.methods.hack.plus_plus import HACKPlusPlus
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
+from kvbench.methods.lazy_eviction import LazyEviction
 from kvbench.methods.linear_ar import LineAR
+from kvbench.methods.lukv.method import LUKV
+from kvbench.methods.merging.meda import MEDA
+from kvbench.methods.merging.method import LookM, MergingPress
+from kvbench.methods.pricekv.by_score import PriceKVByScore
+from kvbench.methods.pricekv.by_token import PriceKVByToken
 from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.quest import Quest
+from kvbench.methods.random import Random
 from kvbench.methods.random_attention import RandomAttention
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scale_groups import ScaleGroups
@@ -33,6 +47,7 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.sparvar import SparVAR
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
+from kvbench.methods.triattention import TriAttention
 from kvbench.methods.vase import VaSE
 from tests.support.engine import D, prepared, small
 
@@ -49,7 +64,10 @@ SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (AMSKV, {"demanding": 2}, SHARE + ", or null to use theta"),
     (AMSKV, {"condensed": -1}, "must lie in 0..3 for small"),
     (AMSKV, {"condensed": 4}, "must lie in 0..3 for small"),
+    (CAKE, {"window": 1, "queries": "last"}, "must be at least 2"),
+    (CUR, {"seed": 1}, "nothing is drawn without a projection"),
     (H2O, {"recent": 2}, SHARE),
+    (H2O, {"ema": 0.5}, "H2O accumulates its scores; set method.ema=0"),
     (H2O, {"observed": 0}, ONE + ", or null for all"),
     (HACK, {"alpha": -1, "sinks": 2}, SHARE),
     (HACK, {"contextual": -1, "sinks": 2}, SHARE),
@@ -70,6 +88,7 @@ SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (HardKV, {"kernel": 0}, "must be odd and positive"),
     (HardKV, {"window": 0}, ONE),
     (HardKV, {"leading": -1}, NONE),
+    (HardKV, {"refresh": 2}, "method.select=top_p marks by the present attention"),
     (HardKV, {"select": "official_rewrite"}, "the released program has one temperature; set method.calib"),
     (HeadKV, {"threshold": 1.1, "sinks": 1}, SHARE),
     (HeadKV, {"ratio": -0.5, "sinks": 1}, SHARE),
@@ -81,6 +100,9 @@ SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (LineAR, {"anchors": -1}, NONE),
     (LineAR, {"recent": 0}, ONE + ", the last line"),
     (LineAR, {"window": 0}, ONE + ", or null for the whole line"),
+    (LUKV, {"floor": 1.5, "base": H2O()}, SHARE),
+    (LUKV, {"queries": 0, "base": H2O()}, ONE),
+    (MEDA, {"statistic": "cross"}, "small does not attend from an image to a text"),
     (PriceKV, {"queries": 0}, ONE),
     (PriceKV, {"recent": 0}, "must lie in 1..14"),
     (PriceKV, {"recent": 15}, "must lie in 1..14"),
@@ -92,6 +114,7 @@ SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (RKV, {"threshold": 2}, "is a cosine and must lie in -1..1"),
     (RKV, {"protected": -1}, NONE),
     (RKV, {"kernel": 2}, "must be odd and positive"),
+    (Random, {"refresh": 2}, "every segment draws its numbers; set method.refresh=1"),
     (RandomAttention, {"refresh": 2}, ANEW + "refresh=1"),
     (RandomAttention, {"ema": 0.5}, ANEW + "ema=0"),
     (RandomAttention, {"window": -1}, NONE + ", or null"),
@@ -100,6 +123,8 @@ SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (ScaleKV, {"strongest": 2}, SHARE),
     (ScaleKV, {"queries": 0}, ONE),
     (ScaleKV, {"window": 5}, "a grid has a square number"),
+    (SnapKV, {"refresh": 0}, ONE),
+    (SnapKV, {"ema": 1.5}, SHARE),
     (SnapKV, {"window": 5}, "a grid has a square number"),
     (SparVAR, {"decision": 9}, "small has 6 scales"),
     (StreamingLLM, {"leading": -1, "sinks": 1}, NONE),
@@ -137,6 +162,10 @@ def test_a_setting_out_of_range_is_named(kind: type[Method], settings: dict[str,
         *((StreamingLLM(sinks), SCALES, "0.5", f"sinks={sinks}") for sinks in (-1, 6)),
         (LineAR(sinks=10), LINES, "0.5", "sinks=10: lines has 10 scales"),
         (LineAR(sinks=1), LINES, "0.05", "model.prompt_tokens=3, need 3 of 43 tokens per head"),
+        (CUR(redraw=True), LINES, "0.5", "method.redraw=True: nothing is drawn without a projection"),
+        (LazyEviction(), LINES, 5, "need 6 of 43 tokens per head"),
+        (TriAttention(sinks=1), LINES, 3, "the smallest feasible budget is "),
+        (PriceKVByToken(), LINES, "0.5", "lines writes texts; take method=pricekv"),
         (RandomAttention(window=18, sinks=1), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),
         (VaSE(window=18, sinks=1, large=0), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),
         (VaSE(window=15), LINES, 20, "the method's tokens need 21 of 43 tokens per head"),  # 5 of large values
@@ -171,6 +200,41 @@ def test_menus_that_cannot_be_had_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         PriceKV(**settings).check(spec, Budget.parse_bytes("0.1", spec, 4 * D))
+
+
+OWN_CAPACITY = "shares capacity among heads or layers itself"
+BASES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: MergingPress(base=StreamingLLM(0)), "method.base=StreamingLLM: it does not score tokens"),
+    (lambda: MergingPress(base="snapkv"), "method.base=snapkv: it does not score tokens"),
+    *(
+        (partial(MergingPress, base=base), f"method.base: {kind} merges tokens, which only the outermost method can")
+        for kind, base in (("LookM", LookM(base=H2O())), ("HardKV", HardKV(merge="fixed")))
+    ),
+    (lambda: Critical(base=CapKV()), "the score of CapKV contains the norm of values"),
+    (lambda: Critical(base=ExpectedAttention()), "method.base: the score of ExpectedAttention contains the norm"),
+    (lambda: LUKV(base=AdaKV()), f"AdaKV {OWN_CAPACITY}"),
+    (lambda: LUKV(base=CapKV(asked="prompt")), "needs scores of every segment; "),
+    (lambda: LUKV(base=CapKV(asked="prompt")), "method.base.asked=every"),
+    *(
+        (partial(PriceKVByScore, base=base), f"{kind} {OWN_CAPACITY}")
+        for kind, base in (
+            ("AdaKV", AdaKV()), ("PyramidKV", PyramidKV()), ("ScaleKV", ScaleKV()),
+            ("Critical", Critical(base=SnapKV())), ("TriAttention", TriAttention(shared="layers")),
+        )
+    ),
+    (lambda: PriceKVByScore(base=SnapKV(refresh=2)), "set method.base.refresh=1 method.base.ema=0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "told"), BASES)
+def test_a_base_that_cannot_be_is_refused(make: Callable[[], Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        make()
+
+
+def test_what_is_like_them_is_taken() -> None:
+    Critical(base=ExpectedAttention(norm="none"))
+    CUR(project=2, seed=1).check(LINES, Budget.parse("0.5", LINES))
 
 
 @pytest.mark.parametrize("make", [PyramidKV, H2O, StreamingLLM, HardKV])
@@ -211,6 +275,8 @@ def test_the_smallest_budget_of_a_refusal_is_accepted(
     [
         (AMSKV(demanding=0.5), "method.demanding:"),
         (AMSKVFixed(), "method=ams_kv_fixed:"),
+        (ExpectedAttention(statistics="calibrated"), "method=expected_attention:"),
+        (LUKV(base=H2O()), "method: LUKV needs a calibration:"),
         (HACK(2), "method=hack:"),
         (HACKPlusPlus(), "method=hackpp:"),
         (HeatKV(2), "method.orders: give an order file, or"),

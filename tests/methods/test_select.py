@@ -44,16 +44,6 @@ def test_an_even_share_leaves_no_token(layers: int, heads: int, data: st.DataObj
     assert all(isinstance(room, int) or len(set(room)) == 2 for room in rooms)
 
 
-@pytest.mark.parametrize("kind", [H2O, RKV, SnapKV])
-@pytest.mark.parametrize("budget", ["0.3", "0.37", "0.5"])
-def test_methods_that_share_evenly_hold_all_of_the_budget(kind: type[Method], budget: str) -> None:
-    cache = open_cache(kind(), SPEC, budget)
-    run(cache, tokens_of(SPEC, 2))
-    for segment in SPEC.segments[:-1]:
-        held = min(cache.method.budget.tokens, SPEC.all_heads * segment.end)
-        assert cache.ledger.tokens_after[segment.index][-1] == held
-
-
 @given(st.integers(1, 12), st.integers(1, 12), st.sampled_from((1, 4, 9, 16)))
 def test_a_grid_lies_at_the_centres_of_its_patches(height: int, width: int, count: int) -> None:
     at, side = Segment(3, 100, height, width), int(count**0.5)

@@ -21,13 +21,11 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.keydiff import KeyDiff
 from kvbench.methods.merging.method import D2O, CaM, LookM, Merger, MergingPress
-from kvbench.methods.random import Random
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.scored import AdaptiveHeads, Scored
 from kvbench.methods.shared.view import View
 from kvbench.methods.shared.wrapper import Wrapper
 from kvbench.methods.snapkv import SnapKV
-from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
 from kvbench.methods.triattention import QueryCentres, TriAttention
 from tests.support.engine import Watched, prepared, tokens_of, watch
@@ -135,20 +133,6 @@ def test_values_that_cam_merges_are_drawn_alike_in_any_batch() -> None:
     other = watch(CaM(base=TOVA(), seed=1), LINES, inputs, "0.4")
     assert all(torch.equal(one, two) for one, two in zip(both.out, again.out, strict=True))
     assert any(not torch.equal(one, two) for one, two in zip(both.out, other.out, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("base", "message"),
-    [
-        (StreamingLLM(0), "method.base=StreamingLLM: it does not score tokens"),
-        ("snapkv", "method.base=snapkv: it does not score tokens"),
-        (LookM(base=H2O()), "method.base: LookM merges tokens, which only the outermost method can"),
-        (HardKV(merge="fixed"), "method.base: HardKV merges tokens, which only the outermost method can"),
-    ],
-)
-def test_a_base_that_cannot_be_is_refused(base: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        MergingPress(base=base)
 
 
 def test_a_wrapper_needs_and_has_what_its_base_has() -> None:
@@ -267,21 +251,6 @@ class Averaging(Scored):
         if view.layer == 0:
             self.states.append(view.state.clone())
         return kept
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        (SnapKV(refresh=0), "method.refresh=0: must be at least 1"),
-        (SnapKV(ema=1.5), r"method.ema=1.5: must lie in 0\.\.1"),
-        (H2O(ema=0.5), "method.ema=0.5: H2O accumulates its scores; set method.ema=0"),
-        (Random(refresh=2), "method.refresh=2: every segment draws its numbers; set method.refresh=1"),
-        (HardKV(refresh=2), "method.refresh=2: method.select=top_p marks by the present attention"),
-    ],
-)
-def test_times_and_averages_that_cannot_be_are_refused(method: Method, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        prepared(method, LINES, "0.5")
 
 
 @dataclass(kw_only=True)

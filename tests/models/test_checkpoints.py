@@ -258,18 +258,6 @@ def test_official_files_are_converted_once(
     assert load_file(kept).keys() == state.keys()
 
 
-def test_a_safetensors_file_may_have_the_official_extras(state: dict[str, Tensor], tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    save_file({k: v.contiguous() for k, v in official_extras(state).items() if isinstance(v, Tensor)}, path)
-    with torch.device("meta"):
-        module = Infinity(TINY)
-    digest = parameters.load_into(
-        module, Source("model.transformer", str(path)), official_files.clean_transformer
-    )
-    assert same(module.state_dict(), state)
-    assert digest == hash_path(path)
-
-
 def test_a_damaged_file_of_a_model_is_refused_by_its_key(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"<!DOCTYPE html>" * 9)

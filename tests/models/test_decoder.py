@@ -13,7 +13,7 @@ from kvbench.methods.full import Full
 from kvbench.models.base import Cache
 from kvbench.models.files.parameters import build_on_meta, fill_random
 from kvbench.models.parts.decoder import Decoder, DecoderConfig, PerHeadNorm, RMSNorm
-from kvbench.models.parts.rotary import rotate_grid, rotate_line
+from kvbench.models.parts.rotary import rotate_grid
 from tests.support.engine import open_cache
 from tests.support.reference_llamagen import PlainCache, golden, slow_decoder
 
@@ -109,16 +109,6 @@ def test_heads_turn_as_the_official_ones() -> None:
     found = rotate(golden("rope")["rot.x"], table[:, None])
     torch.testing.assert_close(found, golden("rope")["rot.y"], atol=1e-6, rtol=0)
     assert (found[:, 0] == 0).all()
-
-
-def test_scores_along_a_line_depend_on_distance_alone() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(1, 1, 1, 8, generator=generator).expand(-1, 20, -1, -1) for _ in range(2))
-    table = rotate_line(20, 8, 10000.0)
-    scores = (rotate(q, table[:, None])[0, :, 0] @ rotate(k, table[:, None])[0, :, 0].T).double()
-    for distance in range(-19, 20):
-        diagonal = scores.diagonal(distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=0)
 
 
 def test_norms_round_before_they_are_weighted() -> None:

@@ -81,32 +81,6 @@ def test_blocks_by_hand(tmp_path: Path, kind: int, block: bytes, expected: list[
     assert tensors["b"].unpack().tolist() == list(expected)
 
 
-def unpack_q4_k(block: bytes) -> list[float]:
-    """ggml's dequantize_row_q4_K, number by number: eight groups of 32 with scales and minima of 6 bits."""
-    (scale, minimum), packed, codes = struct.unpack("<ee", block[:4]), block[4:16], block[16:]
-    numbers = []
-    for group in range(8):
-        if group < 4:
-            size, offset = packed[group] & 63, packed[group + 4] & 63
-        else:
-            size = packed[group + 4] & 15 | packed[group - 4] >> 6 << 4
-            offset = packed[group + 4] >> 4 | packed[group] >> 6 << 4
-        own = (one >> group % 2 * 4 & 15 for one in codes[group // 2 * 32 :][:32])
-        numbers += [scale * size * one - minimum * offset for one in own]
-    return numbers
-
-
-def test_blocks_of_q4_k_by_hand(tmp_path: Path) -> None:
-    """The type of most tensors in Q4_K_M files."""
-    blocks = [
-        struct.pack("<ee", 0.01 * (seed + 1), 0.02) + np.random.default_rng(seed).bytes(140)
-        for seed in range(6)
-    ]
-    path = write_gguf(tmp_path / "x.gguf", {}, {"a": ((512, 3), 12, b"".join(blocks))})
-    expected = torch.tensor([unpack_q4_k(block) for block in blocks], dtype=torch.float64).view(3, 512)
-    torch.testing.assert_close(read_gguf(path).tensors["a"].unpack().double(), expected, rtol=1e-6, atol=1e-6)
-
-
 UNPACKED = (
     "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS IQ1_M "
     "TQ1_0 TQ2_0 MXFP4"

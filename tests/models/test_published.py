@@ -161,24 +161,6 @@ def test_published_shapes(name: str) -> None:
         check(clean(read_raw(family, key)), network, part)
 
 
-@pytest.mark.parametrize(
-    ("name", "others"),
-    [
-        ("var_d16", ["var_d20", "vae_ch160v4096z32"]),
-        ("llamagen_xl", ["c2i_L", "t2i_XL", "vq_16"]),
-        ("janus_pro_7b", ["pro_1b"]),
-        ("lumina_mgpt_7b_512", ["tokenizer"]),
-        ("emu3_gen", ["tiny"]),
-    ],
-)
-def test_the_state_of_another_model_does_not_fit(name: str, others: list[str]) -> None:
-    one, family = configured(f"model={name}"), PUBLISHED[name].keys[0]
-    network, (part, clean) = build(one)[0], next(iter(one._cleans.items()))
-    for other in others:
-        with pytest.raises(WeightsError, match=rf"^{part}: the checkpoint does not fit in \d+ places"):
-            check(clean(read_raw(family, other)), network, part)
-
-
 @pytest.mark.parametrize("wrapped", ["model", "module", "state_dict"])
 def test_files_nested_by_a_trainer_fit(wrapped: str) -> None:
     transformer, tokenizer = build(configured("model=llamagen_b"))

@@ -14,11 +14,10 @@ from benchmarks.support.device_watch import DeviceWatch, list_tensors
 from benchmarks.support.tape import Tape
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
-from kvbench.engine.schedule import predict_row_lengths
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.models.noise import PromptNoise
-from tests.support.engine import open_cache, prepared
+from tests.support.engine import open_cache
 from tests.support.marks import slow_except
 from tests.support.methods import methods_for
 from tests.support.places import ROOT
@@ -125,7 +124,8 @@ def obstacle(name: str) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "name", slow_except(("snapkv",).__contains__, [name for name in METHODS if obstacle(name) is None])
+    "name",
+    slow_except(("snapkv", "heatkv").__contains__, [name for name in METHODS if obstacle(name) is None]),
 )
 def test_a_recording_waits_for_nothing(name: str) -> None:
     """Host reads and host copies of recorded work on a simulated GPU: there are none."""
@@ -143,16 +143,6 @@ def test_a_recording_waits_for_nothing(name: str) -> None:
     record = Checked()
     fake_gpu.run(model, method, 2, DeviceWatch(), before=2, record=record)
     assert record.replays == len(model.spec.segments)
-
-
-@pytest.mark.parametrize("name", [name for name in METHODS if obstacle(name) is None])
-def test_a_method_without_an_obstacle_knows_its_lengths(name: str) -> None:
-    spec = load("model=var_tiny").spec
-    method, artifact = ready(name, spec, "model=var_tiny")
-    assert (
-        predict_row_lengths(spec, prepared(method, spec, "1" if name == "full" else "0.6", artifact))
-        is not None
-    )
 
 
 def test_the_page_lists_what_is_recorded() -> None:

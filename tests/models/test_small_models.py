@@ -1,4 +1,4 @@
-"""Small image models with random weights: dependence on prompt and noise, refusals, and every method."""
+"""Small image models with random weights: dependence on prompt and noise, and refusals."""
 
 import re
 from dataclasses import dataclass, replace
@@ -11,11 +11,8 @@ from torch import Tensor
 from kvbench.models.noise import PromptNoise
 from tests.support import reference_emu3, reference_janus, reference_lumina
 from tests.support.marks import slow_but_every
-from tests.support.methods import methods_for
 from tests.support.small_models import (
     SMALL_TOKENIZER,
-    check_images_of_a_method,
-    check_reference_of_a_method,
     full,
     load,
     shrink,
@@ -62,9 +59,6 @@ CASES = {
         ["a red circle", "a blue square", "a blue circle"],
     ),
 }
-KINDS = ("full", "headkv", "h2o", "lagkv", "quest", "random")
-"""Methods by way of keeping; `tests/methods/test_every_method.py` drives all of them."""
-NEXT_TOKEN = ("janus", "lumina", "emu3", "llamagen", "llamagen with captions")
 TOKENS = list(CASES)[:3]
 
 
@@ -131,19 +125,3 @@ def refuses(one: Any, prompt: str, message: str) -> None:
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             ask([prompt])
-
-
-def test_methods_for_scales_are_left_out() -> None:
-    methods = set(methods_for("next-token"))
-    assert {"linear_ar", "headkv", "diagonal", "h2o", "snapkv", "rkv", "random", "heatkv", *KINDS} <= methods
-    assert not {"scalekv", "hack", "hackpp", "ams_kv", "ams_kv_fixed", "scale_groups"} & methods
-
-
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("case", NEXT_TOKEN)
-def test_methods_draw_images_of_their_own_and_with_room_the_reference(
-    case: str, tiny: Any, name: str
-) -> None:
-    given = CASES[case]
-    check_images_of_a_method(name, tiny, given.overrides, given.prompts[:2], given.size)
-    check_reference_of_a_method(name, tiny, given.overrides, given.prompts[:2])

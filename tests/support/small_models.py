@@ -1,4 +1,4 @@
-"""Support of the tests of next-token models: configurations, full caches, and methods on small random models."""
+"""Support of the tests of models: configurations, small random models, full caches, and prepared methods."""
 
 from functools import cache
 from typing import Any
@@ -9,12 +9,11 @@ from omegaconf import DictConfig
 
 from benchmarks.support import build
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
-from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.budget import InfeasibleBudget
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Observer
-from kvbench.models.noise import PromptNoise
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
@@ -79,35 +78,3 @@ def ready(name: str, one: Any, budget: str, overrides: tuple[str, ...]) -> Metho
     except InfeasibleBudget as refusal:
         minimum = str(refusal).split("the smallest feasible budget is ")[1].split(",")[0]
         return prepared(method, one.spec, minimum, artifact)
-
-
-def check_images_of_a_method(
-    name: str, one: Any, overrides: tuple[str, ...], prompts: list[str], size: tuple[int, int]
-) -> None:
-    """A method draws images at half of the cache: its own, the same in any batch, within its budget."""
-    method = ready(name, one, "1" if name == "full" else "0.5", overrides)
-    cache = KVCache(one.spec, method, dtype=torch.float32)
-    images = one.generate(prompts, cache, PromptNoise(0, (0, 1)))
-    assert images.shape == (2, *size, 3)
-    alone = one.generate(prompts[:1], cache, PromptNoise(0, (0,)))
-    # `random` numbers prompts by their place. Lengths of normalised keys tie, and so do leverages where a line leaves
-    # two tokens to compare: rounding decides.
-    if name not in ("random", "knorm", "cur", "compactor"):
-        assert (alone[0].int() - images[0].int()).abs().max() <= 1
-    if method.strict and name != "full":
-        capacity = Budget.parse("0.5", one.spec).capacity
-        assert 0.4 * capacity < cache.ledger.peak_tokens <= max(capacity, method.budget.capacity)
-        reference = one.generate(prompts, full(one), PromptNoise(0, (0, 1)))
-        assert not torch.equal(images, reference)
-
-
-def check_reference_of_a_method(name: str, one: Any, overrides: tuple[str, ...], prompts: list[str]) -> None:
-    """A method with room for everything draws what the full cache draws."""
-    method = ready(name, one, "1", overrides)
-    cache, whole = KVCache(one.spec, method, dtype=torch.float32), full(one)
-    images = one.generate(prompts, cache, PromptNoise(0, (0, 1)))
-    reference = one.generate(prompts, whole, PromptNoise(0, (0, 1)))
-    if cache.ledger.peak_tokens == whole.ledger.peak_tokens:
-        assert (images.int() - reference.int()).abs().max() <= 1
-    else:
-        assert not method.strict

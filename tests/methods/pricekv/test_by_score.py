@@ -9,25 +9,19 @@ import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import sum_tokens
-from kvbench.methods.adakv import AdaKV
 from kvbench.methods.contents.norms import CUR
-from kvbench.methods.critical import Critical
 from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pricekv.by_score import PriceKVByScore, ScoreErrors
-from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.random_attention import RandomAttention
-from kvbench.methods.scalekv import ScaleKV
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
-from kvbench.methods.triattention import TriAttention
 from tests.support.engine import D, listening, run, tokens_of
 from tests.support.layer_outputs import FOLD, attention, observe, project, projections
 
@@ -173,19 +167,3 @@ def test_a_head_that_buys_nothing_holds_the_floor() -> None:
     method.prepare(TEXTS, Budget.parse(9, TEXTS), artifact)
     assert method.capacities[-1, 0, 0] == 3  # the sinks, which are more than the floor
     assert method.capacities[-1].sum() == 36
-
-
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (AdaKV, "AdaKV shares capacity among heads or layers itself"),
-        (PyramidKV, "PyramidKV shares capacity among heads or layers itself"),
-        (ScaleKV, "ScaleKV shares capacity among heads or layers itself"),
-        (lambda: Critical(base=SnapKV()), "Critical shares capacity among heads or layers itself"),
-        (lambda: TriAttention(shared="layers"), "TriAttention shares capacity among heads or layers itself"),
-        (lambda: SnapKV(refresh=2), "set method.base.refresh=1 method.base.ema=0"),
-    ],
-)
-def test_bases_with_capacities_of_their_own_are_refused(make: Callable[[], Scored], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        PriceKVByScore(base=make())

@@ -333,12 +333,6 @@ def test_a_head_that_buys_nothing_holds_the_floor(floor: int | None, tokens: int
     assert method.capacities[-1].sum() == 4 * tokens
 
 
-def test_texts_are_refused() -> None:
-    texts = replace(ROWS, line=0)
-    with pytest.raises(ValueError, match="rows writes texts; take method=pricekv"):
-        PriceKVByToken().check(texts, Budget.parse("0.4", texts))
-
-
 def test_more_prompts_calibrate_it_unless_a_number_is_given() -> None:
     count = [
         composed(*overrides).calibrate.count

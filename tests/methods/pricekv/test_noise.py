@@ -11,8 +11,8 @@ from kvbench.core.storage import Precision
 from kvbench.engine.view import CacheView
 from kvbench.methods.pricekv.noise import PrecisionError, list_precisions
 from kvbench.methods.pricekv.problem import list_sources
-from tests.methods.pricekv.test_subset_errors import FOLD, projections
 from tests.support.engine import D, open_cache, run, tokens_of
+from tests.support.layer_outputs import FOLD, projections
 
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3)]), logit_scale=0.5)
 ROWS = replace(SCALES, segments=next_token(3, [4, 4, 3]))

@@ -21,7 +21,7 @@ from kvbench.methods.pricekv.problem import list_sources, measure_usage
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
-from tests.support.engine import D, open_cache, prepared, run, tokens_of, watch
+from tests.support.engine import D, open_cache, prepared, run, tokens_of
 
 SCALES = ModelSpec("scales", 3, 2, D, next_scale([(side, side) for side in (1, 2, 3, 4, 5)]))
 ROWS = ModelSpec("rows", 3, 2, D, next_token(5, [*[6] * 8, 5]), logit_scale=D**-0.5)
@@ -43,14 +43,6 @@ def test_the_ledger_counts_what_was_allocated(spec: ModelSpec, budget: str) -> N
     there = ran(PriceKV(recent=3), spec, budget)
     held = measure_usage(there.method.problem, there.method.solution).reshape(-1, spec.layers + 1)
     assert there.ledger.tokens_after == held[:, 1:].tolist()
-
-
-def test_sinks_stay_in_every_head() -> None:
-    method = PriceKV(sinks=2)
-    seen = watch(method, SCALES, tokens_of(SCALES, 2), "0.3", artifact_of(method, SCALES)).asked
-    for asked in seen:
-        leading = min(SCALES.ends[asked.scale], 5)
-        assert all(ids[:leading] == list(range(leading)) for ids in asked.ids())
 
 
 @cache

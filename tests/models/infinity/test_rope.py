@@ -6,11 +6,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvbench.core.segments import next_scale
-from kvbench.kernels.qk_norm_rope import rotate
 from kvbench.models.infinity import rope
 from kvbench.models.infinity.scales import SCALES, TEMPLATES, nearest_ratio, schedule
 from tests.support.places import GOLDENS
@@ -63,21 +60,3 @@ def test_an_unknown_ratio_is_refused() -> None:
 @pytest.mark.parametrize(("aspect", "ratio"), [(1.02, 1), (1.49, 1.5), (0.34, 0.333), (9.0, 3), (0.1, 0.333)])
 def test_the_nearest_ratio(aspect: float, ratio: float) -> None:
     assert nearest_ratio(aspect) == ratio
-
-
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 1000))
-def test_rotation_keeps_lengths_and_depends_on_differences(height: int, width: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    rotation = rope.compute_rotations(next_scale([(height, width)]), (height, width), 16, 10_000.0, "cpu")
-    x = torch.randn(height * width, 16, generator=generator)
-    turned = rotate(x, rotation)
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
-    q, k = (torch.randn(16, generator=generator).expand(height * width, -1) for _ in range(2))
-    scores = (rotate(q, rotation) @ rotate(k, rotation).T).view(height, width, height, width)
-    for row in range(height - 1):
-        torch.testing.assert_close(scores[row + 1, :, row], scores[1, :, 0], atol=1e-4, rtol=1e-4)
-
-
-def test_smaller_pictures_are_stretched_onto_the_whole_grid() -> None:
-    assert rope.place_tokens(2, 2, (64, 64)).tolist() == [[0, 0], [0, 32], [32, 0], [32, 32]]
-    assert rope.place_tokens(1, 4, (1, 6))[:, 1].tolist() == [0, 2, 3, 4]

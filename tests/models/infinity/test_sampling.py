@@ -26,25 +26,6 @@ def test_a_draw_is_torch_multinomial(seed: int, prompts: int, tokens: int, chann
     assert torch.equal(drawn, expected.view(prompts, tokens, channels).bool())
 
 
-def test_draws_follow_the_probabilities() -> None:
-    p = torch.tensor([0.1, 0.35, 0.5, 0.9])
-    logits = torch.stack(((1 - p).log(), p.log()), -1).expand(1, 20_000, 4, 2)
-    rates = draw_bits(logits, Sampling(top_p=1.0), PromptNoise(0, (0,))).float().mean((0, 1))
-    torch.testing.assert_close(rates, p, atol=0.015, rtol=0)
-
-
-@pytest.mark.parametrize(("probability", "kept"), [(0.029, False), (0.031, True), (0.5, True), (0.97, True)])
-def test_top_p_drops_rare_values(probability: float, kept: bool) -> None:
-    p = torch.tensor([1 - probability, probability], dtype=torch.float64)
-    found = probabilities(p.log(), Sampling(top_p=0.97))
-    assert bool(found[1] > 0) == kept
-    assert float(found.sum()) == pytest.approx(1)
-    if not kept:
-        assert found.tolist() == [1, 0]
-        many = draw_bits(p.log().expand(1, 5000, 1, 2), Sampling(top_p=0.97), PromptNoise(0, (0,)))
-        assert not many.any()
-
-
 def truncated(logits: Tensor, top_p: float) -> Tensor:
     """The official truncation of one bit, value by value: ascending, dropped while rare in sum, never the last."""
     p = logits.softmax(-1)
@@ -69,17 +50,6 @@ def test_truncation_is_the_official_one_at_any_top_p(first: float, second: float
     logits = torch.tensor([first, second])
     found = probabilities(logits, Sampling(top_p=top_p))
     torch.testing.assert_close(found, truncated(logits, top_p))
-
-
-def test_a_small_top_p_takes_the_likelier_value() -> None:
-    logits = 3 * torch.randn(2, 50, 4, 2, generator=torch.Generator().manual_seed(0))
-    drawn = draw_bits(logits, Sampling(top_p=0.3), PromptNoise(0, (0, 1)))
-    assert torch.equal(drawn, logits[..., 1] > logits[..., 0])
-
-
-def test_no_truncation_at_one() -> None:
-    logits = torch.tensor([[3.0, -3.0], [0.0, 9.0]])
-    assert torch.equal(probabilities(logits, Sampling(top_p=1.0)), logits.softmax(-1))
 
 
 @given(seed=st.integers(0, 10**6))

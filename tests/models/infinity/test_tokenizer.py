@@ -2,12 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
-from kvbench.models.parts.autoencoder import resize
 from tests.support.reference import packed
 from tests.support.reference_infinity import tokenizer
 
@@ -97,23 +93,3 @@ def test_amplitudes_are_learned_and_fall() -> None:
 def test_official_names_have_no_amplitudes_or_mixers() -> None:
     names = BSQ(CONFIGS[0]).state_dict().keys()
     assert not [name for name in names if "amplitude" in name or "mixer" in name or "place" in name]
-
-
-@given(seed=st.integers(0, 10**6), scales=st.integers(1, 5), bits=st.integers(1, 6))
-@settings(max_examples=40, deadline=None)
-def test_more_scales_of_the_full_size_never_add_error(seed: int, scales: int, bits: int) -> None:
-    latents = torch.randn(1, bits, 3, 3, generator=torch.Generator().manual_seed(seed)) * 3
-    model = BSQ(BSQConfig(bits=bits, base=32, encoder_widths=(32,), decoder_widths=(32,), blocks=1))
-    unit = bits**-0.5
-    _, summed = model.quantize(latents, [(3, 3)] * scales)
-    far = latents.abs() > scales * unit
-    left = (latents - summed).abs()
-    assert (left[~far] <= unit + 1e-5).all()
-    torch.testing.assert_close(left[far], latents.abs()[far] - scales * unit, atol=1e-5, rtol=1e-5)
-
-
-def test_resize_to_the_same_size_is_the_identity() -> None:
-    x = torch.randn(1, 2, 3, 4)
-    assert resize(x, (3, 4)) is x
-    expected = F.interpolate(x, (6, 8), mode="bilinear", align_corners=False)
-    assert torch.equal(resize(x, (6, 8)), expected)

@@ -1,6 +1,5 @@
 """LlamaGen's transformer, sampling and loop: equal to the official ones, run by run and on the engine."""
 
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -16,7 +15,6 @@ from kvbench.methods.full import Full
 from kvbench.models import noise as noise_module
 from kvbench.models import token_loop
 from kvbench.models.base import Cache, NotFinite, TextFeatures
-from kvbench.models.files import parameters
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import Noise, PromptNoise
@@ -30,7 +28,6 @@ from tests.support.reference_llamagen import (
     PlainCache,
     golden,
     meta,
-    slow_decoder,
     tokenizer,
     transformer,
 )
@@ -183,37 +180,17 @@ def test_all_tokens_in_one_pass_give_the_official_logits() -> None:
     close(torch.cat(parts, 1), expected["full.logits"])
 
 
-@pytest.mark.parametrize("kind", ["c2i", "t2i"])
-def test_equals_a_decoder_written_head_by_head(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {
-        "depth": 1,
-        "width": 16,
-        "heads": 2,
-        "kv_heads": 2,
-        "head_dim": 8,
-        "grid": (2, 3),
-        "text_tokens": 4,
-    }
-    config = replace(CONFIGS[kind], hidden=24, vocabulary=9, **small)
-    model = parameters.build_on_meta(lambda: LlamaGen(config))
-    parameters.fill_random(model)
-    generator = torch.Generator().manual_seed(0)
-    given = torch.tensor([3, 10]) if kind == "c2i" else torch.randn(2, 4, 24, generator=generator)
-    noise, sampling = PromptNoise(0, (0, 1)), LlamaGenSampling(cfg=1.0, top_k=0)
-    with torch.inference_mode():
-        condition = model.cls_embedding(given, guided=False)
-        drawn = draw(model, condition, engine(config, 1), noise, sampling)
-        x = torch.cat((condition, model.tok_embeddings(drawn)), 1)
-        logits = slow_decoder(model.state_dict(), config, x)[:, config.condition - 1 : -1].float()
-    again = PromptNoise(0, (0, 1))
-    expected = [draw_token(logits[:, token], sampling, again) for token in range(6)]
-    assert torch.equal(drawn, torch.stack(expected, 1))
-    monkeypatch.setattr(noise_module, "MIN_THREADED", 1)  # a second thread draws
-    ahead = PromptNoise(0, (0, 1))
-    with torch.inference_mode():
-        beside = draw(model, condition, engine(config, 1), ahead, sampling)
-    assert torch.equal(beside, drawn)
-    assert torch.equal(ahead.draw(9), again.draw(9))  # as many numbers were drawn
+def test_noise_that_a_second_thread_draws_ahead_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    condition, sampling = condition_of(transformer("c2i"), "c2i", False), LlamaGenSampling(cfg=1.0, top_k=0)
+
+    def generate_from(noise: PromptNoise) -> Tensor:
+        return draw(transformer("c2i"), condition, engine(CONFIGS["c2i"], 1), noise, sampling)
+
+    direct, ahead = PromptNoise(0, (0, 1)), PromptNoise(0, (0, 1))
+    expected = generate_from(direct)
+    monkeypatch.setattr(noise_module, "MIN_THREADED", 1)
+    assert torch.equal(generate_from(ahead), expected)
+    assert torch.equal(ahead.draw(9), direct.draw(9))  # as many numbers were drawn
 
 
 @pytest.mark.parametrize("setting", range(7))
@@ -248,13 +225,6 @@ def test_segments_do_not_matter_where_everything_is_kept(chunk: int) -> None:
     given = (condition_of(model, "c2i", True), engine(CONFIGS["c2i"], 2, chunk), OneStream(1, 2))
     found = draw(model, *given, sampling_of("c2i.sampled"), segments=segments)
     assert torch.equal(found, expected)
-
-
-def test_the_last_token_is_drawn_and_never_fed_back() -> None:
-    segments = segments_of(replace(CONFIGS["c2i"], grid=(24, 24)))
-    assert [segment.length for segment in segments] == [1, *[24] * 23, 23]
-    assert [segment.last for segment in segments] == [False] * 24 + [True]
-    assert all(segment.causal for segment in segments)
 
 
 def test_logits_that_are_not_finite_are_named() -> None:

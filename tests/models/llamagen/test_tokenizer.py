@@ -10,9 +10,7 @@ from tests.support.drawing import close
 from tests.support.reference_llamagen import (
     FULL_VQ,
     TINY_VQ,
-    formula,
     golden,
-    published,
     raw_state,
     tokenizer,
 )
@@ -57,15 +55,6 @@ def test_codes_are_of_unit_length_and_the_nearest() -> None:
     angle = torch.einsum("chw,nc->hwn", latents[0].double(), book / book.norm(dim=1, keepdim=True))
     assert torch.equal(found[0], angle.argmax(-1))
     close(model.codes(found).norm(dim=1), torch.ones(1, 3, 5))
-
-
-def test_the_formula_gives_the_official_weights() -> None:
-    probes = {key: value for key, value in golden("vq_full").items() if key.startswith("probe.")}
-    assert len(probes) == 3
-    for key, value in probes.items():
-        name = key.removeprefix("probe.")
-        shape, _ = published()["vq_16"]["keys"][name]
-        assert torch.equal(formula(name, tuple(shape)).flatten()[:8], value)
 
 
 def test_a_file_without_keys_of_an_attention_is_refused() -> None:

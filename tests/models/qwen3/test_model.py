@@ -1,4 +1,4 @@
-"""Qwen3 as the harness sees it: shapes, folders, texts that end, and every method on it."""
+"""Qwen3 as the harness sees it: shapes, folders, and texts that end."""
 
 import json
 import re
@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_files
-from kvbench.engine.cache import KVCache
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.weights import Source
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
-from tests.models.test_small_models import KINDS
 from tests.support.reference_qwen3 import CONFIGS, END, WORDS, pad, write_folder, write_tokenizer
-from tests.support.small_models import SMALL_QWEN3, full, load, ready
+from tests.support.small_models import SMALL_QWEN3, full, load
 
 SMALL = (*SMALL_QWEN3, "model.max_tokens=41", "model.sampling.temperature=1.0", "model.sampling.top_k=0")
 PROMPTS = ["what is one plus two", "why"]
@@ -162,31 +159,6 @@ def test_a_missing_package_names_its_extra(folder: tuple[Path, Any], monkeypatch
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(WeightsError, match=r"model\.sources\.weights: install the `text` extra"):
         reading(folder[0]).load("cpu")
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_methods_write_texts(tiny: Qwen3Model, name: str) -> None:
-    """At half of the cache texts are a method's own, the same in any batch, within its budget."""
-    method = ready(name, tiny, "1" if name == "full" else "0.5", SMALL)
-    cache = KVCache(tiny.spec, method, dtype=torch.float32)
-    texts = tiny.generate(PROMPTS, cache, PromptNoise(0, (0, 1)))
-    peak = cache.ledger.peak_tokens
-    if name != "random":  # which numbers prompts by their place
-        assert tiny.generate(PROMPTS[:1], cache, PromptNoise(0, (0,))) == texts[:1]
-    if method.strict and name != "full":
-        assert peak <= max(Budget.parse("0.5", tiny.spec).capacity, method.budget.capacity)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_with_room_for_everything_methods_write_the_reference(tiny: Qwen3Model, name: str) -> None:
-    method = ready(name, tiny, "1", SMALL)
-    cache, whole = KVCache(tiny.spec, method, dtype=torch.float32), full(tiny)
-    texts = tiny.generate(PROMPTS, cache, PromptNoise(0, (0, 1)))
-    reference = tiny.generate(PROMPTS, whole, PromptNoise(0, (0, 1)))
-    if cache.ledger.peak_tokens == whole.ledger.peak_tokens:
-        assert texts == reference
-    else:
-        assert not method.strict
 
 
 CHANGES: list[tuple[dict[str, object], str]] = [

@@ -121,32 +121,21 @@ def rerun(kind: str, run: str, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.mark.parametrize(("kind", "run"), RUNS)
 def test_equals_the_official_program(kind: str, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = rerun(kind, run, monkeypatch)
+    done, compared = rerun(kind, run, monkeypatch), 0
+    every = {
+        "h_BChw": done.codes, "next_pooled": done.inputs, "logits_raw": done.raw, "logits_filtered": done.filtered
+    }  # fmt: skip
     for scale, (logits, tokens) in enumerate(zip(done.logits, done.tokens, strict=True)):
         close(logits, done.expected[f"s{scale}.logits_cfg"])
         assert torch.equal(tokens, done.expected[f"s{scale}.idx"]), f"tokens of scale {scale}"
+        for name, found in every.items():
+            if (expected := done.expected.get(f"s{scale}.{name}")) is not None:
+                close(found[scale], expected.flatten(2).mT if expected.dim() == 4 else expected)
+                compared += 1
+    assert compared == {"sampled": 13, "smooth": 9}.get(run, 0)
     close(done.summed, done.expected["s4.f_hat"])
     with torch.inference_mode():
         close((tokenizer().decode(done.summed) + 1) / 2, done.expected["img"])
-
-
-@pytest.mark.parametrize(("kind", "run"), [run for run in RUNS if run[1] in ("sampled", "smooth")])
-def test_every_step_equals_the_official_one(kind: str, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = rerun(kind, run, monkeypatch)
-    names = {"logits_raw": done.raw, "logits_filtered": done.filtered}
-    compared = 0
-    for scale in range(5):
-        side = done.codes[scale].shape[1] ** 0.5
-        codes = done.codes[scale].transpose(1, 2).unflatten(2, (int(side), -1))
-        close(codes, done.expected[f"s{scale}.h_BChw"])
-        if scale < 4:
-            pooled = done.expected[f"s{scale}.next_pooled"].flatten(2).transpose(1, 2)
-            close(done.inputs[scale], pooled)
-        for name, found in names.items():
-            if f"s{scale}.{name}" in done.expected:
-                close(found[scale], done.expected[f"s{scale}.{name}"])
-                compared += 1
-    assert compared == (4 if run == "sampled" else 0)
 
 
 def test_hidden_states_and_cached_keys_equal_the_official_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,20 +244,6 @@ def test_what_autocast_never_casts_stays_float32(kind: str) -> None:
         assert parameter.dtype == (torch.float32 if same else torch.float16)
         assert torch.equal(parameter, whole.to(parameter.dtype))
     assert net.compute == torch.float16
-
-
-def test_a_batch_equals_single_runs() -> None:
-    net, sampling = transformer("sep"), VARSampling(cfg=2.0, top_k=40)
-    labels, indices = torch.tensor([1, 10, 4]), (4, 7, 2)
-    together = draw_token_scales(
-        net, tokenizer(), labels, Spying(net.config), PromptNoise(9, indices), sampling
-    )
-    for row, index in enumerate(indices):
-        noise = PromptNoise(9, (index,))
-        alone = draw_token_scales(
-            net, tokenizer(), labels[row : row + 1], Spying(net.config), noise, sampling
-        )
-        close(together[row : row + 1], alone, 1e-5)
 
 
 @pytest.mark.parametrize("smooth", [False, True])
