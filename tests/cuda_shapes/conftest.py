@@ -1,6 +1,6 @@
 """A GPU that is not there: kernels check what they are given, and nothing waits."""
 
-from types import SimpleNamespace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -8,20 +8,22 @@ import torch
 from torch import Tensor
 
 from kvbench.engine import padding, schedule
+from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.models.base import FiniteCheck, TextFeatures
 from tests.support.fake_device import CUDA
-from tests.support.fake_kernels import KERNELS, keeping_all, on_cuda
+from tests.support.fake_gpus import Device
 
 pytest.importorskip("triton")
 
+from benchmarks.support.triton_launches import replace_launches
+from tests.support.fake_kernels import check, check_storage
+
 
 @pytest.fixture(autouse=True)
-def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     """Stands in for what needs numbers; how often each waits for the device."""
-    for name, fake in KERNELS.items():
-        monkeypatch.setattr(f"kvbench.kernels.triton.{name}_triton", fake)
-    device = SimpleNamespace(name="a GPU", major=9, minor=0, multi_processor_count=132)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: device)
+    check_storage(monkeypatch)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: Device())
     waits = {"text": 0, "finite": 0}
 
     def pad(text: TextFeatures, words: int) -> tuple[Tensor, Tensor]:
@@ -29,9 +31,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         values = text.values.new_zeros(len(text.lengths), words, text.values.shape[1])
         return values, torch.empty(values.shape[:2], dtype=torch.bool, device=CUDA)
 
-    def conclude(check: FiniteCheck) -> None:
-        on_cuda(*check._maxima)
-        assert {maximum.shape[1:] for maximum in check._maxima} == {(1,)}
+    def conclude(finite: FiniteCheck) -> None:
+        assert {(maximum.device, maximum.shape[1:]) for maximum in finite._maxima} == {(CUDA, (1,))}
         waits["finite"] += 1
 
     monkeypatch.setattr(TextFeatures, "pad", pad)
@@ -40,7 +41,26 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(
         "kvbench.models.noise.MIN_THREADED", 1 << 62
     )  # a second thread has tensors with numbers
-    return waits
+    with replace_launches(check):
+        yield waits
+
+
+def keeping_all(
+    layout: Layout,
+    keep: Tensor | None,
+    start: int,
+    length: int,
+    free_slots: int,
+    counts: Sequence[int] | None = None,
+) -> tuple[Layout, Tensor]:
+    """In place of the real plan, which counts on the host what is kept."""
+    rows = len(layout.counts)
+    assert keep is None or (keep.shape, keep.dtype) == ((rows, layout.longest + length), torch.bool)
+    assert keep is None or keep.device == CUDA
+    counts = [layout.longest + length] * rows if counts is None else [*counts]
+    positions = torch.empty(rows, max(counts), dtype=torch.int64, device=CUDA)
+    after = arrange_rows(positions, counts, free_slots)
+    return after, torch.empty(after.capacity, dtype=torch.int32, device=CUDA)
 
 
 @pytest.fixture

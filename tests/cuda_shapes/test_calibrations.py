@@ -6,13 +6,14 @@ import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.support.build import built, composed
+from benchmarks.support.fake_gpu import NoNoise
 from kvbench.core.segments import Family
 from kvbench.engine.cache import KVCache
 from kvbench.methods.shared.calibration import Observer
 from kvbench.runs.calibrate import Observation
 from tests.cuda_shapes.test_next_token import SHORT, unread
 from tests.support.fake_device import CUDA
-from tests.support.fake_models import FakeNoise, loaded
+from tests.support.fake_models import loaded
 from tests.support.methods import methods_for
 
 __all__ = ["unread"]  # a fixture
@@ -37,20 +38,12 @@ def watch(model: Any, observers: list[Observer]) -> None:
         model.spec, Observation(observers, model.spec), dtype=model.compute_dtype(CUDA), device=CUDA,
         projection=model.output_projection, rotation=model.key_rotation(),
     )  # fmt: skip
-    model.generate(["1 a", "2 b"], cache, FakeNoise())
+    model.generate(["1 a", "2 b"], cache, NoNoise(2))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undecided")
-def test_next_scale() -> None:
+@pytest.mark.parametrize(("family", "name"), [("next-scale", "infinity_2b"), ("next-token", "qwen3_8b")])
+def test_observers_look_at_a_gpu(family: Family, name: str) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = loaded("infinity_2b")
-        watch(model, list_observers("next-scale", "infinity_2b"))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undecided", "unread")
-def test_next_token() -> None:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model = loaded("qwen3_8b", *SHORT["qwen3_8b"])
-        watch(model, list_observers("next-token", "qwen3_8b"))
+        watch(loaded(name, *SHORT.get(name, ())), list_observers(family, name))

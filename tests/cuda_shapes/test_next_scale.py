@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.support.fake_gpu import NoNoise
 from kvbench.engine import cache as cache_module
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import build_schedule
 from kvbench.methods.shared.base import Method
 from tests.support.fake_device import CUDA, faked
-from tests.support.fake_models import FakeNoise, loaded, prepared
+from tests.support.fake_models import loaded, prepared
 from tests.support.methods import KINDS, mark_by_kind, methods_for
 
 MODELS = ("infinity_2b", "infinity_8b", "var_d30", "var_d36")
@@ -22,7 +23,7 @@ MODELS = ("infinity_2b", "infinity_8b", "var_d30", "var_d36")
 
 def generated(model: Any, method: Method) -> None:
     cache = KVCache(model.spec, method, dtype=model.compute_dtype(CUDA), device=CUDA)
-    images = model.generate(["1 a", "2 b"], cache, FakeNoise())
+    images = model.generate(["1 a", "2 b"], cache, NoNoise(2))
     assert (images.shape[0], images.dtype, images.device.type) == (2, torch.uint8, "cpu")
 
 

@@ -9,12 +9,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from benchmarks.support.build import built, composed
+from benchmarks.support.fake_gpu import NoNoise
 from kvbench.engine.cache import KVCache
 from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.methods.shared.base import Method
 from kvbench.models.text_head import DrawnTexts
 from tests.support.fake_device import CUDA
-from tests.support.fake_models import FakeNoise, loaded, prepared
+from tests.support.fake_models import loaded, prepared
 from tests.support.marks import slow_except
 from tests.support.methods import mark_by_kind, methods_for
 
@@ -79,7 +80,7 @@ def generate(name: str, method: str, record: GraphRecorder | None, monkeypatch: 
             chosen.plan_for(tokens)  # outside of the mode: calibrations are numbers
     with mode:
         cache = KVCache(model.spec, chosen, dtype=model.compute_dtype(CUDA), device=CUDA, record=record)
-        return model.generate(PROMPTS.get(name, ["a red ball", "a ball"]), cache, FakeNoise())
+        return model.generate(PROMPTS.get(name, ["a red ball", "a ball"]), cache, NoNoise(2))
 
 
 @pytest.mark.usefixtures("undecided")

@@ -1,6 +1,6 @@
 """Decode steps on a GPU that is not there: the host waits for nothing, and steps of a segment are launched alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.launches import Watch
+from benchmarks.support.fake_gpu import NoNoise
 from kvbench.core.segments import ModelSpec
 from kvbench.engine import cache as cache_module
 from kvbench.engine.cache import KVCache
@@ -19,15 +20,24 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.token_loop import ImageHead, draw_tokens
+from tests.support import fake_gpus
 from tests.support.engine import prepared
 from tests.support.fake_device import CUDA, faked
-from tests.support.fake_kernels import KERNELS
 
 pytest.importorskip("triton")
 
+from benchmarks.support.triton_launches import replace_launches
 from kvbench.kernels.triton import decode_attention, softmax
+from tests.support.fake_kernels import check, check_storage
 
 LAYERS, PROMPTS = 2, 2
+
+
+@pytest.fixture(autouse=True)
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    check_storage(monkeypatch)
+    with replace_launches(check):
+        yield
 
 
 def locate(x: Tensor) -> tuple[object, ...]:
@@ -46,13 +56,6 @@ class Launch:
             self.given.append((grid, *given, *settings.items()))
 
         return launch
-
-
-class FakeNoise:
-    """Numbers on the host, as real ones are."""
-
-    def draw(self, count: int) -> Tensor:
-        return torch.empty(PROMPTS, count)
 
 
 class FakeGraphs:
@@ -81,18 +84,10 @@ class Device:
         self.kernel, self.merge, self.watch = Launch(), Launch(), Watch()
         self.passes: list[tuple[int, int]] = []
         self._patch = monkeypatch
-        triton = "kvbench.kernels.triton"
         monkeypatch.setattr(Tensor, "pin_memory", lambda numbers: numbers)
         monkeypatch.setattr(decode_attention, "decode_kernel", self.kernel)
         monkeypatch.setattr(softmax, "merge_kernel", self.merge)
-        monkeypatch.setattr(f"{triton}.ragged_attention.count_processors", lambda _: 132)
-        monkeypatch.setattr(
-            f"{triton}.ragged_attention.ragged_attention_triton",
-            lambda q, *_, **__: (torch.empty_like(q), None),
-        )
-        monkeypatch.setattr(f"{triton}.compact.rebuild_triton", lambda *_: None)
-        for name in ("rms_norm.rms_norm", "qk_norm_rope.grouped_norm_rope", "swiglu.silu_mul"):
-            monkeypatch.setattr(f"{triton}.{name}_triton", KERNELS[name])
+        monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: fake_gpus.Device())
 
     def generate(self, method: Method, graphs: FakeGraphs | None = None) -> None:
         chosen = prepared(method, self.spec, 1 if isinstance(method, Full) else self.config.condition + 10)
@@ -113,7 +108,7 @@ class Device:
             sampling = LlamaGenSampling(top_k=20, top_p=0.9)
             with self.watch:
                 tokens = draw_tokens(
-                    model, condition, self.spec.segments, cache, FakeNoise(), ImageHead(sampling)
+                    model, condition, self.spec.segments, cache, NoNoise(PROMPTS), ImageHead(sampling)
                 ).tokens
         assert (tokens.shape, tokens.device) == ((PROMPTS, 36), CUDA)
 

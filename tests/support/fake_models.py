@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.support import fake_gpu
 from benchmarks.support.build import build_model, prepare_method
@@ -12,13 +11,6 @@ from kvbench.models.base import TextFeatures
 from tests.support.fake_device import CUDA
 
 WORDS = (3, 5)
-
-
-class FakeNoise:
-    """Numbers on the CPU, as real ones are."""
-
-    def draw(self, count: int) -> Tensor:
-        return torch.empty(len(WORDS), count)
 
 
 class FakeText:
