@@ -211,11 +211,3 @@ def test_a_table_of_paths_is_measured(tmp_path: Path) -> None:
 def test_a_model_without_scales_is_refused() -> None:
     with pytest.raises(SystemExit, match="error: --model llamagen_tiny: it has no scales"):
         main(["kernels", "--model", "llamagen_tiny", "--device", "cpu"])
-
-
-@pytest.mark.slow
-def test_pages_and_reports_of_many_runs_are_measured(tmp_path: Path) -> None:
-    lines = output("many_runs", tmp_path, "3", "--prompts", "4").splitlines()
-    rows = {line[:20].strip(): [float(value) for value in line[20:].split()] for line in lines[2:]}
-    assert list(rows) == ["dashboard, first", "dashboard, again", "report, first", "report, again"]
-    assert all(seconds > 0 and size > 10 for seconds, size in rows.values())

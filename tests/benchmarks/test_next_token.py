@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from benchmarks import llamagen_loop as loop
-from benchmarks.__main__ import main
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from tests.support.reference_llamagen import golden, meta, transformer
 
@@ -53,13 +52,6 @@ def test_a_loop_that_cannot_be_compiled_is_left_out_with_the_reason(
         "official, compiled: left out, torch.compile fails here (backend="
     )
     assert loop.can_compile(lambda: None)
-
-
-def test_the_growth_of_a_step_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["model.weights=random", "model.transformer.depth=1", "model.transformer.grid=[4,4]"]
-    once = ["--batch", "1", "--repeats", "1", "--threads", "1", "--eager", "--slope"]
-    main(["llamagen_loop", *once, "--methods", "linear_ar", "--budget", "22", *small])
-    assert "us for every token before it" in capsys.readouterr().out
 
 
 def test_a_step_s_time_is_that_of_its_segment() -> None:

@@ -25,8 +25,11 @@ RUNS = {
     "kernels": (ONCE, r"^attention of a whole generation: "),
     "kvpress_agreement": ("--texts 1 --given 60 --kept 20 --forced 4 --methods knorm", r"^knorm +0 "),
     "launches": (f"--model llamagen_3b --budget 1 --batch 1 {SMALL_IMAGE}", r"^one recording( +\d+){5}$"),
-    "llamagen_loop": (f"{ONCE} --methods linear_ar --budget 22 --eager --threads 1 {SMALL_IMAGE}", r"^linear_ar 22 "),
-    "many_runs": ("1 --prompts 1", r"^report, again +[\d.]+ +\d+$"),
+    "llamagen_loop": (
+        f"{ONCE} --methods linear_ar --budget 22 --eager --threads 1 --slope {SMALL_IMAGE}",
+        r"^linear_ar 22 [^+]*\+ \S+ us for every token before it$",
+    ),
+    "many_runs": ("1 --prompts 1", r"^((dashboard|report), (first|again) +[\d.]+ +\d\d+\n){4}"),
     "mutants": ("--rooms puzzles --per-thousand 1", r"^puzzles +[01] of   1 killed$"),
     "mutations": ("--only 'each pair has the error of the whole race'", r"^1 lines: 1 killed(, 0 \w+){3}$"),
     "orders": (

@@ -1,6 +1,7 @@
 """Batch invariance: settings of torch, choices of kernels, and bytes of interpreted programs in batches of 1 and n."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -73,15 +74,11 @@ def choices(rows: int, dtype: torch.dtype) -> list[object]:
 
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_do_not_look_at_the_batch(dtype: torch.dtype, invariant: None) -> None:
+def test_kernels_look_at_the_batch_unless_it_is_invariant(dtype: torch.dtype, request: Any) -> None:
+    assert choices(1, dtype) != choices(1000, dtype)
+    request.getfixturevalue("invariant")
     assert choices(1, dtype) == choices(1000, dtype)
     assert choices(1, dtype)[-1] == 1
-
-
-@needs_triton
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_otherwise_they_do(dtype: torch.dtype) -> None:
-    assert choices(1, dtype) != choices(1000, dtype)
 
 
 def decode(q: Tensor, k: Tensor, v: Tensor, stored: Past, free: int) -> Tensor:

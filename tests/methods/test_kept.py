@@ -32,9 +32,7 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
 from kvbench.methods.triattention import TriAttention
-from tests.support import plain_contents as contents
-from tests.support import plain_futures as futures
-from tests.support import plain_merges as merges
+from tests.methods.kept import contents, futures, merges
 from tests.support import plain_rules as rules
 from tests.support.conformance import artifact_for
 from tests.support.methods import list_methods

@@ -1,15 +1,18 @@
 """Pictures with names: unique captions of plain words, names that are held out, drawings, a whole training."""
 
+import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from kvbench.core.config import ConfigError
 from kvbench.extras.training.pictures import (
@@ -23,11 +26,35 @@ from kvbench.extras.training.pictures import (
 )
 from kvbench.models.noise import PromptNoise
 from kvbench.scenes.names import Name, find_vocabulary, read_names, write_names
-from tests.support.pictures import TWENTY, write_package
 from tests.support.places import ROOT
 from tests.support.small_models import composed, full
 
 SHIPPED = ROOT / "kvbench" / "assets" / "infinity_emoji" / "names.csv"
+Entry = tuple[str, str, str]
+"""Name, category and subcategory of a picture."""
+COLOURS = ("RED", "GREEN", "BLUE", "BLACK", "YELLOW")
+SHAPES = ("BALL", "BOX", "BAR", "HAT")
+TWENTY: tuple[Entry, ...] = tuple(
+    (f"{colour} {shape}", "Food & Drink", "toy") for colour in COLOURS for shape in SHAPES
+)
+
+
+def write_package(folder: Path, entries: Sequence[Entry] = TWENTY, **changes: Any) -> Path:
+    """Write the list and a different picture of each entry; `changes` are fields that all entries have instead."""
+    pictures = folder / "img" / "google" / "64"
+    pictures.mkdir(parents=True, exist_ok=True)
+    for number in range(len(entries)):
+        image = Image.new("RGBA", (64, 64))
+        red, green = 20 + 9 * number % 200, 200 - 7 * number % 180
+        ImageDraw.Draw(image).ellipse((4, 4, 60, 20 + number % 40), fill=(red, green, 90, 255))
+        image.save(pictures / f"{number}.png")
+    lines = [
+        {"name": name, "category": category, "subcategory": part, "image": f"{number}.png"}
+        for number, (name, category, part) in enumerate(entries)
+    ]
+    ordered = [{**line, "sort_order": number, **changes} for number, line in enumerate(lines)]
+    (folder / "emoji.json").write_text(json.dumps(ordered[::-1]))
+    return folder
 
 
 @pytest.mark.parametrize(
