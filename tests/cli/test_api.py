@@ -137,15 +137,11 @@ def test_wrong_settings_are_errors_of_one_line(
     ("chosen", "to", "problem"),
     [
         (slice(0), "random", "to=random: no run has that method or name; there are none"),
-        (
-            slice(3),
-            "full",
-            "to=full: no run has that method or name; there are random, snapkv, streaming_llm",
-        ),
+        (slice(3), "full", "to=full: no run has that method or name; there are random, snapkv, streaming_llm"),
         (slice(1), "random", "to=random: no run has a partner"),
         (slice(1), Path("nowhere"), "nowhere: is not the folder of a finished run"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_compared_is_one_line(
     runs: list[kvbench.Run], chosen: slice, to: Any, problem: str
 ) -> None:

@@ -10,25 +10,14 @@ import pytest
 from tests.support.command_line import RUN, Command, errors, run_python
 
 
-def results_in(runs_dir: Path, pattern: str) -> list[dict[str, dict[str, float]]]:
-    return [
-        json.loads(path.read_text())
-        for path in sorted(runs_dir.glob(f"infinity_tiny/{pattern}/results.json"))
-    ]
-
-
 def test_main_job_then_reuse_then_report(command: Command, tmp_path: Path) -> None:
-    job = [
-        "method=heatkv",
-        "budget=0.04",
-        "prompts.count=4",
-        "eval=[psnr,geneval,lpips]",
-        "calibrate.count=2",
-    ]
+    few = ("prompts.count=4", "calibrate.count=2")
+    job = ("method=heatkv", "budget=0.04", "eval=[psnr,geneval,lpips]", *few)
     status, out, _ = command(*job)
     assert status == 0
     assert out.startswith("device: cpu (KVBENCH_DEVICE)\n")
-    [results] = results_in(tmp_path / "runs", "heatkv-0.04-*")
+    [path] = tmp_path.glob("runs/infinity_tiny/heatkv-0.04-*/results.json")
+    results = json.loads(path.read_text())
     assert results["config"]["device"] == "cpu"
     memory = results["memory"]
     assert 0 < memory["peak_tokens"] <= memory["budget_tokens"]

@@ -85,12 +85,8 @@ def test_a_verb_begins_no_sweep(command: Command, folder: Path, tmp_path: Path) 
 
 def test_runs_are_named_by_number_folder_or_words(folder: Path) -> None:
     write_entry(folder, Entry(0, JOBS[0], "started", samples={"runs/m/swa-0.2-ab": 2, "runs/m/full-cd": 2}))
-    for run, dropped in (
-        (2, [2]),
-        ("swa-0.2-ab", [0]),
-        ("method=swa", [0, 1]),
-        ("budget=0.2 method=swa", [0]),
-    ):
+    named = {2: [2], "swa-0.2-ab": [0], "method=swa": [0, 1], "budget=0.2 method=swa": [0]}
+    for run, dropped in named.items():
         control(folder, "drop", run)
         assert [entry.number for entry in read_entries(folder) if entry.outcome == "dropped"] == dropped
         control(folder, "requeue", run)

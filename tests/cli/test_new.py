@@ -74,12 +74,8 @@ def test_a_new_package_runs_and_has_one_test_to_fill_in(command: Command, tmp_pa
     results = json.loads(path.read_text())
     assert results["n"] == 2
     assert set(results["evaluated"]) == {"psnr"}
-    assert results["config"]["method"] == {
-        "_target_": "sparse_lines.sparse_lines.SparseLines",
-        "power": 1.0,
-        "sinks": 1,
-        "leading": 0,
-    }
+    method = {"_target_": "sparse_lines.sparse_lines.SparseLines", "power": 1.0, "sinks": 1, "leading": 0}
+    assert results["config"]["method"] == method
 
 
 def test_a_method_is_added_to_the_package_whose_folder_this_is(
@@ -100,11 +96,8 @@ def test_a_method_is_added_to_the_package_whose_folder_this_is(
 def test_a_method_in_a_checkout(command: Command, checkout: Path) -> None:
     status, out, err = command("new", "method", "sparse_lines")
     assert (status, err) == (0, "")
-    names = [
-        "kvbench/methods/sparse_lines.py",
-        "conf/method/sparse_lines.yaml",
-        "tests/methods/test_sparse_lines.py",
-    ]
+    parts = ("kvbench/methods/{}.py", "conf/method/{}.yaml", "tests/methods/test_{}.py")
+    names = [part.format("sparse_lines") for part in parts]
     assert list_written(out) == names
     assert "_target_: kvbench.methods.sparse_lines.SparseLines" in Path(names[1]).read_text()
     before = [(checkout / name).read_bytes() for name in names]

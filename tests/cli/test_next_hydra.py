@@ -70,16 +70,9 @@ def test_a_sweep_runs(newest: dict[str, str], root: Path, tmp_path: Path) -> Non
     """One of its methods is that of a plugin, whose classes are of another package."""
     example = root / "docs" / "examples" / "plugin"
     environment = {"PYTHONPATH": f"{newest['PYTHONPATH']}:{example}"}
-    words = [
-        "-m",
-        "method=random_tokens,heatkv",
-        "budget=0.1",
-        "prompts.count=1",
-        "calibrate.count=1",
-        "eval=none",
-    ]
+    words = "-m method=random_tokens,heatkv budget=0.1 prompts.count=1 calibrate.count=1 eval=none"
     path = f"hydra.searchpath=[file://{example / 'kvbench_example' / 'conf'}]"
-    call(environment, tmp_path, RUN, *words, path)
+    call(environment, tmp_path, RUN, *words.split(), path)
     runs = sorted(path.parent.name for path in tmp_path.glob("runs/*/*/results.json"))
     assert [name.split("-")[0] for name in runs] == ["full", "heatkv", "random_tokens"]
 

@@ -107,11 +107,8 @@ def test_lists_of_choices_include_the_search_path(monkeypatch: pytest.MonkeyPatc
 def test_calibrations_of_plugins_are_made_with_all_others(install: Install, tmp_path: Path) -> None:
     install("brought_conf")
     write(tmp_path / "site", "brought_conf/__init__.py")
-    write(
-        tmp_path / "site",
-        "brought_conf/method/by_distance.yaml",
-        "defaults: [ams_kv_fixed, _self_]\nmetric: neg_l2\n",
-    )
+    text = "defaults: [ams_kv_fixed, _self_]\nmetric: neg_l2\n"
+    write(tmp_path / "site", "brought_conf/method/by_distance.yaml", text)
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
         observers = list_observers(hydra.compose("config"))
     assert KeySimilarity(metric="neg_l2") in observers

@@ -57,12 +57,8 @@ def test_what_reads_runs_and_finished_sweeps_imports_no_torch(tmp_path: Path) ->
     assert printed.count("found finished") == 2
     assert "job 0" not in printed
     assert slow == []
-    for words in (
-        ["task=report"],
-        ["task=report", "sweep.name=two"],
-        ["task=merge", "from=runs", "runs_dir=b"],
-    ):
-        slow, printed = slow_imports(tmp_path, *words)
+    for words in ("task=report", "task=report sweep.name=two", "task=merge from=runs runs_dir=b"):
+        slow, printed = slow_imports(tmp_path, *words.split())
         assert "error" not in printed
         assert "torch" not in slow
     slow, printed = slow_imports(tmp_path, "task=report", "report.metrics=3")

@@ -118,15 +118,8 @@ def test_jobs_are_the_product_of_the_lists() -> None:
 
 
 def test_methods_of_reference_lack_the_settings_of_others_and_share_the_rest() -> None:
-    found = list_sets(
-        "method=a",
-        "method.p=1,2",
-        "calibrate.count=3",
-        "budget=5,6",
-        "beside.method=b,c",
-        "sweeps=s",
-        "seed=7",
-    )
+    words = "method=a method.p=1,2 calibrate.count=3 budget=5,6 beside.method=b,c sweeps=s seed=7"
+    found = list_sets(*words.split())
     own = [
         {"method=a", f"method.p={p}", "calibrate.count=3", f"budget={b}", "sweeps=s", "seed=7"}
         for p in (1, 2)

@@ -138,10 +138,7 @@ def test_a_run_is_resumed_after_its_calibration_was_deleted(tmp_path: Path) -> N
     artifact.unlink()
     model = Fake()
     assert execute.run(job_in(tmp_path, model=model, method=HeatKV(sinks=1))).folder == folder
-    assert model.batches == [
-        2,
-        *[2] * 6,
-    ]  # the calibration, and six of ten samples of the run and its reference
+    assert model.batches == [2] * 7  # the calibration, and six of ten samples of the run and its reference
 
 
 def test_calibrations_of_two_machines_are_a_conflict_by_name(tmp_path: Path) -> None:

@@ -107,9 +107,8 @@ def test_jobs_of_a_sweep_that_it_finished_are_left_to_do(runs: Path) -> None:
     shown = printed.getvalue()
     assert "0 of an earlier version" in " ".join(shown.split())
     assert f"{RANDOM} is of an earlier version; run the same command again" in " ".join(shown.split())
-    extended = open_folder(
-        runs, [words, ("method=h2o", "budget=0.1")]
-    )  # takes what other sweeps have finished
+    more = [words, ("method=h2o", "budget=0.1")]
+    extended = open_folder(runs, more)  # takes what other sweeps have finished
     assert [entry.outcome for entry in read_entries(extended)] == ["missing", "missing"]
 
 

@@ -124,16 +124,9 @@ def test_a_budget_in_bytes_buys_more_tokens_in_fewer_bits(tmp_path: Path) -> Non
 
 def test_exempt_layers_allow_what_fits_although_it_is_not_sure_to(tmp_path: Path) -> None:
     """A quarter of the bytes holds 3 tokens a head if all are in the exempt layers, and 6 if heads share evenly."""
-    job = job_in(
-        tmp_path,
-        model=Fake(spec=replace(SPEC, layers=6, heads=1, head_dim=8)),
-        method=H2O(leading=4),
-        count=2,
-        cache_dtype="int2",
-        storage=StorageConfig("token", exempt=1),
-        budget=0.25,
-        budget_unit="bytes",
-    )
+    model = Fake(spec=replace(SPEC, layers=6, heads=1, head_dim=8))
+    few = {"cache_dtype": "int2", "storage": StorageConfig("token", exempt=1)}
+    job = job_in(tmp_path, 2, H2O(leading=4), model=model, budget=0.25, budget_unit="bytes", **few)
     assert job.allowance.requested.tokens < 4 * 6
     memory = execute.run(job).results.memory
     assert memory.budget_tokens == 6 * 6
@@ -146,28 +139,16 @@ def test_exempt_layers_allow_what_fits_although_it_is_not_sure_to(tmp_path: Path
         ("int4", {"key_bits": 16, "value_bits": 16}, "nothing is quantised; set cache_dtype=auto"),
         ("int4", {"keys": "rotated"}, "storage.keys=rotated: .*; set storage.before_rotation=false"),
         ("int8", asdict(ROTATED), "storage.keys=rotated: codes have 4, 3, 2 bits, not the 8 of cache_dtype"),
-        (
-            "int4",
-            {**asdict(ROTATED), "value_bits": 8},
-            "storage.value_bits=8: .*rotated must be one of 16, 4, 3, 2",
-        ),
+        ("int4", {**asdict(ROTATED), "value_bits": 8}, "storage.value_bits=8: .*rotated must be one of 16, 4, 3, 2"),
         ("int4", {"key_bits": 5}, "storage.key_bits=5: with .*channel must be one of 16, 8, 4, 3, 2"),
-        (
-            "int4",
-            {"keys": "fp8", "key_bits": 4},
-            "storage.key_bits=4: with storage.keys=fp8 must be one of 8",
-        ),
+        ("int4", {"keys": "fp8", "key_bits": 4}, "storage.key_bits=4: with storage.keys=fp8 must be one of 8"),
         ("int4", {"key_bits": True}, "storage.key_bits=true: must be a whole number or null"),
         ("int4", {"exempt": -1}, "storage.exempt=-1: must be at least 0"),
         ("int4", {"exempt": None}, "storage.exempt=null: must be a whole number"),
-        (
-            "auto",
-            {"key_bits": 4},
-            "storage.key_bits=4: cache_dtype=auto stores no codes; set cache_dtype=int4",
-        ),
+        ("auto", {"key_bits": 4}, "storage.key_bits=4: cache_dtype=auto stores no codes; set cache_dtype=int4"),
         ("fp8", {"value_bits": 4}, "storage.value_bits=4: cache_dtype=fp8 stores no codes"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_do_not_fit_together(
     tmp_path: Path, dtype: str, storage: dict[str, Any], told: str
 ) -> None:

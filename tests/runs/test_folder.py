@@ -20,15 +20,7 @@ from kvbench.runs.record.merge import merge_run
 from kvbench.runs.run_hash import Identity
 
 IDENTITY = Identity(
-    model={"name": "m", "sampling": {"cfg": 3.0, "tau": [1.0, 0.5]}},
-    weights="a" * 64,
-    method={"_target_": "HeatKV", "sinks": 1},
-    calibration="b" * 64,
-    budget="9180/25",
-    prompts="c" * 64,
-    seed=0,
-    cache_dtype="torch.float32",
-    label="heatkv-0.04",
+    {}, "a" * 64, {"_target_": "HeatKV"}, None, "1", "c" * 64, 0, "float32", label="heatkv-0.04"
 )
 
 

@@ -191,7 +191,7 @@ def test_who_does_not_wait_does_all_that_nobody_else_does(tmp_path: Path) -> Non
 
 
 def test_who_does_not_wait_looks_at_samples_once_all_are_recorded(tmp_path: Path) -> None:
-    job = job_in(tmp_path, method=StreamingLLM(sinks=1), wait_for_others=False)
+    job = job_in(tmp_path, wait_for_others=False)
     job.model.load("cpu")
     folder = open_folder(job)
     with claim(folder.place("block-2-4")):
@@ -211,7 +211,7 @@ def test_who_does_not_wait_looks_at_samples_once_all_are_recorded(tmp_path: Path
 
 def test_a_helper_leaves_damage_to_the_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def helper() -> Job:
-        return job_in(tmp_path, method=StreamingLLM(sinks=1), wait_for_others=False, is_leader=False)
+        return job_in(tmp_path, wait_for_others=False, is_leader=False)
 
     first = helper()
     first.model.load("cpu")
@@ -233,7 +233,7 @@ def test_a_helper_leaves_damage_to_the_leader(tmp_path: Path, monkeypatch: pytes
     assert execute.run(third).results is None  # all is drawn
     assert made([third]) == 0
     assert looked == []
-    leader = job_in(tmp_path, method=StreamingLLM(sinks=1), wait_for_others=False)
+    leader = job_in(tmp_path, wait_for_others=False)
     assert execute.run(leader).results is not None
     assert made([leader]) == 1
     assert image.read_bytes() != before
@@ -241,15 +241,8 @@ def test_a_helper_leaves_damage_to_the_leader(tmp_path: Path, monkeypatch: pytes
 
 def test_who_helps_scores_after_its_block_what_is_undamaged(tmp_path: Path) -> None:
     for damaged in (False, True):
-        jobs = [
-            job_in(
-                tmp_path / str(damaged),
-                method=StreamingLLM(sinks=1),
-                wait_for_others=False,
-                is_leader=is_leader,
-            )
-            for is_leader in (True, False)
-        ]
+        root = tmp_path / str(damaged)
+        jobs = [job_in(root, wait_for_others=False, is_leader=is_leader) for is_leader in (True, False)]
         jobs[0].model.load("cpu")
         folder = open_folder(jobs[0])
         with claim(folder.place("block-2-4")):
