@@ -219,7 +219,9 @@ def test_bad_arguments_are_one_line(
         ("large.txt", (1 << 28) + 1, "larger than 256 MiB"),
     ],
 )
-def test_bad_prompts_are_told(tmp_path: Path, name: str, content: str | int | None, message: str) -> None:
+def test_bad_prompts_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str | int | None, message: str
+) -> None:
     """A number is the size of a file of nothing."""
     images = folder(tmp_path / "images")
     if isinstance(content, str):
@@ -229,6 +231,10 @@ def test_bad_prompts_are_told(tmp_path: Path, name: str, content: str | int | No
             file.truncate(content)
     with pytest.raises(SampleSetError, match=message):
         PlainFolder(images, tmp_path / name)
+    assert main(["psnr", str(images), str(images), "--prompts", str(tmp_path / name)]) == 1
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert re.search(message, error.removeprefix("error: "))
 
 
 # Pictures of the world
