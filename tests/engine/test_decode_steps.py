@@ -38,6 +38,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     check_storage(monkeypatch)
     with replace_launches(check):
         yield
+        monkeypatch.undo()  # while launches are replaced, of which the test replaced some again
 
 
 def locate(x: Tensor) -> tuple[object, ...]:

@@ -27,7 +27,7 @@ WHOLE = ("past_keys", "past_values", "new_keys", "new_values", "joint", "rotatio
          "bias", "positions", "key_table", "value_table")  # fmt: skip
 """Further arguments that are contiguous."""
 ALIKE = ("q", "k", "v", "past_keys", "past_values")
-"""Arguments of one dtype."""
+"""Arguments of one dtype of 16 bits."""
 
 
 def check(name: str, kernel: Any, *given: Any, **settings: Any) -> None:
@@ -39,7 +39,7 @@ def check(name: str, kernel: Any, *given: Any, **settings: Any) -> None:
     for key, x in at.items():
         assert x.dtype == DTYPES.get(key, x.dtype), (name, key)
         assert x.is_contiguous() or key not in (*DTYPES, *WHOLE), (name, key)
-    assert len({at[key].dtype for key in ALIKE if key in at}) <= 1, name
+    assert {at[key].dtype for key in ALIKE if key in at} in (set(), {torch.bfloat16}, {torch.float16}), name
     match at:
         case {"past_keys": past, "q": q} if "slots" in named:
             rows = len(at["offsets"])
@@ -48,6 +48,13 @@ def check(name: str, kernel: Any, *given: Any, **settings: Any) -> None:
             assert moved.shape == (len(keys), len(source), keys.shape[2])
             for stored, present in ((keys, k), (at["values"], at["v"])):
                 assert stored.untyped_storage()._cdata != present.untyped_storage()._cdata
+        case {"joint": joint, "rotation": rotation, "q_weight": weight}:
+            assert rotation is joint or rotation.shape == (named["tokens"], named["DIM"] // 2, 2)
+            assert rotation is joint or rotation.dtype == torch.float32
+            assert named["NORM"] != "unit" or weight.dtype == torch.float32
+        case {"weight": weight, "bias": bias, "x": x}:
+            assert weight.shape == bias.shape == (x.shape[1],)
+            assert weight.dtype == bias.dtype
         case {"factor": factor, "shift": shift, "x": x}:
             assert factor.shape == shift.shape == (len(x), 1, x.shape[2])
             assert factor.stride(2) == shift.stride(2) == 1
