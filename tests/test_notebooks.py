@@ -63,7 +63,7 @@ def show(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Shown
     def execute(name: str) -> Shown:
         notebook = jupytext.read(ROOT / "notebooks" / f"{name}.py")
         resources = {"metadata": {"path": str(folder)}}
-        NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+        NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
         return Shown(folder, notebook.cells)
 
     return execute

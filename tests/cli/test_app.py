@@ -165,7 +165,7 @@ def test_profile_of_both_families(command: Command, tmp_path: Path) -> None:
     [path] = (tmp_path / "runs/profile").glob("infinity_tiny-heatkv-0.3-*.json")
     mine, full = json.loads(path.read_text())["rows"]
     assert set(mine["phases"]["seconds"]) == {"text", "transformer", "cache", "decode", "rest"}
-    assert all(seconds > 0 for seconds in mine["phases"]["seconds"].values())
+    assert all(seconds >= 0 for seconds in mine["phases"]["seconds"].values())  # 0 at a coarse clock
     assert sum(mine["phases"]["seconds"].values()) == pytest.approx(mine["phases"]["total"])
     assert 0.9 < mine["kv"]["peak_of_budget"] <= 1.01
     assert full["kv"]["peak_bytes"] == full["kv"]["full_bytes"] == mine["kv"]["full_bytes"]

@@ -175,7 +175,7 @@ def test_lost_closed_and_narrow_outputs_end_nothing(redirection: str, shown: str
     (tmp_path / "program.py").write_text(program)
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f'"{sys.executable}" program.py {redirection}'],
-        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=60,
+        cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, timeout=600,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
     assert (tmp_path / "file").read_text() == "done"

@@ -90,7 +90,7 @@ def wait_for_halt(folder: Path, sweep: subprocess.Popen[str]) -> dict[str, objec
 
 def end_sweep(folder: Path, sweep: subprocess.Popen[str]) -> tuple[int, str, list[Entry]]:
     """Exit status, output in one line and what the jobs left."""
-    out = " ".join(sweep.communicate(timeout=300)[0].split())
+    out = " ".join(sweep.communicate(timeout=600)[0].split())
     left = max((folder / "runs" / "sweeps").iterdir(), key=lambda path: path.stat().st_mtime)
     return sweep.returncode, out, read_entries(left)
 
@@ -269,7 +269,7 @@ def test_a_requeued_slurm_job_resumes_and_another_fails(tmp_path: Path, cluster:
 
 def wait_for_worker(folder: Path) -> dict[str, str]:
     """What the worker that halts tells of itself."""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 600
     while not (folder / "halted.json").exists():
         assert time.monotonic() < deadline, [
             path.read_text() for path in folder.glob("runs/.submitit/*/*.err")
@@ -287,7 +287,7 @@ def test_workers_of_a_whole_node_are_left_in_the_queue_killed_preempted_and_canc
     (tmp_path / "at_once").touch()
     kept = ("work.wait=false", "work.grace=1")
     left = start_sweep(tmp_path, "submitit_slurm", *words, *nodes, *kept, env=cluster)
-    out = left.communicate(timeout=100)[0]
+    out = left.communicate(timeout=600)[0]
     assert left.returncode == 0, out
     told = re.search(r"submitted 2 workers, 2 to a job, .* work.folder=(\S+); pause: ", out)
     assert told is not None, out

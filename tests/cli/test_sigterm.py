@@ -79,7 +79,7 @@ def start_command(folder: Path, *words: str, runs: int) -> subprocess.Popen[str]
 def test_a_process_that_gets_sigterm_finishes_its_block(tmp_path: Path) -> None:
     worker = start_command(tmp_path, "task=work", "method=full", "work.lapse=600", runs=1)
     worker.send_signal(signal.SIGTERM)
-    out, _ = worker.communicate(timeout=100)
+    out, _ = worker.communicate(timeout=600)
     assert (worker.returncode, "ended by SIGTERM" in out) == (143, True)
     [records] = tmp_path.glob("runs/*/full-*/samples.jsonl")
     assert 1 <= len(records.read_text().splitlines()) < 40
@@ -95,7 +95,7 @@ def test_a_command_that_gets_sigterm_ends_what_joblib_started(tmp_path: Path) ->
     started = [Path("/proc", number) for number in children]
     assert len(started) >= 2
     conductor.send_signal(signal.SIGTERM)
-    conductor.communicate(timeout=100)
+    conductor.communicate(timeout=600)
     assert conductor.returncode == 143
     while any(process.exists() for process in started):
         time.sleep(0.05)

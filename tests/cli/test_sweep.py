@@ -171,7 +171,7 @@ SWEEP = ("method=full,swa", "budget=0.2", "prompts.count=1", "eval=[psnr]")
 
 def wait_for_end(folder: Path) -> Path:
     """The sweep's folder, once the background process has printed its table."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         for log in folder.glob("runs/sweeps/*/background.log"):
             if "infinity_tiny (± half of the 95 % interval)" in log.read_text():

@@ -136,7 +136,7 @@ def test_a_dead_claim_from_the_future_lapses(tmp_path: Path) -> None:
     path = tmp_path / ".work"
     make_elsewhere(path, lapse=0.2, age=-3600)
     assert is_held(path)  # its holder may live, and touches it again
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while is_held(path) and time.monotonic() < deadline:
         time.sleep(0.05)
     with claim(path, wait=False) as mine:
@@ -151,7 +151,7 @@ def test_a_holder_keeps_his_claim_by_touching_it(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(claims, "MACHINE", "elsewhere")  # which sees times alone
         last = path.stat().st_mtime - 100
         os.utime(path, (last, last))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while not is_held(path) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert is_held(path)

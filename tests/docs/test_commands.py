@@ -127,7 +127,7 @@ def run_page(page: str, folder: Path) -> None:
 
 def call(words: list[str], folder: Path, environment: dict[str, str]) -> str:
     """Return what a command that has to succeed prints."""
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -49,9 +49,9 @@ class Counting:
 def test_the_next_step_is_drawn_while_this_one_runs() -> None:
     source = Counting()
     with draw_ahead(source, 2, MIN_THREADED, 2, CPU) as noise:
-        assert source.came.acquire(timeout=60)  # before it is asked for
+        assert source.came.acquire(timeout=600)  # before it is asked for
         assert noise.draw(MIN_THREADED)[0, 0] == 1
-        assert source.came.acquire(timeout=60)
+        assert source.came.acquire(timeout=600)
         assert noise.draw(MIN_THREADED)[0, 0] == 2
     assert len(set(source.threads)) == 1
     assert threading.get_ident() not in source.threads

@@ -141,7 +141,7 @@ def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path, whole: Path) -
     program = [*PROGRAM, str(tmp_path)]
     for lines in (3, 8):
         process = subprocess.Popen(program, env=ENVIRONMENT)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while count_records(tmp_path) < lines and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)

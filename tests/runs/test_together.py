@@ -127,7 +127,7 @@ def scoring(root: Path, *evaluators: Found) -> Job:
 
 def test_metrics_of_evaluators_that_run_at_once_are_all_kept(tmp_path: Path) -> None:
     execute.run(job_in(tmp_path, count=4))
-    barrier = threading.Barrier(4, timeout=30)
+    barrier = threading.Barrier(4, timeout=600)
     names = ("aa", "bbb", "cccc", "ddddd")
     outcomes = together([scoring(tmp_path, finding(name, barrier.wait)) for name in names])
     [folder] = {outcome.folder for outcome in outcomes}

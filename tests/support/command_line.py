@@ -32,7 +32,7 @@ def run_python(folder: Path, *words: str, **variables: str) -> subprocess.Comple
     """Run Python to its end in a folder, with one thread; `variables` change its environment."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | variables
     options = {"cwd": folder, "env": env, "capture_output": True, "text": True}
-    return subprocess.run([sys.executable, *words], timeout=300, **options)
+    return subprocess.run([sys.executable, *words], timeout=600, **options)
 
 
 def start_python(folder: Path, *words: str, **variables: str) -> subprocess.Popen[str]:

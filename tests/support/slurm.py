@@ -52,7 +52,7 @@ def find_obstacle() -> str | None:
         return None
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return f"Slurm is not installed, which takes root and apt-get: {INSTALL.name}"
-    done = subprocess.run(["sh", str(INSTALL)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(["sh", str(INSTALL)], capture_output=True, text=True, timeout=600)
     if done.returncode != 0 or _list_missing():
         return f"Slurm cannot be installed: {(done.stderr or done.stdout).strip()[-200:]}"
     return None
@@ -126,7 +126,7 @@ def cancel(env: Mapping[str, str], job: str) -> None:
 
 def _wait_until_pending(env: Mapping[str, str], job: str) -> None:
     state = ["squeue", "--noheader", "--format=%T", "--job", job]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while (found := subprocess.check_output(state, env=env, text=True).strip()) != "PENDING":
         assert time.monotonic() < deadline, f"{job}: {found or 'has ended'}"
         time.sleep(0.25)
