@@ -9,8 +9,10 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable
+from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -208,7 +210,10 @@ def compose(arguments: list[str]) -> str | None:
     if arguments[:1] == ["verify"]:
         return read_request(verify.parse_words, arguments[1:])
     if arguments[:1] == ["new"]:
-        return read_request(new.parse_words, arguments[1:])
+        with tempfile.TemporaryDirectory() as folder, chdir(folder):
+            Path("kvbench", "methods").mkdir(parents=True)  # with run.py, a checkout
+            Path("run.py").touch()
+            return read_request(new.new, [word.replace("NAME", "my_words") for word in arguments[1:]])
     return _compose(tuple(word for word in arguments if word != NOT_INSTALLED))
 
 
