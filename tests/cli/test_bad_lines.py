@@ -61,6 +61,11 @@ def test_launchers_as_shipped_are_valid(name: str) -> None:
         ("submitit_slurm", "setup", "module load cuda"),
         ("submitit_slurm", "submitit_folder", ""),
         ("submitit_slurm", "additional_parameters", 3),
+        *(
+            ("submitit_slurm", *pair)
+            for pair in (("partition", [1]), ("stderr_to_stdout", "yes"), ("nope", 1))
+        ),
+        ("ray", "nope", 1),
         ("ray", "ray", 3),
         ("ray", "ray.remote", None),
         ("ray", "ray.remote.num_cpus", "abc"),

@@ -24,7 +24,12 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "pre_dispatch": int | str,
         "temp_folder": str | None,
     },
-    "submitit_slurm": {  # options of sbatch and of submitit, which check the others
+    "submitit_slurm": {  # options of sbatch and of submitit
+        **dict.fromkeys(
+            ("partition", "qos", "account", "constraint", "exclude", "comment", "gres"), str | None
+        ),
+        **dict.fromkeys(("mem_per_gpu", "mem_per_cpu"), str | None),
+        "stderr_to_stdout": bool,
         **dict.fromkeys(("nodes", "tasks_per_node", "array_parallelism"), Count),
         **dict.fromkeys(("timeout_min", "cpus_per_task", "cpus_per_gpu"), Count | None),
         **dict.fromkeys(("max_num_timeout", "signal_delay_s"), Whole),
@@ -47,14 +52,14 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 
 def check_launcher_settings(name: str, launcher: DictConfig) -> None:
-    """Check the settings of a preset's launcher that its own package does not refuse in time.
+    """Check every key of a preset's launcher.
 
     Args:
         name: choice of `hydra/launcher`; others than presets have their own checks.
         launcher: `hydra.launcher`.
 
     Raises:
-        ConfigError: a value has the wrong type or is out of range, or joblib has no such key.
+        ConfigError: a key is unknown, or a value has the wrong type or is out of range.
     """
     types = SETTINGS.get(name, {})
     values: Any = OmegaConf.to_container(launcher, resolve=True, throw_on_missing=True)
@@ -67,5 +72,5 @@ def check_launcher_settings(name: str, launcher: DictConfig) -> None:
             check_value(node.get(inner), hint, f"{KEY}.{key}")
             if node.get(inner) == "":
                 raise ConfigError(f"{KEY}.{key} is empty; leave it out")
-    if unknown := [key for key in values if name == "joblib" and key not in ("_target_", *types)]:
+    if unknown := [key for key in values if types and key not in ("_target_", *types)]:
         raise ConfigError(f"{KEY}.{unknown[0]}: no such key; there are {', '.join(types)}")
