@@ -2,9 +2,10 @@
 
 python -m benchmarks mutants [--rooms core report] [--seed 0] [--count 30] [--out FILE] [--again FILE]
 A room is a folder of `kvbench`, or `eval`, `kernels`, `benchmarks`. Each mutant changes one token of a line in a copy
-of the checkout. The fast tests of its file's name run first, then those of its room, up to the first failure. A mutant
-is `killed`, `hangs` (which counts as killed), `lives`, or is `gone` if `--again` names a line that no file has now.
-Some that live change nothing that anyone could see, and tests of other rooms may kill what lives in its own.
+of the checkout. pytest runs the fast tests of the file's name, then the fast tests of the room, and stops at the first
+failure. A mutant is `killed`, `hangs` (which counts as killed), `lives`, or is `gone` if `--again` names a line that no
+file has now. Some that live change nothing that anyone could see, and tests of other rooms may kill what lives in its
+own.
 """
 
 import argparse

@@ -26,12 +26,6 @@ if not torch.cuda.is_available():
     from benchmarks.support.interpreter import adapt_language_once
 
     adapt_language_once()
-from tests.support.brake import (  # noqa: E402, F401
-    pytest_runtest_call,
-    pytest_sessionfinish,
-    pytest_terminal_summary,
-)
-
 # A run tells of the change and not of the dice, which `--hypothesis-profile=dice` throws.
 # How long examples take says something about the machine, not about the code.
 settings.register_profile(
@@ -56,6 +50,13 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Libraries complain at the end of what was not collected."""
     gc.unfreeze()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name tests that take too long."""
+    from tests.support import brake
+
+    config.pluginmanager.register(brake)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

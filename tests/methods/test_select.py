@@ -1,4 +1,4 @@
-"""What score-based methods share: even shares, windows, smoothing, the best slots, and whose scores decide."""
+"""Shared parts of score-based methods: even shares, windows, smoothing, the best slots, and whose scores decide."""
 
 import pytest
 import torch

@@ -54,7 +54,7 @@ READ: dict[str, tuple[Callable[..., Path], Callable[[Path], FramedTokens]]] = {
     "Lumina-mGPT": (write_lumina, partial(frames.read_lumina, config=CONFIG)),
     "Emu3": (write_emu3, partial(frames.read_emu3, config=emu3.CONFIG, suffix="", negative=emu3.NEGATIVE)),
 }
-"""What writes a tokenizer's file and what reads it, by the model's name in messages."""
+"""Writer and reader of a tokenizer's file, by the model's name in messages."""
 each = pytest.mark.parametrize("owner", READ)
 
 

@@ -62,12 +62,18 @@ PRINTED = """
 """Rows as the paper prints them: table, model, method, budget in tokens or 1, p where it is set, cells."""
 
 
+def settings_of(one: Results) -> dict[str, object]:
+    method = one.config["method"]
+    assert isinstance(method, dict)
+    return method
+
+
 @pytest.mark.parametrize("line", PRINTED.strip().splitlines())
 def test_a_run_finds_what_was_printed(line: str) -> None:
     table, label, method, tokens, p, cells = (part.strip() for part in line.split("|"))
     budget = 1 if tokens == "1" else int(tokens) / TOKENS
     one = run(method, budget, published.model_of(label))
-    settings = {**one.config["method"], **({"p": float(p)} if p else {})}  # type: ignore[dict-item]
+    settings = settings_of(one) | ({"p": float(p)} if p else {})
     one = made_up(method, budget, {}, config={**one.config, "method": settings})
     found = find_cells(f"hard_kv_table{table}", one, label)
     assert [list(row.values()) for row in found] == [cells.split()]
@@ -164,7 +170,7 @@ def test_a_recorded_step_is_a_row_of_its_own() -> None:
 
 def test_the_released_programs_selection_is_its_own_method() -> None:
     one = run("hard_kv/snapkv_calibrated", 1024 / TOKENS)
-    settings = {**one.config["method"], "select": "official_rewrite", "calibration": "official"}  # type: ignore[dict-item]
+    settings = settings_of(one) | {"select": "official_rewrite", "calibration": "official"}
     official = made_up("hard_kv", one.memory.budget, {}, config={**one.config, "method": settings})
     assert find_cells("hard_kv_table1", official, "qwen3_8b (aime24)") == [
         {"accuracy": "0.133", "generated_tokens": "32768.0"}

@@ -1,4 +1,4 @@
-"""What the report prints and writes of runs of every kind, as golden texts: terminal, Markdown, LaTeX and CSV."""
+"""Golden texts of the report for runs of every kind: terminal, Markdown, LaTeX and CSV."""
 
 from collections.abc import Mapping
 from dataclasses import replace

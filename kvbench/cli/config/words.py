@@ -38,7 +38,7 @@ OF_RUNS = (
     "shuffle", "batch_size", "cache_dtype", "noise", "cuda_graph", "batch_invariant", "require", "smoke", "shard",
     "calibrate", "sweeps",
 )  # fmt: skip
-"""Keys of runs, besides those of their model."""
+"""Keys of a run's settings, without the keys of its model."""
 READERS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(OF_RUNS, RUNS),
     **dict.fromkeys(("model", "sampling"), (*RUNS, "weights", "train")),

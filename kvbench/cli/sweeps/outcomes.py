@@ -35,7 +35,7 @@ def exiting_on_error(*, of_callback: bool = False) -> Iterator[None]:
     """Exit with a one-line message if a user caused the error.
 
     Args:
-        of_callback: exit for any error, as Hydra only warns of those of a callback.
+        of_callback: exit for any error, because Hydra only logs an error of a callback.
     """
     try:
         yield
