@@ -12,7 +12,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
 
 from kvbench.core.files import hash_values
 from kvbench.eval.protocol.compare import compare_runs
@@ -22,8 +21,6 @@ from kvbench.report.crossings import Crossings
 from kvbench.report.seed_costs import average_latency, average_steps, combine_memory
 from kvbench.runs.record.results import NEUTRAL, Results
 
-Seeds = Literal["mean", "each"]
-"""Rows of tables: one for all seeds, or one for each."""
 SHARED_SETTINGS = (
     "method", "prompts", "shuffle", "cache_dtype", "batch_size", "batch_invariant", "noise",
 )  # fmt: skip

@@ -364,20 +364,6 @@ def test_a_batch_fits_if_it_does_once_it_is_recorded(tmp_path: Path, monkeypatch
     assert find_largest(lambda batch: bench.fits(candidate, batch), 1) == 3
 
 
-@pytest.mark.parametrize("known", [0, 1, 6, 8])
-@pytest.mark.parametrize("limit", [0, 1, 8, 9, 37, 63, 64, 4095, 5000])
-def test_largest_batch_is_found(known: int, limit: int) -> None:
-    tried: list[int] = []
-
-    def fits(batch: int) -> bool:
-        tried.append(batch)
-        return batch <= limit
-
-    if known <= limit:
-        assert find_largest(fits, known, limit=4500) == min(limit, 4500)
-        assert len(set(tried)) == len(tried) <= 26
-
-
 def test_calibration_stands_in_unless_it_is_there(tmp_path: Path) -> None:
     job = timed_job(tmp_path, method=HeatKV(sinks=1), config={"model": {"weights": "random"}})
     assert profiler.profile(job)[1]["calibration"] == "random numbers (timing only)"
