@@ -13,7 +13,11 @@ LIMIT = 2.0
 """Seconds of processor that a fast test may take."""
 EXCUSED: dict[str, str] = {}
 """Reasons by the names of fast tests that may take longer; at most ten."""
-SHARES: dict[str, float] = {}
+SHARES: dict[str, float] = {
+    "models": 0.22, "runs": 0.20, "methods": 0.20, "cli": 0.13, "kernels": 0.10, "eval": 0.08, "extras": 0.05,
+    "report": 0.05, "engine": 0.05, "benchmarks": 0.04, "docs": 0.03, "cuda_shapes": 0.03, "dashboard": 0.02,
+    "cuda_branches": 0.02,
+}  # fmt: skip
 """Share of the fast tests' time that each room may take, by the folder of `tests`; they add up to more than 1."""
 SECONDS = "processor seconds"
 
