@@ -17,6 +17,7 @@ from kvbench.methods.contents.compactor import Compactor, Leverage, NonCausal
 from kvbench.methods.contents.lagkv import LagKV
 from kvbench.methods.contents.norms import CUR, KeyNorm
 from kvbench.methods.critical import Critical
+from kvbench.methods.dropkv import DropKV
 from kvbench.methods.expected.capkv import CapKV
 from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.first_scales import FirstScales
@@ -98,6 +99,7 @@ CASES: Mapping[str, Callable[[], Case]] = {
     "h2o": lambda: Case(H2O(), keep_best(rules.h2o(0.5))),
     "h2o no recent": lambda: Case(H2O(recent=0.0), keep_best(rules.h2o(0.0))),
     "rkv": lambda: Case(RKV(**LAST, mix=0.3, threshold=0.2, kernel=3), keep_best(rules.rkv(3, 0.3, 0.2))),
+    "dropkv": lambda: Case(DropKV(**LAST, kernel=3), keep_best(rules.dropkv(3, 3))),
     "random": lambda: Case(Random(), keep_best(rules.random)),
     "adakv": lambda: Case(AdaKV(**LAST, kernel=3, pool="max"), compete(SNAPKV, 0.2)),
     "pyramidkv": lambda: Case(  # 8 = 3 of the window and a mean of 5, from 9 to 1

@@ -73,6 +73,25 @@ def snapkv(window: int, kernel: int = 3, kind: str = "max", *, outside: bool = F
     return score
 
 
+def dropkv(window: int, kernel: int) -> Scorer:
+    """How far the outputs of the newest queries move without a token, squared; each is left out once."""
+
+    def score(at: Moment) -> Scores:
+        count, found = min(window, len(at.asking)), []
+        for number, head in enumerate(at.heads):
+            scores, slots = attend_from_window(at, number, window), range(len(head.tokens))
+            whole = scores.softmax(-1) @ head.values
+            moved = []
+            for slot in slots:
+                rest = [other for other in slots if other != slot]
+                alone = scores[..., rest].softmax(-1) @ head.values[rest]
+                moved.append(float((alone - whole).square().sum()) / GROUP)
+            found.append(pool([*moved[:-count], *[-inf] * count], kernel)[:-count] + [inf] * count)
+        return found
+
+    return score
+
+
 def rkv(window: int, mix: float, threshold: float) -> Scorer:
     """Attention outside the window minus the redundancy of keys, whose latest near copy does not count."""
 

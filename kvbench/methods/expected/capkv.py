@@ -58,7 +58,6 @@ class CapKV(Scored):
     def keeps_scores(self) -> bool:
         """Whether slots keep their earlier score."""
         return self.asked == "prompt" or super().keeps_scores
-        return SOLVED_BY_LIBRARY
 
     def last_asked(self, index: int) -> int:
         """Return the last segment up to `index` after which `score` was called."""

@@ -27,6 +27,7 @@ METHODS = (
         "vase",
         "capkv",
         "lukv",
+        "dropkv",
     ),
 )
 """Methods in the order of their styles. Append new methods, so that no other method changes its style."""
