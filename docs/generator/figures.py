@@ -12,12 +12,14 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from generator.measured import FOLDER, read_rows
+from docs.generator.measured import FOLDER, read_rows
 from kvbench.report.figures.method_styles import COLOURS, DARK_COLOURS, choose_styles
 from kvbench.report.figures.plots import Point, draw_panels
 
 SOURCE = f"{FOLDER}/data/infinity_tiny/prices.csv"
 METHODS = ("ams_kv_fixed", "first_scales", "hackpp", "heatkv", "pricekv", "random")
+FIGURES = {"docs/images/fidelity.svg": False, "docs/images/fidelity-dark.svg": True}
+"""Files that are drawn, and whether each is for dark pages."""
 PANELS = {
     "psnr ↑": "psnr, dB (higher is better)",
     "psnr_mean_mse ↑": "psnr_mean_mse, dB (higher is better)",
@@ -35,13 +37,16 @@ DARK_GRID = "#333333"
 
 
 def write_figures(root: Path) -> None:
-    """Draw `docs/images/fidelity.svg` of a checkout, and its dark twin beside it."""
+    """Draw `FIGURES` of a checkout."""
     rows = read_rows(root / SOURCE)
     curves = {column: read_points(rows, column) for column in PANELS}
-    digest = hashlib.sha256((root / SOURCE).read_bytes()).hexdigest()
-    for name, dark in (("fidelity", False), ("fidelity-dark", True)):
-        picture = draw(curves, f"{SOURCE}, SHA-256 {digest}", dark=dark)
-        (root / "docs" / "images" / f"{name}.svg").write_bytes(picture)
+    for name, dark in FIGURES.items():
+        (root / name).write_bytes(draw(curves, name_source(root), dark=dark))
+
+
+def name_source(root: Path) -> str:
+    """Return what a figure says of its table, as the table is now."""
+    return f"{SOURCE}, SHA-256 {hashlib.sha256((root / SOURCE).read_bytes()).hexdigest()}"
 
 
 def read_points(rows: list[tuple[str, ...]], column: str) -> dict[str, list[Point]]:

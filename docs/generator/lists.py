@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from generator.baselines import list_presets, make_table
-from generator.choices import Choice, build, list_choices
-from generator.markdown import format_table, make_anchor
-from generator.measured import FOLDER, read_rows, read_sections
+from docs.generator.baselines import list_presets, make_table
+from docs.generator.choices import Choice, build, list_choices
+from docs.generator.markdown import format_table, make_anchor
+from docs.generator.measured import FOLDER, read_rows, read_sections
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Observer
 from kvbench.models.files.hub import format_bytes
@@ -40,15 +40,13 @@ TASK = re.compile(r"^task=(\w+) +(.+)$", re.MULTILINE)
 EXAMPLE = re.compile(r"(?<=<!-- file: eval/paired/mae.py -->\n```python\n).*?(?=```)", re.DOTALL)
 
 
-def write_lists(root: Path) -> None:
-    """Rewrite the lists and tables in the pages of a checkout, and the metric in the page on extending it."""
-    results = [f"{FOLDER}/{path.name}" for path in (root / FOLDER).glob("*.md")]
-    for page in (*GROUPS, *results):
-        text = (root / page).read_text(encoding="utf-8")
-        (root / page).write_text(update_page(root, page, text), encoding="utf-8")
+def update_pages(root: Path) -> dict[Path, str]:
+    """Return pages of a checkout with their lists and tables, and the one on extending it with the plugin's metric."""
+    names = (*GROUPS, *(f"{FOLDER}/{path.name}" for path in sorted((root / FOLDER).glob("*.md"))))
+    pages = {root / name: update_page(root, name, (root / name).read_text("utf-8")) for name in names}
     extending = root / "docs" / "extending.md"
     code = (root / "docs" / "examples" / "plugin" / "kvbench_example" / "mae.py").read_text(encoding="utf-8")
-    extending.write_text(EXAMPLE.sub(lambda _: code, extending.read_text(encoding="utf-8")), encoding="utf-8")
+    return {**pages, extending: EXAMPLE.sub(lambda _: code, extending.read_text(encoding="utf-8"))}
 
 
 def update_page(root: Path, page: str, text: str) -> str:

@@ -7,10 +7,10 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
 
-from generator.choices import Choice, Setting, build, list_choices
-from generator.lists import FAMILIES, name_calibration
-from generator.markdown import format_table, list_fields, make_anchor
-from generator.measured import Table, read_tables
+from docs.generator.choices import Choice, Setting, build, list_choices
+from docs.generator.lists import FAMILIES, name_calibration
+from docs.generator.markdown import format_table, list_fields, make_anchor
+from docs.generator.measured import Table, read_tables
 from kvbench.methods.shared.base import Method
 
 DIFFERS = (

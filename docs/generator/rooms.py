@@ -27,7 +27,10 @@ EVERYTHING = ("kvbench",)
 CONTRACT = tuple(f"methods.shared.{name}" for name in ("base", "calibration", "hook_results", "uses", "view"))
 """The contract between methods and the engine."""
 ENGINE = ("engine", "engine.cache", "engine.coding", "engine.packed", "engine.recording")
-RUNS = ("runs", "runs.generate", "runs.record", "runs.run_hash", "runs.score")
+JOB = ("cli.config", "cli.console", "cli.tasks.job")
+RECORD = ("runs.record", "runs.run_hash")
+RUNS = ("runs", "runs.generate", *RECORD, "runs.score")
+REPORT = ("report", "report.figures", "report.papers")
 MODELS = ("models", "models.base", "models.files", "models.parts")
 BASES = ("core", "engine.recording", "kernels", "models.files")
 """Rooms that the base classes of models import."""
@@ -62,27 +65,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "plan": ("core", *ENGINE, *CONTRACT, "models.base"),
     "runs.run_hash": ("core",),
     "runs.record": ("core", "engine", "eval", "kernels", "models.base", "runs.run_hash"),
-    "runs": (
-        "core",
-        *ENGINE,
-        "eval",
-        *CONTRACT,
-        "methods.full",
-        *MODELS,
-        "prompts",
-        "runs.record",
-        "runs.run_hash",
-    ),
-    "runs.generate": (
-        "core",
-        *ENGINE,
-        "eval",
-        *CONTRACT,
-        *MODELS,
-        "runs",
-        "runs.record",
-        "runs.run_hash",
-    ),
+    "runs": ("core", *ENGINE, "eval", *CONTRACT, "methods.full", *MODELS, "prompts", *RECORD),
+    "runs.generate": ("core", *ENGINE, "eval", *CONTRACT, *MODELS, "runs", *RECORD),
     "runs.score": ("core", "eval", "runs", "runs.record"),
     "runs.execute": ("core", "eval", *RUNS),
     "profile": ("core", *ENGINE, "kernels", *CONTRACT, "methods.full", *MODELS, *RUNS, "runs.execute"),
@@ -91,17 +75,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "report": ("core", "data", "engine", "eval", "plan", "runs.code", "runs.generate", "runs.record"),
     "report.figures": ("core", "engine", "eval", "report", "runs.generate", "runs.record"),
     "report.papers": ("core", "engine", "methods", "report", "report.figures", "runs.record"),
-    "dashboard": (
-        "conf",
-        "core",
-        "data",
-        "eval",
-        "report",
-        "report.figures",
-        "report.papers",
-        "runs.generate",
-        "runs.record",
-    ),
+    "dashboard": ("conf", "core", "data", "eval", *REPORT, "runs.generate", "runs.record"),
     "cli.console": ("core",),
     "cli.config": ("cli.console", "conf", "core", "report.papers", "runs", "runs.record"),
     "cli.sweeps": ("cli.config", "cli.console", "core", "runs.record"),
@@ -111,22 +85,9 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "cli.submit": EVERYTHING,
     "cli": EVERYTHING,
     "extras.training": ("core", "eval", *MODELS, "models.families", "scenes", "puzzles"),
-    "extras.race": (
-        "cli.config",
-        "cli.console",
-        "cli.tasks.job",
-        "core",
-        "eval",
-        *CONTRACT,
-        "report",
-        "report.figures",
-        "runs",
-        "runs.execute",
-    ),
+    "extras.race": (*JOB, "core", "eval", *CONTRACT, "report", "report.figures", "runs", "runs.execute"),
     "extras.share": (
-        "cli.config",
-        "cli.console",
-        "cli.tasks.job",
+        *JOB,
         "conf",
         "core",
         "dashboard",
@@ -360,7 +321,7 @@ def place_nodes(floors: dict[str, int], lines: list[list[Node]]) -> dict[Node, t
     }
 
 
-def draw_rooms(arrows: Arrows, colours: Colours = LIGHT) -> str:
+def draw_rooms(arrows: Arrows, colours: Colours) -> str:
     """Return the picture; arrows that follow from others are left out.
 
     Raises:
@@ -391,9 +352,18 @@ def draw_rooms(arrows: Arrows, colours: Colours = LIGHT) -> str:
     return "\n".join((*parts, "</svg>", ""))
 
 
+def draw_pictures(root: Path) -> dict[Path, str]:
+    """Return the pictures of a checkout's rooms by their files."""
+    folder, arrows = root / "docs" / "images", find_arrows(root)
+    return {
+        folder / "rooms.svg": draw_rooms(arrows, LIGHT),
+        folder / "rooms-dark.svg": draw_rooms(arrows, DARK),
+    }
+
+
 if __name__ == "__main__":
     checkout = Path(__file__).resolve().parents[2]
     print(describe(checkout))
-    for picture in map(Path, sys.argv[1:]):
-        for path, colours in ((picture, LIGHT), (picture.with_stem(f"{picture.stem}-dark"), DARK)):
-            path.write_text(draw_rooms(find_arrows(checkout), colours))
+    if sys.argv[1:] == ["--draw"]:
+        for file, picture in draw_pictures(checkout).items():
+            file.write_text(picture)

@@ -1,18 +1,22 @@
 """Sources of generated pages: files of `conf/` with their comments, docstrings, tables."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
+from docutils import nodes
+from docutils.core import publish_doctree
 
+from docs.generator.choices import Setting, read_choice
+from docs.generator.columns import mark_columns
+from docs.generator.figures import SAMPLES, read_points
+from docs.generator.measured import read_tables
+from docs.generator.pages import describe
 from tests.support.places import ROOT
 
 
 def test_a_file_is_read_with_its_comments(tmp_path: Path) -> None:
-    from generator.choices import Setting, read_choice
-
     path = tmp_path / "own.yaml"
     path.write_text(
         "# @package _global_\n# What it is,\n# in two lines.\ndefaults: [other, _self_]\n_target_: a.b.C\n"
@@ -33,8 +37,6 @@ def test_a_file_is_read_with_its_comments(tmp_path: Path) -> None:
     "path", sorted((ROOT / "conf" / "method").rglob("*.yaml")), ids=lambda path: path.stem
 )
 def test_values_are_those_that_yaml_reads(path: Path) -> None:
-    from generator.choices import read_choice
-
     values, files = {}, [path]
     for file in files:
         own = yaml.safe_load(file.read_text())
@@ -45,8 +47,6 @@ def test_values_are_those_that_yaml_reads(path: Path) -> None:
 
 
 def test_docstrings_include_settings_of_bases() -> None:
-    from generator.pages import describe
-
     @dataclass
     class Base:
         """A base.
@@ -78,8 +78,6 @@ def test_docstrings_include_settings_of_bases() -> None:
 
 @pytest.mark.parametrize("mark", ["takes: time", "at: 1a2b3c4d"])
 def test_a_table_has_the_commands_above_it(tmp_path: Path, mark: str) -> None:
-    from generator.measured import read_tables
-
     commands = f"<!-- {mark} -->\n```bash\nrun\n```"
     made = "<!-- made by `make docs` from data/tiny/one.csv -->"
     text = f"# Results\n\n## One\n\n{commands}\n\nSmall:\n\n{made}\n\n| method | old |\n\n<!-- end -->\n"
@@ -95,21 +93,16 @@ def test_a_table_has_the_commands_above_it(tmp_path: Path, mark: str) -> None:
 
 def test_columns_are_named_by_the_longest_cell_below_their_heading() -> None:
     """A heading of 40 characters over figures, a text of 29 and one of 61."""
-    nodes, core = pytest.importorskip("docutils.nodes"), pytest.importorskip("docutils.core")
-    from generator.columns import mark_columns
-
     cells = (("1.0", "a", "b"), ("30.23 [29.92, 30.56]", "x" * 29, "y" * 61))
     rows = [("h" * 40, "i", "j"), *cells]
     lines = [f"   * - {one}\n     - {two}\n     - {three}" for one, two, three in rows]
-    doctree = core.publish_doctree(".. list-table::\n   :header-rows: 1\n\n" + "\n".join(lines) + "\n")
-    mark_columns(doctree)
+    doctree = publish_doctree(".. list-table::\n   :header-rows: 1\n\n" + "\n".join(lines) + "\n")
+    mark_columns(None, doctree)
     names = [[cell["classes"] for cell in row.children] for row in doctree.findall(nodes.row)]
     assert names == [[["short"], ["phrase"], ["prose"]]] * 3
 
 
 def test_points_of_a_figure_are_cells_of_its_table() -> None:
-    from generator.figures import SAMPLES, read_points
-
     rows = [
         ("method", "peak %", "psnr ↑"),
         ("random", "20.00", "**35.28 [35.01, 35.55]**"),
@@ -118,11 +111,3 @@ def test_points_of_a_figure_are_cells_of_its_table() -> None:
     ]
     drawn = {name: points for name, points in read_points(rows, "psnr ↑").items() if points}
     assert drawn == {"random": [(0.04, -0.5, -0.75, -0.25, SAMPLES), (0.2, 35.28, 35.01, 35.55, SAMPLES)]}
-
-
-@pytest.mark.parametrize("name", ["fidelity", "fidelity-dark"])
-def test_the_figure_is_of_the_present_table(root: Path, name: str) -> None:
-    from generator.figures import SOURCE
-
-    digest = hashlib.sha256((root / SOURCE).read_bytes()).hexdigest()
-    assert digest in (root / "docs" / "images" / f"{name}.svg").read_text(), "make docs draws it anew"

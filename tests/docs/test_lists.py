@@ -1,64 +1,79 @@
-"""Lists of choices in the pages: equal to what `conf/` gives; examples equal to their files."""
+"""Lists and tables in the pages: made of their sources, and missed by `--check` where they are not."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from docs.generator.__main__ import find_faults
+from docs.generator.baselines import make_table
+from docs.generator.lists import MADE, update_page
 from kvbench.cli.tasks.table import TASKS
-from tests.support.marks import slow_but_every
-from tests.support.pages import read_blocks
+from kvbench.report.papers.published import PublishedRow, PublishedTable
 from tests.support.places import ROOT
 
-GROUPS = {"method": "methods", "model": "models", "prompts": "prompts", "eval": "metrics", "sweeps": "tables"}
-GROUPS |= {"sampling": "reproduction"}
+RESULTS = ROOT / "docs" / "results"
 
 
-@pytest.mark.parametrize(("group", "page"), slow_but_every(3, GROUPS.items()))
-def test_a_page_lists_every_choice_and_no_other(group: str, page: str) -> None:
-    from generator.lists import update_page
+@pytest.mark.slow
+def test_generated_files_that_are_not_current_are_named_with_the_command(tmp_path: Path) -> None:
+    for name in ("docs", "conf", "kvbench", "kernels", "eval"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.safetensors", "*.pyc"))
+    broken = {
+        "docs/methods.md": ("](../conf/method/h2o.yaml)", "make docs"),
+        "docs/reproduction.md": ("| `var_d16` | ", "make docs"),
+        "docs/results/infinity_tiny.md": ("| random | ", "make docs"),
+        "docs/extending.md": ('"""Mean absolute', "make docs"),
+        "docs/images/fidelity-dark.svg": ("SHA-256 ", "make docs"),
+        "docs/images/rooms.svg": ("<polyline", "make rooms"),
+        "kvbench/assets/pins.json": ("kvbench.methods.h2o", "raise `revision`"),
+    }
+    for name, (text, _) in broken.items():
+        content = (tmp_path / name).read_text()
+        assert text in content, name
+        (tmp_path / name).write_text(content.replace(text, f"{text}x", 1))
+    faults = dict(fault.split(": ") for fault in find_faults(tmp_path))
+    assert faults.keys() == broken.keys()
+    assert all(remedy.startswith(broken[name][1]) for name, remedy in faults.items())
 
-    text = (ROOT / "docs" / f"{page}.md").read_text()
-    listed = re.findall(rf"^\| \[`(\w+)`\]\(\.\./conf/{group}/\1\.yaml\) \|", text, re.MULTILINE)
-    assert listed == sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml"))
-    assert update_page(ROOT, f"docs/{page}.md", text) == text, f"docs/{page}.md: make docs"
 
-
-def test_the_help_and_the_page_list_every_task() -> None:
-    from generator.lists import update_page
-
-    text = (ROOT / "docs" / "runs.md").read_text()
-    listed = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+def test_the_help_lists_every_task() -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "runs.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted({*TASKS, "work", "status"})
-    assert update_page(ROOT, "docs/runs.md", text) == text, "docs/runs.md: make docs"
 
 
-def test_the_page_of_published_scores_has_the_tables_as_the_file_has_them() -> None:
-    from generator.lists import update_page
+def test_published_scores_have_a_row_for_each_source_and_ours_stay() -> None:
+    def draw(prompts: str, **cells: str | None) -> PublishedRow:
+        return PublishedRow({"prompts._target_": (f"kvbench.prompts.{prompts}",)}, cells)
 
-    text = (ROOT / "docs" / "reproduction.md").read_text()
-    page = "docs/reproduction.md"
-    assert update_page(ROOT, page, text) == text, f"{page}: make docs"
-    ours = "| `var_d16` | ours | - | - | - | - |"
-    assert text.count(ours) == 1
-    measured = text.replace(ours, "| `var_d16` | ours | 3.5 | 280.1 | - | - |")
-    assert update_page(ROOT, page, measured) == measured
+    models = {
+        "var (a)": (draw("Coco", fid="3.50", psnr=None), draw("Dpg", dpg="71")),
+        "emu (b)": (draw("Dpg", dpg="80.1"),),
+        "var (b)": (draw("Coco", fid="3.4"),),
+    }
+    table = PublishedTable("t", "", "", "", (), (), models, sources={"a": "A", "b": "B, 2 runs"})
+    written = "| `var` | ours | 3.6 | - |"
+    assert make_table(table, f"| model | full cache, by |\n{written}").splitlines() == [
+        "| model | full cache, by | Coco: `fid` | Dpg: `dpg` |",
+        "| --- | --- | --- | --- |",
+        "| `var` | a: A | 3.50 | 71 |",
+        "| `var` | b: B, 2 runs | 3.4 | - |",
+        written,
+        "| `emu` | b: B, 2 runs | - | 80.1 |",
+        "| `emu` | ours | - | - |",
+    ]
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "results").glob("*.md")), ids=lambda path: path.stem)
-def test_a_page_of_results_has_the_tables_as_their_files_have_them(page: Path) -> None:
-    from generator.lists import MADE, update_page
-
-    text = page.read_text()
-    assert update_page(ROOT, f"docs/results/{page.name}", text) == text, f"{page.name}: make docs"
-    assert not re.search(r"^\|", MADE.sub("", text), re.MULTILINE), "a table without a file"
-    shown = [page.parent / made["source"] for made in MADE.finditer(text)]
-    assert sorted(shown) == sorted((page.parent / "data" / page.stem).glob("*.csv"))
+def test_pages_of_results_have_a_file_for_each_table_and_a_table_for_each_file() -> None:
+    texts = {page: page.read_text() for page in RESULTS.glob("*.md")}
+    assert [page for page, text in texts.items() if re.search(r"^\|", MADE.sub("", text), re.MULTILINE)] == []
+    for page, text in texts.items():
+        shown = [RESULTS / made["source"] for made in MADE.finditer(text)]
+        assert sorted(shown) == sorted((RESULTS / "data" / page.stem).glob("*.csv"))
 
 
 def test_a_table_is_what_its_file_says(tmp_path: Path) -> None:
-    from generator.lists import update_page
-
     file, page = tmp_path / "docs/results/data/one.csv", "docs/results/page.md"
     file.parent.mkdir(parents=True)
     file.write_text('method,a\n"x, y",**1 [0| 2]**\n')
@@ -77,8 +92,6 @@ def test_every_method_names_its_paper() -> None:
 
 
 def test_a_list_is_replaced_and_papers_stay(tmp_path: Path) -> None:
-    from generator.lists import update_page
-
     for folder in ("docs", "conf/method"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "conf" / "method" / "full.yaml").write_text("# Everything.\n_target_: a.B\n")
@@ -99,9 +112,3 @@ def test_the_interface_lists_the_modules_that_it_documents() -> None:
     documented = re.findall(r"automodule:: ([\w.]+)", text)
     assert documented
     assert re.findall(r"^\| \[`([\w.]+)`\]", text, re.MULTILINE) == documented
-
-
-def test_the_example_of_a_metric_is_the_plugin_s() -> None:
-    blocks = read_blocks((ROOT / "docs" / "extending.md").read_text())
-    [shown] = [block.text for block in blocks if block.what == "eval/paired/mae.py"]
-    assert shown == (ROOT / "docs" / "examples" / "plugin" / "kvbench_example" / "mae.py").read_text()

@@ -14,7 +14,6 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.schedule import predict_row_lengths, sum_tokens
 from kvbench.methods.shared.base import Method
-from kvbench.report.papers.published import find
 from tests.support.pages import list_pages, read_blocks
 from tests.support.places import ROOT
 
@@ -115,33 +114,3 @@ def pair_figures(cell: str) -> Iterator[tuple[str, str]]:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 900
-
-
-@pytest.mark.parametrize("name", ["reproduction", "reproduction_classes", "reproduction_texts"])
-def test_the_page_of_published_scores_has_the_numbers_of_the_table(name: str) -> None:
-    table = find(name)
-    text = (ROOT / "docs" / "reproduction.md").read_text()
-    heading, _, *lines = (
-        text.split(f"published.yaml: {name} -->\n\n")[1].split("\n\n<!-- end -->")[0].splitlines()
-    )
-    columns = re.findall(r"(?:(\w+): )?`([^`]+)`", heading)
-    shown: list[tuple[str, str, str]] = []
-    for line in lines:
-        model, by, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        source = by.split(": ")[0]
-        assert by == "ours" or by == f"{source}: {table.sources[source]}"
-        assert by != "ours" or {*cells} == {"-"}  # not measured yet
-        shown += [
-            (f"{model.strip('`')} ({source})", f"{prompts}/{metric}", cell)
-            for (prompts, metric), cell in zip(columns, cells, strict=True)
-            if cell != "-"
-        ]
-    several = len({where["prompts._target_"] for where in table.rows()}) > 1
-    stored = [
-        (label, f"{row.where['prompts._target_'][0].split('.')[-1] if several else ''}/{metric}", cell)
-        for label, rows in table.models.items()
-        for row in rows
-        for metric, cell in row.cells.items()
-        if cell is not None
-    ]
-    assert sorted(shown) == sorted(stored)

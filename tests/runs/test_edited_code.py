@@ -6,24 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from docs.generator.pins import format_pins, measure_pins
 from kvbench.core.config import ConfigError
 from kvbench.methods.chunkkv import ChunkKV
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.runs import code
-from kvbench.runs.code import PINS_FILE, find_versions, identify_code, is_pinned, list_classes
+from kvbench.runs.code import find_versions, identify_code, is_pinned, list_classes
 from tests.support.command_line import run_python
 from tests.support.edits import EDITS
 from tests.support.places import ROOT
-
-
-def test_pins_fit_the_code() -> None:
-    """If samples or scores change, raise the class's `revision`; then, and after any refactoring, `make pins`."""
-    assert PINS_FILE.read_text() == format_pins(measure_pins()), (
-        "raise `revision` if results change; make pins"
-    )
 
 
 def test_pinned_classes_leave_hashes_as_they_are() -> None:
