@@ -18,7 +18,7 @@ class Names(PromptSet):
     """
 
     held_out: bool = False
-    source: ClassVar[str] = "names.csv, which task=train train=infinity_emoji writes,"
+    source: ClassVar[str] = "names.csv (kvbench/assets/infinity_emoji/names.csv is an example)"
 
     def entries(self, path: Path) -> list[PromptEntry]:
         """Read the names in the order of the file."""

@@ -2,12 +2,11 @@
 
 import csv
 import io
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kvbench.core.files import read_text, resolve_path, write_whole
+from kvbench.core.files import read_text, resolve_path
 from kvbench.scenes import grammar
 from kvbench.scenes.vocabulary import Vocabulary
 
@@ -56,13 +55,6 @@ def read_names(path: Path) -> tuple[Name, ...]:
     if not names:
         raise ValueError("contains no names")
     return tuple(names.values())
-
-
-def write_names(path: Path, names: Iterable[Name]) -> None:
-    """Write the file that `read_names` reads."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([Name._fields, *names])
-    write_whole(path, text.getvalue())
 
 
 @cache

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvbench.core.settings import Shard
 from kvbench.engine.cache import KVCache
-from kvbench.extras.training.pictures import BACKGROUNDS
+from kvbench.extras.training.images import BACKGROUNDS
 from kvbench.methods.full import Full
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.shared.base import Method

@@ -1,6 +1,7 @@
 """Files of names: what is refused, vocabularies, what a run's identity has of them."""
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from kvbench.core.config import ConfigError
 from kvbench.prompts.names import Names
 from kvbench.scenes import grammar
-from kvbench.scenes.names import Name, find_vocabulary, read_names, write_names
+from kvbench.scenes.names import Name, find_vocabulary, read_names
 from kvbench.scenes.vocabulary import END, Vocabulary
 from tests.support.small_models import configured
 
@@ -19,6 +20,12 @@ ROWS = [
     Name("red flag", "Flags", "2.png", "white", "held_out"),
     Name("pear", "Food, or drink", "3.png", "grey", "train"),
 ]
+
+
+def write_names(path: Path, names: Iterable[Name]) -> None:
+    """Write a file of names."""
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([Name._fields, *names])
 
 
 @pytest.fixture

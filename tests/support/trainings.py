@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from kvbench.extras.training.loop import Recipe, fit
+from kvbench.extras.training.autoencoder import AutoencoderRecipe
+from kvbench.extras.training.loop import fit
 from kvbench.extras.training.transformer import BaseTransformerRecipe, fit_transformer
+from kvbench.models.parts.autoencoder import Size
 from kvbench.models.parts.text import VocabularyConfig, VocabularyEncoder
 
 
@@ -54,13 +57,14 @@ def check_resumed(
 
 def check_tokenizer(
     network: nn.Module,
-    recipe: Recipe,
-    loss: Callable[[int], Tensor],
+    recipe: AutoencoderRecipe[Any],
+    sizes: Sequence[Size],
     folder: Path,
     fixed: Collection[str] = (),
 ) -> None:
     """Train a tokenizer and load its averaged weights; all parameters move but those that are fixed."""
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    loss = recipe.make_loss(network, draw_pictures(), sizes, compiled=False)
     weights = fit("tokenizer", network, recipe, loss, folder / "tokenizer.safetensors")
     assert {name for name, p in network.named_parameters() if torch.equal(p, before[name])} == {*fixed}
     network.load_state_dict(weights)

@@ -1,32 +1,30 @@
 """Training of all tokenizers: settings, initialisation, the loss of a step, codebooks by k-means++, and encoding."""
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.extras.training.loop import Recipe, generator
-from kvbench.extras.training.precision import autocast
-from kvbench.extras.training.scenes import reconstruction_loss, to_signed
-from kvbench.models.parts.autoencoder import NetworkConfig, close_branches
+from kvbench.extras.training.optim import autocast
+from kvbench.models.parts.autoencoder import Size, close_branches
 
 MAX_VECTORS = 2**17
 """Maximum number of vectors for k-means, drawn from all."""
+ENCODED = 256
+"""Images that are encoded at once."""
 
-Quantise = Callable[[Tensor, int, torch.Generator], tuple[Tensor, Tensor | float]]
-"""Returns what a step decodes of latents float32 [B, channels, h, w], and what it adds to the loss."""
 Encode = Callable[[Tensor], Tensor]
-Find = Callable[[Callable[[int], Tensor], torch.Generator], None]
-"""Fills a codebook; its first argument encodes a number of batches, latents float32 [n, channels, h, w]."""
 Network = TypeVar("Network", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class AutoencoderRecipe(Recipe):
-    """Settings of every tokenizer's training; see `Recipe` for the others.
+class AutoencoderRecipe(Recipe, ABC, Generic[Network]):
+    """Settings of a tokenizer's training, and what is the tokenizer's own; see `Recipe` for the others.
 
     AdamW trains the first and last convolutions and the parameters of the codes.
 
@@ -45,9 +43,68 @@ class AutoencoderRecipe(Recipe):
     hold: float = 0.5
 
     @property
+    def free(self) -> int:
+        """First steps without a codebook: all of them without one that is searched for."""
+        return self.steps
+
+    @property
     def encoder_steps(self) -> int:
         """First steps, in which the encoder learns."""
         return self.steps
+
+    def make_loss(
+        self, network: Network, images: Tensor, sizes: Sequence[Size], *, compiled: bool
+    ) -> Callable[[int], Tensor]:
+        """Return the loss function of a step, whose randomness depends on the step number alone.
+
+        Args:
+            network: newly initialised, on the device to train on.
+            images: uint8 [N, H, W, 3] on the CPU.
+            sizes: (h, w) of every scale; empty for codes without scales.
+            compiled: use torch.compile, which needs a C++ compiler.
+        """
+        coders, device = self._coders(network), next(network.parameters()).device
+        encode, decode = (torch.compile(one, dynamic=False) if compiled else one for one in coders)
+
+        def draw(rng: torch.Generator) -> Tensor:
+            index = torch.randint(len(images), (self.batch,), generator=rng)
+            return to_signed(images[index].to(device)).contiguous(memory_format=torch.channels_last)
+
+        def loss(step: int) -> Tensor:
+            rng = generator(self.seed, 0, step)
+
+            @torch.no_grad()
+            def encode_batches(count: int) -> Tensor:
+                with autocast(device):
+                    return torch.cat([encode(draw(rng)) for _ in range(count)]).float()
+
+            if step == self.free:
+                self._find_codebook(network, encode_batches, sizes, rng)
+            batch = draw(rng)
+            with autocast(device), torch.set_grad_enabled(step < self.encoder_steps):
+                latents = encode(batch)
+            codes, distance = self._quantise(network, latents.float(), sizes, step, rng)
+            with autocast(device):
+                decoded = decode(codes)
+            return reconstruction_loss(decoded.float(), batch) + distance
+
+        return loss
+
+    @abstractmethod
+    def _coders(self, network: Network) -> tuple[Encode, Encode]:
+        """Return encoder and decoder of a network."""
+
+    @abstractmethod
+    def _quantise(
+        self, network: Network, latents: Tensor, sizes: Sequence[Size], step: int, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor | float]:
+        """Return what a step decodes of latents float32 [B, channels, h, w], and what it adds to the loss."""
+
+    def _find_codebook(
+        self, network: Network, encode: Callable[[int], Tensor], sizes: Sequence[Size], rng: torch.Generator
+    ) -> None:
+        """Fill a codebook before step `free`; `encode` returns latents float32 [n, channels, h, w] of n batches."""
+        raise NotImplementedError
 
 
 def start(make: Callable[[], Network], seed: int) -> Network:
@@ -59,60 +116,22 @@ def start(make: Callable[[], Network], seed: int) -> Network:
     return network
 
 
-def make_loss(
-    coders: tuple[Encode, Encode],
-    images: Tensor,
-    recipe: AutoencoderRecipe,
-    device: torch.device,
-    quantise: Quantise,
-    find: tuple[int, Find] | None = None,
-    *,
-    compiled: bool,
-) -> Callable[[int], Tensor]:
-    """Return the loss function of a step, whose randomness depends on the step number alone.
-
-    Args:
-        coders: encoder and decoder, newly initialised on the device.
-        images: uint8 [N, H, W, 3] on the CPU.
-        recipe: settings.
-        device: where to train.
-        quantise: what stands between encoder and decoder.
-        find: step before which the codebook is found, and how; None without one.
-        compiled: use torch.compile, which needs a C++ compiler.
-    """
-    encode, decode = (torch.compile(one, dynamic=False) if compiled else one for one in coders)
-
-    def draw(rng: torch.Generator) -> Tensor:
-        index = torch.randint(len(images), (recipe.batch,), generator=rng)
-        return to_signed(images[index].to(device)).contiguous(memory_format=torch.channels_last)
-
-    def loss(step: int) -> Tensor:
-        rng = generator(recipe.seed, 0, step)
-
-        @torch.no_grad()
-        def encode_batches(count: int) -> Tensor:
-            with autocast(device):
-                return torch.cat([encode(draw(rng)) for _ in range(count)]).float()
-
-        if find is not None and step == find[0]:
-            find[1](encode_batches, rng)
-        batch = draw(rng)
-        with autocast(device), torch.set_grad_enabled(step < recipe.encoder_steps):
-            latents = encode(batch)
-        codes, distance = quantise(latents.float(), step, rng)
-        with autocast(device):
-            decoded = decode(codes)
-        return reconstruction_loss(decoded.float(), batch) + distance
-
-    return loss
+def to_signed(images: Tensor) -> Tensor:
+    """Return uint8 images [B, H, W, 3] as float32 [B, 3, H, W] in [-1, 1]."""
+    return images.permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-def draw_last_scales(
-    recipe: AutoencoderRecipe, prefix: float, longest: int, scales: int, rng: torch.Generator
-) -> Tensor:
+def reconstruction_loss(decoded: Tensor, images: Tensor) -> Tensor:
+    """Return L1 + 4 MSE + 1/4 L1 of neighbours' differences for images [B, 3, H, W] in [-1, 1], a scalar."""
+    error = decoded - images
+    edges = error.diff(dim=2).abs().mean() + error.diff(dim=3).abs().mean()
+    return error.abs().mean() + 4 * error.square().mean() + 0.25 * edges
+
+
+def draw_last_scales(batch: int, prefix: float, longest: int, scales: int, rng: torch.Generator) -> Tensor:
     """Draw the last decoded scale of each sample, int64 [B]: for a share `prefix`, one of the first `longest`."""
-    last = torch.randint(longest, (recipe.batch,), generator=rng)
-    whole = torch.rand(recipe.batch, generator=rng) >= prefix
+    last = torch.randint(longest, (batch,), generator=rng)
+    whole = torch.rand(batch, generator=rng) >= prefix
     return torch.where(whole, scales - 1, last)
 
 
@@ -146,26 +165,13 @@ def _distances(vectors: Tensor, codes: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def encode_latents(
-    encode: Encode, images: Tensor, config: NetworkConfig, device: torch.device, batch: int = 256
-) -> Tensor:
-    """Return the latents float16 [N, channels, h, w] of uint8 [N, H, W, 3] images, both on the CPU."""
-    shape = (config.latents, images.shape[1] // config.patch, images.shape[2] // config.patch)
-    latents = torch.empty(len(images), *shape, dtype=torch.float16)
-    for rows, encoded in encode_images(encode, images, device, batch):
-        latents[rows] = encoded
-    return latents
-
-
-def encode_images(
-    encode: Encode, images: Tensor, device: torch.device, batch: int = 256
-) -> Iterator[tuple[slice, Tensor]]:
-    """Encode batches of images uint8 [N, H, W, 3] in bfloat16; yield their rows, and their latents on the device.
-
-    The caller copies them into one tensor, because small tensors between large blocks fragment memory.
-    """
-    for first in range(0, len(images), batch):
-        rows = slice(first, first + batch)
+def encode_images(encode: Encode, images: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the latents of a dtype [N, channels, h, w] of uint8 [N, H, W, 3] images, both on the CPU."""
+    latents = torch.empty(0)
+    for first in range(0, len(images), ENCODED):
         with autocast(device):
-            latents = encode(to_signed(images[rows].to(device)))
-        yield rows, latents
+            encoded = encode(to_signed(images[first : first + ENCODED].to(device)))
+        if not first:  # one tensor for all: small ones between large blocks fragment memory
+            latents = torch.empty(len(images), *encoded.shape[1:], dtype=dtype)
+        latents[first : first + ENCODED] = encoded
+    return latents

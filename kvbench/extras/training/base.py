@@ -18,6 +18,7 @@ from kvbench.extras.training.autoencoder import AutoencoderRecipe
 from kvbench.extras.training.loop import Recipe, fit
 from kvbench.extras.training.transformer import BaseTransformerRecipe, fit_transformer
 from kvbench.models.base import Model
+from kvbench.models.parts.autoencoder import Size
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Training(ABC):
         pool: number of drawn images to train on.
         seed: seed of the images.
         device: training device; a CPU and a GPU give different weights, and so do processors with and without AVX512
-            (`kvbench.extras.training.precision`).
+            (`kvbench.extras.training.optim.choose_dtype`).
         threads: torch threads, on a CPU.
         compiled: use torch.compile (needs a C++ compiler).
     """
@@ -99,10 +100,11 @@ class ImageTraining(Training):
         tokenizer: recipe of the tokenizer.
     """
 
-    tokenizer: AutoencoderRecipe
+    tokenizer: AutoencoderRecipe[Any]
 
-    def _fit_tokenizer(self, network: nn.Module, loss: Callable[[int], Tensor], out: Path) -> None:
-        """Train a tokenizer, load its averaged weights and write them."""
+    def _fit_tokenizer(self, network: nn.Module, images: Tensor, sizes: Sequence[Size], out: Path) -> None:
+        """Train a tokenizer, load its averaged weights and write them; see `AutoencoderRecipe.make_loss`."""
+        loss = self.tokenizer.make_loss(network.to(self.device), images, sizes, compiled=self.compiled)
         weights = fit("tokenizer", network, self.tokenizer, loss, out / "tokenizer.checkpoint.safetensors")
         network.load_state_dict(weights)
         write_weights(out / "tokenizer.safetensors", weights, self.tokenizer)

@@ -6,31 +6,18 @@ Next-scale models train coarse scales first, which determine the image and cost 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from kvbench.core.segments import Segment
 from kvbench.extras.training.loop import Recipe, fit
-from kvbench.extras.training.optim import warm_hold_decay
-from kvbench.extras.training.precision import autocast
+from kvbench.extras.training.optim import autocast, warm_hold_decay
 from kvbench.models.parts.decoder import Decoder
 
 QUERY_BLOCK = 68
 """Number of queries per block."""
-
-
-class Timed(Protocol):
-    """Any stage of a training."""
-
-    @property
-    def steps(self) -> int:
-        """Optimiser steps."""
-        ...
-
-
-T = TypeVar("T", bound=Timed)
 
 
 @dataclass(frozen=True)
@@ -49,6 +36,45 @@ class BaseTransformerRecipe(Recipe):
     hold: float = 0.4
 
 
+class Timed(Protocol):
+    """Any stage of a training."""
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps."""
+
+
+T = TypeVar("T", bound=Timed)
+
+
+@dataclass(frozen=True)
+class StagedRecipe(BaseTransformerRecipe, Generic[T]):
+    """Settings of a training in stages; see `BaseTransformerRecipe` for the others.
+
+    Attributes:
+        stages: stages in order.
+    """
+
+    stages: tuple[T, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of all stages."""
+        return sum(stage.steps for stage in self.stages)
+
+    def find_stage(self, step: int) -> T:
+        """Return the stage of a step, counted from 0.
+
+        Raises:
+            IndexError: the stages have fewer steps.
+        """
+        for stage in self.stages:
+            if step < stage.steps:
+                return stage
+            step -= stage.steps
+        raise IndexError(f"the stages end {step + 1} steps earlier")
+
+
 @dataclass(frozen=True)
 class Stage:
     """Stage on the first `scales` scales, with `steps` steps of `batch` samples."""
@@ -59,25 +85,21 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class StagedRecipe(BaseTransformerRecipe):
-    """Settings of a next-scale transformer's training; see `BaseTransformerRecipe` for the others.
-
-    Attributes:
-        stages: stages in order; the learning rate follows their cost.
-    """
+class NextScaleRecipe(StagedRecipe[Stage]):
+    """Settings of a next-scale transformer's training; the learning rate follows the cost of the stages."""
 
     inner: ClassVar[tuple[str, ...]] = ("block",)
     outer: ClassVar[tuple[str, ...]] = ("ada", "scale_mul")
-    stages: tuple[Stage, ...] = ()
-
-    @property
-    def steps(self) -> int:
-        """Optimiser steps of all stages."""
-        return sum(stage.steps for stage in self.stages)
 
     def rate_by_cost(self, segments: Sequence[Segment], step: int) -> float:
-        """Return the learning-rate factor of a step, which falls with the cost spent so far."""
-        return warm_hold_decay(step, find_progress(self.stages, segments, step), hold=self.hold)
+        """Return the learning-rate factor of a step, which falls with the cost in tokens spent before it."""
+        spent, total, start = 0.0, 0.0, 0
+        for stage in self.stages:
+            cost = stage.batch * segments[stage.scales - 1].end
+            spent += cost * min(max(step - start, 0), stage.steps)
+            total += cost * stage.steps
+            start += stage.steps
+        return warm_hold_decay(step, spent / total, hold=self.hold)
 
 
 def fit_transformer(
@@ -119,30 +141,6 @@ def init_decoder(decoder: Decoder, rng: torch.Generator) -> None:
         else:
             embeds = "embedding" in name
             parameter.normal_(0, 1.0 if embeds else parameter.shape[1] ** -0.5, generator=rng)
-
-
-def find_stage(stages: Sequence[T], step: int) -> T:
-    """Return the stage of a step, counted from 0.
-
-    Raises:
-        IndexError: the stages have fewer steps.
-    """
-    for stage in stages:
-        if step < stage.steps:
-            return stage
-        step -= stage.steps
-    raise IndexError(f"the stages end {step + 1} steps earlier")
-
-
-def find_progress(stages: Sequence[Stage], segments: Sequence[Segment], step: int) -> float:
-    """Return the share of the training's cost in tokens that is spent before a step."""
-    spent, total, start = 0.0, 0.0, 0
-    for stage in stages:
-        cost = stage.batch * segments[stage.scales - 1].end
-        spent += cost * min(max(step - start, 0), stage.steps)
-        total += cost * stage.steps
-        start += stage.steps
-    return spent / total
 
 
 def token_weights(segments: Sequence[Segment]) -> Tensor:

@@ -13,9 +13,15 @@ from kvbench.core import checkpoint
 from kvbench.core.segments import next_scale
 from kvbench.eval.spaces.scenes import SceneFeatures
 from kvbench.extras.training.features import OUTPUTS, FeatureRecipe, train_features
-from kvbench.extras.training.infinity.bits import self_corrected_bits, straight_through_sums
-from kvbench.extras.training.infinity.tokenizer import TokenizerRecipe, make_loss
-from kvbench.extras.training.infinity.transformer import Corpus, TextToBits, TransformerRecipe, draw_batch
+from kvbench.extras.training.infinity import (
+    Corpus,
+    TextToBits,
+    TokenizerRecipe,
+    TransformerRecipe,
+    draw_batch,
+    self_corrected_bits,
+    straight_through_sums,
+)
 from kvbench.extras.training.loop import fit
 from kvbench.extras.training.transformer import Stage, fit_transformer
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
@@ -133,10 +139,9 @@ def _train_tokenizer(path: Path) -> dict[str, Tensor]:
     tokenizer = _tokenizer()
     close_branches(tokenizer)
     before = {name: p.detach().clone() for name, p in tokenizer.named_parameters()}
-    recipe, images = TokenizerRecipe(steps=4, batch=4, longest_prefix=3), draw_pictures()
-    after = fit(
-        "tokenizer", tokenizer, recipe, make_loss(tokenizer, images, SIZES, recipe, compiled=False), path
-    )
+    recipe = TokenizerRecipe(steps=4, batch=4, longest_prefix=3)
+    loss = recipe.make_loss(tokenizer, draw_pictures(), SIZES, compiled=False)
+    after = fit("tokenizer", tokenizer, recipe, loss, path)
     assert [name for name in before if torch.equal(after[name], before[name])] == []
     return before
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.extras.training.loop import Recipe, fit
-from kvbench.extras.training.optim import Average, Optimizer, warm_hold_decay
-from kvbench.extras.training.precision import autocast, choose_dtype
+from kvbench.extras.training.optim import Average, Optimizer, autocast, choose_dtype, warm_hold_decay
 
 Tensors = dict[str, Tensor]
 RATES = {"muon": 0.05, "adamw": 0.01}

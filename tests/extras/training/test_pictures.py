@@ -1,82 +1,49 @@
-"""Pictures with names: unique captions of plain words, names that are held out, drawings, a whole training."""
+"""Pictures with names: shipped captions of plain words, drawings, names that are held out, a whole training."""
 
-import json
 import re
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hydra.utils import instantiate
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 from kvbench.core.config import ConfigError
-from kvbench.extras.training.pictures import (
-    BACKGROUNDS,
-    CATEGORIES,
-    PICTURES,
-    clean_name,
-    draw_pictures,
-    hold_out,
-    list_names,
-)
+from kvbench.extras.training.images import BACKGROUNDS, PICTURES, draw_pictures
 from kvbench.models.noise import PromptNoise
-from kvbench.scenes.names import Name, find_vocabulary, read_names, write_names
+from kvbench.scenes.names import Name, find_vocabulary, read_names
+from tests.scenes.test_names import write_names
 from tests.support.places import ROOT
 from tests.support.small_models import composed, full
 
 SHIPPED = ROOT / "kvbench" / "assets" / "infinity_emoji" / "names.csv"
-Entry = tuple[str, str, str]
-"""Name, category and subcategory of a picture."""
-COLOURS = ("RED", "GREEN", "BLUE", "BLACK", "YELLOW")
-SHAPES = ("BALL", "BOX", "BAR", "HAT")
-TWENTY: tuple[Entry, ...] = tuple(
-    (f"{colour} {shape}", "Food & Drink", "toy") for colour in COLOURS for shape in SHAPES
-)
+SHAPES = ("ball", "box", "bar", "hat")
+TWENTY = [
+    Name(
+        f"{colour} {shape} on {ground}",
+        "Toys",
+        f"{5 * row + column}.png",
+        ground,
+        "train" if row else "held_out",
+    )
+    for row, shape in enumerate(SHAPES)
+    for column, colour in enumerate(("red", "green", "blue", "black", "yellow"))
+    for ground in BACKGROUNDS
+]
+"""Twenty pictures on every background, of which five are held out."""
 
 
-def write_package(folder: Path, entries: Sequence[Entry] = TWENTY, **changes: Any) -> Path:
-    """Write the list and a different picture of each entry; `changes` are fields that all entries have instead."""
-    pictures = folder / "img" / "google" / "64"
-    pictures.mkdir(parents=True, exist_ok=True)
-    for number in range(len(entries)):
+def write_package(folder: Path) -> Path:
+    """Write a different picture of each of the twenty."""
+    pictures = folder / PICTURES
+    pictures.mkdir(parents=True)
+    for number in range(20):
         image = Image.new("RGBA", (64, 64))
         red, green = 20 + 9 * number % 200, 200 - 7 * number % 180
         ImageDraw.Draw(image).ellipse((4, 4, 60, 20 + number % 40), fill=(red, green, 90, 255))
         image.save(pictures / f"{number}.png")
-    lines = [
-        {"name": name, "category": category, "subcategory": part, "image": f"{number}.png"}
-        for number, (name, category, part) in enumerate(entries)
-    ]
-    ordered = [{**line, "sort_order": number, **changes} for number, line in enumerate(lines)]
-    (folder / "emoji.json").write_text(json.dumps(ordered[::-1]))
     return folder
-
-
-@pytest.mark.parametrize(
-    ("name", "caption"),
-    [
-        ("RED APPLE", "red apple"),
-        ("Jalapeño & Crème-Brûlée", "jalapeno and creme brulee"),
-        ("T-Rex", "t rex"),
-        ("Farmer\u2019s St. Bernard", "farmers st bernard"),
-        ("SHRIMP: FRIED, COLD", "shrimp fried cold"),
-    ],
-)
-def test_names_become_plain_words(name: str, caption: str) -> None:
-    assert clean_name(name) == caption
-
-
-@given(st.text(max_size=40))
-@settings(deadline=None)
-def test_a_cleaned_name_stays_and_is_words(name: str) -> None:
-    caption = clean_name(name)
-    assert re.fullmatch(r"( ?[a-z0-9]+)*", caption)
-    assert clean_name(caption) == caption
 
 
 def test_the_shipped_names_are_unique_and_have_a_closed_vocabulary() -> None:
@@ -86,7 +53,8 @@ def test_the_shipped_names_are_unique_and_have_a_closed_vocabulary() -> None:
     vocabulary.check(captions)
     assert max(len(vocabulary.tokenize(caption)) for caption in captions) <= vocabulary.longest
     assert {word for caption in captions for word in caption.split()} == set(vocabulary.words)
-    assert {name.category for name in names} == CATEGORIES
+    assert {name.category for name in names} == {"Animals & Nature", "Food & Drink"}
+    assert {name.background for name in names} == set(BACKGROUNDS)
     for name in names:
         assert re.fullmatch(rf"[a-z0-9]+( [a-z0-9]+)* on {name.background}", name.caption)
     with pytest.raises(ValueError, match=r"no word 'aple'; nearest: .*\bapple\b"):
@@ -99,51 +67,12 @@ def test_words_of_the_shipped_held_out_names_are_trained_on() -> None:
     known = {word for caption in parts["train"] for word in caption.split()}
     assert 0.03 < len(parts["held_out"]) / len(names) < 0.06
     assert {word for caption in parts["held_out"] for word in caption.split()} <= known
-    pictures = {name.caption.removesuffix(f" on {name.background}"): name.split for name in names}
-    assert {name for name, split in pictures.items() if split == "held_out"} == hold_out(pictures)
-
-
-@given(
-    st.lists(
-        st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=3).map(" ".join), unique=True, max_size=40
-    )
-)
-def test_held_out_words_are_left_in_other_names(captions: list[str]) -> None:
-    held_out = hold_out(captions)
-    left = {word for caption in captions if caption not in held_out for word in caption.split()}
-    assert held_out <= set(captions)
-    assert {word for caption in held_out for word in caption.split()} <= left
-
-
-def test_names_are_in_order_and_once(tmp_path: Path) -> None:
-    package = write_package(
-        tmp_path,
-        [
-            ("RED APPLE", "Food & Drink", "food-fruit"),
-            ("Egypt Flag", "Flags", "country-flag"),
-            ("RED PANDA", "Animals & Nature", "animal-mammal"),
-            ("Red-Apple", "Food & Drink", "food-fruit"),
-            ("TWIN", "Food & Drink", "food-fruit"),
-            ("PEAR", "Food & Drink", "food-fruit"),
-        ],
-    )
-    (package / PICTURES / "4.png").write_bytes((package / PICTURES / "2.png").read_bytes())
-    found = list_names(package)
-    assert [name.caption for name in found[:2]] == ["red apple on white", "red apple on yellow"]
-    assert [(name.caption, *name[1:4]) for name in found if name.background == "grey"] == [
-        ("red apple on grey", "Food & Drink", "0.png", "grey"),
-        ("red panda on grey", "Animals & Nature", "2.png", "grey"),
-        ("pear on grey", "Food & Drink", "5.png", "grey"),
-    ]
-    assert len(found) == 3 * len(BACKGROUNDS)
-    write_names(tmp_path / "names.csv", found)
-    assert read_names(tmp_path / "names.csv") == found
 
 
 def test_drawings_are_whole_pictures_in_a_corner_of_their_background(tmp_path: Path) -> None:
     colours = {"white": 255, "grey": 189}
     names = [Name(f"a{n}", "Food & Drink", f"{n}.png", colour, "train") for n, colour in enumerate(colours)]
-    package = write_package(tmp_path, TWENTY[:2])
+    package = write_package(tmp_path)
     left = Image.new("RGBA", (64, 64))
     left.paste((200, 0, 0, 255), (0, 0, 32, 64))
     for n in range(2):
@@ -168,19 +97,11 @@ def test_drawings_are_whole_pictures_in_a_corner_of_their_background(tmp_path: P
         draw_pictures(package, wrong, 1, 0)
 
 
-def test_a_package_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"emoji\.json"):
-        list_names(tmp_path)
-    write_package(tmp_path, TWENTY[:2])
-    Image.new("RGB", (32, 64)).save(tmp_path / PICTURES / "1.png")
+def test_a_picture_of_another_size_is_refused(tmp_path: Path) -> None:
+    package = write_package(tmp_path)
+    Image.new("RGB", (32, 64)).save(package / PICTURES / "1.png")
     with pytest.raises(ValueError, match=r"^img/google/64/1.png: 32 x 64, needed: 64 x 64"):
-        list_names(tmp_path)
-    for wrong in ("{}", "[1]", '[{"name": "A"}]', "no JSON", '[{"sort_order": "a"}]'):
-        (tmp_path / "emoji.json").write_text(wrong)
-        with pytest.raises(
-            ValueError, match=r"^emoji\.json: (not a list of named pictures|names no pictures)"
-        ):
-            list_names(tmp_path)
+        draw_pictures(package, TWENTY, 1, 0)
 
 
 FEW = (
@@ -196,53 +117,48 @@ SMALL = (
 
 @pytest.mark.slow
 def test_a_training_on_twenty_pictures_gives_a_model_that_draws(tmp_path: Path) -> None:
-    package, out = write_package(tmp_path / "package"), tmp_path / "out"
-    recipe = ("train=infinity_emoji", f"train.pictures={package}", f"train.out={out}", *FEW)
-    config = composed(*SMALL, *recipe)
-    with pytest.raises(
-        ConfigError,
-        match=r"^train.pictures=.*: not the names of model.captions=pkg.* \(red ball on white\); ",
-    ):
-        instantiate(config.train).train(instantiate(config.model))
-    own = (*SMALL, f"model.captions={out / 'names.csv'}")
-    config = composed(*own, *recipe)
+    package, out, names = write_package(tmp_path / "package"), tmp_path / "out", tmp_path / "own.csv"
+    write_names(names, TWENTY)
+    own = (*SMALL, f"model.captions={names}")
+    config = composed(*own, "train=infinity_emoji", f"train.pictures={package}", f"train.out={out}", *FEW)
     model = instantiate(config.model)
     assert instantiate(config.train).train(model) == out
-    names = read_names(out / "names.csv")
-    assert [name.caption for name in names[::8]] == [f"{name.lower()} on white" for name, _, _ in TWENTY]
     sources = [f"model.sources.{part}.path={out / part}.safetensors" for part in model.sources]
     trained = instantiate(composed(*own, *sources).model)
-    trained.check_prompts([names[0].caption])
+    trained.check_prompts([TWENTY[0].caption])
     trained.load("cpu")
-    images = trained.generate([names[0].caption], full(trained), PromptNoise(0, (0,)))
+    images = trained.generate([TWENTY[0].caption], full(trained), PromptNoise(0, (0,)))
     assert images.shape == (1, 64, 64, 3)
 
 
 def test_held_out_names_are_never_drawn_for_training(tmp_path: Path) -> None:
     package = write_package(tmp_path / "package")
-    config = composed(
-        *SMALL, "train=infinity_emoji", f"train.pictures={package}", f"train.out={tmp_path}", *FEW
-    )
-    names = list_names(package)
-    write_names(tmp_path / "own.csv", names)
+    write_names(tmp_path / "own.csv", TWENTY)
+    config = composed("train=infinity_emoji", f"train.pictures={package}", f"train.out={tmp_path}", *FEW)
     model = instantiate(composed(*SMALL, f"model.captions={tmp_path / 'own.csv'}").model)
-    _, captions = instantiate(config.train)._draw(model, tmp_path)
-    held_out = {name.caption for name in names if name.split == "held_out"}
-    assert held_out
-    assert set(captions) == {name.caption for name in names} - held_out
+    _, captions = instantiate(config.train)._draw(model)
+    held_out = {name.caption for name in TWENTY if name.split == "held_out"}
+    assert set(captions) == {name.caption for name in TWENTY} - held_out
     assert max(Counter(captions).values()) - min(Counter(captions).values()) <= 1
 
 
-@pytest.mark.parametrize("captions", ["scenes", "none.csv"])
-def test_names_that_the_model_lacks_are_refused(captions: str, tmp_path: Path) -> None:
-    package = write_package(tmp_path / "package")
+@pytest.mark.parametrize("captions", ["scenes", "none.csv", "held_out"])
+def test_names_without_pictures_to_train_on_are_refused(captions: str, tmp_path: Path) -> None:
+    if captions == "held_out":
+        captions = str(tmp_path / "held_out.csv")
+        write_names(Path(captions), TWENTY[:3])
     config = composed(
-        *SMALL, f"model.captions={captions}", "train=infinity_emoji", f"train.pictures={package}",
+        *SMALL, f"model.captions={captions}", "train=infinity_emoji", f"train.pictures={tmp_path}",
         f"train.out={tmp_path}", *FEW,
     )  # fmt: skip
-    key = "train.pictures" if captions == "scenes" else "model.captions=none.csv"
-    with pytest.raises(ConfigError, match=f"^{key}"):
+    why = "cannot be read" if captions == "none.csv" else "must be a file with names of pictures to train on"
+    with pytest.raises(ConfigError, match=f"^model.captions={captions}: {why}"):
         instantiate(config.train).train(instantiate(config.model))
-    config.train.pictures, config.model.captions = str(tmp_path / "nowhere"), "scenes"
-    with pytest.raises(ConfigError, match=r"^train.pictures=.*nowhere: cannot be read"):
+
+
+def test_a_folder_without_the_pictures_is_refused(tmp_path: Path) -> None:
+    config = composed(
+        *SMALL, "train=infinity_emoji", f"train.pictures={tmp_path}", f"train.out={tmp_path}", *FEW
+    )
+    with pytest.raises(ConfigError, match=r"^train.pictures=.*: cannot be read \(.*\.png"):
         instantiate(config.train).train(instantiate(config.model))

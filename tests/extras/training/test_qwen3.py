@@ -9,10 +9,10 @@ import torch
 
 from kvbench.core.config import ConfigError
 from kvbench.extras.training.loop import generator
-from kvbench.extras.training.qwen3.run import Qwen3Training
-from kvbench.extras.training.qwen3.transformer import (
+from kvbench.extras.training.qwen3 import (
     IGNORED_TARGET,
     NextWord,
+    Qwen3Training,
     WalkRecipe,
     WalkStage,
     draw_batch,

@@ -6,25 +6,27 @@ from torch.nn import functional as F
 
 from kvbench.core.segments import next_scale
 from kvbench.extras.training import transformer
-from kvbench.extras.training.transformer import Stage, StagedRecipe, find_progress, find_stage, token_weights
+from kvbench.extras.training.transformer import NextScaleRecipe, Stage, token_weights
 
 SEGMENTS = next_scale([(1, 1), (2, 2), (3, 3)])  # 1, 5, 14 tokens up to each
 STAGES = (Stage(1, 8, 2), Stage(3, 4, 3))
+RECIPE = NextScaleRecipe(stages=STAGES)
 
 
 def test_every_step_belongs_to_one_stage() -> None:
-    found = [find_stage(STAGES, step) for step in range(StagedRecipe(stages=STAGES).steps)]
+    found = [RECIPE.find_stage(step) for step in range(RECIPE.steps)]
     assert found == [STAGES[0]] * 2 + [STAGES[1]] * 3
     with pytest.raises(IndexError):
-        find_stage(STAGES, 5)
+        RECIPE.find_stage(5)
 
 
-def test_progress_counts_tokens() -> None:
+def test_the_rate_follows_the_tokens_that_are_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of 40 steps of warming up these are the first; the rate is not yet the schedule's.
+    assert RECIPE.rate_by_cost(SEGMENTS, 1) == pytest.approx(2 / 40)
+    monkeypatch.setattr(transformer, "warm_hold_decay", lambda step, progress, hold: progress)
     costs = [8, 8, 56, 56, 56]
     shares = [sum(costs[:step]) / sum(costs) for step in range(6)]
-    assert [find_progress(STAGES, SEGMENTS, step) for step in range(6)] == pytest.approx(shares)
-    # Of 40 steps of warming up these are the first; the rate is not yet the schedule's.
-    assert StagedRecipe(stages=STAGES).rate_by_cost(SEGMENTS, 1) == pytest.approx(2 / 40)
+    assert [RECIPE.rate_by_cost(SEGMENTS, step) for step in range(6)] == pytest.approx(shares)
 
 
 def test_tokens_of_large_scales_weigh_less_and_the_mean_is_one() -> None:

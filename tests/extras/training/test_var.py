@@ -12,22 +12,19 @@ from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
-from kvbench.extras.training.autoencoder import encode_latents
-from kvbench.extras.training.scenes import draw_classes
+from kvbench.extras.training import autoencoder
+from kvbench.extras.training.images import draw_classes
 from kvbench.extras.training.transformer import Stage
-from kvbench.extras.training.var.run import VARTraining
-from kvbench.extras.training.var.tokenizer import (
-    VARTokenizerRecipe,
-    make_loss,
-    make_tokenizer,
-    walk_scales,
-)
-from kvbench.extras.training.var.transformer import (
+from kvbench.extras.training.var import (
     ClassCorpus,
     ClassToTokens,
     VARRecipe,
+    VARTokenizerRecipe,
+    VARTraining,
     corrected_tokens,
     draw_batch,
+    make_tokenizer,
+    walk_scales,
 )
 from kvbench.methods.full import Full
 from kvbench.models.var.loop import make_features
@@ -162,14 +159,13 @@ def test_a_compiler_traces_the_pass() -> None:
 
 
 @pytest.mark.slow
-def test_the_tokenizer_trains_everywhere_and_encodes(tmp_path: Path) -> None:
+def test_the_tokenizer_trains_everywhere_and_encodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vq, recipe = make_tokenizer(SHAPE, 0), VARTokenizerRecipe(steps=6, batch=4, free=3, longest_prefix=3)
     # Scales add up to the latents; what their convolutions could add was not needed.
     fixed = [name for name, _ in vq.named_parameters() if name.startswith("quantize.quant_resi")]
-    check_tokenizer(
-        vq, recipe, make_loss(vq, draw_pictures(), SIZES, recipe, compiled=False), tmp_path, fixed
-    )
-    latents = encode_latents(vq.latents, draw_pictures(), SHAPE.networks, torch.device("cpu"), batch=3)
+    check_tokenizer(vq, recipe, SIZES, tmp_path, fixed)
+    monkeypatch.setattr(autoencoder, "ENCODED", 3)
+    latents = autoencoder.encode_images(vq.latents, draw_pictures(), torch.device("cpu"), torch.float16)
     assert (latents.shape, latents.dtype) == ((8, 8, 4, 4), torch.float16)
 
 

@@ -1,18 +1,31 @@
-"""Training of the small language models on problems of three walkers and their solutions."""
+"""Training of `reasoner_tiny` and `reasoner_notes_tiny` on problems of three walkers, as a folder in Qwen3's format."""
 
+import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from itertools import islice
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.extras.training.transformer import BaseTransformerRecipe, attend_causally, find_stage
+from kvbench.core import checkpoint
+from kvbench.core.config import ConfigError
+from kvbench.core.files import write_whole
+from kvbench.extras.training.base import Training
+from kvbench.extras.training.loop import generator
+from kvbench.extras.training.transformer import StagedRecipe, attend_causally, init_decoder
+from kvbench.models.base import Model
+from kvbench.models.files.checkpoints import WHOLE
+from kvbench.models.parts.decoder_files import split_decoder
 from kvbench.models.parts.text_decoder import TextDecoder
+from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.models.qwen3.transformer import Qwen3Config
+from kvbench.models.text_tokens import WORDS
 from kvbench.puzzles.noted_walk import NotedWalk
 from kvbench.puzzles.room_walk import MAX_MOVES, RoomWalk
 
@@ -52,8 +65,8 @@ class WalkStage:
 
 
 @dataclass(frozen=True)
-class WalkRecipe(BaseTransformerRecipe):
-    """Settings of the training; see `BaseTransformerRecipe` for the others.
+class WalkRecipe(StagedRecipe[WalkStage]):
+    """Settings of the training; see `StagedRecipe` for the others.
 
     Attributes:
         puzzle: kind of the problems: "room_walk" or "noted_walk", modules of `kvbench.puzzles`.
@@ -64,15 +77,9 @@ class WalkRecipe(BaseTransformerRecipe):
     inner: ClassVar[tuple[str, ...]] = ("layers.",)
     average: float = 0.99
     puzzle: str = "room_walk"
-    stages: tuple[WalkStage, ...] = ()
     ends: float = 0.25
     decay: float = 0.01
     hold: float = 0.5
-
-    @property
-    def steps(self) -> int:
-        """Optimiser steps of all stages."""
-        return sum(stage.steps for stage in self.stages)
 
     @property
     def vocabulary(self) -> list[str]:
@@ -111,7 +118,7 @@ def draw_batch(rotation: Tensor, recipe: WalkRecipe, step: int) -> tuple[Tensor,
 
     `rotation` is complex64 [longest sequence, head_dim/2].
     """
-    stage, puzzle = find_stage(recipe.stages, step), PUZZLES[recipe.puzzle]
+    stage, puzzle = recipe.find_stage(step), PUZZLES[recipe.puzzle]
     numbers = number_words(recipe.puzzle)
     rng = random.Random(f"training {recipe.seed} {step}")
     tokens = torch.full((stage.batch, stage.count_tokens(puzzle) + 1), numbers[PAD])
@@ -130,3 +137,63 @@ def draw_batch(rotation: Tensor, recipe: WalkRecipe, step: int) -> tuple[Tensor,
         torch.where(is_target, tokens, IGNORED_TARGET)[:, 1:],
         rotation[: stage.count_tokens(puzzle)],
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Training(Training):
+    """`train=reasoner_tiny` or `train=reasoner_notes_tiny`; see `Training` for its settings.
+
+    Every step draws new problems.
+    """
+
+    kind: ClassVar[type[Model]] = Qwen3Model
+    transformer: WalkRecipe = field(default_factory=WalkRecipe)
+
+    def _train(self, model: Qwen3Model, out: Path) -> None:
+        config, recipe = model.transformer, self.transformer
+        if recipe.puzzle not in PUZZLES:
+            raise ConfigError(
+                f"train.transformer.puzzle={recipe.puzzle}: must be one of {', '.join(PUZZLES)}"
+            )
+        words = recipe.vocabulary
+        if config.vocabulary != len(words) or not recipe.stages:
+            raise ConfigError(
+                f"train: problems of three walkers have {len(words)} words (model.transformer.vocabulary="
+                f"{config.vocabulary}), and train.transformer.stages names at least one stage"
+            )
+        network = NextWord(TextDecoder(config))
+        init_decoder(network.transformer, generator(recipe.seed, 3))
+        rotation = config.rotations(
+            max(stage.count_tokens(PUZZLES[recipe.puzzle]) for stage in recipe.stages)
+        )
+        weights = self._fit_transformer(network, partial(draw_batch, rotation, recipe), out)
+        folder = out / "model"
+        folder.mkdir(exist_ok=True)
+        state = split_decoder(checkpoint.group(weights, "transformer", "."), config)
+        half = {name: tensor.cpu().half() for name, tensor in state.items()}
+        checkpoint.save(folder / WHOLE, half, {"recipe": asdict(recipe)})
+        write_whole(folder / WORDS, json.dumps(words, ensure_ascii=False) + "\n")
+        write_whole(folder / "config.json", json.dumps(describe(config), indent=1) + "\n")
+
+
+def describe(config: Qwen3Config) -> dict[str, object]:
+    """Return the `config.json` of the model for transformers."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.width,
+        "intermediate_size": config.hidden,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.eps,
+        "rope_theta": config.rope_base,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+        "tie_word_embeddings": config.tied,
+        "pad_token_id": MARKS.index(PAD),
+        "eos_token_id": MARKS.index(END),
+        "bos_token_id": None,
+        "dtype": "float16",
+    }

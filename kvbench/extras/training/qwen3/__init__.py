@@ -1,1 +1,0 @@
-"""Training of the small language model, whose class is Qwen3's."""

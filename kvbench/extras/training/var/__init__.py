@@ -1,1 +1,0 @@
-"""Training of the embedded class-conditional model `var_tiny`: tokenizer and transformer."""
