@@ -71,7 +71,7 @@ def test_both_recipes_copy_the_same_files() -> None:
     assert read_section("files") == [f"{name} /kvbench/{name}" for name in included]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_demo_runs_from_what_is_copied(tmp_path: Path) -> None:
     for name in list_included():
         if (source := ROOT / name).is_dir():

@@ -69,7 +69,7 @@ def show(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Shown
     return execute
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_quickstart(show: Callable[[str], Shown]) -> None:
     shown = show("01_quickstart")
     assert "finished: runs/infinity_tiny/snapkv-0.1-" in shown.text
@@ -84,7 +84,7 @@ def test_quickstart(show: Callable[[str], Shown]) -> None:
     assert shown.figures == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_add_a_method(show: Callable[[str], Shown]) -> None:
     shown = show("02_add_a_method")
     [method] = [code for code in shown.code if "class Lottery" in code]
@@ -100,7 +100,7 @@ def test_add_a_method(show: Callable[[str], Shown]) -> None:
     assert 0 < low < gain < high
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_where_heads_look(show: Callable[[str], Shown]) -> None:
     shown = show("03_where_heads_look")
     assert "6 layers x 6 heads, 9 scales" in shown.text
@@ -121,7 +121,7 @@ def test_where_heads_look(show: Callable[[str], Shown]) -> None:
     assert shown.figures == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_read_results(show: Callable[[str], Shown]) -> None:
     shown = show("04_read_results")
     assert "6 runs, " in shown.text

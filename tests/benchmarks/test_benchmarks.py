@@ -156,7 +156,7 @@ def test_operations_and_bytes_of_a_dense_attention() -> None:
     assert work.bytes == 2 * sequences * 3 * dim * (2 * queries + 2 * keys)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lower_bounds_are_those_of_the_published_order(tmp_path: Path) -> None:
     text = output("kernels", tmp_path, "--floors", "989", "4800", "--model", "infinity_2b")
     assert "published order of heads" in text
@@ -195,7 +195,7 @@ def test_the_plain_loop_draws_the_engine_s_images_and_decodes_as_the_model_does(
     assert not isinstance(model._transformer.layers[0], plain.PlainBlock)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_table_of_paths_is_measured(tmp_path: Path) -> None:
     table = tmp_path / "paths.json"
     arguments = ("--batch", "1", "--repeats", "1", "--paths", str(table), "--model", "var_tiny")

@@ -68,6 +68,7 @@ def test_no_step_begins_without_time() -> None:
     assert (step["state"], step["reason"]) == ("SKIP", "no time is left")
 
 
+@pytest.mark.slow
 def test_the_machine_is_described(tmp_path: Path) -> None:
     """The step compiles kernels, too, which `tests/kernels/test_compiled.py` does for all."""
     found = run_cases(islice(list_cases(Machine("smallest")), 2), tmp_path / "cases.json")
@@ -133,7 +134,7 @@ def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         check()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_loops
 def test_the_smallest_rehearsal_passes(tmp_path: Path) -> None:
     file = tmp_path / "check.json"
@@ -147,7 +148,7 @@ def test_the_smallest_rehearsal_passes(tmp_path: Path) -> None:
     assert all(case["state"] != "FAIL" for step in report["steps"] for case in step["cases"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs_loops
 @pytest.mark.parametrize("name", [name for name in QUICK if name not in APART])
 def test_the_smallest_rehearsal_of_a_step_passes(name: str, tmp_path: Path) -> None:

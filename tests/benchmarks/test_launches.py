@@ -13,9 +13,11 @@ TEXT = ("model.transformer.depth=2", "model.max_tokens=48", "model.prompt_tokens
 @pytest.mark.parametrize(
     ("model", "overrides"),
     [
-        ("qwen3_4b", TEXT),
-        pytest.param("llamagen_b", SHORT, marks=pytest.mark.slow),
-        pytest.param("lumina_mgpt_7b_512", (*SHORT, "model.transformer.image=[8,8]"), marks=pytest.mark.slow),
+        pytest.param("qwen3_4b", TEXT, marks=pytest.mark.slow),
+        pytest.param("llamagen_b", SHORT, marks=pytest.mark.nightly),
+        pytest.param(
+            "lumina_mgpt_7b_512", (*SHORT, "model.transformer.image=[8,8]"), marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_a_layer_of_a_token_is_few_kernels(

@@ -16,7 +16,7 @@ def test_the_official_loop_draws_the_official_tokens() -> None:
     assert torch.equal(tokens, expected["greedy.tokens"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_compiled_loop_draws_the_eager_loop_s_tokens_into_the_same_buffers() -> None:
     model, expected = transformer("c2i"), golden("c2i")
     condition = model.cls_embedding(expected["cond"].long(), guided=True)

@@ -56,7 +56,7 @@ def test_every_program_has_a_row() -> None:
     assert tuple(RUNS) == PROGRAMS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", RUNS)
 def test_it_runs(name: str, tmp_path: Path) -> None:
     if not NEEDS.get(name, lambda: True)():

@@ -36,11 +36,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes() -> None:
-    program = [sys.executable, str(ROOT / "tests/support/kills.py"), "--kills", "4"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=600)
+@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.nightly)])
+def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes(kills: int) -> None:
+    program = [sys.executable, str(ROOT / "tests/support/kills.py"), "--kills", str(kills)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300 * kills)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^4 kills in \d+ sweeps: 0 files differ", done.stdout, re.MULTILINE)
+    assert re.search(rf"^{kills} kills in \d+ sweeps: 0 files differ", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def list_drawn(folder: Path) -> list[bool]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_ray_worker_ends_the_sweep_or_starts_again(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_ray_launcher")
     cluster = ("ray", "hydra.launcher.ray.init.num_cpus=2")
@@ -253,7 +253,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, s
         yield env
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_requeued_slurm_job_resumes_and_another_fails(tmp_path: Path, cluster: Mapping[str, str]) -> None:
     sweep = start_sweep(tmp_path, "submitit_slurm", "budget=0.2,0.00001", env=cluster)
     halted = wait_for_halt(tmp_path, sweep)
@@ -278,7 +278,7 @@ def wait_for_worker(folder: Path) -> dict[str, str]:
     return json.loads((folder / "halted.json").read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_of_a_whole_node_are_left_in_the_queue_killed_preempted_and_cancelled(
     tmp_path: Path, cluster: Mapping[str, str], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

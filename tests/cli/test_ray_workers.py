@@ -12,7 +12,7 @@ from tests.support.command_line import Command, run_program
 from tests.support.two_nodes import SWEEP, find_worker, kill_workers, start_ray, submit
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_are_left_on_a_ray_cluster_and_started_again_where_one_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_ray_launcher")
     outcome = kill_workers(tmp_path, start_ray, kills=2, samples=6)
@@ -20,7 +20,7 @@ def test_workers_are_left_on_a_ray_cluster_and_started_again_where_one_is_killed
     assert abs(outcome.drawn - outcome.samples) <= outcome.kills  # but for blocks in flight nothing twice
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_on_a_ray_cluster_are_stopped_and_must_fit(tmp_path: Path, command: Command) -> None:
     pytest.importorskip("hydra_plugins.hydra_ray_launcher")
     with start_ray() as cluster:

@@ -25,7 +25,7 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from tests.support import reference_emu3, reference_janus, reference_lumina
 from tests.support.engine import open_cache, run, small, tokens_of
-from tests.support.marks import slow_but_every
+from tests.support.marks import slow_except
 from tests.support.methods import mark_by_kind, methods_for
 from tests.support.scale_models import SPEC, Draw, infinity, var
 from tests.support.small_models import SMALL_QWEN3, SMALL_TOKENIZER, load, ready, shrink
@@ -123,7 +123,8 @@ def check_scales(model: Callable[[], Draw], name: str, path: Path = "kernel") ->
 
 
 @pytest.mark.parametrize(
-    ("model", "path"), slow_but_every(9, product((infinity, var), ("kernel", "parts", "varlen_cudnn")))
+    ("model", "path"),
+    slow_except((infinity, "kernel").__eq__, product((infinity, var), ("kernel", "parts", "varlen_cudnn"))),
 )
 def test_every_next_scale_family(model: Callable[[], Draw], path: Path) -> None:
     check_scales(model, "heatkv", path)
@@ -136,8 +137,8 @@ def test_methods_of_next_scale_models(name: str) -> None:
 
 @pytest.mark.parametrize(
     "packing",
-    slow_but_every(
-        4,
+    slow_except(
+        Packing(8, StorageConfig()).__eq__,
         [
             *(Packing(bits, StorageConfig()) for bits in (8, 4, 3, 2)),
             Packing(4, StorageConfig("token")),
@@ -150,7 +151,9 @@ def test_methods_of_next_scale_models(name: str) -> None:
     ids=str,
 )
 @pytest.mark.parametrize(
-    "method", slow_but_every(3, (H2O(), Full(), StreamingLLM(sinks=1))), ids=lambda one: type(one).__name__
+    "method",
+    [H2O(), *(pytest.param(one, marks=pytest.mark.nightly) for one in (Full(), StreamingLLM(sinks=1)))],
+    ids=["H2O", "Full", "StreamingLLM"],
 )
 def test_every_form_of_storage(packing: Packing, method: Method) -> None:
     """Codes are read in place; on a CPU they are decoded first."""

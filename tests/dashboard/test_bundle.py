@@ -76,7 +76,7 @@ def test_a_bundle_is_written_once() -> None:
         DashboardSettings(bundle=True, watch=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_bundle_opens_without_the_runs(browser: Any, tmp_path: Path) -> None:
     write_image_runs(tmp_path / "runs")
     path = write_bundle(tmp_path / "runs").rename(tmp_path / "mail.html")

@@ -270,7 +270,7 @@ def address(copies: Path) -> str:
     return write_dashboard(copies / "none", copies, added=find_datasets([f"{copies}/*"])).as_uri()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "page", [{"viewport": {"width": one, "height": 900}} for one in (1300, 390)], indirect=True
 )

@@ -170,7 +170,7 @@ def test_differences_of_one_seed_are_the_reports(page: Any, seeds_dir: Path) -> 
     assert rows["randomseed 0", "10 %"]["psnr"] == "base"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rows_are_means_over_seeds_unless_single_ones_are_asked_for(page: Any, seeds_dir: Path) -> None:
     runs = collect_runs(seeds_dir)
     means = {(run.method, run.memory.budget): run for run in combine_seeds(runs, seeds_dir)}
@@ -200,7 +200,7 @@ def test_rows_are_means_over_seeds_unless_single_ones_are_asked_for(page: Any, s
     assert points.count() == 12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_points_are_drawn_at_their_memory(page: Any) -> None:
     places: dict[str, set[float]] = {}
     for mark in page.locator("#pareto .hit").all():

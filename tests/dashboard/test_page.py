@@ -15,7 +15,7 @@ from kvbench.report.full_scores import FAILED_NOTE
 from tests.support.results import LPIPS, PSNR, made_up
 from tests.support.run_folders import HOSTILE, PROMPTS, WORTH, score, with_bytes, write_image_runs, write_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
 ABSENT = "\N{EN DASH}"
 VIEWS = ("leaderboard", "comparison", "retention", "published")

@@ -70,7 +70,7 @@ def page(browser: Any, read_dir: Path) -> Iterator[Any]:
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_curve_has_a_line_per_shown_method(page: Any) -> None:
     lines = page.locator("#courses [class^=mark][data-run]").evaluate_all(
         "all => all.map(one => one.dataset.run)"
@@ -89,7 +89,7 @@ def test_the_curve_has_a_line_per_shown_method(page: Any) -> None:
     assert page.locator("#drift").is_hidden()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_worst_tokens_are_compared(page: Any) -> None:
     page.keyboard.press("2")
     page.select_option(
@@ -117,7 +117,7 @@ def test_the_worst_tokens_are_compared(page: Any) -> None:
     assert page.title() == "kvbench dashboard"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_bundle_holds_the_texts(browser: Any, read_dir: Path) -> None:
     opened = browser.new_page()
     complaints, _ = record_events(opened)

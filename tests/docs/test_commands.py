@@ -85,7 +85,10 @@ def test_commands_fit_their_programs(page: str, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", EXECUTED)
+@pytest.mark.parametrize(
+    "page",
+    [page if page == "docs/start.md" else pytest.param(page, marks=pytest.mark.nightly) for page in EXECUTED],
+)
 def test_blocks_without_a_mark_run(page: str, tmp_path: Path) -> None:
     run_page(page, tmp_path)
     if page == "docs/extending.md":

@@ -18,8 +18,7 @@ from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.models.noise import PromptNoise
 from tests.support.engine import open_cache
-from tests.support.marks import slow_except
-from tests.support.methods import methods_for
+from tests.support.methods import mark_by_kind, methods_for
 from tests.support.places import ROOT
 from tests.support.scale_models import SPEC, Draw, infinity, var
 from tests.support.small_models import load
@@ -125,7 +124,7 @@ def obstacle(name: str) -> str | None:
 
 @pytest.mark.parametrize(
     "name",
-    slow_except(("snapkv", "heatkv").__contains__, [name for name in METHODS if obstacle(name) is None]),
+    mark_by_kind([name for name in METHODS if obstacle(name) is None], "snapkv"),
 )
 def test_a_recording_waits_for_nothing(name: str) -> None:
     """Host reads and host copies of recorded work on a simulated GPU: there are none."""

@@ -20,7 +20,7 @@ from kvbench.runs.job import Job
 from kvbench.runs.prepare import find_used_files
 from kvbench.runs.record.results import Outcome
 from tests.support.fake_run import job_in
-from tests.support.marks import slow_but_every
+from tests.support.marks import slow_except
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,10 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "another copy of kvbench": answer_as_another_copy,
     "foreign record": write_a_foreign_record,
 }
+QUICK = ("no image", "other prompts", "a file", "damaged record")
 
 
-@pytest.mark.parametrize("change", slow_but_every(3, CHANGES))
+@pytest.mark.parametrize("change", slow_except(QUICK.__contains__, CHANGES))
 def test_a_change_sends_the_call_the_long_way(job: Job, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(job.settings.runs_dir.parent))
     outcome = run(job)

@@ -15,13 +15,8 @@ def needs(*packages: str) -> pytest.MarkDecorator:
 
 def slow_except(is_quick: Callable[[Any], bool], cases: Iterable[Any]) -> list[Any]:
     """Mark the cases slow that are not quick."""
-    return [case if is_quick(case) else _slow(case) for case in cases]
+    return [case if is_quick(case) else _mark(case) for case in cases]
 
 
-def slow_but_every(n: int, cases: Iterable[Any]) -> list[Any]:
-    """Mark the cases slow, but for the first and every n-th after it."""
-    return [_slow(case) if place % n else case for place, case in enumerate(cases)]
-
-
-def _slow(case: Any) -> Any:
+def _mark(case: Any) -> Any:
     return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
