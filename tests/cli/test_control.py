@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries, write_entry
 from kvbench.cli.sweeps.outcomes import list_failures
 from kvbench.cli.workers import work
-from kvbench.cli.workers.control import blames_host, control, read_hold, read_stopped_hosts, stop_host
+from kvbench.cli.workers.control import HELD, blames_host, control, read_hold, read_stopped_hosts, stop_host
 from kvbench.core.config import ConfigError
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.runs.record.merge import PROMPT_LISTS
@@ -113,9 +114,14 @@ def test_a_paused_sweep_waits(folder: Path, run_worker: RunWorker, on_pause: OnP
 
 
 def test_stopped_workers_end_after_their_block(folder: Path, run_worker: RunWorker) -> None:
-    time.sleep(0.01)  # than which times of files are finer
-    assert run_worker(folder, lambda _: control(folder, "stop") and folder)[2] == [0]
+    def stop(_: int) -> Path:
+        control(folder, "stop")
+        os.utime(folder / HELD, (2**32, 2**32))  # after the worker began, whatever the grain of the clock
+        return folder
+
+    assert run_worker(folder, stop)[2] == [0]
     assert outcomes(folder) == ["finished", "missing", "missing"]
+    os.utime(folder / HELD, (1, 1))  # before the next one
     assert sorted(run_worker(folder, lambda _: folder)[2]) == [0, 1, 2]
 
 

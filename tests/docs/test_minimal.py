@@ -51,6 +51,7 @@ def test_the_engine_draws_the_same_bytes_and_holds_as_much(minimal: ModuleType, 
     assert rows.peak == engine.ledger.peak_tokens <= rows.budget == budget.tokens
 
 
+@pytest.mark.slow
 def test_a_run_has_its_images_and_its_psnr(
     minimal: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,10 +3,11 @@
 import hashlib
 import signal
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -70,20 +71,26 @@ def test_an_escaped_dollar_is_no_delimiter() -> None:
 
 
 def test_only_processor_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped process judges as if it had run on; a computation without end is given up."""
+    """No clock of real time runs while it judges; at the end of the processor time a computation is given up."""
     from math_verify import grader, parser
 
-    parse, verify = parser.parse, grader.verify
-    monkeypatch.setattr("kvbench.eval.text.answers.LIMIT_S", 0.3)
-    monkeypatch.setattr(parser, "parse", lambda *args, **more: (time.sleep(0.5), parse(*args, **more))[1])
-    monkeypatch.setattr(grader, "verify", lambda *args, **more: (time.sleep(0.5), verify(*args, **more))[1])
+    parse, verify, left = parser.parse, grader.verify, list[tuple[float, float]]()
+
+    def note(judge: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        left.append((signal.getitimer(signal.ITIMER_PROF)[0], signal.getitimer(signal.ITIMER_REAL)[0]))
+        return judge(*args, **more)
+
+    monkeypatch.setattr(parser, "parse", partial(note, parse))
+    monkeypatch.setattr(grader, "verify", partial(note, verify))
     assert Accuracy().judge(r"\boxed{\frac{2}{7}}", r"\frac{2}{7}")
+    assert len(left) >= 3
+    assert all(processor > 0 and real == 0 for processor, real in left)
 
-    def compute(*_: object, **__: object) -> bool:
-        while True:
-            pass
+    def end(*_: object, **__: object) -> bool:
+        signal.raise_signal(signal.SIGPROF)
+        return True
 
-    monkeypatch.setattr(grader, "verify", compute)
+    monkeypatch.setattr(grader, "verify", end)
     assert not Accuracy().judge(r"\boxed{7}", "7")
     assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
 
