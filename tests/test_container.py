@@ -79,10 +79,7 @@ def test_the_demo_runs_from_what_is_copied(tmp_path: Path) -> None:
         else:
             shutil.copy(source, tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "KVBENCH_COMMIT": "c0ffee",
-    }
+    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "KVBENCH_COMMIT": "c0ffee"}
     demo = read_instructions("RUN")[-1].partition(" && ")[0]
     shorter = f"{demo} prompts.count=4 calibrate.count=2"
     subprocess.run(["sh", "-c", shorter], cwd=tmp_path, env=environment, check=True)

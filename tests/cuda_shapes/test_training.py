@@ -177,11 +177,7 @@ def test_a_transformer_takes_a_step(
 
 @pytest.mark.parametrize(
     ("name", "make_network"),
-    [
-        ("infinity_tiny", BSQ),
-        ("var_tiny", partial(var.make_tokenizer, seed=0)),
-        ("llamagen_tiny", VQ),
-    ],
+    [("infinity_tiny", BSQ), ("var_tiny", partial(var.make_tokenizer, seed=0)), ("llamagen_tiny", VQ)],
 )
 @pytest.mark.slow
 def test_a_tokenizer_takes_a_step(name: str, make_network: Callable[[Any], nn.Module]) -> None:

@@ -25,10 +25,7 @@ BLOCKS = st.integers(1, 4).flatmap(
 """Slots of each layer after each segment."""
 
 
-@given(
-    blocks=BLOCKS,
-    both=st.booleans(),
-)
+@given(blocks=BLOCKS, both=st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_layers_rebuilt_in_turn_fit_the_ring_and_never_overlap(blocks: list[list[int]], both: bool) -> None:
     arena = Arena(ring_slots(blocks), torch.float32, CPU)

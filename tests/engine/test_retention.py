@@ -13,13 +13,7 @@ from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from tests.support.engine import (
-    Drawn,
-    DrawnPerSequence,
-    draw_seen,
-    listening,
-    open_cache,
-)
+from tests.support.engine import Drawn, DrawnPerSequence, draw_seen, listening, open_cache
 from tests.support.steps import draw, generate, shapes
 
 Positions = Sequence[Sequence[Sequence[Sequence[int]]]]

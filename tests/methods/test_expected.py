@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.methods.expected.gaussian import (
-    expect_logits,
-    fit_gaussian,
-    rotate_gaussian,
-)
+from kvbench.methods.expected.gaussian import expect_logits, fit_gaussian, rotate_gaussian
 from kvbench.methods.expected.method import ExpectedAttention, QueryGaussians
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.output_norms import measure_output

@@ -3,12 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvbench.methods.hardkv.merging import (
-    MergePlan,
-    merge_exactly,
-    merge_fixed_budget,
-    merge_multi_to_one,
-)
+from kvbench.methods.hardkv.merging import MergePlan, merge_exactly, merge_fixed_budget, merge_multi_to_one
 from tests.support.goldens import load_golden
 
 TOPK = 120

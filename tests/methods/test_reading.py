@@ -71,10 +71,7 @@ def test_each_token_attends_to_its_best_pages_and_to_nothing_else(padding: list[
         for row in range(4):
             sequence, head = divmod(row, 2)
             first = 0 if padding is None else padding[sequence]
-            keys, asked = (
-                k[sequence, head],
-                q[sequence, 2 * head : 2 * head + 2, newest],
-            )
+            keys, asked = (k[sequence, head], q[sequence, 2 * head : 2 * head + 2, newest])
             bounds = []
             for start in range(first, newest + 1, 4):
                 part = keys[start : min(start + 4, newest + 1)]

@@ -103,9 +103,7 @@ class Forced(ScaleKV):
             [
                 torch.isin(p, i)
                 for p, i in zip(
-                    view.position,
-                    SELECTED[case_name("max", 0, k, "out_ids")].flatten(0, 1),
-                    strict=True,
+                    view.position, SELECTED[case_name("max", 0, k, "out_ids")].flatten(0, 1), strict=True
                 )
             ]
         )

@@ -122,10 +122,7 @@ def obstacle(name: str) -> str | None:
     return built(composed([f"method={name}"])["method"]).graph_obstacle
 
 
-@pytest.mark.parametrize(
-    "name",
-    mark_by_kind([name for name in METHODS if obstacle(name) is None], "snapkv"),
-)
+@pytest.mark.parametrize("name", mark_by_kind([name for name in METHODS if obstacle(name) is None], "snapkv"))
 def test_a_recording_waits_for_nothing(name: str) -> None:
     """Host reads and host copies of recorded work on a simulated GPU: there are none."""
     pytest.importorskip("triton")

@@ -11,12 +11,7 @@ from torch import Tensor
 from kvbench.models.noise import PromptNoise
 from tests.support import reference_emu3, reference_janus, reference_lumina
 from tests.support.marks import slow_except
-from tests.support.small_models import (
-    SMALL_TOKENIZER,
-    full,
-    load,
-    shrink,
-)
+from tests.support.small_models import SMALL_TOKENIZER, full, load, shrink
 
 CAPTIONS = ["a red circle", "two blue rings and a dog", "a blue circle"]
 CLASSES = ["3", "7 tench", "4"]

@@ -383,14 +383,8 @@ def test_missing_weights_name_the_remedy(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"batch_sizes": []}, r"profile\.batch_sizes=\[\]: name one or more"),
-        (
-            {"batch_sizes": [4, 0]},
-            r"profile\.batch_sizes=\[4, 0\]: must be a list \(a whole number of at",
-        ),
-        (
-            {"batch_sizes": ["x"]},
-            r"profile\.batch_sizes=\['x'\]: must be a list \(a whole number of at",
-        ),
+        ({"batch_sizes": [4, 0]}, r"profile\.batch_sizes=\[4, 0\]: must be a list \(a whole number of at"),
+        ({"batch_sizes": ["x"]}, r"profile\.batch_sizes=\['x'\]: must be a list \(a whole number of at"),
         ({"warmup": -1}, r"profile\.warmup=-1: must be a whole number of at least 0"),
         ({"repeats": 0}, r"profile\.repeats=0: must be a whole number of at least 1"),
         ({"repeats": 1.5}, r"profile\.repeats=1\.5: must be a whole number"),

@@ -15,13 +15,7 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.report.latex import format_latex, join_latex, write_cell
 from kvbench.report.latex_letters import escape
 from kvbench.report.paper_latex import format_paper_table
-from kvbench.report.paper_tables import (
-    Layout,
-    PaperTable,
-    check_metrics,
-    find_significant,
-    make_paper_tables,
-)
+from kvbench.report.paper_tables import Layout, PaperTable, check_metrics, find_significant, make_paper_tables
 from kvbench.report.seeds import MeanMetric, combine_seeds
 from kvbench.report.tables import split_columns
 from kvbench.runs.record.results import Results

@@ -234,9 +234,7 @@ def test_rows_found_by_method_are_the_ones_that_match(monkeypatch: pytest.Monkey
     ]
     indexed = {name: [table.find_rows(one) for one in runs] for name, table in published.load().items()}
     monkeypatch.setattr(
-        published.PublishedTable,
-        "_by_method",
-        property(lambda table: {None: range(len(table.rows()))}),
+        published.PublishedTable, "_by_method", property(lambda table: {None: range(len(table.rows()))})
     )
     every = {name: [table.find_rows(one) for one in runs] for name, table in published.load().items()}
     assert indexed == every

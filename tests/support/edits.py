@@ -111,12 +111,7 @@ EDITS = (
     Edit("a comment", "mine.py", "# the newest first", "# the largest first", counts=False),
     Edit("the format", "mine.py", "SHIFT = 0.25", "SHIFT = (\n    0.25\n)", counts=False),
     Edit("a docstring", "mine.py", "ranks highest", "ranks high", counts=False),
-    Edit(
-        "a function that nothing calls",
-        "ranking.py",
-        "    return ranks\n",
-        "    return -ranks\n",
-    ),
+    Edit("a function that nothing calls", "ranking.py", "    return ranks\n", "    return -ranks\n"),
     Edit("a helper in a plain folder", "plain/steps.py", "STEP = 37", "STEP = 41"),
     Edit("a module that nothing imports", "unused.py", "1", "2", counts=False),
 )

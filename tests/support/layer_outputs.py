@@ -20,11 +20,7 @@ def projections(spec: ModelSpec) -> Tensor:
 
 
 def observe(
-    observer: Observer,
-    spec: ModelSpec,
-    batches: list[Inputs],
-    passes: int = 1,
-    weights: Tensor | None = None,
+    observer: Observer, spec: ModelSpec, batches: list[Inputs], passes: int = 1, weights: Tensor | None = None
 ) -> dict[str, Tensor]:
     """What a calibration finds that looks at the batches so many times, through `weights` or `projections`."""
     weights = projections(spec) if weights is None else weights

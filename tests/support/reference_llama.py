@@ -27,14 +27,8 @@ TWINS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "mistral": ("Mistral", {"sliding_window": 40, "head_dim": 16}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
-    "smollm3": (
-        "SmolLM3",
-        {"no_rope_layers": [1, 0, 1], "rope_parameters": ROPE},
-    ),
-    "phi3": (
-        "Phi3",
-        {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}},
-    ),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "rope_parameters": ROPE}),
+    "phi3": ("Phi3", {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}),
     "phi4": ("Phi3", {"num_attention_heads": 4, "tie_word_embeddings": True}),
 }
 """Class of transformers and settings of each model."""

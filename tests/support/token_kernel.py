@@ -17,10 +17,7 @@ def decode(q: Tensor, k: Tensor, v: Tensor, rows: PlacedRows, scale: float) -> T
     seen = place <= end[:, None]
     first = torch.arange(len(q))[:, None, None] * rows.stride  # of each sequence
     parts = []
-    for storage, offsets, new in (
-        (rows.keys, rows.key_offsets, k),
-        (rows.values, rows.value_offsets, v),
-    ):
+    for storage, offsets, new in ((rows.keys, rows.key_offsets, k), (rows.values, rows.value_offsets, v)):
         slots = storage.view(-1, channels)
         start = first + offsets[:, None]
         slots.index_copy_(0, (start + end[:, None]).flatten(), new.flatten(0, 2).to(storage.dtype))

@@ -14,12 +14,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
-from kvbench.methods.hack.budgets import (
-    group_heads,
-    measure_reliance,
-    share_budget,
-    weigh_groups,
-)
+from kvbench.methods.hack.budgets import group_heads, measure_reliance, share_budget, weigh_groups
 from kvbench.methods.hack.classes import HeadPatterns
 from kvbench.methods.hack.plus_plus import HACKPlusPlus, Structural, count_read
 from kvbench.methods.shared.calibration import Artifact

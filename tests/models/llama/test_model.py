@@ -137,8 +137,7 @@ def test_a_path_that_does_not_exist_may_be_a_name_on_the_hub(
 def test_a_sequence_longer_than_the_model_reads_is_refused(folder: Path) -> None:
     assert reading(folder, max_tokens=57).spec.segments[-1].end == 63
     with pytest.raises(
-        ConfigError,
-        match=r"^model=twin: reads at most 64 tokens .*, not 65; lower model\.prompt_tokens",
+        ConfigError, match=r"^model=twin: reads at most 64 tokens .*, not 65; lower model\.prompt_tokens"
     ):
         _ = reading(folder, max_tokens=58).spec
 

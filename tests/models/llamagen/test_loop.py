@@ -23,14 +23,7 @@ from tests.support import drawing
 from tests.support.drawing import Silence
 from tests.support.engine import open_cache
 from tests.support.reference import OneStream
-from tests.support.reference_llamagen import (
-    CONFIGS,
-    PlainCache,
-    golden,
-    meta,
-    tokenizer,
-    transformer,
-)
+from tests.support.reference_llamagen import CONFIGS, PlainCache, golden, meta, tokenizer, transformer
 
 close = partial(drawing.close, atol=2e-4)
 

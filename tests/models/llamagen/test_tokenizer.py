@@ -7,13 +7,7 @@ from kvbench.models.files import official_files, parameters
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from tests.support.drawing import close
-from tests.support.reference_llamagen import (
-    FULL_VQ,
-    TINY_VQ,
-    golden,
-    raw_state,
-    tokenizer,
-)
+from tests.support.reference_llamagen import FULL_VQ, TINY_VQ, golden, raw_state, tokenizer
 
 
 @pytest.mark.parametrize(

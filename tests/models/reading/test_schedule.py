@@ -32,10 +32,7 @@ HAY, NEEDLE, ASK = "abcdefghij", "<7>", "?"
             ),
             ("\0ab<7>abcde?77", 12, (11,)),
         ),
-        (
-            Reading((Part(HAY, 0), Part(NEEDLE), Part(HAY, FILL), Part("77")), context=5),
-            ("<7>ab77", 5, ()),
-        ),
+        (Reading((Part(HAY, 0), Part(NEEDLE), Part(HAY, FILL), Part("77")), context=5), ("<7>ab77", 5, ())),
     ],
 )
 def test_parts_are_cut_and_joined(reading: Reading, expected: tuple[str, int, tuple[int, ...]]) -> None:
