@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,8 +12,9 @@ from benchmarks.gpu_steps.base import Skipped
 from benchmarks.support.build import built, composed, open_cache, prepare_method
 from kvbench.engine.cache import KVCache
 from kvbench.engine.recording.graphs import GraphRecorder
+from kvbench.eval.paired.psnr import decibels, squared_error
 from kvbench.methods.shared.base import Method
-from kvbench.models.noise import PromptNoise
+from kvbench.models.noise import Noise, PromptNoise
 from kvbench.models.outputs import Outputs, Text
 
 
@@ -63,18 +65,19 @@ class Generator:
         """Return a cache, of low bits if `stored` names a `cache_dtype`."""
         return open_cache(self.model, method, self.model._device, stored, record)
 
-    def draw(self, cache: KVCache, prompts: int | None = None, seed: int = 0) -> Outputs:
-        """Generate images or texts for the first prompts, all by default."""
+    def draw(self, cache: KVCache, prompts: int | None = None, noise: Noise | None = None) -> Outputs:
+        """Generate images or texts for the first prompts, all by default; streams are the usual noise."""
         texts = self.prompts[:prompts]
-        outputs: Outputs = self.model.generate(texts, cache, PromptNoise(seed, range(len(texts))))
+        outputs: Outputs = self.model.generate(texts, cache, noise or PromptNoise(0, range(len(texts))))
         return outputs
 
 
-def load(overrides: Sequence[str], prompts: int, device: str, dtype: torch.dtype) -> Generator:
-    """Load a model, whose blocks compute in `dtype`, and its prompts."""
+def load(overrides: Sequence[str], prompts: int, device: str, dtype: torch.dtype | None = None) -> Generator:
+    """Load a model, whose blocks compute in `dtype` if it is given, and its prompts."""
     values = composed(overrides)
     model = built(values["model"])
-    model.compute_dtype = lambda _: dtype
+    if dtype is not None:
+        model.compute_dtype = lambda _: dtype
     model.load(device)
     texts = [prompt.text for prompt in built({**values["prompts"], "count": prompts}).load()]
     return Generator(model, overrides, texts)
@@ -89,8 +92,9 @@ def compare(found: Outputs, expected: Outputs) -> list[float]:
 
 def measure_psnr(found: Tensor, expected: Tensor) -> float:
     """Return the PSNR of an image uint8 [H, W, 3], at most 100 dB."""
-    error = (found.double() - expected.double()).square().mean().item()
-    return 100.0 if error < 255**2 / 1e10 else float(10 * torch.tensor(255.0**2 / error).log10())
+    return min(
+        100.0, float(decibels(np.float64(squared_error(found.numpy(), expected.numpy()) / found.numel())))
+    )
 
 
 def measure_agreement(found: Text, expected: Text) -> float:

@@ -10,13 +10,12 @@ import torch
 
 from benchmarks.engine import cache_of, generate
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine
-from benchmarks.gpu_steps.generations import SHRUNK
-from benchmarks.gpu_steps.timing import find_idle, list_longest, time_turns, trace
-from benchmarks.support.build import built, composed
+from benchmarks.gpu_steps.generations import SHRUNK, load
+from benchmarks.gpu_steps.timing import find_idle, list_longest, trace
 from benchmarks.support.fake_gpu import list_captions
 from benchmarks.support.jobs import make_job
 from benchmarks.support.plain_loop import PlainCache, plain_loop
-from kvbench.models.infinity.model import InfinityModel
+from benchmarks.support.timing import choose_clock, take_turns
 from kvbench.profile.task import profile
 
 CARD = ("model=infinity_2b", "model.weights=random")
@@ -26,21 +25,13 @@ REHEARSAL = ("model=infinity_tiny", *SHRUNK["infinity_tiny"])
 def list_cases(machine: Machine) -> Iterator[Case]:
     """Yield the cases; a rehearsal has few tokens, so HeatKV needs a larger budget."""
     batch, budget = machine.choose((8, "0.1"), (1, "0.6"))
-    loaded = cache(partial(load, machine))
+    loaded = cache(lambda: load(machine.choose(CARD, REHEARSAL), 1, machine.device).model)
     yield Case("time against the plain loop", partial(race, machine, loaded, batch, budget))
     if not machine.interpreted:
         yield Case("time of a single image", partial(race, machine, loaded, 1, budget))
     for method, share in (("full", "1"), ("heatkv", budget))[machine.choose(0, 0, 1) :]:
         yield Case(f"idle time, {method}", partial(watch, machine, loaded, method, share, batch))
     yield Case("memory and phases", partial(profile_both, machine, budget, batch))
-
-
-def load(machine: Machine) -> InfinityModel:
-    """Load the model with random weights."""
-    model = built(composed(machine.choose(CARD, REHEARSAL))["model"])
-    assert isinstance(model, InfinityModel)
-    model.load(machine.device)
-    return model
 
 
 def race(machine: Machine, loaded: Any, batch: int, budget: str) -> Figures:
@@ -57,8 +48,9 @@ def race(machine: Machine, loaded: Any, batch: int, budget: str) -> Figures:
         peaks[name] = torch.cuda.max_memory_allocated(machine.device)
 
     with machine.branches():
-        seconds = time_turns(machine, {name: partial(run, name) for name in pairs}, machine.choose(2, 1))
-    figures = {f"seconds_per_image {name}": round(each / batch, 5) for name, each in seconds.items()}
+        runs, clock = {name: partial(run, name) for name in pairs}, choose_clock(False, machine.device)
+        times = take_turns(runs, machine.choose(2, 1), clock)
+    figures = {f"seconds_per_image {name}": round(each.seconds / batch, 5) for name, each in times.items()}
     return figures | {f"peak_bytes {name}": peak for name, peak in peaks.items()}
 
 

@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, get_args
-
-import torch
+from typing import get_args
 
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine
-from benchmarks.gpu_steps.generations import are_equal, shrink
-from benchmarks.gpu_steps.timing import time_turns
-from benchmarks.support.build import build_model, open_cache, prepare_method
-from kvbench.engine.recording.graphs import GraphRecorder
-from kvbench.models.llamagen.model import LlamaGenModel
-from kvbench.models.noise import Kind, Noise, make_noise
+from benchmarks.gpu_steps.generations import Generator, are_equal, load, shrink
+from benchmarks.support.timing import choose_clock, take_turns
+from kvbench.engine.cache import KVCache
+from kvbench.models.noise import Kind, make_noise
+from kvbench.models.outputs import Outputs
 from kvbench.profile.stopwatch import HostClock, Phases
 
 TOKENIZER = ("codes=128", "latents=16", "widths=[32,32,64]", "blocks=1")
@@ -35,47 +32,35 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 
 def race(machine: Machine, batch: int, kind: Kind) -> Figures:
     """Time generations without graphs and with them; the images must be equal."""
-    model = build_model("llamagen_xl", "model.weights=random", *machine.choose((), SHRUNK))
-    assert isinstance(model, LlamaGenModel)
-    model.load(machine.device)
-    records = {"plain": None, "graphs": machine.make_record(model.spec)}
-    if machine.interpreted:
-        del records["graphs"]
-    runs = {name: Generation(machine, model, batch, record, kind) for name, record in records.items()}
+    settings = ["model=llamagen_xl", "model.weights=random", "prompts=imagenet", *machine.choose((), SHRUNK)]
+    one = load(settings, batch, machine.device)
+    method, records = one.prepare(["method=full"], "1"), {"plain": None}
+    if not machine.interpreted:
+        records |= {"graphs": machine.make_record(one.model.spec)}
+    caches = {name: one.open_cache(method, record=record) for name, record in records.items()}
+
+    def draw(cache: KVCache) -> Outputs:
+        return one.draw(cache, noise=make_noise(kind, 0, range(batch), machine.device))
+
     with machine.branches():
-        seconds = time_turns(machine, dict(runs), machine.choose(2, 1))
+        runs = {name: partial(draw, cache) for name, cache in caches.items()}
+        times = take_turns(runs, machine.choose(2, 1), choose_clock(False, machine.device))
         # Noise by counter is a part of the programs that draw tokens.
-        shares = {name: one.measure_noise() for name, one in runs.items() if kind == "stream"}
-    if not are_equal(runs["plain"].images, [*runs.values()][-1].images):
+        shares = {
+            name: measure_noise(machine, one, cache) for name, cache in caches.items() if kind == "stream"
+        }
+    images = [timed.result for timed in times.values()]
+    if not are_equal(images[0], images[-1]):
         raise Failed("images with graphs are not those without")
-    tokens = batch * model.spec.drawn_tokens
-    rates = {f"tokens_per_second {name}": round(tokens / each, 1) for name, each in seconds.items()}
+    tokens = batch * one.model.spec.drawn_tokens
+    rates = {f"tokens_per_second {name}": round(tokens / timed.seconds, 1) for name, timed in times.items()}
     return rates | {f"noise_share {name}": round(share, 4) for name, share in shares.items()}
 
 
-class Generation:
-    """One batch of images by the full cache; prompts are class numbers."""
-
-    def __init__(
-        self, machine: Machine, model: LlamaGenModel, batch: int, record: GraphRecorder | None, kind: Kind
-    ) -> None:
-        method = prepare_method(model.spec, "1", [f"model={model.name}", "method=full"])
-        self._cache = open_cache(model, method, machine.device, record=record)
-        self._model, self._batch, self._clock = model, batch, HostClock(machine.device)
-        self._make_noise = partial(make_noise, kind, 0, range(batch), machine.device)
-        self.images: Any = torch.empty(0)
-
-    def __call__(self) -> None:
-        """Draw the images."""
-        self._draw(self._make_noise())
-
-    def measure_noise(self) -> float:
-        """Return the share of a generation's time that the host spends on noise."""
-        noise, phases = self._make_noise(), Phases(self._clock)
-        phases.run(lambda: self._draw(noise), {"noise": [(noise, "draw")]})
-        self._clock.wait()
-        return phases.seconds().get("noise", 0.0) / phases.total()
-
-    def _draw(self, noise: Noise) -> None:
-        prompts = [str(number) for number in range(self._batch)]
-        self.images = self._model.generate(prompts, self._cache, noise)
+def measure_noise(machine: Machine, one: Generator, cache: KVCache) -> float:
+    """Return the share of a generation's time that the host spends on streams of noise."""
+    clock = HostClock(machine.device)
+    noise, phases = make_noise("stream", 0, range(len(one.prompts)), machine.device), Phases(clock)
+    phases.run(lambda: one.draw(cache, noise=noise), {"noise": [(noise, "draw")]})
+    clock.wait()
+    return phases.seconds().get("noise", 0.0) / phases.total()

@@ -1,4 +1,4 @@
-"""Timing of generations on a device, and the idle time of the device."""
+"""Kernels that a device ran, and its idle time."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -9,13 +9,6 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_steps.base import Machine
-from benchmarks.support.timing import choose_clock, take_turns
-
-
-def time_turns(machine: Machine, runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Return the median seconds of runs in turns, including their pending work on the device."""
-    timed = take_turns(runs, repeats, choose_clock(False, machine.device))
-    return {name: each.seconds for name, each in timed.items()}
 
 
 class Span(NamedTuple):

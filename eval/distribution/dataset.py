@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ImageOps
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -68,15 +68,11 @@ STATISTICS = find_statistics(Clean.name)
 """Listed by `kvbench.eval.files.fetch`, like every `Weight` of a module."""
 
 
-class DatasetError(SampleSetError):
-    """Statistics, a reference batch or a folder of images is not usable."""
-
-
 class Pictures(ImageSet):
     """Images directly in a folder without hidden files, sorted by name and converted to RGB.
 
     Raises:
-        DatasetError: there are no images, or one is damaged, has transparency or more than 8 bits per channel.
+        SampleSetError: there are no images, or one is damaged, has transparency or more than 8 bits per channel.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,7 +80,7 @@ class Pictures(ImageSet):
         hashes = hash_files_at(folder)
         self.paths = [folder / name for name in hashes if Path(name).suffix.lower() in SUFFIXES]
         if not self.paths:
-            raise DatasetError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
+            raise SampleSetError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
         self.indices = list(range(len(self.paths)))
         self.samples = dict(enumerate(map_in_threads(self._check, self.indices)))
         digest = hash_content("".join(f"{path.name} {hashes[path.name]}\n" for path in self.paths))
@@ -93,21 +89,21 @@ class Pictures(ImageSet):
 
     def image(self, index: int) -> NDArray[np.uint8]:
         """Return the pixels uint8 [H, W, 3] of an image."""
-        with _open_picture(self.paths[index]) as image:
+        with open_picture(self.paths[index]) as image:
             return np.array(ImageOps.exif_transpose(image).convert("RGB"))
 
     def _check(self, index: int) -> Sample:
         path = self.paths[index]
-        with _open_picture(path) as image:
+        with open_picture(path) as image:
             flaw = find_flaw(image)
             size = image.size[::-1] if find_orientation(image) > 4 else image.size
         if flaw is not None:
-            raise DatasetError(f"{path} {flaw}: images of 8 bits per channel are needed")
+            raise SampleSetError(f"{path} {flaw}: images of 8 bits per channel are needed")
         return Sample(index, 0, "", "", size=size)
 
 
 class Packed(ImageSet):
-    """Images `arr_0`, uint8 [n, H, W, 3], of an .npz file, streamed; a DatasetError if the file has no such array."""
+    """Images `arr_0`, uint8 [n, H, W, 3], of an .npz file, streamed; a SampleSetError if the file has no such array."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -135,7 +131,7 @@ def read_moments(path: Path, space: Space, device: str) -> tuple[Tensor, Tensor,
         device: torch device.
 
     Raises:
-        DatasetError: the file is damaged, pickled, or from another space or network.
+        SampleSetError: the file is damaged, pickled, or from another space or network.
     """
     if path.is_dir():
         features, origin = read_features(path, space, device)
@@ -144,12 +140,12 @@ def read_moments(path: Path, space: Space, device: str) -> tuple[Tensor, Tensor,
     mean, covariance, origin = read(path, space)
     if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
         shapes = f"mean {tuple(mean.shape)} and covariance {tuple(covariance.shape)}"
-        raise DatasetError(f"{path}: {shapes} do not fit together")
+        raise SampleSetError(f"{path}: {shapes} do not fit together")
     if not (mean.isfinite().all() and covariance.isfinite().all()):
-        raise DatasetError(f"{path}: its mean or covariance is not finite")
+        raise SampleSetError(f"{path}: its mean or covariance is not finite")
     symmetric = torch.allclose(covariance, covariance.T, rtol=1e-4, atol=1e-6)
     if not symmetric or (covariance.diagonal() < 0).any():
-        raise DatasetError(
+        raise SampleSetError(
             f"{path}: its covariance is not a covariance: not symmetric, or negative variances"
         )
     return mean.double(), (covariance.double() + covariance.double().T) / 2, origin
@@ -159,10 +155,10 @@ def read_features(path: Path, space: Space, device: str) -> tuple[StoredFeatures
     """Return the features of a dataset's images, and their origin as in `read_moments`.
 
     Raises:
-        DatasetError: the file is damaged or has no images.
+        SampleSetError: the file is damaged or has no images.
     """
     if not path.is_dir() and path.suffix != ".npz":
-        raise DatasetError(f"{path}: images are needed here, not mean and covariance: a folder or an .npz")
+        raise SampleSetError(f"{path}: images are needed here, not mean and covariance: a folder or an .npz")
     source: ImageSet = Pictures(path) if path.is_dir() else Packed(path)
     features = space.features(source, device)
     origin = {"digest": source.digest, "n": len(source.indices), **provenance({"features": features})}
@@ -191,9 +187,9 @@ def main(arguments: list[str] | None = None) -> int:
     space = SPACES[options.space](path=options.path)
     try:
         if not options.folder.is_dir():
-            raise DatasetError(f"{options.folder} is not a folder")
+            raise SampleSetError(f"{options.folder} is not a folder")
         save_statistics(Pictures(options.folder), space, options.device, options.out)
-    except (DatasetError, WeightError) as error:
+    except (SampleSetError, WeightError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
@@ -202,7 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _from_npz(path: Path, space: Space) -> tuple[Tensor, Tensor, dict[str, object]]:
     if space.reference_names is None:
         how = find_statistics(space.name).how
-        raise DatasetError(
+        raise SampleSetError(
             f"{path}: a reference batch (.npz) belongs to the space adm, not {space.name}. {how}"
         )
     try:
@@ -210,7 +206,7 @@ def _from_npz(path: Path, space: Space) -> tuple[Tensor, Tensor, dict[str, objec
             mean, covariance = (np.asarray(archive[name], np.float64) for name in space.reference_names)
     except DAMAGE_ERRORS as error:
         names = " and ".join(space.reference_names)
-        raise DatasetError(f"{path}: {names} cannot be read: {error}") from error
+        raise SampleSetError(f"{path}: {names} cannot be read: {error}") from error
     return torch.from_numpy(mean), torch.from_numpy(covariance), {}
 
 
@@ -220,21 +216,12 @@ def _from_safetensors(path: Path, space: Space) -> tuple[Tensor, Tensor, dict[st
         tensors, metadata = checkpoint.load(path)
         mean, covariance = tensors["mean"], tensors["covariance"]
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise DatasetError(f"{path}: not statistics of a dataset: {error}. {how}") from error
+        raise SampleSetError(f"{path}: not statistics of a dataset: {error}. {how}") from error
     if metadata.get("space") != space.name:
-        raise DatasetError(f"{path}: statistics of the space {metadata.get('space')}, not {space.name}")
+        raise SampleSetError(f"{path}: statistics of the space {metadata.get('space')}, not {space.name}")
     if metadata.get("weights") != space.weight.require()[1]:
-        raise DatasetError(f"{path}: made with another network than {space.weight.file}. {how}")
+        raise SampleSetError(f"{path}: made with another network than {space.weight.file}. {how}")
     return mean, covariance, {"digest": metadata.get("images"), "n": metadata.get("count")}
-
-
-@contextlib.contextmanager
-def _open_picture(path: Path) -> Iterator[Image.Image]:
-    try:
-        with open_picture(path) as image:
-            yield image
-    except SampleSetError as error:
-        raise DatasetError(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -245,14 +232,14 @@ def _pixels_of(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
             read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
             shape, fortran, dtype = read[npy.read_magic(stream)](stream)
             if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or fortran:
-                raise DatasetError(f"{path}: arr_0 is {dtype} {shape}, not uint8 [n, H, W, 3]")
+                raise SampleSetError(f"{path}: arr_0 is {dtype} {shape}, not uint8 [n, H, W, 3]")
             if shape[1] * shape[2] > MAX_PIXELS:
-                raise DatasetError(f"{path}: arr_0 is {shape}: an image may have {MAX_PIXELS} pixels")
+                raise SampleSetError(f"{path}: arr_0 is {shape}: an image may have {MAX_PIXELS} pixels")
             yield stream, shape
-    except DatasetError:
+    except SampleSetError:
         raise
     except DAMAGE_ERRORS as error:
-        raise DatasetError(f"{path}: no images can be read from arr_0: {error}") from error
+        raise SampleSetError(f"{path}: no images can be read from arr_0: {error}") from error
 
 
 if __name__ == "__main__":

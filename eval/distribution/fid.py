@@ -12,8 +12,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
-from kvbench.eval.distribution.dataset import DatasetError, read_moments
+from kvbench.eval.distribution.dataset import read_moments
 from kvbench.eval.distribution.frechet import Features, frechet_distance, frechet_to
+from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
 from kvbench.eval.spaces.evaluator import describe_few_samples
 
@@ -63,7 +64,7 @@ class FidReal(Frechet, ToDataset):
         """Return the distance between the run's features and the dataset's moments."""
         if ours.shape[1] != len(others[0]):
             sizes = f"{len(others[0])} features, the network gives {ours.shape[1]}"
-            raise DatasetError(f"{self.dataset()}: {sizes}")
+            raise SampleSetError(f"{self.dataset()}: {sizes}")
         distance = frechet_to(*others)
         return [jackknife_score(lambda positions: distance(ours[positions]), clusters)]
 

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvbench.eval.distribution.dataset import DatasetError, Pictures
+from kvbench.eval.distribution.dataset import Pictures
 from kvbench.eval.distribution.frechet import frechet_distance, frechet_to, moments
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
@@ -91,5 +92,5 @@ class FidMjhq(PartedEvaluator, SpaceEvaluator):
 
 def _open(folder: Path) -> Pictures:
     if not folder.is_dir():
-        raise DatasetError(f"{folder} is not there. {REMEDY}")
+        raise SampleSetError(f"{folder} is not there. {REMEDY}")
     return Pictures(folder)

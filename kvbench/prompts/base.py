@@ -53,6 +53,13 @@ def leave_out(candidates: Iterable[Prompt], evaluated: Iterable[Prompt], count: 
     return [replace(prompt, index=index) for index, prompt in enumerate(islice(others, count))]
 
 
+def choose_numbers(total: int, count: int, draw: int | None) -> list[int]:
+    """Return the numbers of `count` of `total` entries: spread evenly, or drawn by the seed `draw`."""
+    if draw is not None:
+        return sorted(random.Random(draw).sample(range(total), count))
+    return [row * total // count for row in range(count)]
+
+
 def repeat(entries: Iterable[tuple[str, dict[str, object]]], times: int) -> list[Prompt]:
     """Return each text with its metadata `times` times in a row, numbered by `image_index`."""
     repeated = ((text, {**meta, "image_index": image}) for text, meta in entries for image in range(times))

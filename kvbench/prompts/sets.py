@@ -13,7 +13,15 @@ from kvbench.core.files import read_text, resolve_path
 from kvbench.eval.files.fetch import download_file
 from kvbench.eval.files.prompt_lines import check_letters
 from kvbench.eval.files.weights import Weight, WeightError
-from kvbench.prompts.base import Prompt, check_choices, check_counts, check_total, leave_out, repeat
+from kvbench.prompts.base import (
+    Prompt,
+    check_choices,
+    check_counts,
+    check_total,
+    choose_numbers,
+    leave_out,
+    repeat,
+)
 
 CACHE = "~/.cache/kvbench/prompts"
 
@@ -90,11 +98,7 @@ class PromptSet:
         return entries
 
     def _choose(self, total: int) -> list[int]:
-        if self.count is None:
-            return list(range(total))
-        if self.draw is not None:
-            return sorted(random.Random(self.draw).sample(range(total), self.count))
-        return [row * total // self.count for row in range(self.count)]
+        return choose_numbers(total, self.count or total, self.draw)
 
     def _find_files(self) -> Path:
         """Return the file or folder of the set; missing files may be downloaded."""

@@ -1,6 +1,5 @@
 """Files of whole texts: shipped ones, and a user's own."""
 
-import random
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json, read_text
 from kvbench.eval.files.prompt_lines import check_letters, check_record, parse_lines
+from kvbench.prompts.base import choose_numbers
 
 DOMAINS = ("manuals", "novels", "code", "chat")
 """Domains of the texts that ship, folders of `kvbench/assets/texts`."""
@@ -56,13 +56,9 @@ def choose_texts(total: int, count: int | None, draw: int | None) -> list[int]:
     Raises:
         ConfigError: there are fewer texts than `count`.
     """
-    if count is None:
-        return list(range(total))
-    if count > total:
+    if count is not None and count > total:
         raise ConfigError(f"prompts.count={count}: there are {total} texts; prompts.count=null takes all")
-    if draw is not None:
-        return sorted(random.Random(draw).sample(range(total), count))
-    return [row * total // count for row in range(count)]
+    return choose_numbers(total, count or total, draw)
 
 
 def _parse_records(content: str) -> list[TextEntry]:

@@ -55,7 +55,14 @@ class Training(ABC):
             ConfigError: the recipe is for another kind of model.
             ValueError, FloatingPointError: see `kvbench.extras.training.loop.fit`.
         """
-        out, started = self._prepare(model), time.perf_counter()
+        if not isinstance(model, self.kind):
+            raise ConfigError(
+                f"train: the recipe is for a {self.kind.__name__}; use train={model.name} for model={model.name}"
+            )
+        torch.set_num_threads(self.threads)
+        keep_freed_memory()
+        out, started = Path(self.out).expanduser(), time.perf_counter()
+        out.mkdir(parents=True, exist_ok=True)
         self._train(model, out)
         log.info("trained in %.0f s: %s", time.perf_counter() - started, out)
         return out
@@ -63,22 +70,6 @@ class Training(ABC):
     @abstractmethod
     def _train(self, model: Any, out: Path) -> None:
         """Train the networks of a model of `kind` and write their weights."""
-
-    def _prepare(self, model: Model) -> Path:
-        """Check the kind of model, set torch's threads, and create and return the folder.
-
-        Raises:
-            ConfigError: the recipe is for another kind of model.
-        """
-        if not isinstance(model, self.kind):
-            raise ConfigError(
-                f"train: the recipe is for a {self.kind.__name__}; use train={model.name} for model={model.name}"
-            )
-        torch.set_num_threads(self.threads)
-        keep_freed_memory()
-        out = Path(self.out).expanduser()
-        out.mkdir(parents=True, exist_ok=True)
-        return out
 
     def _fit_transformer(
         self,

@@ -12,7 +12,7 @@ from PIL import Image
 from kvbench.core.config import ConfigError
 from kvbench.core.files import read_bytes
 from kvbench.eval.__main__ import main
-from kvbench.eval.distribution.dataset import DatasetError, Pictures
+from kvbench.eval.distribution.dataset import Pictures
 from kvbench.eval.files import image_folder
 from kvbench.eval.files.image_folder import PlainFolder, open_pair
 from kvbench.eval.files.samples import SampleSetError
@@ -261,7 +261,7 @@ def test_pictures_that_would_change_are_refused(
 ) -> None:
     images = folder(tmp_path / "real")
     put(images, "odd.png", content)
-    with pytest.raises(DatasetError, match=f"odd.png.*{message}"):
+    with pytest.raises(SampleSetError, match=f"odd.png.*{message}"):
         Pictures(images)
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from kvbench.eval.distribution import dataset
-from kvbench.eval.distribution.dataset import DatasetError, Packed, Pictures, read_features, read_moments
+from kvbench.eval.distribution.dataset import Packed, Pictures, read_features, read_moments
 from kvbench.eval.distribution.fid import Fid, FidReal
 from kvbench.eval.distribution.frechet import frechet_distance, moments
 from kvbench.eval.distribution.inception_score import InceptionScore, inception_score
@@ -23,6 +23,7 @@ from kvbench.eval.distribution.kid import Kid
 from kvbench.eval.distribution.precision_recall import PrecisionRecall, PrecisionRecallReal, precision_recall
 from kvbench.eval.files import store
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.files.weights import WeightError
 from kvbench.eval.protocol.base import find_missing
 from kvbench.eval.spaces.inception import Adm, AdmSpatial, Clean, load_inception
@@ -238,7 +239,7 @@ def packed(**arrays: object) -> bytes:
 def test_bad_reference_batches_are_one_clear_message(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "x.npz"
     path.write_bytes(content)
-    with pytest.raises(DatasetError, match=f"x.npz: .*{message}"):
+    with pytest.raises(SampleSetError, match=f"x.npz: .*{message}"):
         read_moments(path, Adm(), "cpu")
 
 
@@ -246,7 +247,7 @@ def test_a_good_reference_batch_belongs_to_adm(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     path.write_bytes(packed(**GOOD))
     assert read_moments(path, Adm(), "cpu")[0].tolist() == [0, 0, 0]
-    with pytest.raises(DatasetError, match="belongs to the space adm, not clean"):
+    with pytest.raises(SampleSetError, match="belongs to the space adm, not clean"):
         read_moments(path, Clean(), "cpu")
 
 
@@ -269,7 +270,7 @@ IMAGES = np.zeros((4, 8, 8, 3), np.uint8)
 )
 def test_bad_images_in_a_batch_are_one_clear_message(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "x.npz").write_bytes(content)
-    with pytest.raises(DatasetError, match=message):
+    with pytest.raises(SampleSetError, match=message):
         list(Packed(tmp_path / "x.npz").stacks(4, "x"))
 
 
@@ -281,17 +282,17 @@ def test_wrong_statistics_are_one_clear_message(tmp_path: Path, clean: Clean, fe
     changed = replace(other, network=replace(other.network, sha256=None))
     with Path(str(other.path)).open("ab") as file:
         file.write(b" ")
-    with pytest.raises(DatasetError, match="made with another network"):
+    with pytest.raises(SampleSetError, match="made with another network"):
         read_moments(path, changed, "cpu")
-    with pytest.raises(DatasetError, match="statistics of the space clean, not adm"):
+    with pytest.raises(SampleSetError, match="statistics of the space clean, not adm"):
         read_moments(path, Adm(), "cpu")
-    with pytest.raises(DatasetError, match="images are needed here"):
+    with pytest.raises(SampleSetError, match="images are needed here"):
         read_features(path, clean, "cpu")
     save_file({"mean": torch.zeros(2)}, path)
-    with pytest.raises(DatasetError, match=r"not statistics of a dataset.*python -m kvbench"):
+    with pytest.raises(SampleSetError, match=r"not statistics of a dataset.*python -m kvbench"):
         read_moments(path, clean, "cpu")
     path.write_bytes(b"short")
-    with pytest.raises(DatasetError, match="not statistics of a dataset"):
+    with pytest.raises(SampleSetError, match="not statistics of a dataset"):
         read_moments(path, clean, "cpu")
     metadata = f'{{"space": "clean", "weights": "{clean.network.sha256}"}}'
     save_file({"mean": torch.zeros(8), "covariance": torch.eye(8)}, path, {"kvbench": metadata})
