@@ -1,5 +1,6 @@
 """A run belongs to the code that drew it: an edit that can change samples makes a run of its own, others do not."""
 
+import time
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -13,8 +14,7 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.runs import code
 from kvbench.runs.code import find_versions, identify_code, is_pinned, list_classes
-from tests.support.command_line import run_python
-from tests.support.edits import EDITS
+from tests.support.command_line import RUN, run_program, start_python
 from tests.support.places import ROOT
 
 
@@ -90,15 +90,68 @@ def test_packages_that_kvbench_does_not_require_count_by_version() -> None:
     assert [*find_versions({"torch", "json", "kvbench", "pytest", "missing"})] == ["pytest"]
 
 
+METHOD = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from kvbench.methods.shared.base import Method
+from study.plain.ranks import rank
+
+
+@dataclass
+class Mine(Method):
+    static: ClassVar[bool] = True
+
+    def keep(self, view):
+        ranks = rank(view.position)  # the newest first
+        ranks[view.position == 0] = 10**6
+        best = ranks.topk(min(self.budget.head_tokens, ranks.shape[-1]), -1).indices
+        return torch.zeros_like(ranks, dtype=torch.bool).scatter(-1, best, True)
+"""
+FILES = {
+    "mine.py": METHOD, "plain/ranks.py": "def rank(position):\n    return position * 37 % 101\n",
+    "__init__.py": "", "conf/__init__.py": "", "conf/method/mine.yaml": "_target_: study.mine.Mine\n",
+}  # fmt: skip
+WORDS = ("method=mine", "budget=0.2", "hydra.searchpath=[pkg://study.conf]")
+
+
 @pytest.mark.slow
-def test_a_method_edited_twelve_times() -> None:
-    done = run_python(ROOT, "-m", "tests.support.edits")
-    *effects, killed = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
-    states = {edit.what: "made anew" if edit.counts else "found" for edit in EDITS}
-    assert [line[:43].split("  ")[0] for line in effects] == [*states]
-    assert all(states[line[:32].strip()] in line for line in effects), done.stdout
-    assert len({line.split()[-1] for line in effects}) == 1 + sum(edit.counts for edit in EDITS)
-    assert "which stays: study.mine\n" in done.stdout
-    before, after, kept = killed.split()[-3:]
-    assert before != after
-    assert int(kept) >= 2
+def test_a_method_edited_between_equal_commands_and_after_a_kill(tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        path = tmp_path / "study" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def edit(name: str, old: str, new: str) -> None:
+        path = tmp_path / "study" / name
+        path.write_text(path.read_text().replace(old, new))
+
+    def run(*more: str) -> tuple[str, str]:
+        done = run_program(tmp_path, *WORDS, *more)
+        assert done.returncode == 0, done.stderr
+        [line] = [line for line in done.stdout.splitlines() if "/mine-" in line]
+        return Path(line.split()[-1]).name, done.stdout + done.stderr
+
+    first, _ = run("prompts.count=2")
+    edit("mine.py", "# the newest first", "# the largest first")
+    assert run("prompts.count=2")[0] == first
+    edit("plain/ranks.py", "% 101", "% 11")
+    second, told = run("prompts.count=2")
+    assert second != first
+    assert f"its code differs from {first}, which stays: study.plain.ranks" in told
+
+    words = ("prompts.count=6", "batch_size=1", "runs_dir=killed")
+    process = start_python(tmp_path, RUN, *WORDS, *words, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    while (
+        not (found := [*tmp_path.glob("killed/*/mine-*/samples.jsonl")])
+        or found[0].read_text().count("\n") < 2
+    ):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    kept = found[0].read_text()
+    edit("plain/ranks.py", "% 11", "% 101")
+    assert run(*words)[0] not in (second, found[0].parent.name)
+    assert found[0].read_text() == kept
