@@ -19,11 +19,6 @@ from kvbench.models.outputs import Text
 from tests.support.places import ROOT
 from tests.support.triton_device import needs_loops
 
-QUICK = ("kernels", "models", "graphs", "llamagen", "paths")
-"""Steps whose smallest rehearsal takes seconds."""
-APART = ("models",)
-"""Of these, those that are rehearsed as the program does it, in processes of their own."""
-
 
 def fail() -> Figures:
     raise Failed("off by 3")
@@ -132,30 +127,3 @@ def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "ragged_attention", attend_wrongly)
     with pytest.raises(Failed, match="relative error of the output"):
         check()
-
-
-@pytest.mark.nightly
-@needs_loops
-def test_the_smallest_rehearsal_passes(tmp_path: Path) -> None:
-    file = tmp_path / "check.json"
-    words = ["gpu_check", "--mode", "smallest", "--only", *APART, "--out", str(file)]
-    error, _ = gpu_check.call(
-        [sys.executable, "-m", "benchmarks", *words], {"OMP_NUM_THREADS": "1", "PATH": ""}, 600
-    )
-    report = json.loads(file.read_text())
-    assert error == "", report
-    assert {step["name"]: step["state"] for step in report["steps"]} == dict.fromkeys(APART, "PASS")
-    assert all(case["state"] != "FAIL" for step in report["steps"] for case in step["cases"])
-
-
-@pytest.mark.nightly
-@needs_loops
-@pytest.mark.parametrize("name", [name for name in QUICK if name not in APART])
-def test_the_smallest_rehearsal_of_a_step_passes(name: str, tmp_path: Path) -> None:
-    """In this process, which has imported everything."""
-    if torch.cuda.is_available():
-        pytest.skip("kernels are compiled here, a rehearsal interprets them")
-    gpu_check.run_step(STEPS[name], "smallest", tmp_path / "cases.json")
-    cases = json.loads((tmp_path / "cases.json").read_text())
-    assert gpu_check.judge(cases, "")[0] == "PASS", cases
-    assert all(case["state"] != "FAIL" for case in cases)

@@ -17,11 +17,12 @@ from tests.support.places import ROOT
 TABLES = ROOT / "docs/results/data"
 ONCE = "--batch 1 --repeats 1"
 SMALL_IMAGE = "model.weights=random model.transformer.depth=1 model.transformer.grid=[4,4]"
+STEPS = "kernels models graphs llamagen paths"  # those whose smallest rehearsal takes seconds
 QUICK_PROFILE = "profile.batch_sizes=[1] profile.repeats=1 profile.warmup=0"
 RUNS = {
     "compiled": ("--only gate --arch 80", r"^gate bf16 +80 "),
     "engine": (f"{ONCE} --methods heatkv", r"^heatkv +[\d.]+ +[\d.]+$"),
-    "gpu_check": ("--only paths --mode smallest --out gpu.json", r"^PASS  paths "),
+    "gpu_check": (f"--only {STEPS} --mode smallest --out gpu.json", r"^(PASS  \w+ .*\n){5}"),
     "kernels": (ONCE, r"^attention of a whole generation: "),
     "kvpress_agreement": ("--texts 1 --given 60 --kept 20 --forced 4 --methods knorm", r"^knorm +0 "),
     "launches": (f"--model llamagen_3b --budget 1 --batch 1 {SMALL_IMAGE}", r"^one recording( +\d+){5}$"),

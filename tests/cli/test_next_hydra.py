@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.command_line import RUN, run_python
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 INSTALL = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--pre", "--target")
 COMPOSE = """

@@ -107,26 +107,6 @@ def test_ssim_equals_goldens(golden_sets: tuple[ImageSet, ImageSet], double: boo
         )
 
 
-@pytest.mark.slow
-def test_psnr_and_ssim_equal_torchmetrics(golden_sets: tuple[ImageSet, ImageSet]) -> None:
-    """The map has the same bits; squared errors in float64 are exact, the logarithm is taken in float32 there."""
-    from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
-
-    ours, theirs = (side.stack(side.indices[:6]) for side in golden_sets)
-    for double in (False, True):
-        first, second = (
-            to_unit(x, "cpu", torch.float64 if double else torch.float32) for x in (ours, theirs)
-        )
-        _, whole = structural_similarity_index_measure(
-            first, second, data_range=1.0, reduction="none", return_full_image=True
-        )
-        assert torch.equal(ssim_map(ours, theirs, "cpu", double=double), whole)
-    squares = [torch.from_numpy(x.astype(np.float64)) for x in (ours, theirs)]
-    oracle = peak_signal_noise_ratio(*squares, data_range=255.0, reduction="none", dim=(1, 2, 3))
-    errors = np.array([squared_error(a, b) for a, b in zip(ours, theirs, strict=True)])
-    assert decibels(errors / ours[0].size) == pytest.approx(oracle.numpy(), rel=1e-6)
-
-
 def test_ssim_may_be_negative_and_its_interval_ends_at_its_range(tmp_path: Path) -> None:
     """An image equals its reference, another one is its reference's negative."""
     noise = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)
