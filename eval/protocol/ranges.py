@@ -14,6 +14,7 @@ RANGES: Mapping[str, Range] = {
         ("geneval", "exact", "accuracy", "truncated", "precision", "recall", "same_top1", "retrieved"),
         (0.0, 1.0),
     ),
+    **dict.fromkeys(("agreement", "same_text"), (0.0, 1.0)),
     **dict.fromkeys(("accuracy_change", "exact_answer_change"), (-1.0, 1.0)),
     "kl": (0.0, math.inf),
     **dict.fromkeys(("dpg", "unigenbench", "geneval2"), (0.0, 100.0)),

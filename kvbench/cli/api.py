@@ -12,25 +12,19 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from kvbench.cli.config.checks import check_runs_dir
 from kvbench.cli.config.command import Command
-from kvbench.cli.config.compose import (
-    compose_job,
-    find_finished,
-    hydra_of_kvbench,
-    read_settings,
-    read_values,
-)
-from kvbench.cli.config.instantiate import allow_targets, list_targets
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
+from kvbench.cli.config.instantiate import allow_targets
 from kvbench.cli.config.loader import forget_files
 from kvbench.cli.config.messages import EXPECTED, describe_error
 from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.config.words import check_words
+from kvbench.cli.tasks.complete import complete
 from kvbench.core.config import ConfigError, UserError
 from kvbench.data.frames import import_polars, samples_df
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.scores import Metric
-from kvbench.runs.record.results import Latency, Memory, Outcome, Results
+from kvbench.runs.record.results import Latency, Memory, Results
 from kvbench.runs.record.samples import find_sample, read_finished
 
 if TYPE_CHECKING:
@@ -174,13 +168,8 @@ def run(
             raise ConfigError(
                 f"task={cfg.get('task')}: kvbench.run generates and scores; use the command line"
             )
-        outcome = find_finished(read_values(cfg))
-        if outcome is None or outcome.results is None:
-            outcome = _complete(cfg)
-    if outcome.results is None:
-        raise ConfigError(
-            "shard.count: other shards of the run are not finished; use the command line for shards"
-        )
+        outcome = complete(cfg)
+    assert outcome.results is not None
     return Run(outcome.folder, outcome.results, outcome.reused)
 
 
@@ -264,27 +253,6 @@ def _composing(words: list[str]) -> Iterator[DictConfig]:
         if isinstance(error, UserError | OSError) and not isinstance(error, HydraException):
             raise
         raise ConfigError(describe_error(error, words)) from error
-
-
-def _complete(cfg: DictConfig) -> Outcome:
-    """Generate and score a composed run."""
-    from kvbench.cli.tasks.job import make_job  # these import torch
-    from kvbench.core.devices import keep_freed_memory
-    from kvbench.runs.calls import remember
-    from kvbench.runs.execute import run as execute
-    from kvbench.runs.prepare import find_used_files
-
-    settings = read_settings(cfg)
-    check_runs_dir(settings, alone=True)
-    keep_freed_memory()
-    job = make_job(cfg, settings)
-    outcome = execute(job)
-    # A class of a notebook has no file whose change would show.
-    if outcome.results is not None and not any(
-        name.startswith("__main__.") for name in list_targets(job.config)
-    ):
-        remember(job, outcome, *find_used_files(job))
-    return outcome
 
 
 def _pair_by_method(runs: Sequence[Run], method: str) -> list[tuple[Run, Run]]:

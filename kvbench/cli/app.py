@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # of an extra
 
 
 def main() -> None:
-    """Run the command line: one job, a sweep (`-m`), `publish`, `verify`, `new`, or an option of Hydra (`--help`)."""
+    """Run the command line: one job, a sweep (`-m`), a command of `COMMANDS`, or an option of Hydra (`--help`)."""
     prepare()
     try:
         with allow_targets(), exiting_on_error():

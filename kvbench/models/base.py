@@ -186,12 +186,14 @@ class ModelDefaults:
         default_prompts: prompt set if the command, a sweep or a preset names none; None: the configuration's.
         default_windows: windows of methods likewise, `image` or `text`.
         default_eval: metrics likewise, one file of `conf/eval` or several.
+        default_file_eval: the same for `prompts=file`; None: `default_eval`.
     """
 
     default_leading: int = 0
     default_prompts: str | None = None
     default_windows: str | None = None
     default_eval: str | Sequence[str] | None = None
+    default_file_eval: str | Sequence[str] | None = None
 
 
 class Model(ModelDefaults, ABC):

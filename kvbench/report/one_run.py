@@ -11,6 +11,7 @@ from rich.table import Table
 from kvbench.engine.memory import MIB
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.protocol.scores import Metric
+from kvbench.report.answers import show_answers
 from kvbench.report.code_notes import describe_mixed, name_origin
 from kvbench.report.drifts import find_worst_places
 from kvbench.report.full_scores import describe_failed, write_full
@@ -68,6 +69,7 @@ def show_outcome(console: Console, outcome: Outcome, *, verbose: bool = True) ->
     """
     assert outcome.results is not None
     show_run(console, outcome.results, verbose=verbose)
+    show_answers(console, outcome.folder, outcome.results)
     if verbose:
         _show_places(console, outcome.folder)
     verb = "found finished" if outcome.reused else "finished"

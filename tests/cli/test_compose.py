@@ -99,6 +99,9 @@ ANSWERS = ["exact_answer", "exact_answer_change", "text_length"]
         ("model=reasoner_tiny prompts=scenes", ("Scenes", ANSWERS)),
         ("model=reasoner_tiny eval=none", ("MathTiny", [])),
         ("model=smollm2_135m prompts.length=300 eval=[kl]", ("Texts", ["kl"])),
+        ("model=smollm2_135m prompts=file prompts.path=my.txt", ("PromptFile", "agreement")),
+        ("model=reasoner_tiny prompts=file prompts.path=my.txt eval=forced", ("PromptFile", "forced")),
+        ("model=llamagen_tiny prompts=file prompts.path=my.txt", ("PromptFile", "scenes")),
         ("model=reasoner_tiny +prompts.other=1", ("MathTiny", ANSWERS)),
         ("sweeps=hackpp_table2", ("SceneClasses", "paired")),
         ("sweeps=hackpp_table2 model=reasoner_tiny", ("SceneClasses", "paired")),
@@ -139,7 +142,9 @@ def test_the_words_of_the_command_stay_what_was_typed() -> None:
 
 @pytest.mark.parametrize("value", ["nothing", "[]", "7", "[kl,nothing]"])
 def test_an_unknown_choice_of_a_model_is_refused_in_one_line(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"^model\.default_eval=.*: not a choice; choose from alignment, "):
+    with pytest.raises(
+        ConfigError, match=r"^model\.default_eval=.*: not a choice; choose from agreement, alignment, "
+    ):
         choices("model=reasoner_tiny", f"model.default_eval={value}")
 
 

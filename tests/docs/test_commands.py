@@ -22,6 +22,7 @@ import pytest
 from kvbench.cli.config.command import SHORT_FORMS, name_base
 from kvbench.cli.config.messages import check_arguments
 from kvbench.cli.tasks import new
+from kvbench.cli.tasks.show import split_prompt
 from kvbench.core.config import ConfigError
 from kvbench.extras.share.publish import command as publish
 from kvbench.extras.share.verify import command as verify
@@ -212,6 +213,8 @@ def compose(arguments: list[str]) -> str | None:
         return read_request(publish.parse_words, arguments[1:])
     if arguments[:1] == ["verify"]:
         return read_request(verify.parse_words, arguments[1:])
+    if arguments[:1] == ["show"]:
+        return _compose(tuple(split_prompt(arguments[1:])[1]))
     if arguments[:1] == ["new"]:
         with tempfile.TemporaryDirectory() as folder, chdir(folder):
             Path("kvbench", "methods").mkdir(parents=True)  # with run.py, a checkout

@@ -36,7 +36,7 @@ def test_contact_sheet_shows_the_worst_first_and_the_reference_left(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("prompt", "shown"),
-    [("two\nlines\u2028and\x1b[31m\x00\u202emore", "two lines and [31m  more"), ("w" * 10**6, "w" * 400)],
+    [("two\nlines\u2028and\x1b[31m\x00\u202emore", "two lines and [31m  more"), ("w" * 10**6, "w" * 900)],
     ids=["lines", "word"],
 )
 def test_a_caption_is_one_line_of_any_prompt(tmp_path: Path, prompt: str, shown: str) -> None:

@@ -30,6 +30,8 @@ _COMPOSED: dict[tuple[object, ...], Callable[[], Any]] = {}
 """Composed configurations by search path, choices of groups and mode; a call gives a copy."""
 USUAL_CHOICES = {"prompts": "scenes", "eval": "scenes", "windows": "image"}
 """Choices of conf/config.yaml that a model's file can replace (`model.default_prompts` ...)."""
+FILE_METRICS = "default_file_eval"
+"""Key of a model's file with the metrics of `prompts=file`."""
 MAX_COMPOSED = 512  # 30 kB each
 
 
@@ -123,30 +125,30 @@ class CachingLoader(ConfigLoaderImpl):
         groups = [group for group in USUAL_CHOICES if group not in without]
         if config_name != "config" or run_mode is not RunMode.RUN or not groups:
             return []
-        keys = [f"model.default_{group}" for group in USUAL_CHOICES]
+        keys = [f"model.{key}" for key in (*(f"default_{group}" for group in USUAL_CHOICES), FILE_METRICS)]
         words = [
             word
             for word in overrides
             if _classify(one := parse_word(word)) == "choice" or one.key_or_group in keys
         ]
         cfg = self._compose(config_name, words, run_mode)
-        found = [
-            (group, cfg.model.get(f"default_{group}"))
-            for group in groups
-            if cfg.hydra.runtime.choices.get(group) == USUAL_CHOICES[group]  # of no sweep
-        ]
+        choices = cfg.hydra.runtime.choices
+        usual = [group for group in groups if choices.get(group) == USUAL_CHOICES[group]]  # of no sweep
+        found = {group: f"default_{group}" for group in usual}
+        if "eval" in found and choices.get("prompts") == "file" and cfg.model.get(FILE_METRICS) is not None:
+            found["eval"] = FILE_METRICS
         return [
-            f"{group}={self._check_choice(group, choice)}" for group, choice in found if choice is not None
+            f"{group}={self._check_choice(group, key, choice)}"
+            for group, key in found.items()
+            if (choice := cfg.model.get(key)) is not None
         ]
 
-    def _check_choice(self, group: str, choice: object) -> str:
-        """Return a model's choice of a group as a word's value."""
+    def _check_choice(self, group: str, key: str, choice: object) -> str:
+        """Return a model's choice of a group under a key as a word's value."""
         names = [choice] if isinstance(choice, str) else choice
         known = self.get_group_options(group)
         if not isinstance(names, Sequence) or not names or not all(name in known for name in names):
-            raise ConfigError(
-                f"model.default_{group}={show(choice)}: not a choice; choose from {', '.join(known)}"
-            )
+            raise ConfigError(f"model.{key}={show(choice)}: not a choice; choose from {', '.join(known)}")
         return names[0] if isinstance(choice, str) else f"[{','.join(names)}]"
 
 

@@ -12,14 +12,15 @@ MAX_PAIRS, COLUMNS, GAP = 24, 4, 8
 TITLE_HEIGHT, LINE_HEIGHT = 24, 13
 """Pixels of the title and of a line of a caption."""
 CAPTION_HEIGHT = 3 * LINE_HEIGHT + 4
-MIN_SIDE, MAX_SIDE = 128, 256
-"""Pixels of an image's longer side: smaller images are enlarged by whole factors, larger ones reduced."""
+SIDES, SIDES_OF_ONE = (128, 256), (384, 1024)
+"""Pixels of an image's longer side, in a sheet and of a single pair: smaller images are enlarged by whole factors,
+larger ones reduced."""
 
 
 def draw_contact_sheet(
     images: ImageSet, reference: ImageSet, psnr: Mapping[int, float], run: str, method: str
 ) -> bytes:
-    """Draw up to 24 pairs (reference left, compressed right) under their prompts, the lowest PSNR first.
+    """Draw up to 24 pairs (full cache left, compressed right) under their prompts, the lowest PSNR first.
 
     Args:
         images: compressed images.
@@ -32,12 +33,14 @@ def draw_contact_sheet(
         A PNG file.
     """
     chosen = sorted(images.indices, key=lambda index: psnr.get(index, float(index)))[:MAX_PAIRS]
-    size = _fit(*images.image(chosen[0]).shape[1::-1])
+    single = len(images.indices) == 1
+    size = _fit(*images.image(chosen[0]).shape[1::-1], *(SIDES_OF_ONE if single else SIDES))
     cell = (2 * size[0] + GAP, size[1] + CAPTION_HEIGHT + GAP)
     rows, columns = -(-len(chosen) // COLUMNS), min(COLUMNS, len(chosen))
     sheet = Image.new("RGB", (columns * (cell[0] + GAP) + GAP, TITLE_HEIGHT + rows * cell[1] + GAP), "white")
     draw = ImageDraw.Draw(sheet)
-    title = f"{run}: lowest PSNR first, {len(chosen)} of n = {len(images.indices)}; {_average(psnr)}"
+    order = "" if single else f"lowest PSNR first, {len(chosen)} of n = {len(images.indices)}; "
+    title = f"{run}: {order}{_average(psnr)}"
     draw.text((GAP, GAP), _shorten(draw, title, sheet.width - 2 * GAP), fill="black")
     for place, index in enumerate(chosen):
         left = GAP + place % COLUMNS * (cell[0] + GAP)
@@ -47,7 +50,7 @@ def draw_contact_sheet(
         draw.text(
             (left, top + LINE_HEIGHT), _shorten(draw, images.samples[index].prompt, cell[0]), fill="#555555"
         )
-        for column, (side, name) in enumerate(((reference, "reference"), (images, method))):
+        for column, (side, name) in enumerate(((reference, "full cache"), (images, method))):
             across = left + column * (size[0] + 2)
             draw.text((across, top + 2 * LINE_HEIGHT), _shorten(draw, name, size[0]), fill="#555555")
             sheet.paste(_resize(Image.fromarray(side.image(index)), size), (across, top + CAPTION_HEIGHT))
@@ -56,9 +59,9 @@ def draw_contact_sheet(
     return buffer.getvalue()
 
 
-def _fit(width: int, height: int) -> tuple[int, int]:
+def _fit(width: int, height: int, least: int, most: int) -> tuple[int, int]:
     longer = max(width, height)
-    scale = min(1.0, MAX_SIDE / longer) if longer >= MIN_SIDE else -(-MIN_SIDE // longer)
+    scale = min(1.0, most / longer) if longer >= least else -(-least // longer)
     return round(width * scale), round(height * scale)
 
 

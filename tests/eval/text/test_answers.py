@@ -16,6 +16,7 @@ from kvbench.eval.files.texts import TextSet
 from kvbench.eval.protocol.base import find_missing
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.intervals import change_interval, share_interval
+from kvbench.eval.text.agreement import Agreement
 from kvbench.eval.text.answers import (
     Accuracy,
     AccuracyChange,
@@ -209,3 +210,19 @@ def test_a_run_of_texts_is_scored_on_its_own(tmp_path: Path, capsys: pytest.Capt
 
 def test_the_conclusion_follows_the_last_thoughts() -> None:
     assert find_conclusion("<think>a</think> 1, or <think>b</think> 2") == " 2"
+
+
+def test_agreement_is_the_share_before_the_first_difference(tmp_path: Path) -> None:
+    ours, theirs = (
+        make(tmp_path / "a", OURS),
+        make(tmp_path / "b", (*THEIRS[:3], *OURS[3:5], OURS[5] + " or")),
+    )
+    result = Agreement().run(ours, theirs, "cpu")
+    assert result.samples is not None
+    for index, found in enumerate(result.samples["agreement"]):
+        texts = [one.text(index) for one in (ours, theirs)]
+        equal = [count for count in range(100) if texts[0][:count] == texts[1][:count]]
+        assert found == min(max(equal), *map(len, texts)) / max(map(len, texts))
+    assert result.samples["same_text"] == [1, 0, 0, 1, 1, 0]
+    scores = {name: score.value for name, score in result.scores.items()}
+    assert scores == {"agreement": pytest.approx(sum(result.samples["agreement"]) / 6), "same_text": 0.5}

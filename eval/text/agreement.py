@@ -1,0 +1,55 @@
+"""Agreement of written texts with the full cache's texts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvbench.eval.files.texts import TextSet
+from kvbench.eval.protocol.base import Evaluator, Result, make_result
+from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
+
+
+def find_difference(text: str, other: str) -> int | None:
+    """Return the number of the first character that differs; None for equal texts.
+
+    >>> find_difference("a red circle", "a red cube"), find_difference("so", "so on"), find_difference("so", "so")
+    (7, 2, None)
+    """
+    pairs = zip(text, other, strict=False)
+    places = (place for place, (ours, theirs) in enumerate(pairs) if ours != theirs)
+    return next(places, None if text == other else min(len(text), len(other)))
+
+
+@dataclass(frozen=True)
+class Agreement(Evaluator):
+    """`agreement`: share of a text before its first difference to the reference's; `same_text`: share of equal texts.
+
+    `agreement` is the number of characters before the first one that differs over the characters of the longer text,
+    averaged over texts. One other token changes all that follows, so a low value shows an early difference, not a bad
+    text.
+    """
+
+    name: ClassVar[str] = "agreement"
+    protocol: ClassVar[str] = "characters"
+    needs_reference: ClassVar[bool] = True
+    reads: ClassVar[str] = TextSet.kind
+    meta_keys: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {
+        "agreement": MetricSpec("higher", digits=3),
+        "same_text": MetricSpec("higher", digits=3),
+    }
+
+    def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
+        """Compare every text with its reference."""
+        assert reference is not None
+        shares, same = [], []
+        for index, text in texts.read(self.name):
+            other = reference.text(index)
+            place = find_difference(text, other)
+            shares.append(1.0 if place is None else place / max(len(text), len(other)))
+            same.append(float(place is None))
+        scores = {
+            "agreement": mean_score(shares, texts.clusters),
+            "same_text": share_score(same, texts.clusters),
+        }
+        return make_result(self, scores, {"index": texts.indices, "agreement": shares, "same_text": same})

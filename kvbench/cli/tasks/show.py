@@ -1,0 +1,131 @@
+"""`kvbench show "a prompt" method=h2o budget=0.1`: the answer to one prompt beside the full cache's."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.utils import get_class
+from omegaconf import DictConfig, open_dict
+
+from kvbench.cli.config.command import Command
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.config.instantiate import instantiate
+from kvbench.cli.config.search_path import check_search_path
+from kvbench.cli.config.words import check_words
+from kvbench.cli.console import CONSOLE, say, show_device
+from kvbench.cli.tasks.complete import complete
+from kvbench.core.config import ConfigError, shorten
+from kvbench.core.settings import Settings
+from kvbench.core.storage import CODE_DTYPES
+from kvbench.eval.registry import read_metrics
+from kvbench.prompts.typed import Typed
+
+USAGE = 'kvbench show "a prompt" method=NAME budget=0.1 [model=NAME] [key=value ...]'
+FOLDER = "shown"
+"""Folder in `runs_dir` of these runs, which tables of all runs leave out."""
+REFUSED = ("task", "sweeps", "shard", "model.tensor_parallel")
+"""Keys of other commands than one run in one process."""
+METRICS = {"images": ("psnr", "ssim"), "texts": ("agreement",)}
+"""Metrics of one sample beside the full cache's, by the model's kind of output."""
+
+
+def show(words: Sequence[str]) -> None:
+    """Answer one prompt under a method and under the full cache, and print both answers and what was held.
+
+    Runs are written to the folder `shown` in `runs_dir`; calibrations and runs in `runs_dir` are used again.
+
+    Args:
+        words: words of the command after `show`.
+
+    Raises:
+        UserError: the prompt is missing or not for the model, or a setting is wrong.
+        OSError: an error of the disk.
+    """
+    if {"-h", "--help"} & set(words):
+        say(f"usage: {USAGE}")
+        return
+    prompt, settings = split_prompt(words)
+    check_words(Command.parse(settings))
+    with hydra_of_kvbench():
+        check_search_path()
+        cfg, _ = compose_job(settings)
+        check_method(cfg, read_settings(cfg))
+        ask(cfg, prompt, choose_metrics=not any(re.match(r"[+~]*eval\b", word) for word in settings))
+        show_device(cfg.device)
+        try:
+            outcome = complete(cfg)
+        except ConfigError as error:
+            example = _find_example(cfg) if str(error).startswith("prompt ") else ""
+            raise ConfigError(f"{error}{example}") from None
+    from kvbench.report.one_run import show_outcome  # imports numpy
+
+    show_outcome(CONSOLE, outcome, verbose=bool(cfg.verbose))
+    if (sheet := outcome.folder / "contact_sheet.png").is_file():
+        say(f"picture: {sheet}")
+
+
+def split_prompt(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the prompt among the words of the command, and its settings.
+
+    Raises:
+        ConfigError: there is no prompt, or there are several; an option or a key is of other commands.
+    """
+    settings = [word for word in words if re.match(r"[+~]{0,2}[a-z_][\w./@]*=", word)]
+    prompts = [word for word in words if word not in settings]
+    if options := [word for word in prompts if re.match(r"--?[a-z]+$", word)]:
+        raise ConfigError(f"show: {options[0]} is no option of it; {USAGE}")
+    if len(prompts) != 1 or not prompts[0].strip():
+        found = " ".join(prompts)
+        reason = (
+            f"put the prompt in quotes: {found!r}" if found.strip() else "there is no prompt beside settings"
+        )
+        raise ConfigError(f"show: {shorten(reason)}; {USAGE}")
+    if lists := Command.parse(settings).lists:
+        raise ConfigError(f"show: {lists[0]}: several values are a sweep; give one")
+    for word in settings:
+        if (key := word.lstrip("+~").partition("=")[0]).startswith(REFUSED):
+            raise ConfigError(f"show: {key} is not for one prompt; leave it out")
+    return prompts[0], settings
+
+
+def check_method(cfg: DictConfig, settings: Settings) -> None:
+    """Check that the answer is not the full cache's own.
+
+    Raises:
+        ConfigError: it is.
+    """
+    from kvbench.methods.full import Full
+
+    if get_class(cfg.method._target_) is Full and settings.cache_dtype not in CODE_DTYPES:
+        raise ConfigError(
+            "show: an answer of the full cache is shown in any case; name a method beside it, such as "
+            "method=streaming_llm budget=0.1"
+        )
+
+
+def ask(cfg: DictConfig, prompt: str, *, choose_metrics: bool) -> None:
+    """Put a prompt in the place of a configuration's prompts, whose calibration prompts stay.
+
+    Args:
+        cfg: the composed configuration, which is changed.
+        prompt: the prompt.
+        choose_metrics: also choose metrics of one sample.
+    """
+    kind = getattr(get_class(cfg.model._target_), "output", "images")
+    with open_dict(cfg):
+        target = f"{Typed.__module__}.{Typed.__qualname__}"
+        cfg.prompts = {"_target_": target, "quoted": Typed.quote(prompt), "of": cfg.prompts}
+        cfg.runs_dirs = [cfg.runs_dir, *cfg.runs_dirs]
+        cfg.runs_dir = str(Path(cfg.runs_dir, FOLDER))
+        if choose_metrics:
+            cfg.eval = {name: node for file in METRICS[kind] for name, node in read_metrics(file).items()}
+
+
+def _find_example(cfg: DictConfig) -> str:
+    """Return words on the first prompt of the set, if it is one that the model takes."""
+    prompt = instantiate(cfg.prompts.of).load()[0]
+    try:
+        instantiate(cfg.model).check_prompts([prompt.text])
+    except ValueError:
+        return ""
+    return "" if prompt.reading is not None else f"; one that the model takes: {prompt.text!r}"

@@ -1,0 +1,48 @@
+"""One prompt that the user types."""
+
+import json
+from dataclasses import dataclass
+
+from kvbench.core.config import ConfigError
+from kvbench.eval.files.prompt_lines import check_letters
+from kvbench.prompts.base import Prompt, PromptSource, leave_out
+
+
+@dataclass(frozen=True)
+class Typed:
+    """One prompt, beside a set whose prompts a method is calibrated on.
+
+    Attributes:
+        quoted: the prompt as JSON without a dollar sign, which a configuration would take for an interpolation.
+        of: the set; sets of texts that are read have no calibration prompts for a text that is written.
+    """
+
+    quoted: str
+    of: PromptSource
+
+    @property
+    def text(self) -> str:
+        """The prompt."""
+        return str(json.loads(self.quoted))
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise ConfigError("the prompt is empty; write one in quotes")
+        try:
+            check_letters(self.text)
+        except ValueError as error:
+            raise ConfigError(f"the prompt cannot be stored: {error}") from None
+
+    @staticmethod
+    def quote(text: str) -> str:
+        """Return `quoted` of a prompt."""
+        return json.dumps(text).replace("$", r"\u0024")
+
+    def load(self) -> list[Prompt]:
+        """Return the prompt."""
+        return [Prompt(0, self.text)]
+
+    def load_others(self, count: int, seed: int) -> list[Prompt]:
+        """Return up to `count` calibration prompts of `of`."""
+        others = self.of.load_others(count, seed)
+        return leave_out((prompt for prompt in others if prompt.reading is None), self.load(), count)
