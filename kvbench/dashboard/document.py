@@ -12,7 +12,7 @@ import numpy as np
 from kvbench.dashboard.datasets import NO_DATASETS, Added, AddedRun, relate
 from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.means import list_means
-from kvbench.dashboard.metrics import SHARED_FIELDS, describe_metrics, list_known
+from kvbench.dashboard.metrics import SHARED_FIELDS, describe_metrics
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.published_tables import list_tables
 from kvbench.dashboard.read_texts import pack_drift
@@ -23,12 +23,14 @@ from kvbench.dashboard.samples import list_samples
 from kvbench.dashboard.sweeps import Sweep, find_sweeps
 from kvbench.eval.protocol.intervals import NORMAL_CLUSTERS, SEED, find_quantile
 from kvbench.eval.protocol.ranges import find_range
+from kvbench.report.code_notes import find_changes, name_origin
 from kvbench.report.conditions import group_conditions
 from kvbench.report.drifts import Drifts
 from kvbench.report.figures.method_styles import COLOURS, DARK_COLOURS, choose_styles
 from kvbench.report.full_scores import FAILED_NOTE
 from kvbench.report.runs_table import SEED_COLUMNS, list_metrics, name_methods
-from kvbench.report.seeds import find_seeds
+from kvbench.report.seeds import find_seeds, is_calibrated
+from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import WELL_USED, Results
 from kvbench.version import __version__
 
@@ -40,13 +42,13 @@ CONTACT_SHEET = "contact_sheet.png"
 def make_document(
     runs_dir: Path, chosen: Sequence[Path] | None = None, added: Added = NO_DATASETS
 ) -> dict[str, Any]:
-    """Return the runs below `runs_dir` with numbers and provenance, other runs by name and state, and sweeps.
+    """Return the runs below `runs_dir` with their numbers, other runs by name and state, and sweeps.
 
     With `chosen`, folders of runs below `runs_dir`, only these are read, and nothing is kept for the next page.
 
     Runs of added datasets follow; they compete for best values, and are joined over seeds, with none of other folders.
 
-    `shared` holds values that runs reference by number: sections of configurations and provenance, prompts and texts.
+    `shared` holds values that runs reference by number: sections of configurations, prompts and texts.
     `means` are the rows of runs that differ only in seeds. `quantiles` and `generator` are what intervals of
     differences need.
     """
@@ -69,7 +71,7 @@ def make_document(
         for (folder, run), label in zip(finished.items(), labels, strict=True)
     ]
     sweeps = find_sweeps(runs_dir) if chosen is None else ()
-    means = list_means(own, runs_dir, pool)
+    means = list_means(own, runs_dir)
     if chosen is None:
         readings.save()
         drifts.save()
@@ -190,10 +192,11 @@ def _describe_run(
         "seeds": find_seeds(run),
         "memory": vars(run.memory),
         "latency": vars(run.latency),
-        "metrics": describe_metrics(list_known(run), pool),
-        "evaluated": {name: pool.add(vars(entry)) for name, entry in run.evaluated.items()},
+        "metrics": describe_metrics(run),
         "config": {key: pool.add(value) for key, value in run.config.items()},
-        "provenance": {key: pool.add(value) for key, value in (run.provenance or {}).items()},
+        "calibrated": is_calibrated(run),
+        "changes": find_changes(run),
+        "origins": "; ".join(map(name_origin, list_origins(run.provenance))),
         "command": write_command(run),
         "finished": run.finished,
         "sheet": (folder / CONTACT_SHEET).is_file(),

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.dashboard.metrics import describe_metrics, list_known
-from kvbench.dashboard.pool import Pool
+from kvbench.dashboard.metrics import describe_metrics
 from kvbench.report.seeds import Combined, combine_seeds
 from kvbench.runs.record.results import Results
 
 
-def list_means(runs: Sequence[Results], runs_dir: Path, pool: Pool) -> list[dict[str, object]]:
+def list_means(runs: Sequence[Results], runs_dir: Path) -> list[dict[str, object]]:
     """Return a row for each group of runs that differ only in seeds: the numbers of its runs, costs and metrics.
 
     Runs whose records are damaged, or have other prompts, have no row.
@@ -20,7 +19,7 @@ def list_means(runs: Sequence[Results], runs_dir: Path, pool: Pool) -> list[dict
             "runs": [places[id(run)] for run in row.members],
             "memory": vars(row.memory),
             "latency": vars(row.latency),
-            "metrics": describe_metrics(list_known(row), pool),
+            "metrics": describe_metrics(row),
         }
         for row in combine_seeds(runs, runs_dir)
         if isinstance(row, Combined)

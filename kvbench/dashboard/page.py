@@ -18,13 +18,13 @@ from kvbench.dashboard.vendor import VENDORED, Vendored
 
 FILE, BUNDLE = "dashboard.html", "dashboard-bundle.html"
 TEMPLATE = "dashboard.html.j2"
-STYLES = ("theme", "frame", "tables", "views", "controls", "drawer", "readings")
+STYLES = ("theme", "frame", "tables", "views", "controls", "dialog", "readings")
 """Files of styles/, in order."""
 MAX_INTEGER = 2**53
 """Largest whole number up to which JavaScript's numbers are exact."""
 SCRIPTS = (
-    "elements", "document", "address", "costs", "theme", "provenance", "tables", "pareto", "filters", "groups",
-    "intervals", "crossed", "differences", "columns", "leaderboard", "changes", "grid", "comparison", "retention",
+    "elements", "document", "address", "costs", "theme", "chosen", "tables", "pareto", "filters", "groups",
+    "intervals", "crossed", "differences", "columns", "leaderboard", "grid", "comparison", "retention",
     "published", "progress", "drift", "reading", "keys", "main",
 )  # fmt: skip
 """Files of scripts/, in order; they are joined to one script."""

@@ -1,11 +1,12 @@
-"""Notes below tables, and the column of a table whose equal settings ran other code."""
+"""Notes below tables, the column of a table whose equal settings ran other code, and the newest code of a method."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.full_scores import describe_failed
-from kvbench.report.seeds import describe_means, find_code, list_members
-from kvbench.runs.code import identify_engine
+from kvbench.report.seeds import describe_means, find_code, find_settings, list_members
+from kvbench.runs.code import identify_engine, is_as_now
 from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import Results
 
@@ -23,20 +24,53 @@ def name_code(run: Results) -> str:
     return ", ".join(dict.fromkeys(edited or revisions)) or "-"
 
 
-def list_notes(
+def keep_newest(runs: Sequence[Results], kept: str | None = None) -> list[Results]:
+    """Return the runs of the code that ran last, of those that differ in nothing but seeds and code.
+
+    References of the runs that stay are among them, and the run that is named `kept`.
+    """
+    known = [(run, find_settings(run), find_code(run)) for run in runs]
+    newest = {settings: code for _, settings, code in sorted(known, key=lambda one: one[0].finished)}
+    chosen = [run for run, settings, code in known if code == newest[settings]]
+    names = {kept, *(run.run for run in chosen), *(run.reference for run in chosen)}
+    return [run for run in runs if run.run in names]
+
+
+def is_now(run: Results, *, pinned: bool = True) -> bool:
+    """Return whether the files of a run's method and model are still its code; with `pinned`, also released ones."""
+    code = [one for one in find_code(run) if pinned or isinstance(one[2], str)]
+    return all(_is_as_now(name, version) for _, name, version in code)
+
+
+_is_as_now = cache(is_as_now)
+
+
+def list_notes(rows: Sequence[Results], shown: Iterable[Metric | None], *, peaks: bool = True) -> list[str]:
+    """Return the sentences below a table, those of `list_marks` and of `list_made`."""
+    return [*list_marks(rows, shown, peaks=peaks), *list_made(rows)]
+
+
+def list_marks(
     rows: Sequence[Results], shown: Iterable[Metric | None], *, df: str = "df", peaks: bool = True
 ) -> list[str]:
-    """Return the sentences below a table, on means over seeds (`describe_means`), failed tasks and mixed code."""
-    means, checkout = describe_means(rows, shown, df=df, peaks=peaks), describe_checkout(rows)
-    notes = (
-        describe_failed(rows),
-        means,
-        checkout,
-        describe_mixed(rows),
-        describe_digests(rows),
-        describe_times(rows),
-    )
-    return [note for note in notes if note]
+    """Return the sentences on marks of a table: on failed tasks, means over seeds (`describe_means`) and times."""
+    means = describe_means(rows, shown, df=df, peaks=peaks)
+    return [*filter(None, (describe_failed(rows), means, describe_times(rows) if peaks else ""))]
+
+
+def list_made(rows: Sequence[Results]) -> list[str]:
+    """Return the sentences on the code and the machines that the runs of a table were made by."""
+    made = (describe_checkout(rows), describe_mixed(rows), describe_digests(rows), describe_edited(rows))
+    return [*filter(None, made)]
+
+
+def describe_edited(rows: Sequence[Results]) -> str:
+    """Return a sentence on runs of code that is no release's and not this program's; empty without any."""
+    runs = [member for row in rows for member in list_members(row)]
+    edited = [run for run in runs if not is_now(run, pinned=False)]
+    if not edited:
+        return ""
+    return f"{len(edited)} of {len(runs)} runs: made by other code of method or model than this program's."
 
 
 def list_digests(rows: Sequence[Results]) -> list[dict[str, str]]:
@@ -93,7 +127,7 @@ def name_origin(origin: Mapping[str, object]) -> str:
 def describe_checkout(rows: Sequence[Results]) -> str:
     """Return a sentence on runs that were made in a checkout with uncommitted changes; empty without any."""
     runs = [member for row in rows for member in list_members(row)]
-    changes = [change for run in runs if (change := _find_changes(run))]
+    changes = [change for run in runs if (change := find_changes(run))]
     if not changes:
         return ""
     names = list(dict.fromkeys(change[:NOTE_DIGITS] for change in changes))
@@ -102,7 +136,7 @@ def describe_checkout(rows: Sequence[Results]) -> str:
     return f"{len(changes)} of {len(runs)} runs: checkout with uncommitted changes ({listed})."
 
 
-def _find_changes(run: Results) -> str:
+def find_changes(run: Results) -> str:
     """Return the hash of the first uncommitted changes that a run was made with; empty without any."""
     codes = [origin.get("code") for origin in list_origins(run.provenance)]
     changes = [str(code.get("diff_sha256") or "") for code in codes if isinstance(code, dict)]

@@ -84,7 +84,7 @@ def test_a_bundle_opens_without_the_runs(browser: Any, tmp_path: Path) -> None:
     complaints, requests = record_events(page)
     page.goto(path.as_uri())
     page.locator("#runs tbody .num").nth(5).click()
-    assert page.locator("#drawer a").count() == 0
+    assert page.locator("#chosen a").count() == 0
     page.keyboard.press("Escape")
     page.keyboard.press("2")
     images = page.locator("img-comparison-slider.rendered img")

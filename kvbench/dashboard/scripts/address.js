@@ -1,7 +1,7 @@
 // The address of the page: it stores the whole view, so that a link shows it again.
 
 const KEPT = ["model", "sweep", "prompts", "budget", "samples", "search", "quality", "against", "group", "seeds", "differ"];
-KEPT.push("details", "ours", "theirs", "worst", "judged", "phrase", "paper", "kept", "panels");
+KEPT.push("details", "unfailed", "ours", "theirs", "worst", "judged", "phrase", "paper", "kept", "panels");
 if (byId("ranked")) KEPT.push("ranked");
 const OF_RUNS = new Set(["ours", "theirs", "kept"]); // selects of runs; a link contains their folders
 const requested = new URLSearchParams(location.hash.split("?")[1] ?? "");
@@ -25,7 +25,7 @@ function takeAskedValue(id) {
 /** Apply the address to fields, methods, columns and order, before anything is drawn. */
 function readAddress() {
   for (const id of ["search", "phrase"]) byId(id).value = takeAsked(id) ?? "";
-  byId("details").checked = takeAsked("details") === "1";
+  for (const id of ["details", "unfailed"]) byId(id).checked = takeAsked(id) === "1";
   byId("panels").value = takeAsked("panels") ?? byId("panels").value;
   for (const label of takeAsked("off")?.split("~") ?? []) board.off.add(label);
   for (const part of takeAsked("columns")?.split("~") ?? []) toggled.set(part.slice(1), part[0] === "+");

@@ -2,20 +2,20 @@
 
 const toggled = new Map(); // columns switched by the user: key to whether it is shown
 
-/** Return all columns of some rows: method, budget, n, memory and time, then metrics, then other costs. */
+/** Return all columns of some rows: method, budget, n, memory and time, metrics, which are first on a phone, other costs. */
 function listColumns(rows) {
   const several = (key) => new Set(rows.map((run) => run[key])).size > 1;
   const known = (key) => rows.some((run) => Number.isFinite(costOf(run, key)));
   const costs = Object.keys(COSTS).filter((key) => key !== "budget" && key !== "n" && known(key));
   const isShown = (key) => COSTS[key].shown || key === chooseShare(rows);
+  const first = ["n", ...costs.filter(isShown)].map(makeCostColumn);
+  const metrics = chooseMetrics(rows).map((name) => makeMetricColumn(name, findBest(rows, name)));
   return [
     makeMethodColumn(rows),
-    { ...makeCostColumn("budget"), cell: makeBudget },
+    { ...makeCostColumn("budget"), cell: formatBudget },
     ...["model", "prompts", "dataset"].filter(several).map(makeTextColumn),
     ...(rows.some((run) => run.dataset) ? [VERIFIED] : []),
-    makeCostColumn("n"),
-    ...costs.filter(isShown).map(makeCostColumn),
-    ...chooseMetrics(rows).map((name) => makeMetricColumn(name, findBest(rows, name))),
+    ...(isNarrow() ? [...metrics, ...first] : [...first, ...metrics]),
     ...costs.filter((key) => !isShown(key)).map((key) => ({ ...makeCostColumn(key), off: true })),
   ];
 }
@@ -87,17 +87,30 @@ function makeMethodColumn(rows) {
     title: "method",
     words: true,
     cell: (run) =>
-      makeNumber(run.label, () => link(run, "choose"), {
-        sign: makeSwatch(run.label),
-        title: "Select this run",
-        more: describe(run),
-      }),
+      make(
+        "button",
+        { class: "num", type: "button", title: "Select this run" }, // its row listens
+        makeSwatch(run.label),
+        run.label,
+        make("small", {}, describe(run)),
+      ),
     value: (run) => run.label,
   };
 }
 
+/** Return whether the page is as narrow as a phone, as in the styles. */
+function isNarrow() {
+  return matchMedia("(max-width: 700px)").matches;
+}
+
 function makeTextColumn(key) {
   return { key, title: key, words: true, cell: (run) => run[key] ?? "–", value: (run) => run[key] ?? "" };
+}
+
+/** Return what a verifier states of exactly the files of a run's dataset. */
+function describeVerdict(run) {
+  const { status, by, finished, chosen, finding } = run.verified;
+  return [status, chosen && `${chosen} of ${run.n} samples`, by && `by ${by}`, finished, finding].filter(Boolean).join(", ");
 }
 
 const VERIFIED = {
@@ -112,10 +125,6 @@ const VERIFIED = {
     return make("span", { class: look, title: describeVerdict(run) }, run.verified.status);
   },
 };
-
-function makeBudget(run) {
-  return makeNumber(formatBudget(run), () => openCost(run, "budget"));
-}
 
 function makeMetricColumn(name, best) {
   const { better, unit, digits } = DOC.metrics[name];
@@ -139,7 +148,7 @@ function makeMetricColumn(name, best) {
       if (!metric) return makeAbsent(run, name);
       const ends = findInterval(metric);
       const reach = ends && `${formatReach(metric, ends)}${metric.prompts_only ? "†" : ""}`;
-      return makeNumber(text(run), () => openMetric(run, name), {
+      return makeNumber(text(run), {
         more: [reach, formatFull(metric, "full cache ")].filter(Boolean).join(", "),
         best: best.has(run.number),
       });
@@ -160,7 +169,7 @@ function formatReach({ value, digits }, [low, high]) {
 
 function makeAbsent(run, name) {
   const own = readMetric(run, name);
-  return own && own.status !== "ok" ? makeNumber(own.status, () => openMetric(run, name)) : makeNothing();
+  return own?.status ? make("span", { title: own.reason }, own.status) : makeNothing();
 }
 
 function makeCostColumn(key) {
@@ -174,6 +183,6 @@ function makeCostColumn(key) {
     about,
     value,
     text: key === "budget" || key === "n" ? null : (run) => (known(run) ? formatCost(run, key) : null),
-    cell: (run) => (known(run) ? makeNumber(formatCost(run, key), () => openCost(run, key)) : makeNothing()),
+    cell: (run) => (known(run) ? formatCost(run, key) : makeNothing()),
   };
 }

@@ -206,7 +206,7 @@ function makeTexts(run, other, index) {
   const theirs = other ? findText(other, index) : null;
   const [left, right] =
     own !== null && theirs !== null
-      ? findChanges(theirs, own)
+      ? splitTexts(theirs, own)
       : [[[theirs ?? "", false]], [[own ?? "", false]]];
   const answer = shared(run.samples.answer?.[run.samples.index.indexOf(index)]);
   const column = (which, text, pieces) =>
@@ -236,6 +236,23 @@ function makeTexts(run, other, index) {
   );
 }
 
+/** Split two texts into pieces [text, differs]: what both begin with, the words that differ, what both end with. */
+function splitTexts(theirs, ours) {
+  const words = [theirs, ours].map((text) => text.match(/\S+\s*|\s+/g) ?? []);
+  const [a, b] = words;
+  const least = Math.min(a.length, b.length);
+  let start = 0;
+  while (start < least && a[start] === b[start]) start += 1;
+  let end = 0;
+  while (end < least - start && a.at(-1 - end) === b.at(-1 - end)) end += 1;
+  return words.map((one) =>
+    [one.slice(0, start), one.slice(start, one.length - end), one.slice(one.length - end)].map((part, place) => [
+      part.join(""),
+      place === 1 && part.length > 0,
+    ]),
+  );
+}
+
 function findText(run, index) {
   const place = run.samples.index.indexOf(index);
   return place < 0 || !run.samples.text ? null : shared(run.samples.text[place]);
@@ -254,9 +271,7 @@ function listValues(run, other, index) {
   return Object.keys(run.samples.values).map((name) => {
     const show = (which, place) => {
       const value = which?.samples.values[name]?.[place] ?? null;
-      return value === null
-        ? null
-        : makeNumber(format(value, DOC.metrics[name].digits), () => openMetric(which, name), { tab: true });
+      return value === null ? null : format(value, DOC.metrics[name].digits);
     };
     const theirs = show(other, beside);
     return make(

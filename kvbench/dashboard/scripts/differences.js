@@ -144,7 +144,7 @@ function makeDifference(row, label, name) {
   const found = findDifference(row, label, name);
   if (!found) return makeNothing();
   const ends = findDifferenceInterval(found, name);
-  return makeNumber(formatSigned(found.value, digits), () => openDifference(row, label, name, found), {
+  return makeNumber(formatSigned(found.value, digits), {
     more: ends ? formatEnds(ends, digits) : "",
     best: ends !== null && (better === "higher" ? ends[0] > 0 : ends[1] < 0),
   });
@@ -156,28 +156,4 @@ function formatSigned(value, digits) {
 
 function formatEnds([low, high], digits) {
   return `[${format(low, digits)}, ${format(high, digits)}]`;
-}
-
-/** Show the provenance of a difference. */
-function openDifference(row, label, name, found) {
-  const { digits, unit } = DOC.metrics[name];
-  const ends = findDifferenceInterval(found, name);
-  const limits = cutDifference([-Infinity, Infinity], DOC.metrics[name].range);
-  const cut = ends?.some((end, side) => end === limits[side]) ? `, cut at ${formatEnds(limits, 0)}` : "";
-  const [run] = found.pairs[0];
-  const several = found.pairs.length > 1;
-  openDrawer(
-    `${nameMetric(name)}, ${row.label} minus ${label}`,
-    makeFigure(formatSigned(found.value, digits), unit, ends && `95 % interval ${formatEnds(ends, digits)}`),
-    makeFacts("Difference", [
-      ["samples", `${found.n}${several ? ` × ${found.pairs.length}` : ""} with a value on both sides`],
-      ["interval over", `${several ? "prompts and seeds" : `prompts, by ${found.samples[0].answers ? "Agresti and Min" : "bootstrap"}`}${cut}`],
-      ...found.pairs.flatMap(([own, base]) => [
-        [own.label, `${formatBudget(own)}, ${nameSeed(own)}: ${format(findMetric(own, name).value, digits)}`],
-        [base.label, `${formatBudget(base)}, ${nameSeed(base)}: ${format(findMetric(base, name).value, digits)}`],
-        ["folder of the latter", base.folder, true],
-      ]),
-    ]),
-    ...describeRun(run),
-  );
 }

@@ -17,7 +17,7 @@ function shared(number) {
 /** Return a metric of a run with all its fields; undefined if it was not requested. */
 function readMetric(run, name) {
   const own = run.metrics[name];
-  if (own && !own.status) run.metrics[name] = { ...DOC.metrics[name], ...shared(own.how), ...own };
+  if (own && !own.better) run.metrics[name] = { ...DOC.metrics[name], ...own };
   return run.metrics[name];
 }
 

@@ -9,7 +9,7 @@ const MAX_VALUES = 24; // a setting with more values is not offered
 function listSettings(run) {
   if (!run.settings) {
     run.settings = new Map();
-    const unused = { storage: !hasFewBits(run), calibrate: !shared(run.provenance.calibration_sha256) };
+    const unused = { storage: !hasFewBits(run), calibrate: !run.calibrated };
     for (const [key, number] of Object.entries(run.config)) {
       if (!unused[key]) flatten(shared(number), key, run.settings);
     }
@@ -94,7 +94,7 @@ function nameSeeds(row) {
 /** Return a sentence about rows of runs made in a checkout with changes that are not committed; empty without any. */
 function explainChanges(rows) {
   const runs = rows.flatMap(listMembers);
-  const changes = runs.map((run) => shared(run.provenance.code)?.diff_sha256).filter(Boolean);
+  const changes = runs.map((run) => run.changes).filter(Boolean);
   if (!changes.length) return "";
   const names = [...new Set(changes)].map((hash) => hash.slice(0, 12));
   const listed = names.slice(0, 3).join(", ") + (names.length > 3 ? `, ${names.length - 3} more` : "");
@@ -111,22 +111,4 @@ function countSamples(row) {
 /** Return the numbers of samples of rows. */
 function listCounts(rows) {
   return [...new Set(rows.map(countSamples))].join(", ");
-}
-
-/** Show the runs behind a mean over seeds. */
-function openMerged(row, name, text, facts, show) {
-  openDrawer(
-    `${name}, ${row.label}`,
-    text,
-    makeFacts(`Mean of ${row.merged.length} runs`, facts),
-    makeFacts(
-      "Single seeds",
-      row.merged.map((one) => [nameSeed(one), show(one)]),
-    ),
-    makeFacts(
-      "Run folders",
-      row.merged.map((one) => [nameSeed(one), linkTo(one, one.folder), true]),
-    ),
-    ...describeRun(row.merged[0]),
-  );
 }

@@ -11,7 +11,7 @@ function pressKey(event) {
     return;
   }
   if (field) return;
-  const inside = event.target.closest("img-comparison-slider, table, canvas, pre, nav");
+  const inside = event.target.closest("img-comparison-slider, canvas, pre, nav");
   const arrow = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   const step = { k: -1, j: 1 }[event.key] ?? (inside ? undefined : arrow);
   if (step && !byId("comparison").hidden) {

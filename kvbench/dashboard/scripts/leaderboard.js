@@ -128,8 +128,8 @@ function explainNumbers(rows) {
   const failed = some("failed") ? ` ${DOC.failed}.` : "";
   if (base)
     return `Differences to ${base} at the same model, prompts, seed and budget, with 95 % intervals of the paired differences${over}. Bold: better, and the interval excludes 0.${failed}`;
-  const mark = some("prompts_only") ? ` †: over ${PROMPTS_ONLY}.` : "";
-  return `Click a number for its provenance. ± is half of the 95 % interval${over}; brackets have its ends.${mark} Bold: best of its model, prompts, n, seeds and budget, regardless of intervals.${failed}${explainChanges(rows)}`;
+  const mark = some("prompts_only") ? ` †: over prompts alone (over seeds too it is wider than the metric's range).` : "";
+  return `Click a row for its folder and its command. ± is half of the 95 % interval${over}; brackets have its ends.${mark} Bold: best of its model, prompts, n, seeds and budget, regardless of intervals.${failed}${explainChanges(rows)}`;
 }
 
 function turnSort(column) {
@@ -161,6 +161,7 @@ function mark() {
       element.classList.toggle("on", on.includes(Number(element.dataset.run)));
   }
   readOut(on[0]);
+  showChosen(board.rows.get(board.chosen) ?? RUNS[board.chosen]);
 }
 
 function readOut(number) {
@@ -187,7 +188,6 @@ function readOut(number) {
 }
 
 function startBoard() {
-  walkThrough(byId("runs"));
   for (const id of ["model", "sweep", "prompts", "budget", "samples", "quality", "against", "group", "seeds", "differ", "details"])
     byId(id).addEventListener("change", drawBoard);
   let typing;

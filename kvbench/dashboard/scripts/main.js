@@ -51,6 +51,7 @@ function start() {
   startComparison();
   startRetention();
   startPublished();
+  byId("unfailed").addEventListener("change", drawProgress);
   drawProgress();
   applyTheme();
   showView(readView() ?? VIEWS[0]);

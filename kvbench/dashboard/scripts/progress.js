@@ -2,14 +2,14 @@
 
 function drawProgress() {
   const { sweeps, unfinished, damaged, earlier } = DOC;
+  const hidden = byId("unfailed").checked;
   const items = [
     ...sweeps.flatMap(describeSweep),
     ...unfinished.map(describeUnfinished),
     ...damaged.map((run) => describeState(run.folder, run.reason, "bad")),
     ...earlier.map((folder) => describeState(folder, "of an earlier version", "dim")),
-  ];
+  ].filter((item) => !hidden || !item.querySelector(".bad"));
   const box = byId("progress");
-  box.hidden = !items.length;
   const failed = unfinished.filter((run) => run.status.startsWith("failed"));
   const counts = [
     [sweeps.length, "incomplete sweeps"],
@@ -18,12 +18,13 @@ function drawProgress() {
     [damaged.length, "damaged runs or datasets"],
     [earlier.length, "runs of an earlier version"],
   ];
+  box.hidden = !counts.some(([count]) => count);
   box.querySelector("summary").textContent = counts
     .filter(([count]) => count)
     .map(([count, what]) => `${what}: ${count}`)
     .join(", ");
   box.querySelector("ul").replaceChildren(...items);
-  box.open = items.length <= 12;
+  box.open ||= items.length <= 12;
 }
 
 function makeBar(value, max, label) {

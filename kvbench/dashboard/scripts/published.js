@@ -15,7 +15,6 @@ function drawPublished() {
   byId("paperTitle").textContent = `${table.source}: ${table.title}`;
   byId("paperNote").textContent = describeTable(table);
   byId("beside").append(makeHeads(table), make("tbody", {}, ...table.rows.map((row) => makeRow(table, row))));
-  byId("beside").querySelector(".num")?.setAttribute("tabindex", "0");
 }
 
 /** Return a note about models and data of published and measured numbers. */
@@ -66,7 +65,7 @@ function makeRow(table, row) {
   const words = [
     ...listOwn(table).map((key) => run[key]),
     make("span", {}, makeSwatch(run.label), run.label),
-    makeBudget(run),
+    formatBudget(run),
     ...row.settings,
   ];
   const cells = Object.entries(table.metrics).flatMap(([name, measured]) => [
@@ -74,11 +73,11 @@ function makeRow(table, row) {
       make(
         "td",
         { class: i ? null : "first" },
-        makePrinted(table, label, name, table.printed[row.where][name][i]),
+        table.printed[row.where][name][i] ?? makeNothing(),
       ),
     ),
     ...(name in row.costs
-      ? [makeMeasuredCost(run, name, row.costs[name])]
+      ? [makeMeasuredCost(row.costs[name])]
       : measured.map((own) => makeMeasured(table, row, name, own))
     ).map((cell) => make("td", {}, cell)),
   ]);
@@ -86,17 +85,10 @@ function makeRow(table, row) {
   return make("tr", {}, ...words.map((word) => make("td", { class: "words" }, word)), ...cells, ...also);
 }
 
-function makePrinted(table, label, name, text) {
-  return text === null ? makeNothing() : makeNumber(text, () => openPrinted(table, label, name, text));
-}
-
 /** Return a published cost with the digits of the project's own tables. */
-function makeMeasuredCost(run, name, value) {
+function makeMeasuredCost(value) {
   if (value === null) return makeNothing();
-  const text = value >= 1000 ? format(value, 0) : String(Number(value.toPrecision(4)));
-  const about =
-    "A column of the paper, worked out of the run's own costs: memory, latency and steps in results.json.";
-  return makeNumber(text, () => showCost(run, { title: name, unit: "", about }, text));
+  return value >= 1000 ? format(value, 0) : String(Number(value.toPrecision(4)));
 }
 
 /** Return a measured number, with its difference to the published one of the same model. */
@@ -108,13 +100,12 @@ function makeMeasured(table, row, name, own) {
   const printed = place < 0 || own !== name ? NaN : Number(table.printed[row.where][name]?.[place] ?? NaN);
   const off = metric.value - printed;
   const more = Number.isFinite(off) ? `${off < 0 ? "" : "+"}${format(off, metric.digits)}` : "";
-  return makeNumber(format(metric.value, metric.digits), () => openMetric(run, own), {
+  return makeNumber(format(metric.value, metric.digits), {
     more,
     title: more && "difference to the printed number",
   });
 }
 
 function startPublished() {
-  walkThrough(byId("beside"));
   byId("paper").addEventListener("change", drawPublished);
 }

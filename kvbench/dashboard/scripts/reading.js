@@ -90,7 +90,7 @@ function makePlaces(sides, box) {
     const open = () => showToken(box, position);
     return row(
       "td",
-      makeNumber(String(position + 1), open, { title: "Show it in the text", tab: true }),
+      make("button", { class: "num", type: "button", title: "Show it in the text", onclick: open }, String(position + 1)),
       [make("span", { class: "context" }, writeToken(before), make("mark", {}, writeToken(own.words[position])))],
       ({ reading }) => format(reading.kl[position], PLACE_DIGITS),
       makeToken(own.full[position]),

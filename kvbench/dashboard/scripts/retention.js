@@ -1,6 +1,7 @@
 // Retention maps: the share of each source that each head kept, by source or by layer.
 
 const STEPS = 65535;
+const LEAST = 0.001; // share from which colours differ, as the template's scale
 let maps = [];
 
 /** Return a run's shares by layer, head and source. */
@@ -125,6 +126,11 @@ function paintMaps() {
   for (const map of maps) paint(map.canvas, map, null);
 }
 
+/** Return the place of a share among the colours, on a logarithmic scale: methods differ where shares are small. */
+function findShade(share) {
+  return share <= LEAST ? 0 : 1 - Math.log(share) / Math.log(LEAST);
+}
+
 /** Draw a map at screen resolution; the cell at `place`, if any, gets a frame. */
 function paint(canvas, map, place) {
   if (!canvas.clientWidth) return;
@@ -144,7 +150,7 @@ function paint(canvas, map, place) {
   const gap = Math.min(x(1), y(1)) > 5 ? 1 : 0;
   for (let row = 0; row < map.rows; row += 1) {
     for (let column = 0; column < map.columns; column += 1) {
-      pen.fillStyle = ramp(Math.sqrt(map.at(column, row))); // the root spreads small shares, where methods differ
+      pen.fillStyle = ramp(findShade(map.at(column, row)));
       pen.fillRect(x(column), y(row), x(column + 1) - x(column) - gap, y(row + 1) - y(row) - gap);
     }
   }
