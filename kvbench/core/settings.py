@@ -168,18 +168,20 @@ class ReportSettings:
         seeds: runs that differ only in seeds: one row with their mean, or a row for each.
         rows: rows of the tables of paper.tex.
         columns: columns of these tables, for each metric.
-        metrics: metrics of these tables and of the figures; all if empty.
+        metrics: metrics of these tables and of the figures; all if empty, three if None.
+        code: of runs that differ in nothing but seeds and code, those of the code that ran last, or all.
     """
 
     seeds: Literal["mean", "each"] = "mean"
     rows: Literal["method", "budget", "model", "prompts"] = "method"
     columns: Literal["method", "budget", "model", "prompts"] = "budget"
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[str, ...] | None = None
+    code: Literal["newest", "all"] = "newest"
 
     def __post_init__(self) -> None:
         if self.rows == self.columns:
             raise ConfigError(f"report.columns={self.columns}: must differ from report.rows")
-        if len(set(self.metrics)) < len(self.metrics):
+        if self.metrics is not None and len(set(self.metrics)) < len(self.metrics):
             raise ConfigError(f"report.metrics={list(self.metrics)}: names a metric twice")
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kvbench.core.files import write_whole
 from kvbench.eval.text.drift import TAIL
 from kvbench.report.ablations import find_ablations, is_full, make_ablation_rows, name_ablation
-from kvbench.report.code_notes import list_notes
+from kvbench.report.code_notes import list_made, list_marks
 from kvbench.report.conditions import find_conditions
 from kvbench.report.drifts import make_tail_rows, read_drifts
 from kvbench.report.latex import format_latex, join_latex
@@ -44,6 +44,7 @@ class Section(NamedTuple):
         rows: at least one.
         groups: group of each row; rows of a group compete for the best value. None for a row that does not compete.
         lead: number of leading columns, which identify a row.
+        made: sentences on the code and machines of the runs, which stand in no caption.
     """
 
     title: str
@@ -51,6 +52,7 @@ class Section(NamedTuple):
     rows: Sequence[Row]
     groups: Sequence[Hashable]
     lead: int = 1
+    made: str = ""
 
 
 def write_report(
@@ -76,12 +78,13 @@ def list_sections(runs: Sequence[Results]) -> list[Section]:
         prompts = ", ".join(sorted({f"{run.prompts_label} (n = {name_count(run)})" for run in own}))
         caption = f"{model}, {prompts}. 95 % intervals. {BOLD_NOTE}.{describe_rows(own, rows)}"
         lead = len(identifying_columns(own)[0]) - 1  # without the model
-        sections.append(Section(model, caption, rows, [*map(find_group, own)], lead))
+        sections.append(Section(model, caption, rows, [*map(find_group, own)], lead, describe_made(own)))
     for ablation in find_ablations(runs):
         rows, title = make_ablation_rows(ablation), name_ablation(ablation)
         bold = "Bold: the best value, regardless of intervals"
         caption = f"{title}. 95 % intervals. {bold}.{describe_rows(ablation.runs, rows)}"
-        sections.append(Section(title, caption, rows, [0] * len(rows)))
+        made = describe_made(ablation.runs)
+        sections.append(Section(title, caption, rows, [0] * len(rows), made=made))
     return sections
 
 
@@ -98,9 +101,9 @@ def make_tail(runs_dir: Path, runs: Sequence[Results]) -> Section | None:
 
 def _write_markdown(sections: Sequence[Section], figures: Sequence[Path]) -> str:
     parts = ["# Finished runs\n"]
-    for title, caption, rows, groups, _ in sections:
+    for title, caption, rows, groups, _, made in sections:
         table = format_markdown(rows, find_best(rows, groups))
-        parts.append(f"\n## {escape_markdown(title)}\n\n{table}\n{escape_markdown(caption)}\n")
+        parts.append(f"\n## {escape_markdown(title)}\n\n{table}\n{escape_markdown(caption + made)}\n")
     if figures:
         parts.append("\n## Figures\n")
         parts += [f"\n![{path.stem}]({path.with_suffix('.svg').name})\n" for path in figures]
@@ -115,8 +118,13 @@ def _list_dropped(rows: Sequence[Row]) -> list[str]:
 
 
 def describe_rows(runs: Sequence[Results], rows: Sequence[Row]) -> str:
-    """Return sentences, each after a space, on marks, means over seeds and uncommitted code; empty without any."""
-    return describe_unused(runs) + "".join(f" {note}" for note in list_notes(runs, list_shown(rows)))
+    """Return sentences, each after a space, on marks and means over seeds; empty without any."""
+    return describe_unused(runs) + "".join(f" {note}" for note in list_marks(runs, list_shown(rows)))
+
+
+def describe_made(runs: Sequence[Results]) -> str:
+    """Return sentences, each after a space, on the code that runs were made by; empty without any."""
+    return "".join(f" {note}" for note in list_made(runs))
 
 
 def find_group(run: Results) -> Hashable:

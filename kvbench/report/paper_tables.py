@@ -7,12 +7,12 @@ from pathlib import Path
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import is_full
-from kvbench.report.code_notes import list_notes
+from kvbench.report.code_notes import list_marks
 from kvbench.report.conditions import find_conditions
 from kvbench.report.differences import find_pairs
 from kvbench.report.document import find_group
 from kvbench.report.memory import name_percent
-from kvbench.report.runs_table import find_metric, list_metrics, name_methods, order_runs
+from kvbench.report.runs_table import choose_metrics, find_metric, list_metrics, name_methods, order_runs
 from kvbench.report.seeds import READ_ERRORS, compare_seeds, count_seeds
 from kvbench.runs.record.results import Results
 
@@ -31,12 +31,12 @@ class Layout:
     Attributes:
         rows: kind of the rows: method, budget, model or prompts.
         columns: kind of the columns, for each metric.
-        metrics: metrics to show; all if empty.
+        metrics: metrics to show, see `choose_metrics`.
     """
 
     rows: str = "method"
     columns: str = "budget"
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def make_paper_tables(
     tables = []
     for title, group in _group_runs(ordered, labels, layout).items():
         values = {run.run: {name: find_metric(run, name) for name in run.metrics} for run in group}
-        best = find_significant(group, runs_dir)
+        best = find_significant(group, runs_dir, choose_metrics(group, layout.metrics))
         tables.append(_make_table(", ".join(title), group, values, labels, layout, best))
         pairs = [run for run in group if run.run in partners]
         changes: Values = {run.run: compare_seeds(run, partners[run.run], runs_dir) for run in pairs}
@@ -123,8 +123,8 @@ def make_paper_tables(
     return [table for table in tables if table.metrics]
 
 
-def find_significant(runs: Sequence[Results], runs_dir: Path) -> set[tuple[str, str]]:
-    """Return the best values, as name of the run and metric, that differ from the second best.
+def find_significant(runs: Sequence[Results], runs_dir: Path, names: Sequence[str]) -> set[tuple[str, str]]:
+    """Return the best values of metrics, as name of the run and metric, that differ from the second best.
 
     The runs that compress with one model, prompt set, budget and set of seeds compete. A value is best if the 95 %
     interval of its difference to the second best, paired by prompt and seed, leaves zero.
@@ -136,7 +136,7 @@ def find_significant(runs: Sequence[Results], runs_dir: Path) -> set[tuple[str, 
     best: set[tuple[str, str]] = set()
     for group in groups.values():
         differences: dict[tuple[str, str], Mapping[str, Metric]] = {}
-        for name in list_metrics(group, details=True):
+        for name in names:
             ranked = _rank(group, name)
             if len(ranked) > 1:
                 first, second = ranked[:2]
@@ -217,13 +217,14 @@ def _make_table(
     best: set[tuple[str, str]] | None = None,
 ) -> PaperTable:
     """Return the table of a group of runs; with `best`, the cells that are bold."""
+    names = choose_metrics(runs, layout.metrics)
     metrics: dict[str, Metric] = {}
     cells: dict[tuple[str, str, str], Metric] = {}
     whole: dict[tuple[str, str], Metric] = {}
     bold = set()
     for run in runs:
         row, column = labels[run.run][layout.rows], labels[run.run][layout.columns]
-        for name in layout.metrics or list_metrics(runs):
+        for name in names:
             metric = values[run.run].get(name)
             if metric is None or metric.value is None:
                 continue
@@ -234,10 +235,10 @@ def _make_table(
                 cells[row, name, column] = metric
             if best and (run.run, name) in best:
                 bold.add((row, name, column))
-    ordered = {name: metrics[name] for name in layout.metrics or list_metrics(runs) if name in metrics}
+    ordered = {name: metrics[name] for name in names if name in metrics}
     columns = list(dict.fromkeys(key[2] for key in cells))
     note = "" if best is None else f" {BOLD_NOTE}"
     shown = [*cells.values(), *whole.values()]
-    notes = "".join(f" {one}" for one in list_notes(runs, shown, df="subscripts", peaks=False))
+    notes = "".join(f" {one}" for one in list_marks(runs, shown, df="subscripts", peaks=False))
     caption = f"{title}. {INTERVAL_NOTE}{note}{notes}"
     return PaperTable(title, caption, layout.rows, ordered, columns, cells, whole, frozenset(bold))

@@ -1,12 +1,12 @@
 """Tables of runs with all their metrics."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.console import Console
 
 from kvbench.data import flatten
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.code_notes import list_digests, list_notes, name_code
+from kvbench.report.code_notes import is_now, list_digests, list_notes, name_code
 from kvbench.report.full_scores import list_columns
 from kvbench.report.memory import IN_FLIGHT_COLUMN, TIME_COLUMNS, list_costs
 from kvbench.report.seeds import count_seeds, find_seeds, is_calibrated, list_members, name_seeds
@@ -25,6 +25,8 @@ WEIGHTS_DIGITS = 8
 """Digits of the SHA-256 of weights in which runs of one model differ."""
 NAMED_ELSEWHERE = ("prompts.count", "prompts.path", "calibrate.seed", "calibrate.orders", "model.weights")
 """Settings that other columns name: samples, prompts, seeds and model; an order file is a copy of a calibration."""
+CHOSEN = 3
+"""Metrics of a paper's tables and of figures without `report.metrics`."""
 CODE_COLUMN = "code"
 """Column of the code in which runs of equal settings differ."""
 
@@ -42,6 +44,21 @@ def list_metrics(runs: Sequence[Results], *, details: bool = False) -> list[str]
     return sorted(filter(shown.__contains__, evaluators), key=lambda name: places.index(evaluators[name]))
 
 
+def choose_metrics(runs: Sequence[Results], names: Sequence[str] | None = None) -> list[str]:
+    """Return the metrics of a paper's tables and figures: `names`, all if these are empty, else three.
+
+    The three are the first metrics of evaluators, and if there are fewer evaluators, their next ones.
+    """
+    known = list_metrics(runs)
+    if names is not None:
+        return [*names] or known
+    evaluators = {name: metric.evaluator for run in runs for name, metric in run.metrics.items()}
+    places = [evaluators[name] for name in known]
+    ranks = {name: places[:number].count(places[number]) for number, name in enumerate(known)}
+    chosen = sorted(known, key=ranks.__getitem__)[:CHOSEN]
+    return [name for name in known if name in chosen]
+
+
 def find_metric(run: Results, name: str) -> Metric | None:
     """Return a metric of a run; None if it was not requested, or needs a reference and the run is the reference."""
     metric = run.metrics.get(name)
@@ -54,25 +71,23 @@ def list_settings(runs: Sequence[Results]) -> list[str]:
     Settings of a method are compared within one model, prompt set, method and budget, settings of a model or of prompts
     within one of these, and settings of storage wherever numbers have few bits.
     """
-    settings = [(run, read_settings(run)) for run in runs]
+    return _find_differing([(run, read_settings(run)) for run in runs])
+
+
+def _find_differing(settings: Sequence[tuple[Results, Mapping[str, object]]]) -> list[str]:
+    """Return the names of `list_settings` of runs with their settings."""
+    names = dict.fromkeys(name for _, own in settings for name in own)
     alike: dict[tuple[str, object], set[str]] = {}
-    for name in dict.fromkeys(name for _, own in settings for name in own):
-        for run, own in settings:
+    for run, own in settings:
+        one = run.model_label, run.prompts_label, run.method, run.memory.allowed, run.stored, run.noise
+        # What runs share that are compared in a setting, by its group.
+        places = {"model": one[0], "prompts": one[1], **dict.fromkeys(("storage", *SHARED_COLUMNS))}
+        for name in names:
             if name in own or "." not in name:  # a setting of a group is one of some classes only
-                alike.setdefault((name, _find_place(name, run)), set()).add(str(own.get(name)))
-    return list(dict.fromkeys(name for (name, _), values in alike.items() if len(values) > 1))
-
-
-def _find_place(name: str, run: Results) -> object:
-    """Return what runs share that are compared in a setting."""
-    group = name.partition(".")[0]
-    if group == "model":
-        return run.model_label
-    if group == "prompts":
-        return run.prompts_label
-    if group in ("storage", *SHARED_COLUMNS):
-        return None
-    return run.model_label, run.prompts_label, run.method, run.memory.allowed, run.stored, run.noise
+                place = places.get(name.partition(".")[0], one)
+                alike.setdefault((name, place), set()).add(str(own.get(name)))
+    differing = {name for (name, _), values in alike.items() if len(values) > 1}
+    return [name for name in names if name in differing]
 
 
 def read_settings(run: Results) -> dict[str, object]:
@@ -102,8 +117,11 @@ def name_methods(runs: Sequence[Results], *, left_out: Collection[str] = ()) -> 
     """
     stored, noises = {run.stored for run in runs}, {run.noise for run in runs}
     kinds = {run.method for run in runs} | {(run.method, run.model_label) for run in runs}
+    known = [(run, read_settings(run)) for run in runs]
     differ = {
-        kind: list_settings([run for run in runs if kind in (run.method, (run.method, run.model_label))])
+        kind: _find_differing(
+            [one for one in known if kind in (one[0].method, (one[0].method, one[0].model_label))]
+        )
         for kind in kinds
     }
     return [
@@ -121,24 +139,26 @@ def name_methods(runs: Sequence[Results], *, left_out: Collection[str] = ()) -> 
                 ),
             )
         )
-        for run, own in ((run, read_settings(run)) for run in runs)
+        for run, own in known
     ]
 
 
 def identifying_columns(runs: Sequence[Results]) -> list[Row]:
     """Return the identifying cells of runs: model, method, budget; dtype, noise, settings, prompts if they differ."""
-    settings = list_settings(runs)
+    known = [read_settings(run) for run in runs]
+    settings = _find_differing([*zip(runs, known, strict=True)])
     several = len({run.prompts_label for run in runs}) > 1
     mixed, noisy = (len(values) > 1 for values in ({run.stored for run in runs}, {run.noise for run in runs}))
     rows: list[Row] = []
-    for run, digests in zip(runs, list_digests(runs), strict=True):
+    for run, own, digests in zip(runs, known, list_digests(runs), strict=True):
         row: dict[str, Cell] = {"model": run.model_label}
         row |= {"prompts": run.prompts_label} if several else {}
         row |= {"method": run.method, "budget": run.budget_text}
         row |= {"cache": run.stored} if mixed else {}
         row |= {"noise": run.noise} if noisy else {}
-        own = read_settings(run)
         values = {name: own.get(name) for name in settings}
+        if CODE_COLUMN in values and is_now(run):
+            values[CODE_COLUMN] = f"{values[CODE_COLUMN]} (now)"
         rows.append(
             row | digests | {name: "-" if value is None else str(value) for name, value in values.items()}
         )
@@ -198,7 +218,7 @@ def show_runs(console: Console, runs: Sequence[Results], failures: Sequence[tupl
         left_out = [name for name in WIDE_COLUMNS if not wide and name not in kept]
         shown = drop_columns(rows, [*left_out, *([] if len(models) > 1 else ["model"])])
         title = ", ".join(models) + (" (± half of the 95 % interval)" if wide else "")
-        lead = sum(name in identifying_columns(runs)[0] for name in shown[0])
+        lead = len(shown[0].keys() & identifying_columns(runs)[0].keys())
         print_rows(console, title, shown, lead, "half" if wide else "value")
         for note in list_notes(runs, list_shown(shown)):
             console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -89,7 +89,7 @@ def group_seeds(runs: Sequence[Results]) -> list[list[Results]]:
     """Return the runs that differ in nothing but seeds, by ascending seeds."""
     groups: dict[Hashable, dict[tuple[int, int], Results]] = {}
     for run in runs:
-        own = groups.setdefault(_find_key(run), {})
+        own = groups.setdefault((find_settings(run), str(find_code(run))), {})
         if (known := own.get(find_seeds(run))) is None or known.finished <= run.finished:
             own[find_seeds(run)] = run
     return [[group[seeds] for seeds in sorted(group)] for group in groups.values()]
@@ -219,13 +219,13 @@ def _pair_members(ours: Sequence[Results], theirs: Sequence[Results]) -> list[tu
     return pairs
 
 
-def _find_key(run: Results) -> Hashable:
-    """Return the key that joined runs share: everything that is recorded but seeds, and the sources of weights."""
+def find_settings(run: Results) -> Hashable:
+    """Return what joined runs share besides code: everything that is recorded but seeds, and the sources of weights."""
     known, calibrate, model = run.provenance or {}, run.setting("calibrate"), run.setting("model")
     settings: list[object] = [*(run.setting(name) for name in SHARED_SETTINGS), run.storage]
     if isinstance(calibrate, Mapping) and is_calibrated(run):
         settings.append({**calibrate, "seed": None, "orders": None})
-    settings += [find_code(run), known.get("engine_sha256")]
+    settings.append(known.get("engine_sha256"))
     weights = known.get("weights_sha256")
     if isinstance(model, Mapping):
         left_out = NEUTRAL if weights is None else ("sources", *NEUTRAL)

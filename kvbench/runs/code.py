@@ -109,6 +109,21 @@ def describe_classes(classes: Collection[type]) -> dict[str, object]:
     }
 
 
+def is_as_now(name: str, version: int | str) -> bool:
+    """Return whether the files of a class, which is not imported, are as those of a run.
+
+    Args:
+        name: dotted name of the class.
+        version: its revision in the run, or its hash if it was not as released.
+    """
+    module, _, own = name.rpartition(".")
+    stand_in = type(own, (), {"__module__": module, "revision": version})
+    try:
+        return is_pinned(stand_in) if isinstance(version, int) else read_class(stand_in).sha256 == version
+    except ValueError:  # the file has gone
+        return False
+
+
 def is_pinned(cls: type) -> bool:
     """Return whether revision and code of a class are as released, or it is of a package of kvbench without pins."""
     if cls.__module__.startswith("kvbench.") and not _counts_in_kvbench(cls.__module__):

@@ -1,11 +1,15 @@
 """Runs of equal settings and other code are rows of their own, and tables note uncommitted changes."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 
-from kvbench.report.code_notes import describe_digests, name_code
+import pytest
+
+from kvbench.report.code_notes import describe_digests, describe_edited, keep_newest, list_marks, name_code
 from kvbench.report.runs_table import make_rows
 from kvbench.report.seeds import combine_seeds, group_seeds
-from kvbench.runs.code import identify_engine
+from kvbench.runs.code import identify_engine, read_class
 from kvbench.runs.record.results import Results
 from tests.support.results import PSNR, made_up
 
@@ -35,6 +39,42 @@ def test_runs_of_other_code_are_not_joined_and_have_a_column(tmp_path: Path) -> 
     assert "code" not in make_rows([plain, make_run(1)])[0]
     assert len(group_seeds([plain, make_run(1, revision=2)])) == 2
     assert name_code(made_up("snapkv", 0.1, {})) == "-"
+
+
+def test_the_newest_code_of_equal_settings_stays() -> None:
+    """It has one seed of two: the others are no numbers of it. References stay with their runs."""
+    old = [replace(make_run(seed, sha256="a" * 8), finished=f"2026-01-0{1 + seed}") for seed in (0, 1)]
+    new = replace(make_run(0, sha256="b" * 8), finished="2026-01-03", reference="full-1")
+    full = [
+        replace(make_run(0, revision=one), run=f"full-{one}", method="full", reference=None)
+        for one in (0, 1, 2)
+    ]
+    assert keep_newest([*old, new, *full]) == [new, *full[1:]]
+    assert keep_newest([*old[:1], new], old[0].run) == [*old[:1], new]
+    other = replace(old[0], config={**old[0].config, "method": {"sinks": 2}})
+    assert keep_newest([other, new]) == [other, new]
+
+
+def test_rows_say_which_is_the_code_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "own_snap.py"
+    file.write_text("class Snap:\n    rate = 1\n")
+    now = read_class(type("Snap", (), {"__module__": "own_snap"})).sha256
+    runs = [
+        replace(run, provenance={"classes": {"method": {"own_snap.Snap": {"sha256": sha256}}}})
+        for run, sha256 in ((make_run(0), now), (make_run(1), "0123456789"))
+    ]
+    assert [row["code"] for row in make_rows(runs)] == [f"{now[:8]} (now)", "01234567"]
+    assert describe_edited(runs).startswith("1 of 2 runs: made by other code")
+    assert describe_edited(runs[:1]) == ""
+    assert "own_snap" not in sys.modules
+
+
+def test_tables_without_times_have_no_note_on_times() -> None:
+    run = replace(make_run(0), latency=replace(make_run(0).latency, others=1))
+    [note] = list_marks([run], ())
+    assert note.startswith("~: ")
+    assert list_marks([run], (), peaks=False) == []
 
 
 def test_another_engine_is_no_seed_and_has_a_column_and_a_note() -> None:

@@ -122,13 +122,16 @@ def test_a_map_has_the_tokens_of_all_its_sources(sources: int, prompt: bool, cou
 def test_maps_show_layers_down_and_heads_across() -> None:
     retention = make_retention(3)
     figure = draw_retention(retention, "a run")
-    maps = [axes for axes in figure.axes if axes.images]
-    for place, axes in enumerate(maps):
-        shown = np.asarray(axes.images[0].get_array())
+    axes = figure.axes[0]
+    letters = {text.get_text(): text.get_position() for text in axes.texts}
+    assert len(axes.images) == len(retention.sources)
+    for place, (shown, name) in enumerate(zip(axes.images, retention.sources, strict=True)):
         expected = [[head[place] for head in layer] for layer in retention.kept]
-        np.testing.assert_allclose(shown, expected, rtol=1e-12)
-        assert axes.get_title() == retention.sources[place]
-        assert axes.images[0].get_clim() == (0, 1)
+        np.testing.assert_allclose(np.asarray(shown.get_array()), expected, rtol=1e-12)
+        left, right, low, high = shown.get_extent()
+        assert left < letters[name][0] < right
+        assert letters[name][1] < high < letters["2"][1] < low  # layers go downwards
+        assert shown.get_clim() == (0, 1)
 
 
 def profile(status: str, method: str, *batches: int) -> str:

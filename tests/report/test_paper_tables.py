@@ -56,12 +56,12 @@ def test_methods_by_budgets_with_significant_best_values(runs: list[Results], tm
 
 
 def test_best_values_compete_at_one_seed_and_budget(runs: list[Results], tmp_path: Path) -> None:
-    best = find_significant(runs, tmp_path)
+    best = find_significant(runs, tmp_path, ["psnr"])
     assert best == {(f"heatkv-0.1-{seed}-None", "psnr") for seed in (0, 1)}
     only = [run for run in runs if run.method in ("full", "heatkv")]
-    assert find_significant(only, tmp_path) == set()
+    assert find_significant(only, tmp_path, ["psnr"]) == set()
     shutil.rmtree(tmp_path / "m")
-    assert find_significant(runs, tmp_path) == set()
+    assert find_significant(runs, tmp_path, ["psnr"]) == set()
 
 
 def test_differences_follow_with_against(runs: list[Results], tmp_path: Path) -> None:

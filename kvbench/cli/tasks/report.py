@@ -13,6 +13,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.settings import Settings
 from kvbench.dashboard.repeat import write_command
 from kvbench.report.calibrations import show_calibrations
+from kvbench.report.code_notes import keep_newest
 from kvbench.report.collect import collect_runs, read_with_references
 from kvbench.report.differences import show_differences
 from kvbench.report.document import Section, make_tail, write_report
@@ -44,7 +45,11 @@ def report(_: DictConfig, settings: Settings) -> None:
         show_speed(CONSOLE, settings.published, timed, place)
         return
     if runs:
-        check_metrics(runs, chosen.metrics)
+        check_metrics(runs, chosen.metrics or ())
+    if chosen.code == "newest":
+        found, runs = len(runs), keep_newest(runs, settings.against)
+        if found > len(runs):
+            say(f"left out: {found - len(runs)} runs of earlier code; report.code=all has them")
     joined = combine_seeds(runs, runs_dir)
     rows = joined if chosen.seeds == "mean" else runs
     show_runs(CONSOLE, rows, failures)

@@ -30,11 +30,11 @@ def can_draw() -> bool:
 
 
 def draw_figures(
-    runs_dir: Path, runs: Sequence[Results], place: Path, metrics: Sequence[str] = ()
+    runs_dir: Path, runs: Sequence[Results], place: Path, metrics: Sequence[str] | None = None
 ) -> tuple[list[Path], list[str]]:
     """Draw finished runs and profiles into the folder `place`.
 
-    `metrics` are the metrics to draw; without any, all.
+    `metrics` are the metrics to draw, see `choose_metrics`.
 
     Returns:
         PNG files, each also written as SVG and PDF, and a line with the reason for each figure that cannot be drawn.
@@ -61,7 +61,9 @@ def draw_figures(
     return paths, left_out
 
 
-def draw_fidelity(place: Path, runs: Sequence[Results], name: str, metrics: Sequence[str] = ()) -> list[Path]:
+def draw_fidelity(
+    place: Path, runs: Sequence[Results], name: str, metrics: Sequence[str] | None = ()
+) -> list[Path]:
     """Draw metrics against measured memory, a figure for the runs that share `find_conditions`.
 
     Conditions without a method at two budgets have no figure. Of many methods there are several figures.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvbench.report.figures.method_styles import COLOURS, Style, choose_styles
 from kvbench.report.figures.styles import strip_frame
 from kvbench.report.memory import uses_bytes
-from kvbench.report.runs_table import SEED_COLUMNS, find_metric, list_metrics, name_methods
+from kvbench.report.runs_table import SEED_COLUMNS, choose_metrics, find_metric, name_methods
 from kvbench.runs.record.results import Results
 
 PANELS_PER_ROW = 4
@@ -71,13 +71,13 @@ def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
     return {method: sorted(points.values()) for method, points in sorted(curves.items())}
 
 
-def choose_panels(runs: Sequence[Results], names: Sequence[str] = ()) -> dict[str, str]:
+def choose_panels(runs: Sequence[Results], names: Sequence[str] | None = ()) -> dict[str, str]:
     """Return the axis labels of the metrics that differ and that some method has at two budgets.
 
-    `names` are the metrics to choose from; without names, all.
+    `names` are the metrics to choose from, see `choose_metrics`.
     """
     labels = {}
-    for name in names or list_metrics(runs):
+    for name in choose_metrics(runs, names):
         lines = trace_curves(runs, name).values()
         values = {point.value for points in lines for point in points}
         if len(values) > 1 and any(len(points) > 1 for points in lines):
@@ -93,7 +93,7 @@ def split_methods(methods: Sequence[str]) -> list[list[str]]:
     return [list(methods[start:stop]) for start, stop in pairwise(ends)]
 
 
-def draw_metrics(runs: Sequence[Results], title: str, names: Sequence[str] = ()) -> list[Figure]:
+def draw_metrics(runs: Sequence[Results], title: str, names: Sequence[str] | None = ()) -> list[Figure]:
     """Draw metrics of one model against measured memory: a panel per metric, a line with 95 % band per method.
 
     Of more than `MAX_LINES` methods, each figure draws some in colour and the others in grey behind them. For `names`

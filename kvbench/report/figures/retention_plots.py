@@ -14,6 +14,8 @@ PANELS_PER_ROW = 4
 """Largest number of maps in a row."""
 MAX_MAPS = 12
 """Largest number of maps of a figure; further sources are joined with their neighbours."""
+SIDE, WIDE, HEADER, GAP = 1.55, 1.4, 0.35, 0.06
+"""Inches from map to map, of a map, above it for its title, and between a map and its letters."""
 COLOUR_MAP = "cividis"
 """From dark (evicted) to light (kept); readable in grey and with any colour vision."""
 
@@ -44,33 +46,38 @@ def average_maps(retentions: Sequence[Retention]) -> Retention:
 
 
 def draw_retention(retention: Retention, title: str) -> Figure:
-    """Draw a map for each source with a square for each head: layers down, KV heads across."""
+    """Draw a map for each source with a square for each head: layers down, KV heads across.
+
+    All maps are in one coordinate system, in inches: twelve of their own take seconds to lay out.
+    """
     labels, shares = join_sources(retention, MAX_MAPS)
     layers, heads, count = shares.shape
     columns = min(PANELS_PER_ROW, count)
     rows = ceil(count / columns)
-    each = 1.55
-    height = each * min(max(layers / heads, 0.6), 2.0)
-    figure = Figure(figsize=(each * columns + 1.2, (height + 0.35) * rows + 0.8), layout="constrained")
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for place, axes in enumerate(grid.flat):
-        if place >= count:
-            axes.set_visible(False)
-            continue
+    high = SIDE * min(max(layers / heads, 0.6), 2.0)
+    across, down = SIDE * columns, (high + HEADER) * rows
+    figure = Figure(figsize=(across + 1.2, down + 0.8), layout="constrained")
+    axes = figure.add_subplot()
+    for place, label in enumerate(labels):
+        row, column = divmod(place, columns)
+        left, top = column * SIDE, row * (high + HEADER) + HEADER
+        x, y = left + np.linspace(0, WIDE, heads + 1), top + np.linspace(0, high, layers + 1)
         shown = axes.imshow(
-            shares[:, :, place], vmin=0, vmax=1, cmap=COLOUR_MAP, aspect="auto", interpolation="nearest"
-        )
-        axes.set_title(labels[place], fontsize=9)
-        axes.set_xticks(_choose_ticks(heads))
-        axes.set_yticks(_choose_ticks(layers))
-        axes.tick_params(labelsize=8, labelbottom=place + columns >= count)
-        for edge in range(1, layers):
-            axes.axhline(edge - 0.5, color="white", linewidth=0.4)
-        for edge in range(1, heads):
-            axes.axvline(edge - 0.5, color="white", linewidth=0.4)
+            shares[:, :, place], vmin=0, vmax=1, cmap=COLOUR_MAP, interpolation="nearest",
+            extent=(x[0], x[-1], y[-1], y[0]),
+        )  # fmt: skip
+        axes.hlines(y[1:-1], x[0], x[-1], color="white", linewidth=0.4)
+        axes.vlines(x[1:-1], y[0], y[-1], color="white", linewidth=0.4)
+        axes.text(x.mean(), top - GAP, label, ha="center", va="bottom", fontsize=9)
+        for layer in _choose_ticks(layers) if column == 0 else ():
+            axes.text(-GAP, y[layer : layer + 2].mean(), str(layer), ha="right", va="center", fontsize=8)
+        for head in _choose_ticks(heads) if place + columns >= count else ():
+            axes.text(x[head : head + 2].mean(), y[-1] + GAP, str(head), ha="center", va="top", fontsize=8)
+    axes.set(xlim=(0, across), ylim=(down, 0), aspect="auto")
+    axes.set_axis_off()
     figure.supxlabel("KV head", fontsize=9)
     figure.supylabel("layer", fontsize=9)
-    bar = figure.colorbar(shown, ax=grid, shrink=0.8, pad=0.02)
+    bar = figure.colorbar(shown, ax=axes, shrink=0.8, pad=0.02)
     bar.set_label("share of the source's tokens kept", fontsize=9)
     bar.ax.tick_params(labelsize=8)
     figure.suptitle(title, fontsize=10)

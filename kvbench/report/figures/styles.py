@@ -1,10 +1,14 @@
 """Frames of plots, and output files of figures for pages and print."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from kvbench.core.files import write_whole
@@ -15,6 +19,7 @@ METADATA = {
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 """Formats of a figure, and what their files leave out, so that equal figures give equal bytes."""
+DPI = 150
 
 
 def strip_frame(axes: Axes) -> None:
@@ -29,9 +34,23 @@ def save(figure: Figure, path: Path) -> Path:
 
     Each file is written whole or not at all, and equal figures give equal bytes.
     """
-    with mpl.rc_context({"svg.hashsalt": "kvbench", "svg.fonttype": "none", "pdf.fonttype": 42}):
-        for suffix, metadata in METADATA.items():
+    printers: tuple[Callable[..., object], ...] = (
+        FigureCanvasAgg(figure).print_png, FigureCanvasSVG(figure).print_svg, FigureCanvasPdf(figure).print_pdf,
+    )  # fmt: skip
+    figure.set_dpi(DPI)
+    with mpl.rc_context(
+        {
+            "svg.hashsalt": "kvbench",
+            "svg.fonttype": "none",
+            "pdf.fonttype": 42,
+            "image.composite_image": False,
+        }
+    ):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # laid out once: `savefig` would do it again for each format
+        for printer, (suffix, metadata) in zip(printers, METADATA.items(), strict=True):
             buffer = io.BytesIO()
-            figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=metadata)
+            figure.set_dpi(DPI)  # vector formats leave their own
+            printer(buffer, metadata=metadata)
             write_whole(path.with_suffix(suffix), buffer.getvalue())
     return path
