@@ -24,16 +24,24 @@ from kvbench.core.config import ConfigError, UserError
 from kvbench.data.frames import import_polars, samples_df
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.scores import Metric
+from kvbench.report.code_notes import list_notes
+from kvbench.report.memory import IN_FLIGHT_COLUMN
+from kvbench.report.runs_table import identifying_columns, make_rows
+from kvbench.report.shown import Figures, Shown
+from kvbench.report.tables import Row, drop_columns, list_shown
 from kvbench.runs.record.results import Latency, Memory, Results
 from kvbench.runs.record.samples import find_sample, read_finished
 
 if TYPE_CHECKING:
     import polars as pl
 
+HIDDEN_COLUMNS = ("peak tokens", "last / B", IN_FLIGHT_COLUMN, "GPU MiB", "state MiB")
+"""Columns of tables of runs that the text of one run leaves out."""
 
-@dataclass(frozen=True)
-class Run:
-    """A finished run.
+
+@dataclass(frozen=True, repr=False)
+class Run(Shown):
+    """A finished run; its text, and its table in a notebook, have its memory, time and metrics.
 
     Attributes:
         folder: the run's folder.
@@ -50,7 +58,7 @@ class Run:
     """
 
     folder: Path
-    results: Results = field(repr=False)
+    results: Results
     reused: bool = field(default=False, compare=False)
 
     @classmethod
@@ -96,9 +104,16 @@ class Run:
         """Return the path of the image or text of a prompt by its number."""
         return find_sample(self.folder, index)
 
+    def _list_figures(self) -> Figures:
+        runs = [self.results]
+        rows = drop_columns(make_rows(runs), HIDDEN_COLUMNS)
+        return Figures(
+            str(self.folder), rows, len(identifying_columns(runs)[0]), list_notes(runs, list_shown(rows))
+        )
 
-@dataclass(frozen=True)
-class Difference:
+
+@dataclass(frozen=True, repr=False)
+class Difference(Shown):
     """Paired difference of two runs over the same samples.
 
     Attributes:
@@ -109,12 +124,15 @@ class Difference:
 
     run: Run
     to: Run
-    metrics: Mapping[str, Metric] = field(repr=False)
+    metrics: Mapping[str, Metric]
+
+    def _list_figures(self) -> Figures:
+        return _list_differences([self])
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Paired differences of several runs to others.
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
+    """Paired differences of several runs to others; its text, and its table in a notebook, have them by metric.
 
     Attributes:
         differences: in the order of the runs.
@@ -131,6 +149,9 @@ class Comparison:
             for name, metric in one.metrics.items()
         ]
         return import_polars().DataFrame(rows, infer_schema_length=None)
+
+    def _list_figures(self) -> Figures:
+        return _list_differences(self.differences)
 
 
 def run(
@@ -282,6 +303,16 @@ def _place(one: Run) -> tuple[object, ...]:
 
 def _has(runs: Sequence[Run], name: str) -> bool:
     return any(name in (one.results.method, one.results.run) for one in runs)
+
+
+def _list_differences(differences: Sequence[Difference]) -> Figures:
+    """Return a row for each difference, with its metrics except details."""
+    shown = [name for one in differences for name, metric in one.metrics.items() if not metric.detail]
+    rows: list[Row] = []
+    for one in differences:
+        which = {"run": one.run.results.run, "minus": one.to.results.run, "n": str(one.run.results.n)}
+        rows.append({**which, **{name: one.metrics.get(name) for name in shown}})
+    return Figures("paired differences with 95 % intervals", rows, 2)
 
 
 def _describe(one: Difference) -> dict[str, object]:

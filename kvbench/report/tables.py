@@ -51,7 +51,8 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
     a row, are repeated in each block.
     """
     cells = {name: [format_cell(row[name], style) for row in rows] for name in rows[0]}
-    headers = {name: stack_header(_header(name, rows), max(map(len, cells[name]))) for name in cells}
+    longest = {name: max(map(len, cells[name])) for name in cells}
+    headers = {name: stack_header(title, longest[name]) for name, title in name_columns(rows).items()}
     widths = {name: max(map(len, [*headers[name].split("\n"), *cells[name]])) for name in cells}
     console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
     for names in split_columns(widths, lead, console.width):
@@ -145,7 +146,7 @@ def find_best(rows: Sequence[Row], groups: Sequence[Hashable]) -> set[tuple[int,
 
 def format_markdown(rows: Sequence[Row], best: Collection[tuple[int, str]] = ()) -> str:
     """Return rows, at least one, as a Markdown table with intervals; the cells (row, column) in `best` are bold."""
-    head = [_escape_cell(_header(name, rows)) for name in rows[0]]
+    head = [_escape_cell(title) for title in name_columns(rows).values()]
     lines = [head]
     for place, row in enumerate(rows):
         texts = {name: _escape_cell(format_cell(cell, "range")) for name, cell in row.items()}
@@ -193,9 +194,10 @@ def format_csv(rows: Sequence[Row]) -> str:
     return buffer.getvalue()
 
 
-def _header(name: str, rows: Sequence[Row]) -> str:
-    metrics = [row[name] for row in rows]
-    return next((format_name(name, one) for one in metrics if isinstance(one, Metric)), name)
+def name_columns(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the title of each column; a metric's has an arrow towards better values."""
+    metrics = {name: [row[name] for row in rows if isinstance(row[name], Metric)] for name in rows[0]}
+    return {name: format_name(name, own[0]) if own else name for name, own in metrics.items()}
 
 
 def stack_header(header: str, width: int) -> str:

@@ -1,6 +1,8 @@
 """`kvbench.run` and `kvbench.compare`: the runs of the command line, numbers of their samples, errors in one line."""
 
 import doctest
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import kvbench
 from kvbench.cli import api
 from kvbench.cli.api import write_overrides
 from tests.support.command_line import Command, run_python
+from tests.support.results import made_up
 
 SETTINGS: dict[str, Any] = {"budget": 0.1, "prompts": {"count": 4}, "eval": ["psnr", "lpips_scenes"]}
 METHODS = ("random", "snapkv", "streaming_llm")
@@ -98,6 +101,39 @@ def test_runs_at_other_budgets_have_no_partner(runs: list[kvbench.Run], folder: 
     other = kvbench.run("random", runs_dir=folder, **SETTINGS, overrides=["method.seed=3"])
     with pytest.raises(kvbench.UserError, match=r"has several partners; give one of random-0\.1-"):
         kvbench.compare([*runs, other], to="random")
+
+
+def read_table(page: str) -> list[dict[str, str]]:
+    """The rows of a table in HTML, by its titles."""
+    rows = [re.findall("<t[hd]>(.*?)</t[hd]>", row) for row in re.findall("<tr>(.*?)</tr>", page)]
+    titles, *cells = [[unescape(cell) for cell in row] for row in rows]
+    return [dict(zip(titles, row, strict=True)) for row in cells]
+
+
+def test_results_show_their_figures(runs: list[kvbench.Run]) -> None:
+    compared = kvbench.compare(runs, to="random")
+    for one, metrics in ((runs[1], runs[1].metrics), (compared, compared.differences[0].metrics)):
+        row = read_table(one._repr_html_())[0]
+        for name, arrow in (("psnr", "↑"), ("lpips_scenes", "↓")):
+            low, high = metrics[name].interval or (0, 0)
+            value, low, high = (
+                f"{number:.{metrics[name].digits}f}" for number in (metrics[name].value, low, high)
+            )
+            assert row[f"{name} {arrow}"] == f"{value} [{low}, {high}]"
+            assert row[f"{name} {arrow}"] in repr(one)
+    memory = runs[1].memory
+    assert read_table(runs[1]._repr_html_())[0]["peak %"] == f"{100 * memory.peak:.2f}"
+    assert str(runs[1].folder) in repr(runs[1])
+    assert len(repr(runs[1]).splitlines()) < 12
+    assert [row["run"] for row in read_table(compared._repr_html_())] == [one.results.run for one in runs[1:]]
+    assert runs[1].results.run not in repr(compared.differences[1])
+
+
+def test_figures_are_escaped_in_a_notebook() -> None:
+    run = kvbench.Run(Path("<i>"), made_up("random", 0.1, {}, model="<b>[bold]&"))
+    assert read_table(run._repr_html_())[0]["model"] == "<b>[bold]&"
+    assert not re.search("<[bi]>", run._repr_html_())
+    assert "<b>[bold]&" in repr(run)
 
 
 def test_frames_are_pandas_too(runs: list[kvbench.Run]) -> None:
