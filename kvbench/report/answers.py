@@ -41,7 +41,7 @@ def show_answers(console: Console, folder: Path, run: Results) -> None:
     label = f"{run.method}, budget {run.budget_text}" if len(sides) > 1 else run.method
     for index in shown:
         title = f"prompt {index}: {quote_prompt(sides[0].samples[index].prompt)}" if run.n > 1 else ""
-        console.print(_lay_out(title, label, [_make_plain(one.text(index)) for one in sides]))
+        console.print(_lay_out(title, label, [_read(one, index) for one in sides]))
     if run.n > MOST:
         console.print(f"{run.n - MOST} more texts: {folder / TEXTS.kind}", style="dim", soft_wrap=True)
 
@@ -83,6 +83,8 @@ def _cut_out(text: Text, line: int) -> Text:
     return Text("\n").join([*[Text("...")] * front, *shown, *[Text("...")] * end])
 
 
-def _make_plain(text: str) -> str:
-    """Return a text without control characters, which a terminal could obey; line breaks stay."""
+def _read(texts: TextSet, index: int) -> str:
+    """Return a text and whether it was cut, without control characters, which a terminal could obey."""
+    sample = texts.samples[index]
+    text = texts.text(index) + ("" if sample.ended else f" (cut at {sample.tokens} tokens)")
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)

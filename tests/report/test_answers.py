@@ -25,12 +25,14 @@ def test_examples_hold() -> None:
 
 
 def write(folder: Path, texts: Sequence[str]) -> None:
+    """A run's folder with texts, of which the first was cut."""
     (folder / "texts").mkdir(parents=True)
     lines = []
     for index, text in enumerate(texts):
         (folder / "texts" / f"{index:06d}.txt").write_text(text)
         sha256 = hashlib.sha256(text.encode()).hexdigest()
-        lines.append({"index": index, "seed": 0, "prompt": f"p {index}", "tokens": 1, "sha256": sha256})
+        record = {"index": index, "seed": 0, "prompt": f"p {index}", "tokens": 9, "sha256": sha256}
+        lines.append({**record, "ended": index > 0})
     write_lines(folder, lines)
 
 
@@ -53,8 +55,9 @@ def test_both_texts_are_whole_at_any_width(tmp_path: Path, width: int) -> None:
     sides = [" ".join(" ".join(line[part] for line in lines[start:]).split()) for part in (
         slice(width // 2), slice(width // 2, None)
     )]  # fmt: skip
-    assert sides[0] == FULL.replace("scatters", "[scatters]")
-    assert sides[1] == OURS.replace("reflects", "[reflects]").replace("\x1b[31m", " [31m")
+    cut = " (cut at 9 tokens)"
+    assert sides[0] == FULL.replace("scatters", "[scatters]") + cut
+    assert sides[1] == OURS.replace("reflects", "[reflects]").replace("\x1b[31m", " [31m") + cut
     assert "\x1b" not in "".join(lines)
 
 
