@@ -21,7 +21,7 @@ from benchmarks.support.build import CONF, built, composed
 from kvbench.extras.training import infinity, llamagen, qwen3, var
 from kvbench.extras.training import transformer as transformers
 from kvbench.extras.training.loop import Recipe
-from kvbench.extras.training.optim import Average, Optimizer
+from kvbench.extras.training.optim import Optimizer, update_average
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
 from kvbench.models.llamagen.tokenizer import VQ
@@ -102,7 +102,7 @@ def take_step(
     """What `fit` does in its first step, without asking for the loss."""
     del name
     optimizer = Optimizer(model, recipe.is_hidden, muon=recipe.muon, adamw=recipe.adamw, decay=recipe.decay)
-    average = Average(model, recipe.average)
+    average = {name: p.detach().clone() for name, p in model.named_parameters()}
     value = loss(0)
     assert (value.shape, value.dtype, value.device) == ((), torch.float32, CUDA)
     run_backward(value)
@@ -112,12 +112,12 @@ def take_step(
         assert parameter.device == gradient.device == CUDA
         assert (gradient.dtype, gradient.shape) == (parameter.dtype, parameter.shape)
     optimizer.step(recipe.rate(0))
-    average.update(0)
+    update_average(average, model, recipe.average, 0)
     states = {key: x for key, x in optimizer.state().items() if not key.endswith(".step")}
     assert states
-    for tensor in (*average.tensors.values(), *states.values()):
+    for tensor in (*average.values(), *states.values()):
         assert (tensor.device, tensor.dtype) == (CUDA, torch.float32)
-    return average.tensors
+    return average
 
 
 def infinity_case(model: Any, recipe: Any) -> Case:

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.support.cuda_branches import attend_slowly
 from benchmarks.support.reference_attention import agrees, scores
-from benchmarks.support.slow_varlen import attend_slowly
 from kvbench.kernels import past_attention, varlen_attention
 from kvbench.kernels import ragged_attention as module
 from kvbench.kernels.attention_mass import attention_mass, attention_scores

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.support.slow_varlen import attend_slowly
+from benchmarks.support.cuda_branches import attend_slowly
 from kvbench.kernels import varlen_attention as varlen
 from kvbench.kernels.attention_paths import LIBRARIES
 from kvbench.kernels.layout import Past, arrange_rows, empty_layout

@@ -21,7 +21,7 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
-from kvbench.prompts.scene_classes import SceneClasses
+from kvbench.prompts.scenes import SceneClasses
 from kvbench.runs import execute
 from kvbench.runs.job import Job
 from kvbench.scenes.detector import detect

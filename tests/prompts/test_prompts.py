@@ -11,8 +11,7 @@ from kvbench.core.reading import OwnOutput
 from kvbench.prompts.base import hash_prompts
 from kvbench.prompts.imagenet import ImageNet, read_class_names
 from kvbench.prompts.own import Own
-from kvbench.prompts.scene_classes import SceneClasses
-from kvbench.prompts.scenes import Scenes
+from kvbench.prompts.scenes import SceneClasses, Scenes
 from kvbench.scenes.exact import count_named
 
 

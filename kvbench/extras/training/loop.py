@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from kvbench.core import checkpoint
-from kvbench.extras.training.optim import Average, Optimizer, warm_hold_decay
+from kvbench.extras.training.optim import Optimizer, update_average, warm_hold_decay
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def fit(
     """
     optimizer = Optimizer(model, recipe.is_hidden, muon=recipe.muon, adamw=recipe.adamw, decay=recipe.decay)
     steps, rate = recipe.steps, rate or recipe.rate
-    average = Average(model, recipe.average)
+    average = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     settings = json.loads(json.dumps(asdict(recipe)))  # as in the checkpoint, with tuples as lists
     first = _resume(path, settings, model, optimizer, average)
     smooth = 0.0
@@ -102,7 +102,7 @@ def fit(
                 raise FloatingPointError(f"{name}: the loss is {value} at step {step}")
             current.backward()  # type: ignore[no-untyped-call]
             optimizer.step(rate(step))
-            average.update(step)
+            update_average(average, model, recipe.average, step)
             smooth = value if step == first else 0.97 * smooth + 0.03 * value
             bar.update()
             bar.set_postfix(loss=f"{smooth:.4f}", refresh=False)
@@ -110,7 +110,7 @@ def fit(
                 tensors = _gather_tensors(model, optimizer, average)
                 checkpoint.save(path, tensors, {"step": step + 1, "recipe": settings})
                 log.info("%s: step %d of %d, loss %.4f", name, step + 1, steps, smooth)
-    return average.tensors
+    return average
 
 
 def generator(*key: int) -> torch.Generator:
@@ -121,15 +121,21 @@ def generator(*key: int) -> torch.Generator:
     return torch.Generator().manual_seed(state)
 
 
-def _gather_tensors(model: nn.Module, optimizer: Optimizer, average: Average) -> dict[str, Tensor]:
+def _gather_tensors(
+    model: nn.Module, optimizer: Optimizer, average: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint by name."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= {f"average/{name}": tensor for name, tensor in average.tensors.items()}
+    tensors |= {f"average/{name}": tensor for name, tensor in average.items()}
     return tensors | {f"optimizer/{name}": tensor for name, tensor in optimizer.state().items()}
 
 
 def _resume(
-    path: Path, settings: Mapping[str, object], model: nn.Module, optimizer: Optimizer, average: Average
+    path: Path,
+    settings: Mapping[str, object],
+    model: nn.Module,
+    optimizer: Optimizer,
+    average: Mapping[str, Tensor],
 ) -> int:
     """Load a checkpoint and return its number of finished steps, 0 without a checkpoint."""
     if not path.is_file():
@@ -138,7 +144,8 @@ def _resume(
     if metadata["recipe"] != settings:
         raise ValueError(f"{path} was made with another recipe: delete it, or set train.out to a new folder")
     model.load_state_dict(checkpoint.group(tensors, "model"))
-    average.load(checkpoint.group(tensors, "average"))
+    for name, tensor in checkpoint.group(tensors, "average").items():
+        average[name].copy_(tensor)
     optimizer.load(checkpoint.group(tensors, "optimizer"))
     step = metadata["step"]
     assert isinstance(step, int)

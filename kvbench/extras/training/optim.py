@@ -111,32 +111,14 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     return x if wide else x.mT
 
 
-class Average:
-    """Exponential moving average of a module's parameters, with a decay in [0, 1).
+@torch.no_grad()
+def update_average(average: Mapping[str, Tensor], model: nn.Module, decay: float, step: int) -> None:
+    """Move averaged parameters by name, all of a module in order, towards the parameters after a step from 0 on.
 
-    Attributes:
-        tensors: averaged parameters by name; before the first update the parameters themselves.
+    The decay is at most (1 + step) / (10 + step), so that the first steps discard the random start.
     """
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
-        self._live = dict(model.named_parameters())
-        self.tensors = {name: p.detach().clone() for name, p in self._live.items()}
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Move the average towards the parameters after a step, counted from 0.
-
-        The decay is at most (1 + step) / (10 + step), so that the first steps discard the random start.
-        """
-        weight = 1 - min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.tensors.values()), [p.data for p in self._live.values()], weight)
-
-    @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy averaged parameters by name in place."""
-        for name, tensor in tensors.items():
-            self.tensors[name].copy_(tensor)
+    weight = 1 - min(decay, (1 + step) / (10 + step))
+    torch._foreach_lerp_(list(average.values()), [p.data for p in model.parameters()], weight)
 
 
 def warm_hold_decay(
