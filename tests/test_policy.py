@@ -147,15 +147,9 @@ def test_a_policy_names_what_it_was_made_of(tmp_path: Path) -> None:
     [calibration] = (tmp_path / "infinity_tiny").glob("calibration-*.safetensors")
     assert metadata["calibration_sha256"] == hash_path(calibration)
     assert metadata["model"] == {
-        "name": "infinity_tiny",
-        "family": "next-scale",
-        "layers": 6,
-        "kv_heads": 6,
-        "query_heads": 6,
-        "head_dim": 32,
-        "sequences_per_prompt": 2,
-        "weights_sha256": model.weights_sha256,
-    }
+        "name": "infinity_tiny", "family": "next-scale", "layers": 6, "kv_heads": 6, "query_heads": 6,
+        "head_dim": 32, "sequences_per_prompt": 2, "weights_sha256": model.weights_sha256,
+    }  # fmt: skip
     assert metadata["segments"] == [[n, n] for n in (1, 2, 3, 4, 5, 6, 8, 10, 12)]
     assert set(tensors) == {"dropped_after"}
     table = tensors["dropped_after"]

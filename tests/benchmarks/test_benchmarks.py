@@ -99,13 +99,9 @@ def test_runs_take_turns_and_warm_ups_do_not_count() -> None:
 
 def test_objects_are_built_and_wrong_names_told() -> None:
     assert build.choices(["method=hack"]) == {
-        "model": "infinity_tiny",
-        "method": "hack",
-        "protect": "equal",
-        "windows": "image",
-        "storage": "channel",
-        "prompts": "scenes",
-    }
+        "model": "infinity_tiny", "method": "hack", "protect": "equal", "windows": "image",
+        "storage": "channel", "prompts": "scenes",
+    }  # fmt: skip
     values = build.composed(["model=infinity_2b", "model.weights=random", "method=heatkv", "sinks=4"])
     model, method = build.built(values["model"]), build.built(values["method"])
     assert isinstance(model, InfinityModel)

@@ -13,18 +13,11 @@ from kvbench.core.gpus import resolve_device, resolve_noise
 @pytest.mark.parametrize(
     ("cards", "seen", "built", "device"),
     [
-        (0, None, True, "cpu"),
-        (2, None, True, "cuda"),
-        (2, None, False, "cpu"),
-        (2, "", True, "cpu"),
-        (2, "-1", True, "cpu"),
-        (2, "NoDevFiles", True, "cpu"),
-        (2, "1,0", True, "cuda"),
-        (2, "2", True, "cpu"),
-        (2, "GPU-7e", True, "cuda"),
-        (0, "0", True, "cpu"),
+        (0, None, True, "cpu"), (2, None, True, "cuda"), (2, None, False, "cpu"), (2, "", True, "cpu"),
+        (2, "-1", True, "cpu"), (2, "NoDevFiles", True, "cpu"), (2, "1,0", True, "cuda"),
+        (2, "2", True, "cpu"), (2, "GPU-7e", True, "cuda"), (0, "0", True, "cpu"),
     ],
-)
+)  # fmt: skip
 def test_auto_is_the_gpu_that_torch_can_use(
     cards: int, seen: str | None, built: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,12 +13,8 @@ import pytest
 from tests.support.places import ROOT
 
 CHOICES = {
-    "method": "methods",
-    "model": "models",
-    "prompts": "prompts",
-    "eval": "metrics",
-    "sweeps": "tables",
-}
+    "method": "methods", "model": "models", "prompts": "prompts", "eval": "metrics", "sweeps": "tables",
+}  # fmt: skip
 """By group, the page that lists its choices."""
 
 

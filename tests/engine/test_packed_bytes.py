@@ -38,14 +38,10 @@ def open_packed(spec: ModelSpec, method: Method, packing: Packing) -> KVCache:
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
-        ("channel", (12, 32)),
-        ("token", (16, 16)),
-        ("kivi", (8, 32)),
-        ("fp8", (16, 16)),
-        ("rotated", (10, 32)),
-        ("exempt", (16, 32)),
+        ("channel", (12, 32)), ("token", (16, 16)), ("kivi", (8, 32)), ("fp8", (16, 16)),
+        ("rotated", (10, 32)), ("exempt", (16, 32)),
     ],
-)
+)  # fmt: skip
 def test_bounds_of_a_token(name: str, sizes: tuple[int, int]) -> None:
     """Of 8 channels: 8 bytes in 4 bits, 4 for each scale and zero of a token, 2 for a gain; 32 bytes in 16 bits."""
     assert bound_token_bytes(SCALES, PACKINGS[name]) == sizes

@@ -346,13 +346,9 @@ def write_nothing(images: ImageSet, name: str) -> None:
 
 
 WRITERS: Mapping[Callable[..., None], OfficialProgram] = {
-    write_dpg: DPG,
-    write_mean: ONEIG,
-    write_reasoning: ONEIG,
-    write_nothing: ONEIG,
-    write_unigenbench: UNIGENBENCH,
-    write_verdicts: GENEVAL,
-}
+    write_dpg: DPG, write_mean: ONEIG, write_reasoning: ONEIG, write_nothing: ONEIG,
+    write_unigenbench: UNIGENBENCH, write_verdicts: GENEVAL,
+}  # fmt: skip
 MEANS = {"anime_000": 1, "anime_001": 1, "object_000": 1}
 HALVES = {item: each[:2] for item, each in SCORES.items()}
 UNFINISHED = "not the output of a finished compute_dpg_bench.py"

@@ -159,15 +159,9 @@ SETTINGS = {
     "attention": st.sampled_from(("prob", "logit")),
 }
 SOME: dict[str, Any] = {
-    "group_at": 8,
-    "threshold": 0.5,
-    "recent": 1,
-    "local_window": 3,
-    "ratio": 0.3,
-    "buffer": 1,
-    "match_mean": True,
-    "attention": "prob",
-}
+    "group_at": 8, "threshold": 0.5, "recent": 1, "local_window": 3, "ratio": 0.3, "buffer": 1,
+    "match_mean": True, "attention": "prob",
+}  # fmt: skip
 DECIDERS = st.sampled_from(
     [("shared", rows) for rows in ("per_row", "mean", "conditional")] + [("per_row", "per_row")]
 )

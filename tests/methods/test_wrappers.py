@@ -42,14 +42,9 @@ WRAPPERS: list[Callable[[Scored], Wrapper]] = [
     lambda base: ChunkKV(base=base, chunk=3),
 ]
 BASES: list[Callable[[], Scored]] = [
-    SnapKV,
-    AdaKV,
-    TOVA,
-    H2O,
-    lambda: ChunkKV(base=SnapKV(), chunk=2),
-    lambda: SnapKV(refresh=2),
+    SnapKV, AdaKV, TOVA, H2O, lambda: ChunkKV(base=SnapKV(), chunk=2), lambda: SnapKV(refresh=2),
     lambda: HardKV(window=4, select="top_k", calibration="none"),
-]
+]  # fmt: skip
 
 
 def give(method: Method, spec: ModelSpec, seed: int = 0, budget: str = "0.4") -> Watched:

@@ -117,13 +117,9 @@ def test_what_auto_is() -> None:
     found = {name: configured(*overrides) for name, (overrides, _) in MODELS.items()}
     on_gpu = {name: one.resolve_settings("cuda:1")["decoder_dtype"] for name, one in found.items()}
     assert on_gpu == {
-        "llamagen": "tf32",
-        "janus": "cast bfloat16",
-        "lumina": "tf32",
-        "emu3": "tf32",
-        "infinity": "autocast bfloat16",
-        "var": "autocast float16",
-    }
+        "llamagen": "tf32", "janus": "cast bfloat16", "lumina": "tf32", "emu3": "tf32",
+        "infinity": "autocast bfloat16", "var": "autocast float16",
+    }  # fmt: skip
     assert {one.resolve_settings("cpu")["decoder_dtype"] for one in found.values()} == {"float32"}
     assert {one.decoding.products for one in found.values() if one.decoding.on_gpu == "tf32"} == {True, False}
     exact = configured("model=var_d16", "model.weights=random", "model.decoder_dtype=float32")
@@ -136,14 +132,8 @@ def test_what_auto_is() -> None:
 
 def test_rounding_of_official_and_embedded_models() -> None:
     official = (
-        "infinity_2b",
-        "infinity_8b",
-        "var_d16",
-        "var_d36",
-        "janus_pro_1b",
-        "lumina_mgpt_7b_768",
-        "emu3_gen",
-    )
+        "infinity_2b", "infinity_8b", "var_d16", "var_d36", "janus_pro_1b", "lumina_mgpt_7b_768", "emu3_gen",
+    )  # fmt: skip
     for names, rounding in (
         (official, "truncate"),
         (("infinity_tiny", "var_tiny", "llamagen_tiny"), "nearest"),

@@ -21,12 +21,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A T5 of two layers and a tokenizer of a few words, in files as the Hub has them."""
     root = tmp_path_factory.mktemp("t5")
     pieces = [
-        ("<pad>", 0.0),
-        ("</s>", 0.0),
-        ("<unk>", 0.0),
-        ("▁", -9.0),
-        *((f"▁{word}", -2.0) for word in WORDS),
-    ]
+        ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -9.0), *((f"▁{word}", -2.0) for word in WORDS),
+    ]  # fmt: skip
     transformers.T5TokenizerFast(vocab=pieces, extra_ids=0).save_pretrained(root)
     config = transformers.T5Config(
         vocab_size=len(pieces), d_model=WIDTH, d_kv=4, d_ff=32, num_layers=2, num_heads=2,

@@ -24,19 +24,9 @@ from tests.support.results import made_up
 from tests.support.run_folders import paint, write_run
 
 NASTY = (
-    "\u2028",
-    "\u2029",
-    "\x85",
-    "\x0b",
-    "\x1c",
-    "\ufeff",
-    "\u202e",
-    "\x1b[31m",
-    "\r\n",
-    "\n\n",
-    "</script>",
+    "\u2028", "\u2029", "\x85", "\x0b", "\x1c", "\ufeff", "\u202e", "\x1b[31m", "\r\n", "\n\n", "</script>",
     "]]>",
-)
+)  # fmt: skip
 texts = st.lists(st.text(max_size=30) | st.sampled_from(NASTY), max_size=5).map("".join)
 metadata = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | texts,

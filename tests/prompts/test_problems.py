@@ -43,14 +43,9 @@ LINES: dict[type[Problems], list[dict[str, object]]] = {
     ],
 }
 ANSWERS = {
-    Aime24: "204",
-    Aime25: "70",
-    Aime26: "277",
-    Hmmt25: "\\sqrt{5}",
-    Math500: "\\frac{3}{4}",
-    Gsm8k: "1003",
+    Aime24: "204", Aime25: "70", Aime26: "277", Hmmt25: "\\sqrt{5}", Math500: "\\frac{3}{4}", Gsm8k: "1003",
     UMath: "$2$",
-}
+}  # fmt: skip
 
 
 def write(path: Path, lines: list[dict[str, object]]) -> str:

@@ -107,40 +107,18 @@ ANYTHING: Mapping[str, Callable[[str], str]] = {
 RESULTS = {
     f"{path}={value[:12]}": put(path, value)
     for path, value in (
-        ("n", "1000000000000"),
-        ("n", "0"),
-        ("n", HUGE),
-        ("n", LONG),
-        ("memory.peak_tokens", "9" * 400),
-        ("memory.peak_bytes", "true"),
-        ("memory.budget_tokens", "1e308"),
-        ("memory.full_tokens", "0"),
-        ("memory.batch", "0"),
-        ("memory.least_share", "NaN"),
-        ("latency.seconds_per_image", HUGE),
-        ("latency", "[]"),
-        ("metrics.psnr.value", "-Infinity"),
-        ("metrics.psnr.value", "1e300"),
-        ("metrics.psnr.digits", "1000000000"),
-        ("metrics.psnr.ci95", "[1, 1e308]"),
-        ("metrics.psnr.n", "-3"),
-        ("metrics.psnr.better", '"both"'),
-        ("method", '"\\ud800"'),
-        ("run", '"../other"'),
-        ("reference", '".."'),
-        ("reference", '"/etc"'),
-        ("config", "null"),
-        ("config.prompts", "[1]"),
-        ("config.model.name", '"../.."'),
-        ("config.seed", f'"{HUGE}"'),
-        ("config.budget", HUGE),
-        ("provenance.resumed", "[3]"),
-        ("provenance.classes", '{"method": 3}'),
-        ("provenance.code", "[3]"),
-        ("provenance.weights_sha256", "[]"),
-        ("schema_version", HUGE),
+        ("n", "1000000000000"), ("n", "0"), ("n", HUGE), ("n", LONG), ("memory.peak_tokens", "9" * 400),
+        ("memory.peak_bytes", "true"), ("memory.budget_tokens", "1e308"), ("memory.full_tokens", "0"),
+        ("memory.batch", "0"), ("memory.least_share", "NaN"), ("latency.seconds_per_image", HUGE),
+        ("latency", "[]"), ("metrics.psnr.value", "-Infinity"), ("metrics.psnr.value", "1e300"),
+        ("metrics.psnr.digits", "1000000000"), ("metrics.psnr.ci95", "[1, 1e308]"), ("metrics.psnr.n", "-3"),
+        ("metrics.psnr.better", '"both"'), ("method", '"\\ud800"'), ("run", '"../other"'),
+        ("reference", '".."'), ("reference", '"/etc"'), ("config", "null"), ("config.prompts", "[1]"),
+        ("config.model.name", '"../.."'), ("config.seed", f'"{HUGE}"'), ("config.budget", HUGE),
+        ("provenance.resumed", "[3]"), ("provenance.classes", '{"method": 3}'), ("provenance.code", "[3]"),
+        ("provenance.weights_sha256", "[]"), ("schema_version", HUGE),
     )
-}
+}  # fmt: skip
 OTHERS = {
     "samples.jsonl": {
         f"{path}={value[:9]}": put_line(path, value)

@@ -135,14 +135,10 @@ def test_models_of_a_table_share_its_rows() -> None:
 @pytest.mark.parametrize(
     ("budget", "row"),
     [
-        (0.1, "0.1"),
-        (650 / 6425, "0.1"),
-        (265 / 6425, "0.04"),
-        (1300 / 6425, "0.2"),
-        (0.106, None),
+        (0.1, "0.1"), (650 / 6425, "0.1"), (265 / 6425, "0.04"), (1300 / 6425, "0.2"), (0.106, None),
         (0.03, None),
     ],
-)
+)  # fmt: skip
 def test_a_run_belongs_to_the_nominal_budget_within_5_percent(budget: float, row: str | None) -> None:
     table = published.find("heatkv_table1")
     found = [where["budget"][0] for where in rows_of(table, run("heatkv", budget))]

@@ -47,13 +47,9 @@ def test_methods_that_no_paper_has_stand_before_those_of_their_budget() -> None:
     ]
     rows = summary.make_rows(published.find("heatkv_table1"), runs)
     assert [(row["method"], row["budget"]) for row in rows] == [
-        ("first_scales", "0.2"),
-        ("random", "0.2"),
-        ("heatkv", "0.2"),
-        ("first_scales", "0.1"),
-        ("random", "0.1"),
-        ("heatkv", "0.1"),
-    ]
+        ("first_scales", "0.2"), ("random", "0.2"), ("heatkv", "0.2"), ("first_scales", "0.1"),
+        ("random", "0.1"), ("heatkv", "0.1"),
+    ]  # fmt: skip
     assert [texts(row)["psnr, infinity_2b / infinity_8b"] for row in rows] == [
         "-", "-", "28.43 / 27.44", "-", "-", "25.40 / 24.41",
     ]  # fmt: skip

@@ -109,19 +109,12 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"method": "snapkv"},
-        {"budget": 0.2},
-        {"calibration": 1},
-        {"values": [1.0, 2.0]},
-        {"prompts": {"count": 9}},
-        {"cache_dtype": "int4"},
-        {"batch_size": 4},
-        {"device": "cuda"},
-        {"model": {"name": "m", "cfg": 2}},
-        {"config": {"method": {"sinks": 2}}},
+        {"method": "snapkv"}, {"budget": 0.2}, {"calibration": 1}, {"values": [1.0, 2.0]},
+        {"prompts": {"count": 9}}, {"cache_dtype": "int4"}, {"batch_size": 4}, {"device": "cuda"},
+        {"model": {"name": "m", "cfg": 2}}, {"config": {"method": {"sinks": 2}}},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_runs_that_differ_in_anything_else_are_not_joined(tmp_path: Path, other: dict[str, object]) -> None:
     config = other.pop("config", {})
     third = make_run(tmp_path, other.pop("values", TABLE[:, 0]), 1, **other)

@@ -93,12 +93,8 @@ def test_settings_that_tell_runs_apart_have_columns() -> None:
 
 def stored(dtype: str, storage: Mapping[str, object], method: str = "heatkv", **more: object) -> Results:
     config = {
-        "model": {"name": "m"},
-        "method": {"sinks": 1},
-        "cache_dtype": dtype,
-        "storage": storage,
-        **more,
-    }
+        "model": {"name": "m"}, "method": {"sinks": 1}, "cache_dtype": dtype, "storage": storage, **more,
+    }  # fmt: skip
     return replace(made_up(method, 0.1, {}, config=config), provenance={"calibration_sha256": "0"})
 
 

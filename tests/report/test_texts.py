@@ -31,12 +31,8 @@ def run(method: str, budget: float, value: float | None, /, **config: object) ->
     parts = {name: replace(psnr, detail=name == "part") for name in ("part", "psnr_mean_mse", "n_identical")}
     metrics = {"psnr": psnr, **parts, "geneval[scenes]": GENEVAL, **LACKING}
     whole = {
-        "model": {"name": "m"},
-        "method": {"sinks": 1},
-        "cache_dtype": "auto",
-        "noise": "stream",
-        **config,
-    }
+        "model": {"name": "m"}, "method": {"sinks": 1}, "cache_dtype": "auto", "noise": "stream", **config,
+    }  # fmt: skip
     name = f"{method}-{budget:g}-{len(str(config))}"
     return made_up(method, budget, metrics, config=whole, run=name)
 

@@ -109,12 +109,8 @@ def write_image_runs(runs_dir: Path) -> list[Results]:
             runs.append(run)
             kept = [[[1.0, 0.5], [1.0, 0.25]], [[1.0, 0.0], [1.0, 0.125]]]
             retention = {
-                "segment": 2,
-                "sources": ["1x1", "2x2"],
-                "tokens": [1, 4],
-                "kept": kept,
-                "prompts": 4,
-            }
+                "segment": 2, "sources": ["1x1", "2x2"], "tokens": [1, 4], "kept": kept, "prompts": 4,
+            }  # fmt: skip
             (folder / "retention.json").write_text(json.dumps({"schema_version": 1, **retention}))
     return runs
 

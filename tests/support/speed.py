@@ -10,12 +10,8 @@ def make_profile(method: str, share: float, **more: Any) -> dict[str, Any]:
     """What a file has beside its rows."""
     budget = {"unit": "tokens", "fraction": share, "tokens": 1.0, "bytes": None}
     machine = {
-        "gpu": None,
-        "cpu": "cpu",
-        "threads": 1,
-        "versions": {"torch": "2"},
-        "cuda_graph": "off: no GPU",
-    }
+        "gpu": None, "cpu": "cpu", "threads": 1, "versions": {"torch": "2"}, "cuda_graph": "off: no GPU",
+    }  # fmt: skip
     own: dict[str, Any] = {
         "model": "llamagen_xl",
         "weights": "random",

@@ -117,14 +117,10 @@ def test_blip_answers_as_transformers_does(tmp_path: Path) -> None:
     ids = {"pad_token_id": 0, "sep_token_id": 3, "bos_token_id": 14, "eos_token_id": 3}
     config = transformers.BlipConfig(
         text_config={
-            **small,
-            **ids,
-            "vocab_size": 15,
-            "encoder_hidden_size": 16,
-            "max_position_embeddings": 32,
+            **small, **ids, "vocab_size": 15, "encoder_hidden_size": 16, "max_position_embeddings": 32,
         },
         vision_config={**small, "image_size": 32, "patch_size": 16},
-    )
+    )  # fmt: skip
     torch.manual_seed(5)
     model = transformers.BlipForQuestionAnswering(config).eval()
     for parameter in model.parameters():

@@ -219,17 +219,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
         },
         vision_config={
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "depth": 2,
-            "num_heads": 4,
-            "out_hidden_size": 32,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0],
+            "hidden_size": 32, "intermediate_size": 64, "depth": 2, "num_heads": 4, "out_hidden_size": 32,
+            "num_position_embeddings": 64, "deepstack_visual_indexes": [0],
         },
         **{f"{part.replace('pad', 'token')}_id": ids[f"<|{part}|>"] for part in PARTS[2:4]},
         **{f"{part}_token_id": ids[f"<|{part}|>"] for part in PARTS[:2]},
-    )
+    )  # fmt: skip
     torch.manual_seed(0)
     model = transformers.Qwen3VLForConditionalGeneration(config)
     for parameter in model.parameters():

@@ -34,22 +34,12 @@ from kvbench.scenes.grammar import evaluation_prompts
 from tests.support.image_sets import FEATURES, make_noise
 
 LINE: dict[str, object] = {
-    "answer": "7",
-    "tag": "counting",
-    "include": [{"class": "dog", "count": 2}],
-    "exclude": [{"class": "dog", "count": 3}],
-    "prompt": "two dogs",
-    "vqa_list": [["How many dogs are there?", "two"]],
-    "skills": ["count"],
-    "atom_count": 3,
-    "item_id": "12",
-    "category": "animals",
-    "style": "photo",
-    "oneig_class": "anime",
-    "oneig_id": "001",
-    "unigenbench_index": "5",
-    "comment": "not read by a metric",
-}
+    "answer": "7", "tag": "counting", "include": [{"class": "dog", "count": 2}],
+    "exclude": [{"class": "dog", "count": 3}], "prompt": "two dogs",
+    "vqa_list": [["How many dogs are there?", "two"]], "skills": ["count"], "atom_count": 3, "item_id": "12",
+    "category": "animals", "style": "photo", "oneig_class": "anime", "oneig_id": "001",
+    "unigenbench_index": "5", "comment": "not read by a metric",
+}  # fmt: skip
 
 
 class Stranger(Psnr):
@@ -120,14 +110,9 @@ class Recorded(dict[str, object]):
 
 
 SCORED: list[Evaluator] = [
-    Exact(),
-    SceneTifa(),
-    GenEval(find_dogs),
-    OneIg(),
-    UniGenBench(),
-    DpgOfficial(),
+    Exact(), SceneTifa(), GenEval(find_dogs), OneIg(), UniGenBench(), DpgOfficial(),
     FidReal(Scenes(str(FEATURES)), statistics="real"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("evaluator", SCORED, ids=lambda one: type(one).__name__)
