@@ -1,7 +1,6 @@
 """trackio gets what results.json says: read back from the database that the package itself writes."""
 
 import json
-import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
-from kvbench.runs.record.results import read_results
 from kvbench.runs.score.trackio import Trackio
 from tests.support.results import made_up
 
@@ -101,38 +99,6 @@ def test_the_callers_own_run_stays_open(home: Path, tmp_path: Path) -> None:
     trackio.finish()
     assert [row["x"] for row in read_logs(home, "mine", "own")] == [1, 2]
     assert "x" not in read_logs(home, "other", RUN.run)[0]
-
-
-def test_samples_arrive_worst_first(home: Path, whole: Path, tmp_path: Path) -> None:
-    results = read_results(whole)
-    shutil.copytree(whole.parent, tmp_path / "fake")
-    Trackio("samples", images=3, name="second").send(tmp_path / "fake" / whole.name, results)
-    [values] = read_logs(home, "samples", f"second-{results.run}")
-    lines = (whole / "metrics" / "psnr-uint8.samples.jsonl").read_text().splitlines()
-    decibels = {row["index"]: row["psnr"] for row in map(json.loads, lines)}
-    worst = sorted(decibels, key=lambda index: decibels[index])[:3]
-    rows = values["samples"]["_value"]
-    assert [row["index"] for row in rows] == worst
-    assert [row["psnr"] for row in rows] == [decibels[index] for index in worst]
-    for side, folder in (("sample", whole), ("reference", whole.parent / str(results.reference))):
-        sent = [(home / "media" / row[side]["file_path"]).read_bytes() for row in rows]
-        assert sent == [(folder / f"images/{index:06d}.png").read_bytes() for index in worst]
-    sheet = home / "media" / values["contact_sheet"]["file_path"]
-    assert sheet.read_bytes() == (whole / "contact_sheet.png").read_bytes()
-
-
-def test_a_sweep_ends_with_its_table(home: Path, tmp_path: Path) -> None:
-    more = made_up("full", 1, {"fid": Metric(2.0, "lower", ci95=(1.5, 2.5))})
-    folder, page = tmp_path / "0a34", tmp_path / "dashboard.html"
-    folder.mkdir()
-    page.write_text("<!doctype html>")
-    Trackio("sweeps").send_sweep(folder, "heatkv_table1", [RUN, more], page)
-    [values] = read_logs(home, "sweeps", "sweep-0a34")
-    rows = values["runs"]["_value"]
-    assert [row["run"] for row in rows] == [RUN.run, more.run]
-    assert [row["fid"] for row in rows] == [None, 2.0]
-    assert "dashboard" not in values
-    assert read_config(home, "sweeps", "sweep-0a34")["title"] == "heatkv_table1"
 
 
 @pytest.mark.parametrize(
