@@ -1,16 +1,23 @@
-"""Memory of the process itself, and the GPU that it uses: calls of CUDA are noted, since no GPU is needed."""
+"""GPUs of this machine, which of them a process takes, and sums over processes that share a model."""
 
 import ctypes
 import os
 import subprocess
 import sys
+from datetime import timedelta
+from multiprocessing import get_context
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from kvbench.core import devices
+from kvbench.core import devices, gpus
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import count_gpus, take_gpu, use_device
+from kvbench.core.gpus import resolve_device, resolve_noise
+from kvbench.core.processes import Processes
 from tests.support.command_line import run_python
 from tests.support.places import ROOT
 
@@ -126,3 +133,79 @@ def test_torch_reads_the_allocator_settings_after_it_is_loaded() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    ("cards", "seen", "built", "device"),
+    [
+        (0, None, True, "cpu"), (2, None, True, "cuda"), (2, None, False, "cpu"), (2, "", True, "cpu"),
+        (2, "-1", True, "cpu"), (2, "NoDevFiles", True, "cpu"), (2, "1,0", True, "cuda"),
+        (2, "2", True, "cpu"), (2, "GPU-7e", True, "cuda"), (0, "0", True, "cpu"),
+    ],
+)  # fmt: skip
+def test_auto_is_the_gpu_that_torch_can_use(
+    cards: int, seen: str | None, built: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KVBENCH_DEVICE")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    monkeypatch.setattr(gpus, "_count_gpus", lambda: cards)
+    monkeypatch.setattr(gpus, "_is_torch_for_cuda", lambda: built)
+    assert resolve_device("auto") == device
+    assert resolve_device("cuda:3") == "cuda:3"
+    monkeypatch.setenv("KVBENCH_DEVICE", "cuda:1")
+    assert resolve_device("auto") == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("noise", "device", "kind"),
+    [
+        ("auto", "cpu", "stream"),
+        ("auto", "cuda", "counter"),
+        ("auto", "cuda:1", "counter"),
+        ("stream", "cuda", "stream"),
+        ("counter", "cpu", "counter"),
+    ],
+)
+def test_noise_is_counted_on_a_gpu(noise: str, device: str, kind: str) -> None:
+    assert resolve_noise(noise, device) == kind
+
+
+@pytest.mark.parametrize(("cards", "status", "found"), [(8, 0, 8), (8, 9, 0), (None, 0, 0)])
+def test_the_driver_counts_the_cards(
+    cards: int | None, status: int, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give(count: Any) -> int:
+        count._obj.value = cards
+        return 0
+
+    def load(name: str) -> Any:
+        if cards is None:
+            raise OSError(name)
+        driver = {"nvmlInit_v2": lambda: status, "nvmlDeviceGetCount_v2": give, "nvmlShutdown": lambda: 0}
+        return SimpleNamespace(**driver)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert gpus._count_gpus.__wrapped__() == found
+
+
+def test_the_build_of_torch_is_known_without_its_import() -> None:
+    import torch
+
+    assert gpus._is_torch_for_cuda() == (torch.version.cuda is not None)
+
+
+def take_part(rank: int, meeting: str) -> tuple[list[float], str, list[int]]:
+    store = dist.FileStore(meeting, 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(minutes=1))
+    both = Processes(rank, 2)
+    total = both.add(torch.tensor([1.0, 10.0 * rank]))
+    return total.tolist(), both.broadcast(f"by {rank}"), both.gather(rank)
+
+
+def test_two_processes_add_broadcast_and_gather(tmp_path) -> None:
+    meeting = str(tmp_path / "store")
+    with get_context("fork").Pool(2) as members:
+        found = members.starmap(take_part, [(0, meeting), (1, meeting)], chunksize=1)
+    assert found == [([2.0, 10.0], "by 0", [0, 1]), ([2.0, 10.0], "by 0", [1])]

@@ -1,6 +1,8 @@
-"""Graded answers of the programmatic detector: clean scenes, wrong ones, and the verdicts that they soften."""
+"""Scores of drawn scenes, exact and graded: captions hold for their scenes, and every flaw is noticed."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -12,9 +14,9 @@ from hypothesis import strategies as st
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.scenes import grammar
 from kvbench.scenes.detector import detect
-from kvbench.scenes.exact import count_named
+from kvbench.scenes.exact import count_named, exact
 from kvbench.scenes.graded import SceneTifa, count_probability, grade, make_questions
-from kvbench.scenes.world import Object, Scene, render
+from kvbench.scenes.world import COLORS, SHAPES, Object, Scene, render
 from tests.support.image_sets import make_noise, make_set, only, reason
 
 RED_RING, BLUE_CROSS = Object("ring", "red", 26, 48, 17), Object("cross", "blue", 70, 48, 17)
@@ -129,3 +131,53 @@ def test_other_prompts_are_refused(tmp_path: Path) -> None:
     assert "not captions of the scenes grammar" in reason(
         SceneTifa(), "skipped", make_noise(tmp_path / "run", [{}] * 2)
     )
+
+
+@pytest.mark.parametrize("pairs", [None, grammar.HELD_OUT_PAIRS])
+def test_every_scene_is_exact_for_its_own_caption(pairs: tuple[grammar.Pair, ...] | None) -> None:
+    rng = np.random.default_rng(1)
+    for i in range(150):
+        scene, caption, line = grammar.sample(rng, grammar.TASKS[i % 6], pairs=pairs)
+        assert count_named(caption) == Counter((item.color, item.shape) for item in scene.objects), caption
+        assert exact(detect(render(scene)), line), caption
+
+
+@pytest.mark.parametrize("task", grammar.TASKS)
+def test_one_wrong_object_is_noticed(task: str) -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(10):
+        scene, caption, line = grammar.sample(rng, task)
+        first, *rest = scene.objects
+        color = next(name for name in COLORS if name != first.color)
+        shape = next(name for name in SHAPES if name != first.shape)
+        for objects in (rest, [replace(first, color=color), *rest], [replace(first, shape=shape), *rest]):
+            assert not exact(detect(render(Scene(tuple(objects), scene.background))), line), caption
+
+
+def test_an_extra_object_is_noticed_and_the_relation_is_not() -> None:
+    ring, cross = Object("ring", "red", 25, 25, 17), Object("cross", "blue", 71, 25, 17)
+    extra = Object("cross", "blue", 71, 71, 17)
+    line: grammar.Meta = {"prompt": "a red ring right of a blue cross on a dark background"}
+    assert exact(detect(render(Scene((ring, cross), "dark"))), line)
+    assert not exact(detect(render(Scene((ring, cross, extra), "dark"))), line)
+
+
+def test_numbers_and_plurals_count() -> None:
+    assert count_named("three red rings") == {("red", "ring"): 3}
+    assert count_named("two blue crosses on a light background") == {("blue", "cross"): 2}
+    assert count_named("A red circle and a red square") == {("red", "circle"): 1, ("red", "square"): 1}
+
+
+@pytest.mark.parametrize(
+    ("caption", "why"),
+    [
+        ("", "names no object"),
+        ("a dog", "names no object"),
+        ("red ring", "'red' must be between"),
+        ("a red", "'red' must be between"),
+        ("a red blue ring", "'red' must be between"),
+    ],
+)
+def test_captions_without_readable_objects_are_refused(caption: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        count_named(caption)
