@@ -194,7 +194,10 @@ def mask_of(spec: ModelSpec, method: Method, first: int) -> Tensor:
 
 
 @pytest.mark.slow  # transformers takes seconds to import
-@pytest.mark.parametrize(("attention", "prompt"), [("sdpa", 8), ("sdpa", 5), ("eager", 7)])
+@pytest.mark.parametrize(
+    ("attention", "prompt"),
+    [("sdpa", 5), *(pytest.param(*one, marks=pytest.mark.nightly) for one in (("sdpa", 8), ("eager", 7)))],
+)
 def test_transformers_write_with_a_policy(attention: str, prompt: int, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     ours, method = configured(*SMALL_QWEN3, "model.max_tokens=33"), StreamingLLM(sinks=1)

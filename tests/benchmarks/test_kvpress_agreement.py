@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from math import exp, inf, log
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from benchmarks import kvpress_agreement
-from benchmarks.__main__ import main
 from benchmarks.support.build import built, composed
 from benchmarks.support.kvpress_reading import Reading, build_llama, read_on_engine, read_with_press
 from benchmarks.support.kvpress_rows import count_unequal, measure_gap, measure_kl
@@ -112,26 +110,6 @@ def test_a_twin_is_the_same_method_whatever_defaults_a_model_has(twin: Twin) -> 
     own = on_texts.get("base", on_texts)
     if "SnapKVPress" in (twin.press, *(twin.inner or ())):
         assert (own["softmax"], own["group"], own["queries"]) == ("all", "mean", "last")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], r"kvpress is not installed here; .* --make-environment FOLDER"),
-        (["--methods", "snapkv,heatkv"], r"--methods heatkv: no press does the same; choose from snapkv"),
-    ],
-)
-def test_refusals(monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:
-    found = object() if arguments else None
-    monkeypatch.setattr(kvpress_agreement, "find_spec", lambda _: found)
-    with pytest.raises(SystemExit, match=f"^error: {message}"):
-        main(["kvpress_agreement", *arguments])
-
-
-def test_an_environment_takes_no_folder_with_files(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"^--make-environment .*: it is not empty"):
-        kvpress_agreement.make_environment(tmp_path)
 
 
 def test_texts_are_as_long_as_asked() -> None:

@@ -40,20 +40,6 @@ def reseed(run: loop.OfficialLoop) -> loop.OfficialLoop:
     return run
 
 
-@pytest.mark.slow  # imports torch's compiler
-def test_a_loop_that_cannot_be_compiled_is_left_out_with_the_reason(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def fail() -> None:
-        raise torch._dynamo.exc.BackendCompilerFailed(lambda: None, RuntimeError("no compiler"), None)
-
-    assert not loop.can_compile(fail)
-    assert capsys.readouterr().out.startswith(
-        "official, compiled: left out, torch.compile fails here (backend="
-    )
-    assert loop.can_compile(lambda: None)
-
-
 def test_a_step_s_time_is_that_of_its_segment() -> None:
     model = loop.build_model("llamagen_tiny")
     cache, clock = loop.prepare_cache(model, "full", "1"), [0.0]

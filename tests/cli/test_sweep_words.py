@@ -22,25 +22,15 @@ WORDS = ("method=random,swa", "budget=0.1")
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
-        ("-m task=report method=random,swa", "sweep"),
-        ("task=report method=random,swa budget=0.1", "sweep"),
-        ("task=report sweeps=budget", "sweep"),
-        ("task=report work.folder=x", "sweep"),
-        ("task=status sweep.name=x", "sweep"),
-        ("task=work", "sweep"),
-        ("task=report sweeps=null", "all"),
-        ("-m task=report", "all"),
-        ("task=report", "all"),
-        ("task=status", "all"),
-        ("-m task=dashboard", "all"),
-        ("task=export sweeps=budget", "all"),
-        ("task=work --cfg job", "option"),
-        ("-m method=random,swa", "jobs"),
-        ("sweeps=budget", "jobs"),
-        ("-m task=plan budget=1", "jobs"),
+        ("-m task=report method=random,swa", "sweep"), ("task=report method=random,swa budget=0.1", "sweep"),
+        ("task=report sweeps=budget", "sweep"), ("task=report work.folder=x", "sweep"),
+        ("task=status sweep.name=x", "sweep"), ("task=work", "sweep"), ("task=report sweeps=null", "all"),
+        ("-m task=report", "all"), ("task=report", "all"), ("task=status", "all"),
+        ("-m task=dashboard", "all"), ("task=export sweeps=budget", "all"), ("task=work --cfg job", "option"),
+        ("-m method=random,swa", "jobs"), ("sweeps=budget", "jobs"), ("-m task=plan budget=1", "jobs"),
         ("task=plan budget=1", "job"),
     ],
-)
+)  # fmt: skip
 def test_what_a_command_is_about(words: str, kind: str) -> None:
     command = Words.parse(words.split())
     assert command.kind == kind

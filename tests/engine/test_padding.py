@@ -202,18 +202,12 @@ class Watching(Method):
         """Keep everything."""
         every = torch.arange(view.segment.length)
         found = {
-            "position": view.position,
-            "segment": view.segment_ids,
-            "mass": view.mass(),
-            "last": view.mass(every[-2:]),
-            "scores": view.scores(every),
-            "logits": view.logits(every),
-            "cached_keys": view.cached_keys(),
-            "keys": view.keys().clone(),
-            "segment_mass": sum_by_segment(view),
-            "variance": measure_column_variance(view),
+            "position": view.position, "segment": view.segment_ids, "mass": view.mass(),
+            "last": view.mass(every[-2:]), "scores": view.scores(every), "logits": view.logits(every),
+            "cached_keys": view.cached_keys(), "keys": view.keys().clone(),
+            "segment_mass": sum_by_segment(view), "variance": measure_column_variance(view),
             "state": view.state.clone(),
-        }
+        }  # fmt: skip
         self.shown.append((view.segment.index, view.layer, found))
 
 

@@ -15,15 +15,10 @@ from tests.support.engine import Asked, listening, open_cache, run, tokens_of, w
 from tests.support.goldens import load_golden
 
 CASES: dict[str, dict[str, Any]] = {
-    "case0": {"leading": 4},
-    "case1": {"leading": 4},
-    "case2": {"leading": 4, "kernel": 1},
-    "case3": {"large": 0},
-    "case4": {"draw": False},
-    "case5": {"leading": 4, "magnitude": "variance"},
-    "case6": {"leading": 4, "magnitude": "norm"},
-    "case9": {"draw": False, "large": 0},
-}
+    "case0": {"leading": 4}, "case1": {"leading": 4}, "case2": {"leading": 4, "kernel": 1},
+    "case3": {"large": 0}, "case4": {"draw": False}, "case5": {"leading": 4, "magnitude": "variance"},
+    "case6": {"leading": 4, "magnitude": "norm"}, "case9": {"draw": False, "large": 0},
+}  # fmt: skip
 """Settings of the program's modes; all hold 48 of 56 slots with a window of 8, `case1` 64 of 96 with 16."""
 CAPACITY, WINDOW, PROMPT, CHUNK = 24, 4, 6, 8
 D = 8

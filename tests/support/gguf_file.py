@@ -12,15 +12,10 @@ SPELLED = {byte: chr(byte) for byte in BYTES} | {
 }
 """Characters of bytes in byte-level vocabularies (GPT-2's `bytes_to_unicode`)."""
 TINY = {
-    "general.architecture": "llama",
-    "llama.block_count": 1,
-    "llama.context_length": 64,
-    "llama.embedding_length": 4,
-    "llama.feed_forward_length": 4,
-    "llama.attention.head_count": 2,
-    "llama.attention.head_count_kv": 1,
-    "llama.attention.layer_norm_rms_epsilon": 1e-5,
-}
+    "general.architecture": "llama", "llama.block_count": 1, "llama.context_length": 64,
+    "llama.embedding_length": 4, "llama.feed_forward_length": 4, "llama.attention.head_count": 2,
+    "llama.attention.head_count_kv": 1, "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}  # fmt: skip
 """Smallest metadata of a language model."""
 
 

@@ -53,21 +53,12 @@ def find_dogs(_: np.ndarray) -> list[object]:
 
 
 READ: list[tuple[Evaluator, set[str]]] = [
-    (Psnr(), set()),
-    (ExactAnswer(), {"answer"}),
-    (GenEval(find_dogs), {"tag", "include", "exclude"}),
-    (GenEvalOfficial(), {"tag", "include", "exclude"}),
-    (GenEval2(), {"vqa_list", "skills", "atom_count"}),
-    (Exact(), {"tag", "prompt"}),
-    (SceneTifa(), {"tag", "prompt"}),
-    (Dpg(), {"item_id"}),
-    (DpgOfficial(), {"item_id"}),
-    (FidMjhq(), {"category"}),
-    (Hps(), {"style"}),
-    (OneIg(), {"oneig_class", "oneig_id"}),
-    (UniGenBench(), {"unigenbench_index"}),
-    (Stranger(), set(LINE)),
-]
+    (Psnr(), set()), (ExactAnswer(), {"answer"}), (GenEval(find_dogs), {"tag", "include", "exclude"}),
+    (GenEvalOfficial(), {"tag", "include", "exclude"}), (GenEval2(), {"vqa_list", "skills", "atom_count"}),
+    (Exact(), {"tag", "prompt"}), (SceneTifa(), {"tag", "prompt"}), (Dpg(), {"item_id"}),
+    (DpgOfficial(), {"item_id"}), (FidMjhq(), {"category"}), (Hps(), {"style"}),
+    (OneIg(), {"oneig_class", "oneig_id"}), (UniGenBench(), {"unigenbench_index"}), (Stranger(), set(LINE)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("evaluator", "read"), READ, ids=[type(one).__name__ for one, _ in READ])

@@ -34,15 +34,10 @@ def test_an_answer_counts_if_all_its_tokens_are_the_likeliest(tmp_path: Path) ->
     result = only(Retrieved(), save_readings(tmp_path))
     values = {name: score.value for name, score in result.scores.items()}
     assert values == {
-        "retrieved": pytest.approx(3 / 5),
-        "retrieved_full": pytest.approx(4 / 5),
-        "retrieved/depth_0_20": 0.5,
-        "retrieved/depth_20_40": 0,
-        "retrieved/depth_80_100": 1,
-        "retrieved/gap_0_128": 1,
-        "retrieved/gap_128_256": 1,
-        "retrieved/gap_512_1024": pytest.approx(1 / 3),
-    }
+        "retrieved": pytest.approx(3 / 5), "retrieved_full": pytest.approx(4 / 5),
+        "retrieved/depth_0_20": 0.5, "retrieved/depth_20_40": 0, "retrieved/depth_80_100": 1,
+        "retrieved/gap_0_128": 1, "retrieved/gap_128_256": 1, "retrieved/gap_512_1024": pytest.approx(1 / 3),
+    }  # fmt: skip
     assert result.scores["retrieved/gap_512_1024"].n == 3
     assert result.samples is not None
     assert result.samples["gap"] == [900, 800, 700, 127, 128]

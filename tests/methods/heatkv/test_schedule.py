@@ -233,16 +233,11 @@ def test_an_infeasible_budget_names_the_smallest_feasible(sinks: int, smallest: 
 @pytest.mark.parametrize(
     ("value", "capacity"),
     [
-        (0.1, Fraction(328_960)),
-        ("0.04", Fraction(131_584)),
-        (1, Fraction(3_289_600)),
-        (650, Fraction(650 * 512)),
-        ("650", Fraction(650 * 512)),
-        (6425, Fraction(3_289_600)),
-        ("1/3", Fraction(3_289_600, 3)),
-        (0.29, Fraction(29, 100) * 3_289_600),
+        (0.1, Fraction(328_960)), ("0.04", Fraction(131_584)), (1, Fraction(3_289_600)),
+        (650, Fraction(650 * 512)), ("650", Fraction(650 * 512)), (6425, Fraction(3_289_600)),
+        ("1/3", Fraction(3_289_600, 3)), (0.29, Fraction(29, 100) * 3_289_600),
     ],
-)
+)  # fmt: skip
 def test_a_budget_is_read_exactly(value: float | str, capacity: Fraction) -> None:
     budget = Budget.parse(value, INFINITY["2b"])
     assert budget.capacity == capacity
