@@ -75,9 +75,3 @@ def test_a_sweep_runs(newest: dict[str, str], root: Path, tmp_path: Path) -> Non
     call(environment, tmp_path, RUN, *words.split(), path)
     runs = sorted(path.parent.name for path in tmp_path.glob("runs/*/*/results.json"))
     assert [name.split("-")[0] for name in runs] == ["full", "heatkv", "random_tokens"]
-
-
-def test_an_error_of_a_class_names_its_key(newest: dict[str, str], tmp_path: Path) -> None:
-    done = run_python(tmp_path, RUN, "model.sizes=[[1,1],[2,2]]", **newest)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("error: model.sizes=[[1, 1], [2, 2]]: must end with ")

@@ -5,11 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from docutils import nodes
-from docutils.core import publish_doctree
 
 from docs.generator.choices import Setting, read_choice
-from docs.generator.columns import mark_columns
 from docs.generator.figures import SAMPLES, read_points
 from docs.generator.measured import read_tables
 from docs.generator.pages import describe
@@ -89,17 +86,6 @@ def test_a_table_has_the_commands_above_it(tmp_path: Path, mark: str) -> None:
     assert table.header == ("method", "a")
     assert table.commands == commands
     assert table.pick_rows("x").rows == (("x, y", "1"),)
-
-
-def test_columns_are_named_by_the_longest_cell_below_their_heading() -> None:
-    """A heading of 40 characters over figures, a text of 29 and one of 61."""
-    cells = (("1.0", "a", "b"), ("30.23 [29.92, 30.56]", "x" * 29, "y" * 61))
-    rows = [("h" * 40, "i", "j"), *cells]
-    lines = [f"   * - {one}\n     - {two}\n     - {three}" for one, two, three in rows]
-    doctree = publish_doctree(".. list-table::\n   :header-rows: 1\n\n" + "\n".join(lines) + "\n")
-    mark_columns(None, doctree)
-    names = [[cell["classes"] for cell in row.children] for row in doctree.findall(nodes.row)]
-    assert names == [[["short"], ["phrase"], ["prose"]]] * 3
 
 
 def test_points_of_a_figure_are_cells_of_its_table() -> None:

@@ -1,12 +1,20 @@
-"""CUDA graphs are captured on a stream of their own, in one pool; on a GPU they repeat what was recorded."""
+"""Recordings: work captured aside and repeated, host copies made once, rows of the length that is claimed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
 
+from benchmarks.support.tape import Tape
+from kvbench.core.segments import Segment
 from kvbench.engine.recording.graphs import CudaGraphs, _find_stream, _hold_generator
+from kvbench.engine.recording.host_copies import HostCopies
+from kvbench.methods.h2o import H2O
+from kvbench.methods.shared.hook_results import WrongTensor
+from tests.support.engine import open_cache, run, small, tokens_of
 
 
 class FakeStream:
@@ -129,3 +137,65 @@ def test_numbers_are_those_of_the_repetition() -> None:
     x.fill_(4)
     repeat()
     assert out.tolist() == [8, 8, 8]
+
+
+def copy_all(number: int) -> list[Tensor]:
+    place = torch.empty(2, device="meta")
+    return [
+        torch.tensor([number, 2]).to("meta", non_blocking=True),
+        torch.tensor([3.0]).to(place),
+        place.copy_(torch.tensor([4.0, 5.0])),
+        torch.tensor([6]).to(torch.int32),
+        place + 1,
+    ]
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_work_gets_the_tensors_of_the_first_time(inference: bool) -> None:
+    copies = HostCopies()
+    with torch.inference_mode(inference), copies.note():
+        first = copy_all(1)
+    for _ in range(2):
+        with torch.inference_mode(inference), copies.reuse():
+            again = copy_all(1)
+        same = [one is other for one, other in zip(first, again, strict=True)]
+        assert same == [
+            True,
+            True,
+            False,
+            False,
+            False,
+        ]  # the others are made on a device, or stay on the host
+        assert [one.device.type for one in again] == ["meta", "meta", "meta", "cpu", "meta"]
+
+
+@pytest.mark.parametrize("number", [7, 1])
+def test_other_copies_than_before_are_an_error(number: int) -> None:
+    copies = HostCopies()
+    with copies.note():
+        copy_all(1)
+    with copies.reuse(), pytest.raises(RuntimeError, match="copies other numbers from the host"):
+        [copy_all(number) for _ in range(2)]  # the second time copies more than before
+
+
+@dataclass
+class Claiming(H2O):
+    """Keeps what fits into the budget and says another capacity."""
+
+    said: int = 0
+
+    def capacity(self, layer: int, segment: Segment) -> int:
+        return self.said
+
+
+@pytest.mark.parametrize("said", [7, 8, 9])
+def test_rows_of_another_length_than_capacity_are_refused(said: int) -> None:
+    """A head has 1, 5 and 14 tokens after the three cached scales, and 8 of them fit."""
+    spec = small()
+    cache, inputs = open_cache(Claiming(said=said), spec, "8", record=Tape()), tokens_of(spec, 2)
+    if said == 8:
+        run(cache, inputs)
+        return
+    told = f"method Claiming: layer 0, segment 2: keep left 8 slots in row 0 and capacity says {said}; "
+    with pytest.raises(WrongTensor, match=f"^{told}let capacity return None"):
+        run(cache, inputs)
