@@ -21,12 +21,12 @@ def describe_metrics(run: Results) -> dict[str, object]:
         fields = {
             "ci95": _shorten(metric.ci95),
             "full": _shorten(find_full(run, name)),
-            "failed": is_failed(run, name),
-            "prompts_only": getattr(metric, "prompts_only", False),
+            "failed": is_failed(run, name) or None,
+            "prompts_only": getattr(metric, "prompts_only", False) or None,
             "status": None if metric.status == "ok" else metric.status,
-            "reason": metric.reason,
+            "reason": metric.reason or None,
         }
-        known = {key: value for key, value in fields.items() if value}
+        known = {key: value for key, value in fields.items() if value is not None}
         described[name] = {"value": _shorten(metric.value), **known}
     return described
 
