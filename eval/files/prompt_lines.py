@@ -18,23 +18,23 @@ def parse_lines(text: str) -> list[Entry]:
     return [(number, line.strip(), {}) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
-def parse_json_lines(text: str) -> list[Entry]:
-    """Return `prompt` of each line that is not blank, with the line's fields as metadata.
+def parse_json_lines(text: str, key: str = "prompt") -> list[Entry]:
+    """Return a field of each line that is not blank, with the line's fields as metadata.
 
     Raises:
-        ValueError: a line is not an object with a non-empty text `prompt`, or `check_record` refuses it.
+        ValueError: a line is not an object with a non-empty text under the key, or `check_record` refuses it.
     """
     entries: list[Entry] = []
     for number, line, _ in parse_lines(text):
         try:
             record = parse_json(line)
-            prompt = record["prompt"]
+            value = record[key]
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"line {number} is not a JSON object with `prompt`") from None
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise ValueError(f"line {number}: `prompt` must be a non-empty text")
+            raise ValueError(f"line {number} is not a JSON object with `{key}`") from None
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(f"line {number}: `{key}` must be a non-empty text")
         check_record(number, line, record)
-        entries.append((number, prompt, record))
+        entries.append((number, value, record))
     return entries
 
 

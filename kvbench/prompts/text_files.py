@@ -5,8 +5,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json, read_text
-from kvbench.eval.files.prompt_lines import check_letters, check_record, parse_lines
+from kvbench.core.files import read_text
+from kvbench.eval.files.prompt_lines import check_letters, parse_json_lines
 from kvbench.prompts.base import choose_numbers
 
 DOMAINS = ("manuals", "novels", "code", "chat")
@@ -62,15 +62,7 @@ def choose_texts(total: int, count: int | None, draw: int | None) -> list[int]:
 
 
 def _parse_records(content: str) -> list[TextEntry]:
-    entries: list[TextEntry] = []
-    for number, line, _ in parse_lines(content):
-        try:
-            record = parse_json(line)
-            text = record.pop("text")
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"line {number} is not a JSON object with `text`") from None
-        if not isinstance(text, str):
-            raise ValueError(f"line {number}: `text` must be a text")
-        check_record(number, line, {**record, "text": text})
-        entries.append((text, record))
-    return entries
+    lines = parse_json_lines(content, "text")
+    return [
+        (text, {key: value for key, value in record.items() if key != "text"}) for _, text, record in lines
+    ]

@@ -128,10 +128,10 @@ FILES: list[tuple[Callable[..., PromptSource], str, str | bytes, str]] = [
     (PromptFile, "p.txt", " \n", "contains no prompts"),
     (SHORT, "a.jsonl", '{"prompt": "x"}', "cannot be read .line 1 is not a JSON object with `text`"),
     (SHORT, "a.jsonl", '{"text": "long enough"}\n[1]', "cannot be read .line 2 is not a JSON object with `text`"),
-    (SHORT, "a.jsonl", '{"text": 3}', "cannot be read .line 1: `text` must be a text"),
+    (SHORT, "a.jsonl", '{"text": 3}', "cannot be read .line 1: `text` must be a non-empty text"),
     (SHORT, "a.jsonl", '{"text": "\\ud800"}', "cannot be read .line 1.*surrogate"),
     (SHORT, "a.jsonl", "", "contains no texts"),
-    (SHORT, "a.jsonl", '{"text": " "}', "text 1 is empty"),
+    (SHORT, "a.jsonl", '{"text": " "}', "cannot be read .line 1: `text` must be a non-empty text"),
     (SHORT, "a.csv", "text\nabc", "must be .txt, .jsonl or a folder"),
     (SHORT, "a.txt", b"\xff\xfe", "cannot be read"),
 ]  # fmt: skip
