@@ -14,7 +14,7 @@ class Typed:
 
     Attributes:
         quoted: the prompt as JSON without a dollar sign, which a configuration would take for an interpolation.
-        of: the set; sets of texts that are read have no calibration prompts for a text that is written.
+        of: the set; its texts that are read calibrate no text that is written.
     """
 
     quoted: str
@@ -43,6 +43,6 @@ class Typed:
         return [Prompt(0, self.text)]
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return up to `count` calibration prompts of `of`."""
-        others = self.of.load_others(count, seed)
+        """Return up to `count` calibration prompts of `of`; if it has none, its own prompts."""
+        others = self.of.load_others(count, seed) or self.of.load()
         return leave_out((prompt for prompt in others if prompt.reading is None), self.load(), count)

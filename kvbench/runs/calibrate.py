@@ -47,9 +47,15 @@ def choose_calibration(
     if settings.prompts is None:
         return source.load_others(settings.count, settings.seed)
     try:
-        chosen = PromptFile(settings.prompts, settings.count).load()
+        found = PromptFile(settings.prompts).load()
     except ConfigError as error:
         raise ConfigError("calibrate." + str(error).replace("prompts.path=", "prompts=", 1)) from None
+    if len(found) < settings.count:
+        count = len(found)
+        raise ConfigError(
+            f"calibrate.count={settings.count}: {settings.prompts} has {count} prompts; set calibrate.count={count}"
+        )
+    chosen = found[: settings.count]
     evaluated_texts = {prompt.text for prompt in evaluated}
     if both := [prompt.text for prompt in chosen if prompt.text in evaluated_texts]:
         log.warning(
@@ -63,12 +69,12 @@ def check_calibration(prompts: Sequence[Prompt]) -> None:
     """Check that there are calibration prompts.
 
     Raises:
-        ConfigError: the run evaluates all prompts of its set.
+        ConfigError: the run evaluates all prompts of its set, or the set's texts are read.
     """
     if not prompts:
         raise ConfigError(
-            "calibrate.prompts=null: every prompt of the set is evaluated, so none is left for calibration; set "
-            "calibrate.prompts=my.txt, a file with one prompt per line, or evaluate fewer: prompts.count=..."
+            "calibrate.prompts=null: the set has no prompt left for calibration; set calibrate.prompts=my.txt, a file "
+            "with one prompt per line, or evaluate fewer: prompts.count=..."
         )
 
 

@@ -10,6 +10,10 @@ from PIL import Image
 import kvbench
 from kvbench.cli.tasks.show import split_prompt
 from kvbench.core.config import ConfigError
+from kvbench.prompts.files import PromptFile
+from kvbench.prompts.texts import Texts
+from kvbench.prompts.typed import Typed
+from kvbench.runs import prepare
 from tests.support.command_line import Command
 
 CAPTION = "a red circle above a blue square"
@@ -48,13 +52,22 @@ def test_an_image_is_drawn_as_in_a_run_of_its_prompt(command: Command, plain: kv
         assert (drawn[::4, ::4] == np.array(Image.open(one.find_sample(0)))).all()
 
 
-def test_a_method_is_calibrated_as_in_runs_of_the_models_prompts(command: Command) -> None:
+def test_a_calibration_of_runs_is_used_again(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("method=heatkv", "calibrate.count=2")
     assert command("task=calibrate", *words)[0] == 0
     [made] = Path("runs").rglob("*.safetensors")
+    monkeypatch.delattr(prepare, "calibrate")
     assert command("show", CAPTION, "budget=0.1", *words)[0] == 0
     assert {path.name for path in Path("runs").rglob("*.safetensors")} == {made.name}
     assert kvbench.runs_df("runs").is_empty()  # what is shown is in no table of runs
+
+
+def test_a_prompt_is_calibrated_on_others_of_its_set(tmp_path: Path) -> None:
+    (tmp_path / "my.txt").write_text("a\nb\nc\n")
+    for of, expected in ((PromptFile(str(tmp_path / "my.txt")), ["a", "c"]), (Texts(), [])):
+        prompt = Typed(Typed.quote("b"), of)
+        assert [one.text for one in prompt.load()] == ["b"]
+        assert [one.text for one in prompt.load_others(2, seed=0)] == expected
 
 
 def test_a_text_stands_beside_the_full_caches(command: Command) -> None:

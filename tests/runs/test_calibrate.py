@@ -315,10 +315,14 @@ def test_overlap_of_calibration_prompts_is_reported(tmp_path: Path, caplog: pyte
     assert "1 of its 2 prompts are evaluated too, such as 'a cat'" in caplog.text
     with pytest.raises(ConfigError, match=r"^calibrate\.prompts.*nowhere.txt: cannot be read"):
         choose_calibration(CalibrateSettings(prompts=str(tmp_path / "nowhere.txt")), Scenes(4), [])
+    with pytest.raises(ConfigError, match=r"^calibrate\.count=4: .* has 3 prompts; set calibrate\.count=3$"):
+        choose_calibration(replace(settings, count=4), Scenes(4), [])
 
 
 def test_nothing_to_calibrate_on_is_told_before_weights_are_read(tmp_path: Path) -> None:
     job = job_in(tmp_path, method=HeatKV(1), calibration_prompts=[])
-    with pytest.raises(ConfigError, match=r"^calibrate\.prompts=null: every prompt of the set is evaluated"):
+    with pytest.raises(
+        ConfigError, match=r"^calibrate\.prompts=null: the set has no prompt left for calibration"
+    ):
         execute.run(job)
     assert not list(tmp_path.iterdir())

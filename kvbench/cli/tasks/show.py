@@ -76,10 +76,9 @@ def split_prompt(words: Sequence[str]) -> tuple[str, list[str]]:
         raise ConfigError(f"show: {options[0]} is no option of it; {USAGE}")
     if len(prompts) != 1 or not prompts[0].strip():
         found = " ".join(prompts)
-        reason = (
-            f"put the prompt in quotes: {found!r}" if found.strip() else "there is no prompt beside settings"
-        )
-        raise ConfigError(f"show: {shorten(reason)}; {USAGE}")
+        quotes = f"put the prompt in quotes: {shorten(repr(found))}"
+        reason = quotes if found.strip() else "there is no prompt beside settings"
+        raise ConfigError(f"show: {reason}; {USAGE}")
     if lists := Command.parse(settings).lists:
         raise ConfigError(f"show: {lists[0]}: several values are a sweep; give one")
     for word in settings:
@@ -117,14 +116,14 @@ def ask(cfg: DictConfig, prompt: str, *, choose_metrics: bool) -> None:
         cfg.prompts = {"_target_": target, "quoted": Typed.quote(prompt), "of": cfg.prompts}
         cfg.runs_dirs = [cfg.runs_dir, *cfg.runs_dirs]
         cfg.runs_dir = str(Path(cfg.runs_dir, FOLDER))
-        if choose_metrics:
+        if choose_metrics and kind in METRICS:
             cfg.eval = {name: node for file in METRICS[kind] for name, node in read_metrics(file).items()}
 
 
 def _find_example(cfg: DictConfig) -> str:
     """Return words on the first prompt of the set, if it is one that the model takes."""
-    prompt = instantiate(cfg.prompts.of).load()[0]
     try:
+        prompt = instantiate(cfg.prompts.of).load()[0]
         instantiate(cfg.model).check_prompts([prompt.text])
     except ValueError:
         return ""
