@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
-import numpy as np
 import pytest
 from nbclient import NotebookClient
-from safetensors.numpy import load_file
 
 from tests.support.places import ROOT
 
@@ -105,17 +103,6 @@ def test_where_heads_look(show: Callable[[str], Shown]) -> None:
     shown = show("03_where_heads_look")
     assert "6 layers x 6 heads, 9 scales" in shown.text
     assert "attention of a scale to all scales so far sums to 1.000000" in shown.text
-    tensors = [load_file(path) for path in shown.folder.glob("runs/infinity_tiny/calibration-*.safetensors")]
-    [mass] = [one["mass"] for one in tensors if "mass" in one]
-    ratios = []
-    for source in range(8):
-        scores = [
-            np.mean([head[target, source] for target in range(source + 1, 9)])
-            for head in mass.reshape(36, 9, 9)
-        ]
-        ratios.append(max(scores) / min(scores))
-    [printed] = re.findall(r"highest S-CAS over lowest, by source scale: ([\d, ]+)", shown.text)
-    assert [int(one) for one in printed.split(", ")] == [round(ratio) for ratio in ratios]
     held, capacity = shown.numbers(r"held (\d+) of (\d+) tokens; a head holds")
     assert 0.8 * capacity < held <= capacity == 918
     assert shown.figures == 4

@@ -136,24 +136,6 @@ def test_heatkv_reads_an_order_file_and_a_profile_the_calibration_of_a_run(
 
 
 @pytest.mark.slow
-def test_classes_from_end_to_end(command: Command, tmp_path: Path) -> None:
-    classes = ("prompts=imagenet", "prompts.classes=[0,1,2]", "prompts.per_class=2")
-    job = ("model=var_tiny", "model.weights=random", *classes, "eval=[psnr,ssim]")
-    for method, budget in (("streaming_llm", 0.3), ("heatkv", 0.5)):
-        status, out, _ = command(*job, f"method={method}", f"budget={budget}", "calibrate.count=2")
-        assert status == 0
-        assert "var_tiny (random weights)" in out
-        [path] = (tmp_path / "runs/var_tiny").glob(f"{method}-*/results.json")
-        results = json.loads(path.read_text())
-        assert 0 < results["memory"]["peak_tokens"] <= results["memory"]["budget_tokens"]
-        assert results["metrics"]["psnr"]["n"] == 6
-        assert 10 < results["metrics"]["psnr"]["value"] < 60
-    lines = [json.loads(line) for line in (path.parent / "samples.jsonl").read_text().splitlines()]
-    assert [line["prompt"] for line in lines] == ["0", "1", "2"] * 2
-    assert lines[1]["meta"]["class"] == 1
-
-
-@pytest.mark.slow
 def test_profile_of_both_families(command: Command, tmp_path: Path) -> None:
     quick = ("task=profile", "profile.batch_sizes=[2]", "profile.warmup=0", "profile.repeats=1", "budget=0.3")
     status, out, err = command(*quick, "method=heatkv", "profile.trace=trace.json")

@@ -45,18 +45,11 @@ CONFIGS = [
     BSQConfig(bits=8, base=32, encoder_widths=(32, 64), decoder_widths=(64, 32), blocks=2, stem=2),
     BSQConfig(bits=6, base=24, encoder_widths=(24, 48), decoder_widths=(24, 48), blocks=1, stem=4),
     BSQConfig(
-        bits=12,
-        base=32,
-        encoder_widths=(32, 32),
-        decoder_widths=(32, 32),
-        blocks=1,
-        stem=2,
-        mixers=2,
-        grid=(4, 4),
+        bits=12, base=32, encoder_widths=(32, 32), decoder_widths=(32, 32), blocks=1, stem=2, mixers=2, grid=(4, 4),
         scales=4,
     ),
     BSQConfig(bits=8, base=32, encoder_widths=(32,), decoder_widths=(32,), blocks=1, stem=4, scales=3),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
