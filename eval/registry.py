@@ -1,7 +1,6 @@
 """Registry of metrics: files of conf/eval and of plugins, read without Hydra."""
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -11,6 +10,7 @@ import yaml
 
 from kvbench.core.config import import_target
 from kvbench.core.files import resolve_path
+from kvbench.core.suggestions import suggest
 
 FOLDER = Path(__file__).resolve().parents[1] / "conf" / "eval"
 PLUGINS = "kvbench.plugins"
@@ -44,9 +44,8 @@ def read_metrics(name: str) -> dict[str, Settings]:
         members, own = content.pop("defaults", []), content
         wrong = [key for key, settings in own.items() if "_target_" not in settings]
     except OSError:
-        near = "".join(f"did you mean {one}? " for one in get_close_matches(name, known, 1))
-        choices = ", ".join(sorted(known))
-        raise ValueError(f"{name or 'empty name'}: no such metric; {near}choose from {choices}") from None
+        choices = suggest(name, sorted(known), "eval")
+        raise ValueError(f"{name or 'empty name'}: no such metric{choices}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     except (AttributeError, TypeError):

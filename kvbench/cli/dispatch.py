@@ -91,14 +91,14 @@ def run_task(cfg: DictConfig) -> object:
             show_status(CONSOLE, Path(cfg.work.folder), verbose=cfg.verbose)
         return None
     count_processes(cfg)
-    if cfg.get("task") in COMPUTING and Recorder.current is None and os.environ.get("RANK", "0") == "0":
-        show_device(cfg.device)
     # Importing torch takes seconds, so it comes after finished calls and checks of settings.
     values = read_values(cfg)
     if cfg.get("task") == "run" and (folder := show_finished(values, verbose=cfg.verbose)) is not None:
         return folder
     settings = check_values(values)
     check_runs_dir(settings, alone=Recorder.current is None)
+    if settings.task in COMPUTING and Recorder.current is None and os.environ.get("RANK", "0") == "0":
+        show_device(cfg.device)
     if settings.task in COMPUTING:
         from kvbench.core.devices import keep_freed_memory  # imports torch
 

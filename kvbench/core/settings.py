@@ -153,7 +153,7 @@ class ExportSettings:
         policy: policy file of a static method, written in place of tables (.safetensors).
     """
 
-    format: Literal["parquet", "csv"] = "parquet"
+    format: Literal["parquet", "csv", "json"] = "parquet"
     policy: str | None = None
 
     def __post_init__(self) -> None:
@@ -343,10 +343,6 @@ class Settings:
             raise ConfigError("output is empty; use output=. for the current folder")
         if self.methods is not None and len(set(self.methods)) != max(len(self.methods), 2):
             raise ConfigError(f"methods={list(self.methods)}: name two or more methods, each once")
-        if self.task == "choose" and not self.metric:
-            raise ConfigError(
-                "metric: task=choose compares methods by one metric; set it, such as metric=psnr"
-            )
         if not re.fullmatch(r"cpu(:0)?|cuda(:\d{1,3})?", self.device):
             raise ConfigError(f"device={self.device}: only auto, cpu, cuda and cuda:N are supported")
         if self.cuda_graph is True and not self.device.startswith("cuda"):
@@ -387,14 +383,15 @@ class Settings:
         for group, kind in shared.items():
             if group in values:
                 kind(**check_part(values[group], kind, group))
-        for group in GROUPS if objects else ():
-            if group != "train" or values["task"] == "train":  # its modules take long to import
-                check_objects(values.get(group), group)
         for key, part in parts.items():
             own[key] = part(**_make_tuples(check_part(own.get(key, {}), part, key)))
         if not own["runs_dir"]:
             raise ConfigError("runs_dir is empty; use runs_dir=. for the current folder")
-        return cls(**{**_make_tuples(own), "runs_dir": Path(str(own["runs_dir"])).expanduser()})
+        settings = cls(**{**_make_tuples(own), "runs_dir": Path(str(own["runs_dir"])).expanduser()})
+        for group in GROUPS if objects else ():  # last, since it imports torch
+            if group != "train" or values["task"] == "train":  # its modules take long to import
+                check_objects(values.get(group), group)
+        return settings
 
 
 def _make_tuples(values: Mapping[str, Any]) -> dict[str, Any]:

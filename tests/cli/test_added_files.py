@@ -139,7 +139,7 @@ def test_a_method_that_cannot_be_made_stops_no_calibration(
     add: Add, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add("method/mine.yaml", "_target_: kvbench.methods.h2o.H2O\nnonsense: 1\n")
-    monkeypatch.setattr(calibrate, "list_methods", lambda _: ["mine", "heatkv"])
+    monkeypatch.setattr(calibrate, "list_choices", lambda _: ["mine", "heatkv"])
     with hydra_of_kvbench():
         [observer] = calibrate.list_observers(compose_job([])[0])
     assert observer.kind == "attention_by_scale"

@@ -31,14 +31,14 @@ def check_kinds(values: Mapping[str, object]) -> None:
         ConfigError: naming the key.
     """
     for group in ("model", "method", "prompts"):
-        _check_kind(values.get(group), group, group)
+        check_kind(values.get(group), group, group)
     evaluators = values.get("eval") or {}
     if not isinstance(evaluators, Mapping):
         raise ConfigError(f"eval={show(evaluators)}: not a group of evaluators; set eval=none for none")
     for name, node in evaluators.items():
-        _check_kind(node, f"eval.{name}", "eval")
+        check_kind(node, f"eval.{name}", "eval")
     if values.get("logger"):
-        kind = _check_kind(values["logger"], "logger", "logger")
+        kind = check_kind(values["logger"], "logger", "logger")
         if (check := getattr(kind, "check_installed", None)) is not None:
             check()
     model = values["model"]
@@ -70,8 +70,12 @@ def check_preset(values: Mapping[str, object]) -> None:
         )
 
 
-def _check_kind(node: object, key: str, group: str) -> type:
-    """Return the class of a group's node."""
+def check_kind(node: object, key: str, group: str) -> type:
+    """Return the class of a group's node.
+
+    Raises:
+        ConfigError: it is no class of the group's kind.
+    """
     path = node.get("_target_") if isinstance(node, Mapping) else None
     if not isinstance(path, str):
         raise ConfigError(

@@ -19,10 +19,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from kvbench.cli.config.checks import check_hydra, check_kinds, check_preset
 from kvbench.cli.config.instantiate import VERSION_BASE
 from kvbench.cli.config.loader import parse_word, use_caching_loader
+from kvbench.cli.config.racing import check_race
 from kvbench.cli.config.words import check_against, check_overrides
 from kvbench.core.config import ConfigError
 from kvbench.core.gpus import AUTO, resolve_device, resolve_noise
 from kvbench.core.settings import READING_TASKS, Settings
+from kvbench.core.suggestions import suggest
 
 if TYPE_CHECKING:  # imports numpy
     from kvbench.runs.record.results import Outcome
@@ -123,6 +125,9 @@ def read_settings(cfg: DictConfig) -> Settings:
 def check_values(values: Mapping[str, object]) -> Settings:
     """Check the values of a configuration as `read_settings` does, and return the settings."""
     check_preset(values)
+    if values.get("task") == "choose":
+        with hydra_of_kvbench():
+            check_race(values)
     export = values.get("export")
     is_policy = isinstance(export, Mapping) and bool(export.get("policy"))
     # Tasks that read runs make no objects; checking these imports their classes and torch.
@@ -137,10 +142,8 @@ def check_values(values: Mapping[str, object]) -> Settings:
         from kvbench.report.papers.memory import TABLES  # imports torch
 
         if settings.plan.table not in TABLES:
-            choices = ", ".join(TABLES)
-            raise ConfigError(
-                f"plan.table={settings.plan.table}: no such memory column; choose from {choices}"
-            )
+            choices = suggest(settings.plan.table, TABLES)
+            raise ConfigError(f"plan.table={settings.plan.table}: no such memory column{choices}")
     if settings.published is not None:
         from kvbench.report.papers.published import find
 

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, grammar_parser
 
 from kvbench.core.config import ConfigError, show
 from kvbench.core.settings import CHOICE_KEYS
+from kvbench.core.suggestions import suggest
 
 _FILES: dict[tuple[str, str], Callable[[], Any]] = {}
 """Parsed files by search path and name; a call gives a copy."""
@@ -148,7 +149,8 @@ class CachingLoader(ConfigLoaderImpl):
         names = [choice] if isinstance(choice, str) else choice
         known = self.get_group_options(group)
         if not isinstance(names, Sequence) or not names or not all(name in known for name in names):
-            raise ConfigError(f"model.{key}={show(choice)}: not a choice; choose from {', '.join(known)}")
+            choices = suggest(str(choice), known, group)
+            raise ConfigError(f"model.{key}={show(choice)}: not a choice{choices}")
         return names[0] if isinstance(choice, str) else f"[{','.join(names)}]"
 
 

@@ -26,11 +26,12 @@ from kvbench.cli.config.search_path import check_search_path, find_added, list_c
 from kvbench.cli.config.words import check_lists, parse_options
 from kvbench.core.config import ConfigError, UserError, shorten
 from kvbench.core.settings import CHOICE_KEYS
+from kvbench.core.suggestions import suggest
 
 EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSError)
 """Errors that a user can cause, besides out-of-memory errors."""
 MAX_LINE = 1200
-"""Most characters of a message; the choices of the largest group take 900."""
+"""Most characters of a message."""
 SHELLS = ("bash", "fish", "zsh")
 """Shells for which Hydra completes words."""
 
@@ -52,7 +53,7 @@ def check_arguments(arguments: list[str]) -> str | None:
         words = parsed.overrides
         if parsed.shell_completion:
             return _check_completion(words)
-        runs = parsed.multirun or Command.parse(arguments).kind != "option"
+        runs = parsed.cfg is None and (parsed.multirun or Command.parse(arguments).kind != "option")
         with hydra_of_kvbench():
             check_search_path()
             for overrides in cover_values([*_list_added_words(parsed.overrides), *parsed.overrides]):
@@ -170,8 +171,7 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
         group, choice = match.groups()
         with hydra_of_kvbench():
             choices = list_choices(group)
-        listed = f"{_suggest(choice, choices) or ';'} choose from {', '.join(choices)}" if choices else ""
-        return f"{group}={choice}: no such choice{listed}"
+        return f"{group}={choice}: no such choice{suggest(choice, choices, group)}"
     if match := re.match(r"You must specify '\w+@([\w.]+)'", lines[0]):
         return f"{match[1]}: missing; set {match[1]}=... to a choice of {match[1].partition('.')[0]}"
     if match := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", lines[0]):

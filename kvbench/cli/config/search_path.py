@@ -2,25 +2,29 @@
 
 import importlib
 import logging
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import hydra
-import hydra.utils
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.plugins.config_source import ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import GrammarParseError
 from yaml import MarkedYAMLError
 
+from kvbench.cli.config.checks import check_kind
+from kvbench.cli.config.instantiate import instantiate
 from kvbench.core.config import ConfigError
+from kvbench.core.files import resolve_path
 from kvbench.core.plugins import find_plugins
 
 log = logging.getLogger(__name__)
@@ -56,22 +60,50 @@ def list_choices(group: str) -> list[str]:
     return GlobalHydra.instance().config_loader().get_group_options(group, ObjectType.CONFIG)
 
 
-def list_methods(family: str) -> list[str]:
-    """Return the choices of `method=` for models of a family; Hydra must be initialised.
+def list_variants(group: str) -> list[str]:
+    """Return the choices of `group=` with those in its folders, such as `cake/text`; Hydra must be initialised."""
+    loader = GlobalHydra.instance().config_loader()
+    names = list_choices(group)
+    for folder in loader.get_group_options(group, ObjectType.GROUP):
+        names += [f"{folder}/{name}" for name in list_variants(f"{group}/{folder}")]
+    return sorted(names)
 
-    A method whose class cannot be imported is left out, and named in a warning. Only a file without its own
-    `_target_` is composed, because composing all takes seconds.
+
+def describe_choice(group: str, name: str) -> str:
+    """Return the comment at the top of the file of a choice; Hydra must be initialised."""
+    file = f"{group}/{name}.yaml"
+    source = next(one for one in _list_sources() if one.is_config(file))
+    text = resolve_path(f"{source.full_path().removeprefix('file://')}/{file}").read_text(encoding="utf-8")
+    opening = takewhile(re.compile("#").match, text.splitlines())
+    lines = (line.removeprefix("#").strip() for line in opening)
+    return " ".join(line for line in lines if not line.startswith("@package"))
+
+
+def list_methods(family: str) -> list[str]:
+    """Return the choices of `method=` for models of a family; Hydra must be initialised."""
+    return [name for name, method in make_each("method", list_choices("method")) if family in method.families]
+
+
+def make_each(group: str, names: Sequence[str], job: DictConfig | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield choices with their objects; Hydra must be initialised.
+
+    A choice that cannot be composed, or whose class cannot be imported, is left out and named in a warning.
+
+    Args:
+        group: group of the configuration.
+        names: its choices.
+        job: configuration whose other settings they refer to; None for the defaults.
     """
-    loader: Any = GlobalHydra.instance().config_loader()
-    names = []
-    for name in list_choices("method"):
-        with leaving_out(f"method={name}"):
-            own = loader.repository.load_config(f"method/{name}").config
-            target = own.get("_target_") or hydra.compose(f"method/{name}").method._target_
-            kind: Any = hydra.utils.get_class(target)
-            if family in kind.families:
-                names.append(name)
-    return names
+    job = hydra.compose("config") if job is None else job.copy()
+    for name in names:
+        with leaving_out(f"{group}={name}"):
+            node = hydra.compose(f"{group}/{name}")  # a file alone composes in a fraction of a job's time
+            for part in f"{group}/{name}".split("/")[:-1]:
+                node = node[part]
+            check_kind(node, group, group)
+            with open_dict(job):
+                job[group] = node
+            yield name, instantiate(job[group])
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from kvbench.cli.config.search_path import list_choices
 from kvbench.core.config import ConfigError, shorten
 from kvbench.core.settings import GROUPS, TASKS
 from kvbench.core.storage import CODE_DTYPES
+from kvbench.core.suggestions import suggest
 
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
 """Options of Hydra that exclude each other."""
@@ -63,6 +64,7 @@ OWN_KEYS = {
     ("calibrate", "seed"): "calibrate.seed",
     ("calibrate", "batch_size"): "calibrate.batch_size",
     ("profile", "batch_size"): "profile.batch_sizes",
+    ("choose", "method"): "methods=[...]",
 }
 """Keys that a task has in place of one of runs."""
 REMEDIES: Mapping[str, str] = {
@@ -98,7 +100,8 @@ def parse_options(arguments: Sequence[str]) -> Namespace:
             raise ConfigError(
                 f"{option}: not supported; name a folder with more files by hydra.searchpath=[file://folder]"
             )
-    if len(commands := [f"--{name}" for name in COMMANDS if getattr(parsed, name)]) > 1:
+    commands = [f"--{name}" for name in COMMANDS if getattr(parsed, name)]
+    if len(commands) > 1 and not (commands == ["--multirun", "--cfg"] and parsed.cfg == "job"):
         raise ConfigError(f"{' and '.join(commands)}: exclude each other; leave out {commands[0]}")
     for name in ("resolve", "package"):
         if getattr(parsed, name) and parsed.cfg is None and not (name == "resolve" and parsed.help):
@@ -125,7 +128,7 @@ def check_words(command: Command) -> None:
     keys = [key for word in command.overrides if (key := _name_key(word))]
     task, acting = command.task or "run", _list_acting(command, keys)
     for key in keys:
-        if (own := OWN_KEYS.get((task, key))) is not None:
+        if (own := OWN_KEYS.get((task, key.partition(".")[0]))) is not None:
             raise ConfigError(f"{key}: not read by task={task}; set {own}")
         if (name := _find_name(key, READERS)) is None:
             continue
@@ -218,7 +221,8 @@ def _count_values(override: Override) -> int:
         count = sum(1 for _ in override.sweep_string_iterator())
     if count < 1:
         choices = list_choices(override.key_or_group)
-        remedy = f"choice; choose from {', '.join(choices)}" if choices else "value; give at least one"
+        group = override.key_or_group
+        remedy = f"choice{suggest('', choices, group)}" if choices else "value; give at least one"
         raise ConfigError(f"{word}: matches no {remedy}")
     return count
 
@@ -228,8 +232,9 @@ def _check_choices(override: Override) -> None:
     group, value = override.key_or_group, override.value()
     names = value if isinstance(value, list) and group == "eval" else [value]
     if not all(isinstance(name, str) for name in names):
-        choices = ", ".join(list_choices(group.partition(".")[0]))
-        raise ConfigError(f"{shorten(str(override.input_line))}: not a choice; choose from {choices}")
+        plain = group.partition(".")[0]
+        choices = suggest("", list_choices(plain), plain)
+        raise ConfigError(f"{shorten(str(override.input_line))}: not a choice{choices}")
     for number, name in enumerate(names):
         if (other := _find_other_spelling(group, name)) is not None:
             raise ConfigError(f"{group}={shorten(name)}: not the name of a choice; set {group}={other}")
@@ -262,8 +267,7 @@ def check_against(against: str, runs_dir: Path) -> None:
     is_folder = bool(against) and "/" not in against and "\0" not in against
     runs = (folder / against for folder in runs_dir.glob("*")) if is_folder else ()
     if not is_choice("method", against) and not any(run.is_dir() for run in runs):
-        choices = ", ".join(list_choices("method"))
+        methods = suggest(against, list_choices("method"), "method")
         raise ConfigError(
-            f"against={shorten(against)}: neither a method nor the folder of a run in {runs_dir}; methods: "
-            f"{choices}"
+            f"against={shorten(against)}: neither a method nor the folder of a run in {runs_dir}{methods}"
         )

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.config.search_path import leaving_out, list_methods
+from kvbench.cli.config.search_path import list_choices, make_each
 from kvbench.cli.console import say
 from kvbench.cli.tasks.job import make_job
 from kvbench.core.settings import Settings
@@ -45,10 +44,7 @@ def calibrate(cfg: DictConfig, settings: Settings) -> list[Path]:
 
 def list_observers(cfg: DictConfig) -> list[Observer]:
     """Return the observers of the methods for the model, each method at its defaults, without duplicates."""
-    other, needs = cfg.copy(), []
-    OmegaConf.set_struct(other, False)
-    for name in list_methods(instantiate(cfg.model).spec.family):
-        with leaving_out(f"method={name}"):
-            other.method = hydra.compose(f"method/{name}").method
-            needs.append(instantiate(other.method).needs())
+    family = instantiate(cfg.model).spec.family
+    methods = (method for _, method in make_each("method", list_choices("method"), cfg))
+    needs = [method.needs() for method in methods if family in method.families]
     return list({repr(one): one for one in needs if isinstance(one, Observer)}.values())

@@ -15,9 +15,11 @@ from tqdm import tqdm
 from kvbench.cli.config.compose import compose_job, read_settings
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.messages import describe_error
+from kvbench.cli.config.racing import name_metrics
 from kvbench.cli.config.search_path import list_choices
 from kvbench.cli.tasks.job import make_job
 from kvbench.core.config import ConfigError, import_target
+from kvbench.core.suggestions import suggest
 from kvbench.eval.paired.dreamsim import DreamSim
 from kvbench.eval.protocol.base import Evaluator, find_missing
 from kvbench.eval.protocol.scores import MetricSpec
@@ -104,14 +106,14 @@ def keep_words(words: Sequence[str], evaluator: str) -> tuple[str, ...]:
 def find_evaluator(cfg: Mapping[str, Any], metric: str) -> tuple[str, MetricSpec]:
     """Return the name in conf/eval of the evaluator of a metric, and the metric's specification.
 
-    The evaluators of the command come first, then the file with the metric's name.
+    The evaluators of the command come first, then the file that names the metric.
 
     Raises:
         ConfigError: no evaluator has the metric, it lacks weights or packages, or the metric is of a whole set.
     """
     nodes = dict(cfg.get("eval") or {})
-    if metric in list_choices("eval"):
-        nodes = dict(compose_job([f"eval=[{metric}]"])[0].eval or {}) | nodes
+    if (file := name_metrics().get(metric)) is not None:
+        nodes = dict(compose_job([f"eval=[{file}]"])[0].eval or {}) | nodes
     evaluators: dict[str, Evaluator] = {name: instantiate(node) for name, node in nodes.items()}
     for name, evaluator in evaluators.items():
         if metric not in evaluator.metrics:
@@ -125,7 +127,7 @@ def find_evaluator(cfg: Mapping[str, Any], metric: str) -> tuple[str, MetricSpec
         return name, evaluator.metrics[metric]
     known = sorted({one for evaluator in evaluators.values() for one in evaluator.metrics})
     raise ConfigError(
-        f"metric={metric}: no such metric; eval has {', '.join(known) or 'none'}; name others' evaluators in eval=[...]"
+        f"metric={metric}: no such metric in eval{suggest(metric, known, 'eval')}; name its file in eval=[...]"
     )
 
 

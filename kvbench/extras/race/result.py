@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from kvbench.core.files import write_whole
 from kvbench.eval.protocol.intervals import bootstrap
@@ -44,10 +45,10 @@ class Setting:
 def rank(race: Race, found: Found) -> list[dict[str, object]]:
     """Return a row per method, the best first: mean, units, and the leader's lead over it with both intervals.
 
-    The lead is over the samples that the method drew. Its sequence interval is valid at every look, for a leader that
-    is chosen in advance; the leader of a race is chosen by the data, so the intervals of the table do not hold together
-    with the race's error. The fixed-sample interval is the bootstrap of a run whose size was chosen in advance and is
-    not valid after a race.
+    Leads and the leader's mean are over the samples that the method drew. A sequence interval is valid at every look,
+    for a leader that is chosen in advance; the leader of a race is chosen by the data, so the intervals of the table do
+    not hold together with the race's error. The fixed-sample interval is the bootstrap of a run whose size was chosen
+    in advance and is not valid after a race.
     """
     leader = race.racing[0]
     sign = 1.0 if race.rules.higher else -1.0
@@ -57,54 +58,65 @@ def rank(race: Race, found: Found) -> list[dict[str, object]]:
         ours = average(found, [method])[method]
         row: dict[str, object] = {"method": method, "mean": float(ours.mean()), "prompts": len(ours)}
         if method != leader:
-            lead = sign * measure_lead(found, leader, method)
+            differences = measure_lead(found, leader, method)
+            lead = sign * differences
             fixed = bootstrap(lead.tolist())
             row |= {
+                "leader_mean": float((ours + differences).mean()),
                 "lead": float(lead.mean()),
                 "sequence": None
                 if (ends := find_interval(lead, race.pair_error, race.rules.limits)) is None
                 else list(ends),
                 "fixed_sample": None if fixed is None else [fixed.low, fixed.high],
             }
-        if method in reasons:
-            row |= {"left_after": reasons[method].after, "left_to": reasons[method].better}
+        if (left := reasons.get(method)) is not None:
+            row |= {"left_after": left.after, "left_to": left.better, "left_behind": list(left.ahead)}
         rows.append(row)
     return rows
 
 
 def make_rows(ranking: Sequence[Mapping[str, object]], digits: int) -> list[Row]:
-    """Return the ranking as cells of a table."""
+    """Return the ranking as cells of a table; what a method left for stands in place of the interval of the lead."""
     return [
         {
             "method": str(row["method"]),
-            "mean": f"{row['mean']:.{digits}f}",
             "prompts": str(row["prompts"]),
-            "leader ahead by": _format_lead(row, "sequence", digits),
-            "fixed sample": _format_lead(row, "fixed_sample", digits),
-            "left": f"to {row['left_to']}" if "left_to" in row else None,
+            "mean": f"{row['mean']:.{digits}f}",
+            "leader's mean": f"{row['leader_mean']:.{digits}f}" if "leader_mean" in row else None,
+            "leader ahead by": _format_lead(row, digits),
+            "why it left": _explain_exit(row, digits),
         }
         for row in ranking
     ]
 
 
-def _format_lead(row: Mapping[str, object], key: str, digits: int) -> str | None:
-    ends = row.get(key)
-    if not isinstance(ends, list):
+def _format_lead(row: Mapping[str, Any], digits: int) -> str | None:
+    if "lead" not in row:
         return None
-    return f"{row['lead']:.{digits}f} [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
+    ends = None if "left_to" in row else row["sequence"]
+    interval = "" if ends is None else f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
+    return f"{row['lead']:.{digits}f}{interval}"
+
+
+def _explain_exit(row: Mapping[str, Any], digits: int) -> str | None:
+    if "left_to" not in row:
+        return None
+    low, high = row["left_behind"]
+    return f"after {row['left_after']}, {row['left_to']} ahead by {low:.{digits}f} to {high:.{digits}f}"
 
 
 def describe_end(race: Race, setting: Setting) -> list[str]:
     """Return sentences about how the race ended and what it drew."""
     after, left = race.looks[-1].after, ", ".join(race.racing)
     ends = {
-        "won": f"{left} is left after {after} prompts.",
+        "won": f"{left} alone remains after {after} prompts.",
         "level": f"{left} are within {race.rules.margin:g} of {race.racing[0]} after {after} prompts.",
-        "racing": f"{left} are left after all {after} prompts: the race does not tell them apart.",
+        "racing": f"{left} remain after all {after} prompts: the race does not tell them apart.",
     }
     calibrations = sum(setting.calibrated.values())
     lines = [
         ends[race.state],
+        "Means and leads of a row are over the prompts that its method drew.",
         f"Drawn: {setting.drawn} samples of {setting.grid} of the full grid ({setting.drawn / setting.grid:.0%}), and "
         f"{calibrations} of calibrations. The full cache's samples are not counted.",
     ]

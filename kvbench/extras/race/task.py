@@ -29,10 +29,6 @@ def choose(cfg: Mapping[str, Any], settings: Settings) -> Path:
     """
     assert settings.metric is not None
     given = list_words()
-    if settings.shard.count > 1:
-        raise ConfigError(
-            f"shard.count={settings.shard.count}: processes share a race without shards; leave it out"
-        )
     name, spec = find_evaluator(cfg, settings.metric)
     words = keep_words(given, name)
     if settings.shuffle is None and not has_random_order(cfg["prompts"]):
@@ -113,6 +109,6 @@ def _read_rules(settings: Settings, runner: Runner, found: Found) -> Rules:
 
 def _say_look(race: Race) -> None:
     look = race.looks[-1]
-    left = [one.method for one in race.exits if one.after == look.after]
+    left = [f"{one.method} (behind {one.better})" for one in race.exits if one.after == look.after]
     out = f"; out: {', '.join(left)}" if left else ""
-    say(f"after {look.after} prompts: {len(race.racing)} left, {look.leader} leads{out}")
+    say(f"after {look.after} prompts: {len(race.racing)} go on, {look.leader} leads{out}")

@@ -177,8 +177,8 @@ def test_bad_folders_are_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fdi"], "fdi: no such metric; did you mean fid? choose from alignment, clip_score"),
-        (["psnr,"], "empty name: no such metric; choose from alignment"),
+        (["fdi"], "fdi: no such metric; did you mean fid? choose from fid"),
+        (["psnr,"], "empty name: no such metric; choose from agreement"),
         (["ssim", "--set", "batch"], "--set batch: NAME=VALUE is needed"),
         (["ssim", "--set", "ssim.batch=0"], "ssim: batch=0: must be at least 1"),
         (["ssim", "--out", __file__], "is not a folder that can be written to: "),

@@ -1,0 +1,51 @@
+"""Names of metrics and methods in `task=choose`, checked before their classes, and torch with them, are imported."""
+
+import re
+from collections.abc import Mapping
+
+from kvbench.cli.config.instantiate import list_targets
+from kvbench.cli.config.search_path import describe_choice, list_choices
+from kvbench.cli.config.words import is_choice
+from kvbench.core.config import ConfigError, shorten, show
+from kvbench.core.suggestions import suggest
+
+NAME = r"[\w.]+(?:\[[^]]*\])?"
+NAMES = re.compile(rf".*: (?P<names>{NAME}(?:, {NAME})*)\.(?: .*)?")
+"""Comment of a file of `conf/eval`, whose first sentence ends with a colon and the names of its metrics."""
+
+
+def name_metrics() -> dict[str, str]:
+    """Return the file of `conf/eval` by the names of its metrics, and by its own; Hydra must be initialised."""
+    files = list_choices("eval")
+    found = {file: NAMES.fullmatch(describe_choice("eval", file)) for file in files}
+    named = {name: file for file, match in found.items() if match for name in match["names"].split(", ")}
+    return {**named, **dict(zip(files, files, strict=True))}
+
+
+def check_race(values: Mapping[str, object]) -> None:
+    """Check the names of a race's methods and of its metric; Hydra must be initialised.
+
+    Metrics of classes outside kvbench are left to the race: their names are known once they are imported.
+
+    Raises:
+        ConfigError: there is no such method or metric, no metric at all, or the race is one of several shards.
+    """
+    methods, metric, shard = (values.get(key) for key in ("methods", "metric", "shard"))
+    if not metric:
+        raise ConfigError("metric: task=choose compares methods by one metric; set it, such as metric=psnr")
+    if isinstance(shard, Mapping) and shard.get("count") != 1:
+        count = show(shard.get("count"))
+        raise ConfigError(f"shard.count={count}: processes share a race without shards; leave it out")
+    for name in methods if isinstance(methods, list) else ():
+        if not (isinstance(name, str) and is_choice("method", name)):
+            near = suggest(str(name), list_choices("method"), "method")
+            raise ConfigError(f"methods: {name}: no such method{near}")
+    known = name_metrics()
+    is_own = all(target.startswith(("kvbench.", "hydra.")) for target in list_targets(values.get("eval")))
+    if is_own and isinstance(metric, str) and strip_part(metric) not in map(strip_part, known):
+        raise ConfigError(f"metric={shorten(metric)}: no such metric{suggest(metric, known, 'eval')}")
+
+
+def strip_part(metric: str) -> str:
+    """Return the name of a metric without its network and its part, as in `geneval2[scenes]/count`."""
+    return re.split(r"[/\[]", metric)[0]

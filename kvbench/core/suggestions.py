@@ -1,0 +1,40 @@
+"""Ends of messages about unknown names: the nearest one, a few others, and where all of them are."""
+
+from collections.abc import Collection
+from difflib import get_close_matches
+
+MOST = 8
+"""Most names in a message."""
+LIKE = 0.3
+"""Least similarity of those that are shown in place of all."""
+LISTS = {
+    "method": "methods", "model": "models", "eval": "metrics", "prompts": "prompts", "sweeps": "sweeps",
+    "sampling": "sampling",
+}  # fmt: skip
+"""What `kvbench list` calls the choices of a group."""
+
+
+def suggest(given: str, names: Collection[str], group: str = "") -> str:
+    """Return the end of a message about a name that is none of some.
+
+    Args:
+        given: the unknown name.
+        names: the known ones.
+        group: group of the configuration whose choices they are, which `kvbench list` shows.
+
+    >>> suggest("h2", ["full", "h2o"])
+    '; did you mean h2o? choose from full, h2o'
+    """
+    if not names:
+        return ""
+    near, shown, rest = find_near(given, names), list(names), ""
+    if len(shown) > MOST:
+        kind = LISTS.get(group.partition("/")[0])
+        shown = get_close_matches(given, names, MOST, LIKE) or shown[:MOST]
+        rest = ", ..." if kind is None else f", ...; all: kvbench list {kind}"
+    return f";{f' did you mean {near}?' if near else ''} choose from {', '.join(shown)}{rest}"
+
+
+def find_near(given: str, names: Collection[str]) -> str | None:
+    """Return the name that an unknown one is probably meant to be; None if none is like it."""
+    return next(iter(get_close_matches(given, names, 1)), None)
