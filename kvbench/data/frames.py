@@ -180,11 +180,11 @@ def export_frames(runs_dir: Path, form: str, output: Path | None = None) -> list
 
 
 def write_frame(frame: "pl.DataFrame", path: Path) -> None:
-    """Write a frame atomically, as CSV or Parquet by the path's suffix.
+    """Write a frame atomically, as CSV, JSON (a list of rows) or Parquet by the path's suffix.
 
     Raises:
         OSError: the file cannot be written; polars has errors of its own for a full disk.
     """
     content = io.BytesIO()
-    (frame.write_csv if path.suffix == ".csv" else frame.write_parquet)(content)
+    getattr(frame, f"write_{path.suffix.removeprefix('.')}")(content)
     write_whole(path, content.getvalue())
