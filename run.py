@@ -2,6 +2,7 @@
 
 import sys
 
+# Completion in the shell fish looks for the word @hydra.main in a program.
 if __name__ == "__main__":
     try:
         from kvbench.cli.entry import main

@@ -11,6 +11,7 @@ from docs.generator.baselines import list_presets, make_table
 from docs.generator.choices import Choice, build, list_choices
 from docs.generator.markdown import format_table, make_anchor
 from docs.generator.measured import FOLDER, read_rows, read_sections
+from kvbench.cli.tasks.listing import split_paper
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Observer
 from kvbench.models.files.hub import format_bytes
@@ -71,7 +72,7 @@ def _make_part(root: Path, page: str, source: str, old: str) -> str:
         return _list_tasks(root)
     choices = {choice.name: choice for choice in list_choices(root / "conf" / group)}
     if group == "method":
-        return _list_methods(choices, old)
+        return _list_methods(choices)
     if group == "model":
         return _list_models(choices)
     if group == "sampling":
@@ -99,21 +100,14 @@ def _join(choice: Choice) -> str:
     return " ".join(choice.comment).replace("<", "&lt;")
 
 
-def _list_methods(choices: Mapping[str, Choice], old: str) -> str:
-    """List methods. The last column, the paper, is written by hand: it is kept from the old table."""
-    papers = dict(re.findall(r"^\| \[`(\w+)`\].* \| (.*) \|$", old, re.MULTILINE))
+def _list_methods(choices: Mapping[str, Choice]) -> str:
     objects: dict[str, Method] = build("method", choices)
-    rows = [
-        (
-            _link("method", name),
-            _join(choices[name]),
-            "positions" if method.static else "cache",
-            name_calibration(method),
-            FAMILIES[method.families],
-            papers.get(name, ""),
-        )
-        for name, method in objects.items()
-    ]
+    rows = []
+    for name, method in objects.items():
+        text, paper = split_paper(_join(choices[name]))
+        reads = "positions" if method.static else "cache"
+        about = (reads, name_calibration(method), FAMILIES[method.families], paper)
+        rows.append((_link("method", name), text, *about))
     return format_table(("method", "what it keeps", "looks at", "calibration", "models", "paper"), rows)
 
 

@@ -112,6 +112,7 @@ FAMILIES = ("infinity", "var", "llamagen", "janus", "lumina", "emu3", "llama", "
 RELATED = {("models.janus", "models.llamagen")}
 """Family that uses another one's image tokenizer."""
 BESIDE = {
+    "__main__": "cli",
     "models.noise": "models.base",
     "models.outputs": "models.base",
     "runs.partial": "runs.execute",

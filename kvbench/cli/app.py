@@ -11,12 +11,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from kvbench.cli.completion import complete
 from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import hydra_of_kvbench, shrink
+from kvbench.cli.config.help import check_verb, find_text
 from kvbench.cli.config.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.config.messages import check_arguments
 from kvbench.cli.config.search_path import check_search_path
-from kvbench.cli.config.words import check_words
+from kvbench.cli.config.words import check_words, parse_options
 from kvbench.cli.console import describe_version, say
 from kvbench.cli.dispatch import configure_logging, prepare, read_job, run_task
 from kvbench.cli.streams import repair_streams
@@ -60,10 +62,14 @@ def run_command(command: Command) -> None:
     if "--version" in command.words:
         print(describe_version())
         return
-    if command.words and command.words[0] in COMMANDS:
-        if find_command(command.words[0])(command.words[1:]) is False:
+    if (text := find_text(command.words)) is not None:
+        print(text)
+        return
+    if (verb := command.words[0]) in COMMANDS:
+        if find_command(verb)(command.words[1:]) is False:
             sys.exit(1)
         return
+    check_verb(verb, COMMANDS)
     check_words(command)
     if command.kind in ("job", "all"):
         run_alone(overrides)
@@ -81,6 +87,14 @@ def run_by_hydra(arguments: list[str]) -> None:
         announce(command.overrides)
     if (problem := check_arguments(arguments)) is not None:
         sys.exit(f"error: {problem}")
+    if (parsed := parse_options(arguments)).multirun and parsed.cfg:  # of Hydra's two, one would be ignored
+        announce(parsed.overrides, every=True)
+        return
+    if parsed.shell_completion and "COMP_LINE" in os.environ:
+        found, is_setting = complete(os.environ["COMP_LINE"])
+        print(*found, sep="\n", end="\n" * bool(found))
+        if not is_setting:
+            return
     sys.argv[1:] = arguments
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them in several lines
     try:

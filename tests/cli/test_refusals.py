@@ -156,7 +156,7 @@ method.sink_scale=2 | method.sink_scale
 +method.sink_scale=2 | method.sink_scale
 model.sampling.cgf=2 | model.sampling.cgf
 shard.indx=1 | shard.indx: no such key; did you mean shard.index?
-method=heatkvv | method=heatkvv: no such choice; did you mean heatkv? choose from adakv, ams_kv, ams_kv_fixed,
+method=heatkvv | method=heatkvv: no such choice; did you mean heatkv? choose from heatkv, ... kvbench list methods
 eval=[psnr,fdi] | eval=fdi
 sweeps=nothing | sweeps=nothing
 task=rnu | task=rnu: must be one of run, evaluate, bounds, choose, plan, check, doctor, weights, calibrate, profile,
@@ -178,7 +178,7 @@ shard.count=0 | shard.count=0
 task=plan plan.gpu_gib=0 | plan.gpu_gib=0
 task=plan plan.gpu_gib=big | plan.gpu_gib=big: must be a number
 task=plan plan.table=ams_kv_table1 | plan.table=ams_kv_table1: no such memory column
--m seed=1,2 published=table1 | published=table1: no such table; choose from heatkv_table1,
+-m seed=1,2 published=table1 | published=table1: no such table; did you mean ssd_table1? choose from
 calibrate.count=0 | calibrate.count=0
 prompts.count=many | prompts.count=many
 model.weights=none | model.weights=none: must be one of files, random
@@ -197,7 +197,14 @@ model=var_tiny prompts=scenes eval=none | ... var_tiny needs a class number from
 """
 """Keys, choices and what does not fit together."""
 WORDS = r"""
--m --cfg job | --multirun and --cfg: exclude each other; leave out --multirun
+-m --cfg all | --multirun and --cfg: exclude each other; leave out --multirun
+publsh x | publsh: no such command; did you mean publish? there are list, ... ; settings are key=value
+Report | Report: no such command; did you mean task=report?
+list method | list method: not a kind and a word; did you mean methods? kvbench list methods|
+list models zz | list models zz: no line has this word;
+task=choose metric=pnsr | metric=pnsr: no such metric; did you mean psnr? choose from psnr, ... kvbench list metrics
+task=choose metric=psnr methods=[randm,swa] | methods: randm: no such method; did you mean random?
+task=choose metric=psnr shard.count=2 | shard.count=2: processes share a race without shards;
 --info all --cfg job | --cfg and --info: exclude each other;
 ~budget | budget: missing
 --resolve | --resolve: only with --cfg;
@@ -230,7 +237,7 @@ budget='1e9999999999' | budget=1e9999999999: give a fraction
 budget=1/0 | budget=1/0: give a fraction
 budget=3/2 | budget=3/2: above 1 it is a number of tokens per head and must be whole
 ++budget.x=1 | budget={'x': 1}: must be a number or text
--m seed=1,2 against=nope | against=nope: neither a method nor the folder of a run in runs; methods: adakv,
+-m seed=1,2 against=nope | against=nope: neither a method nor the folder of a run in runs; choose from 
 task=plan plan.export=x.txt | plan.export=x.txt: must be a file name that ends with .npz
 task=export export.policy=x.txt | export.policy=x.txt: must be a file name that ends with .safetensors
 task=report output= | output is empty;
@@ -251,9 +258,9 @@ task=status sweep.name=main | sweep.name=main: no sweep in runs has this name
 -m seed=1,2 sweep.name=a/b | sweep.name=a/b: must be up to 100 letters
 -m seed=1,2 sweep.name=3 | sweep.name=3: must be text or null
 task=status work.folder=nowhere | work.folder=nowhere: no such folder
-task=status sweeps=nothing | sweeps=nothing: no such choice; choose from ams_kv_table1
+task=status sweeps=nothing | sweeps=nothing: no such choice; choose from ... ; all: kvbench list sweeps
 model=qwen3_8b sampling=var_paper | sampling=var_paper: is for model=var_*, not qwen3_8b; choose another, or set
-sampling=nothing | sampling=nothing: no such choice; choose from emu3_readme, headkv_dpg, heatkv_paper
+sampling=nothing | sampling=nothing: no such choice; choose from ... ; all: kvbench list sampling
 +sampling.x=1 | sampling={'x': 1}: not a choice of conf/sampling
 task=dashboard runs_dirs=[published/*] | runs_dirs=published/*: names no folder
 task=dashboard runs_dirs=[.] | runs_dir=runs: holds no runs

@@ -91,11 +91,13 @@ def test_every_method_names_its_paper() -> None:
     assert re.findall(r"^\| \[`(\w+)`\].*\|\s*\|$", text, re.MULTILINE) == []
 
 
-def test_a_list_is_replaced_and_papers_stay(tmp_path: Path) -> None:
+def test_a_list_is_replaced_and_names_papers(tmp_path: Path) -> None:
     for folder in ("docs", "conf/method"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "conf" / "method" / "full.yaml").write_text("# Everything.\n_target_: a.B\n")
-    row = "| [`full`](../conf/method/full.yaml) | old | cache |  | scales | Paper, arXiv:0000.00000 |"
+    (tmp_path / "conf" / "method" / "full.yaml").write_text(
+        "# Everything. [Paper, arXiv:0000.00000]\n_target_: a.B\n"
+    )
+    row = "| [`full`](../conf/method/full.yaml) | old | cache |  | scales | old |"
     gone = row.replace("full", "gone")
     mark = "<!-- made by `make docs` from conf -->"
     text = f"before\n\n{mark}\n\n{gone}\n{row}\n\n<!-- end -->\n\nafter\n"
@@ -105,6 +107,7 @@ def test_a_list_is_replaced_and_papers_stay(tmp_path: Path) -> None:
     assert "| Everything. |" in text
     assert "| Paper, arXiv:0000.00000 |" in text
     assert "gone" not in text
+    assert "old" not in text
 
 
 def test_the_interface_lists_the_modules_that_it_documents() -> None:

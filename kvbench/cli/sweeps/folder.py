@@ -1,5 +1,6 @@
 """Folder of a sweep, found or made from the words of a command."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,11 +54,12 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
     return cfg, hydra_cfg
 
 
-def announce(words: Sequence[str]) -> None:
+def announce(words: Sequence[str], *, every: bool = False) -> None:
     """Print the name, the folder and the number of jobs of a sweep; nothing if a word is wrong, which is checked next.
 
     Args:
         words: words of the command without `-m`.
+        every: also print the words of every job, by its number.
     """
     try:
         with hydra_of_kvbench():
@@ -66,6 +68,8 @@ def announce(words: Sequence[str]) -> None:
             jobs = _list_jobs(hydra_cfg, words)
             folder = name_folder(Path(cfg.runs_dir).expanduser(), jobs)
             say(describe_sweep(folder, _read_name(cfg), len(jobs)))
+            for number, job in enumerate(jobs if every else ()):
+                say(f"{number:>{len(str(len(jobs)))}}  {shlex.join(job)}")
     except (*EXPECTED, TypeError):  # `runs_dir` may have another type
         return
 

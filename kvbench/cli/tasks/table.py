@@ -28,6 +28,7 @@ TASKS = {
 """Module and function of each task that runs on a job's configuration; `work` and `status` are about a sweep."""
 
 COMMANDS = {
+    "list": "kvbench.cli.tasks.listing:show_list",
     "show": "kvbench.cli.tasks.show:show",
     "publish": "kvbench.extras.share.publish.command:publish",
     "verify": "kvbench.extras.share.verify.command:verify",

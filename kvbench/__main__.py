@@ -1,0 +1,6 @@
+"""The command line as `python -m kvbench`."""
+
+from kvbench.cli.entry import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Completion by the tab key of words that Hydra does not know: commands, tasks, metrics and variants of choices."""
+
+from collections.abc import Iterable
+
+from hydra.plugins.completion_plugin import CompletionPlugin
+
+from kvbench.cli.config.compose import hydra_of_kvbench
+from kvbench.cli.config.racing import name_metrics
+from kvbench.cli.config.search_path import list_variants
+from kvbench.cli.tasks.table import COMMANDS
+from kvbench.core.settings import TASKS
+from kvbench.core.suggestions import LISTS
+
+ARGUMENTS = {"list": (*LISTS.values(), "tasks"), "new": ("method", "package")}
+"""First words after commands."""
+
+
+def complete(line: str) -> tuple[list[str], bool]:
+    """Return what the last word of a command line may become, and whether it may also be a setting, as Hydra knows.
+
+    Args:
+        line: the line up to the cursor, with the program.
+    """
+    rest = CompletionPlugin.strip_python_or_app_name(line)
+    words = rest.split()
+    last = words.pop() if words and not rest.endswith(" ") else ""
+    known: Iterable[str] = () if words else COMMANDS
+    is_command = bool(words) and words[0] in COMMANDS
+    if is_command and len(words) == 1 and "=" not in last:
+        known = ARGUMENTS.get(words[0], ())
+    elif last.startswith("task="):
+        known = (f"task={name}" for name in TASKS)
+    elif (group := last.partition("=")[0]) == "metric" or group in LISTS:
+        with hydra_of_kvbench():
+            names = name_metrics() if group == "metric" else list_variants(group)
+        known = (f"{group}={name}" for name in names)
+    return [word for word in known if word.startswith(last)], not is_command

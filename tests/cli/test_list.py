@@ -1,0 +1,74 @@
+"""`kvbench list`: what there is, beside the table of the pages, the classes and the files."""
+
+import re
+
+import pytest
+from rich.console import Console
+
+from kvbench.cli.completion import complete
+from kvbench.cli.config.compose import hydra_of_kvbench
+from kvbench.cli.config.racing import name_metrics, strip_part
+from kvbench.cli.tasks import listing
+from kvbench.eval.registry import build_metrics, describe_metrics, read_metrics
+from tests.support.command_line import Command
+from tests.support.places import ROOT
+
+ROW = re.compile(r"^\| \[`(\w+)`\]\S+ \| (.*) \| \w+ \| (\w*) \| (.*) \| (.*) \|$", re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_methods_are_those_of_the_page(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = ROW.findall((ROOT / "docs" / "methods.md").read_text())
+    status, out, _ = command("list", "methods")
+    _, *lines, rest = out.splitlines()
+    found = [re.split(r"  +", line) for line in lines]
+    assert status == 0
+    assert [row[:3] for row in found] == [
+        [name, models if ", " not in models else "both", "yes" if calibration else "-"]
+        for name, _, calibration, models, _ in page
+    ]
+    for (_, what, *_, paper), row in zip(page, found, strict=True):
+        assert paper.endswith(row[3])
+        assert what.startswith(row[4])
+    assert re.fullmatch(r"and \d+ variants in folders: kvbench list methods /", rest)
+    assert all("/" in line for line in command("list", "methods", "/")[1].splitlines()[1:])
+    monkeypatch.setattr(listing, "CONSOLE", Console(width=80, force_terminal=True))
+    narrow = command("list", "methods")[1].splitlines()
+    assert (len(narrow), max(map(len, narrow))) == (len(lines) + 2, 80)
+
+
+def test_models_have_a_family_and_weights(command: Command) -> None:
+    lines = command("list", "models", "INFINITY")[1].splitlines()[1:]
+    assert [line.split()[:3] for line in lines[:2]] == [
+        [name, "infinity", "FoundationVision/Infinity"] for name in ("infinity_2b", "infinity_8b")
+    ]
+    assert [line.split()[:3] for line in lines[2:]] == [
+        [f"infinity_{name}", "infinity", "shipped"] for name in ("emoji", "tiny")
+    ]
+
+
+@pytest.mark.slow
+def test_every_metric_is_named_in_its_file(command: Command) -> None:
+    with hydra_of_kvbench():
+        known = {*map(strip_part, name_metrics())}
+    for file in describe_metrics():
+        for evaluator in build_metrics(read_metrics(file)):
+            assert {*map(strip_part, evaluator.metrics)} <= known
+    assert "psnr_mean_mse" in command("list", "metrics", "in dB: psnr")[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "is_setting"),
+    [
+        ("kvbench pub", ["publish"], True),
+        ("kvbench list mo", ["models"], False),
+        ("python run.py -m task=ch", ["task=choose", "task=check"], True),
+        ("kvbench task=choose metric=psnr_", ["metric=psnr_mean_mse"], True),
+        ("kvbench method=cake/t", ["method=cake/text"], True),
+        ("kvbench show ring method=cake/t", ["method=cake/text"], False),
+    ],
+)
+def test_the_tab_key_completes_what_hydra_does_not_know(
+    line: str, words: list[str], is_setting: bool
+) -> None:
+    assert complete(line) == (words, is_setting)
