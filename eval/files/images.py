@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from tqdm import tqdm
 
+from kvbench.core.bars import make_bar
 from kvbench.core.files import check_file
 from kvbench.eval.files.pictures import find_flaw, find_orientation, open_picture
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in_threads
@@ -40,9 +40,7 @@ class ImageSet(SampleSet):
     def batches(self, size: int, title: str, indices: Sequence[int] | None = None) -> Iterator[list[int]]:
         """Yield consecutive `indices` (default all), at most `size` of one image size, with a progress bar."""
         chosen = self.indices if indices is None else indices
-        with tqdm(
-            total=len(chosen), desc=title, unit="image", leave=False, disable=None, mininterval=1.0
-        ) as bar:
+        with make_bar(total=len(chosen), desc=title, unit="image", mininterval=1.0) as bar:
             for _, run in groupby(chosen, lambda index: self.samples[index].size):
                 while batch := list(islice(run, size)):
                     yield batch

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from tqdm import tqdm
-
+from kvbench.core.bars import make_bar
 from kvbench.core.files import read_bytes
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError
 
@@ -25,7 +24,7 @@ class TextSet(SampleSet):
 
     def read(self, title: str) -> Iterator[tuple[int, str]]:
         """Yield index and text of all samples in order, with a progress bar."""
-        for index in tqdm(self.indices, desc=title, unit="text", leave=False, disable=None, mininterval=1.0):
+        for index in make_bar(iterable=self.indices, desc=title, unit="text", mininterval=1.0):
             yield index, self.text(index)
 
     def _checked(self, sample: Sample) -> Sample:

@@ -24,12 +24,11 @@ from kvbench.cli.dispatch import configure_logging, prepare, read_job, run_task
 from kvbench.cli.streams import repair_streams
 from kvbench.cli.submit.background import start_in_background
 from kvbench.cli.submit.slurm import submit
-from kvbench.cli.submit.summary import Summary, show_sweep, start_workers
+from kvbench.cli.submit.summary import Summary, show_sweep, start_workers, watch_jobs
 from kvbench.cli.sweeps.folder import announce, compose_sweep, list_worker_words
 from kvbench.cli.sweeps.jobs import Recorder, label_sweep
 from kvbench.cli.sweeps.launchers import SLURM, check_launcher
 from kvbench.cli.sweeps.outcomes import describe_failure, exiting_on_error
-from kvbench.cli.sweeps.progress import watch
 from kvbench.cli.tasks.table import COMMANDS, find_command
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.sigterm import (
@@ -101,7 +100,7 @@ def run_by_hydra(arguments: list[str]) -> None:
         with interrupting_on_sigterm():
             _run_by_hydra()
     except KeyboardInterrupt:
-        Summary.running = None  # no tables of a sweep that the user stopped
+        Summary.stop()
         raise
     except Exception as error:
         if Summary.running is None:
@@ -131,13 +130,13 @@ def run_on_sweep(words: list[str]) -> None:
         if not cfg.work.wait:
             return
         if alone or jobs:
-            with watch(folder):
+            with watch_jobs(cfg, folder):
                 if alone:
                     run_task(cfg)
                 for job in jobs:
                     job.wait()
     if not (alone or jobs):
-        with watch(folder):
+        with watch_jobs(cfg, folder):
             run_by_hydra(["-m", *workers, f"work.number=range({cfg.work.workers})"])
     if not show_sweep(cfg, folder, label_sweep(folder, choices.get("sweeps"))):
         sys.exit(1)

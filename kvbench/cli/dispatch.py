@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from kvbench.cli.config.checks import check_runs_dir, count_processes
@@ -97,7 +99,8 @@ def run_task(cfg: DictConfig) -> object:
         return folder
     settings = check_values(values)
     check_runs_dir(settings, alone=Recorder.current is None)
-    if settings.task in COMPUTING and Recorder.current is None and os.environ.get("RANK", "0") == "0":
+    is_alone = HydraConfig.get().mode is not RunMode.MULTIRUN  # else the sweep has printed the device
+    if settings.task in COMPUTING and is_alone and os.environ.get("RANK", "0") == "0":
         show_device(cfg.device)
     if settings.task in COMPUTING:
         from kvbench.core.devices import keep_freed_memory  # imports torch
@@ -114,7 +117,7 @@ def run_task(cfg: DictConfig) -> object:
 def show_finished(values: Mapping[str, object], *, verbose: bool) -> Path | None:
     """Print the finished run of the same call and return its folder; None if there is none.
 
-    If several processes share the model, only the first one prints.
+    If several processes share the model, only the first one prints; a job of a sweep does not.
     """
     if (outcome := find_finished(values)) is None:
         return None
@@ -122,6 +125,6 @@ def show_finished(values: Mapping[str, object], *, verbose: bool) -> Path | None
     from kvbench.report.one_run import show_outcome  # imports numpy, which `--help` does not need
 
     note_run(outcome.folder, outcome.results.n)
-    if os.environ.get("RANK", "0") == "0":
+    if Recorder.current is None and os.environ.get("RANK", "0") == "0":
         show_outcome(CONSOLE, outcome, verbose=verbose)
     return outcome.folder

@@ -4,7 +4,7 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import IO, Any, TextIO, cast
 
 MODES = {"stdin": "r", "stdout": "w", "stderr": "w"}
 """Standard streams in the order of their descriptors."""
@@ -45,9 +45,9 @@ def _wrap(stream: TextIO, descriptor: int) -> TextIO:
     with suppress(BrokenPipeError):
         stream.flush()
     raw = _Pipe(descriptor, "w", closefd=False)
-    unbuffered = bool(getattr(stream, "write_through", False))
+    unbuffered = bool(getattr(stream, "write_through", False))  # `python -u`
     return io.TextIOWrapper(
-        io.BufferedWriter(raw),
+        cast(IO[bytes], raw) if unbuffered else io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors="replace",
         line_buffering=bool(getattr(stream, "line_buffering", False)),

@@ -11,8 +11,7 @@ from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
-from tqdm import tqdm
-
+from kvbench.core.bars import make_bar
 from kvbench.core.files import CHUNK_BYTES
 
 TIMEOUT = 20.0
@@ -92,7 +91,7 @@ def _receive(
         total = size if length is None else start + int(length)
         with (
             part.open("ab" if start else "wb") as file,
-            tqdm(total=total, initial=start, desc=title, unit="B", unit_scale=True, leave=False) as bar,
+            make_bar(total=total, initial=start, desc=title, unit="B", unit_scale=True) as bar,
         ):
             while chunk := reply.read(CHUNK_BYTES):
                 if stop is not None and stop.is_set():

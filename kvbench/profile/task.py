@@ -35,6 +35,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from kvbench.core.bars import make_bar
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_values, write_whole
 from kvbench.engine.memory import cache_bytes
@@ -89,7 +90,7 @@ def profile(job: Job) -> tuple[Path, ProfileRow]:
     too_large: set[str] = set()
     bench = Bench(job, lambda: bar.update())
     generations = len(candidates) * (settings.warmup + settings.repeats + 2 + bench.more_generations)
-    with tqdm(total=generations * len(sizes), desc="profile", unit="batch") as bar:
+    with make_bar(total=generations * len(sizes), desc="profile", unit="batch") as bar:
         for number, batch in enumerate(sizes, 1):
             rows += bench.measure(candidates, batch, too_large)
             save("running")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
 
+from kvbench.core.bars import make_bar
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_path
 from kvbench.engine.coding.codebooks import Codebooks
@@ -124,7 +124,7 @@ def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
             claims.enter_context(job.hold(path.with_name(f".{path.stem}")))
         if missing := [i for i, (path, _) in enumerate(files) if not path.is_file()]:
             prompts, settings = job.calibration_prompts, job.settings
-            with tqdm(total=len(prompts), desc="calibration", unit="prompt", leave=None) as bar:
+            with make_bar(total=len(prompts), desc="calibration", unit="prompt") as bar:
                 chosen = [observers[i] for i in missing]
                 seed, batch = settings.calibrate.seed, _choose_batch_size(job)
                 results = calibrate(

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from kvbench.cli.submit.ended import EndedJobs
 from kvbench.cli.sweeps import progress
 from kvbench.cli.sweeps.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
 from kvbench.cli.sweeps.progress import measure, watch
@@ -162,19 +164,37 @@ def test_the_folder_of_a_sweep_is_that_of_its_jobs(tmp_path: Path) -> None:
     assert read_entries(more)[1].folder == "here"
 
 
-def test_a_terminal_has_a_line_about_the_sweep_below_what_jobs_print(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_jobs_are_printed_when_they_end_and_a_terminal_has_one_line_below_them(
+    is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = open_folder(tmp_path, [("method=a",), ("method=b",)])
+    """The screen holds whole lines only, because bars and texts go to it in turns."""
+    screen = StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: is_terminal)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, screen)
     monkeypatch.setattr(progress, "REFRESH_INTERVAL", 0.001)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "150")
-    with watch(folder):
-        write_entry(folder, Entry(0, ("method=a",), "finished"))
-        sys.stdout.write("a table\n")
-    out, err = capsys.readouterr()
-    assert out == "a table\n"
-    assert err.rstrip("\n").rpartition("\r")[2].startswith("jobs: 1 done, 0 running, 0 failed, 1 missing")
+    jobs = [(f"method={name}", "seed=1") for name in "abc"]
+    folder = open_folder(tmp_path, jobs)
+    write_entry(folder, Entry(0, jobs[0], "finished"))
+    with watch(folder, EndedJobs(folder, verbose=False).show):
+        print("a", "table")  # in four pieces
+        write_entry(folder, Entry(1, jobs[1], "failed", error="why not"))
+        deadline = time.monotonic() + 60 * is_terminal
+        while "1 failed" not in screen.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        sys.stdout.write("unfinished" * is_terminal)
+    written = screen.getvalue().split("\n")
+    lines = [line.rpartition("\r")[2] for line in written]
+    assert lines == [
+        "1 of 3 jobs found finished",
+        "a table",
+        "b  failed: why not",
+        "unfinished" * is_terminal,
+    ]
+    bars = {bar.strip() for line in written for bar in line.split("\r")[:-1]}
+    assert ("1 of 3 jobs, 1 failed" in bars) == is_terminal
 
 
 def take_steps(settled: Sequence[set[int]], place: float) -> str:

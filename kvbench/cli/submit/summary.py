@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -66,7 +66,7 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
         return not failures
     runs = read_with_bounds(folders)
     joined = combine_seeds(runs, runs_dir)
-    show_runs(CONSOLE, joined if config.report.seeds == "mean" else runs, failures)
+    show_runs(CONSOLE, joined if config.report.seeds == "mean" else runs, failures, verbose=config.verbose)
     for line in list_equal(entries):
         say(line)
     show_calibrations(CONSOLE, joined, runs_dir, folder, config.against)
@@ -97,6 +97,14 @@ def _send(config: DictConfig, folder: Path, name: str, runs: "Sequence[Results]"
         page = write_dashboard(Path(config.runs_dir).expanduser())
     with reporting_failure(f"sweep {name}"):
         instantiate(config.logger).send_sweep(folder, name, runs, page)
+
+
+def watch_jobs(config: DictConfig, folder: Path) -> AbstractContextManager[None]:
+    """Return a context in which each job of a sweep is printed when it ends, above a progress line."""
+    # Imports numpy: before the context has a thread, because threads that import at the same time can fail.
+    from kvbench.cli.submit.ended import EndedJobs
+
+    return watch(folder, EndedJobs(folder, verbose=config.verbose).show)
 
 
 def start_sweep_workers(config: DictConfig, folder: Path) -> None:
@@ -158,7 +166,7 @@ class Summary(Callback):
                 start_sweep_workers(config, self._folder)
                 sys.exit()
             Summary.running = self
-            Summary._sweep.enter_context(watch(self._folder))
+            Summary._sweep.enter_context(watch_jobs(config, self._folder))
 
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Record the start of a job."""
@@ -187,12 +195,17 @@ class Summary(Callback):
         with exiting_on_error(of_callback=True):
             self.show()
 
+    @staticmethod
+    def stop() -> None:
+        """End the progress line; nothing is printed later."""
+        Summary.running = None
+        Summary._sweep.close()
+
     def show(self) -> None:
         """Print the tables of all finished jobs; exit with 1 if a job failed or is missing."""
         if self._folder is None:
             return
-        Summary.running = None
-        Summary._sweep.close()
+        self.stop()
         choice = OmegaConf.select(self._config, "hydra.runtime.choices.sweeps")
         name = read_name(self._folder)
         is_whole = show_sweep(self._config, self._folder, label_sweep(self._folder, choice))

@@ -50,7 +50,8 @@ def _launch_missing(
     for number, words in enumerate(job_overrides, initial_job_idx):
         run = record_finished(folder, number, words, config.hydra.overrides.hydra)
         if run is None:
-            say(f"job {number}: {' '.join(words)}")
+            if config.task != "run":  # whose jobs are printed when they end
+                say(f"job {number}: {' '.join(words)}")
             returns.extend(LAUNCH(launcher, [words], number))
         else:
             returns.append(JobReturn(overrides=words, status=JobStatus.COMPLETED, _return_value=run))
@@ -86,5 +87,4 @@ def record_finished(folder: Path, number: int, words: Sequence[str], shared: Seq
         recorder.note(
             outcome="finished", folder=str(outcome.folder), samples={str(outcome.folder): outcome.results.n}
         )
-    say(f"found finished: {outcome.folder}   {' '.join(words)}")
     return outcome.folder

@@ -8,6 +8,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import ClassVar, Literal
 
+from kvbench.core.bars import hiding_bars
 from kvbench.core.config import ConfigError, check_fields
 from kvbench.core.files import hash_values, parse_json, read_bytes, read_text, remove_unfinished, write_whole
 from kvbench.runs.record.earlier import OF_EARLIER_VERSION, is_earlier
@@ -99,7 +100,8 @@ def recording(
     Recorder.current = Recorder(folder, number, overrides, is_leader=is_leader)
     try:
         Recorder.current.note(outcome="started")
-        yield Recorder.current
+        with hiding_bars():
+            yield Recorder.current
     finally:
         Recorder.current = None
 

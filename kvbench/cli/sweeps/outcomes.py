@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvbench.cli.config.messages import describe_error, is_expected
 from kvbench.cli.console import say
-from kvbench.cli.sweeps.jobs import Entry
+from kvbench.cli.sweeps.jobs import Entry, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -20,13 +20,17 @@ UNRECORDED_ERRORS = {
 
 
 def describe_failure(error: Exception) -> str:
-    """Print and return one line about the failure of a job; log the traceback of an error that no user can cause."""
+    """Return one line about a failure, printed unless a job of a sweep records it.
+
+    The traceback of an error that no user can cause is logged.
+    """
     if is_expected(error):
         line = describe_error(error)
     else:
         log.error("a job of the sweep failed", exc_info=error)
         line = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    say(f"error: {line}", "red")
+    if Recorder.current is None:  # else the sweep prints its jobs
+        say(f"error: {line}", "red")
     return line
 
 

@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +22,8 @@ BLOCK_SPREAD = 1.0
 """Seconds within which the samples of one block are written."""
 REFRESH_INTERVAL = 2.0
 """Seconds between two updates of the progress line."""
+FILE_INTERVAL = 10.0
+"""Seconds between two looks for ended jobs without a terminal; many workers may look at one folder."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,15 @@ class Progress:
         jobs += f", {self.dropped} dropped" * (self.dropped > 0)
         left = format_seconds(self.seconds)
         return f"jobs: {jobs}; samples: {self.drawn} of {self.samples}; time left: {left}"
+
+    @property
+    def summary(self) -> str:
+        """The progress in less than half a line of a terminal."""
+        jobs = self.finished + self.running + self.failed + self.missing
+        left = "" if self.seconds is None else f", {format_seconds(self.seconds)} left"
+        failed = f", {self.failed} failed" * (self.failed > 0)
+        samples = f", {self.drawn} of {self.samples} samples" * (self.samples > 0)
+        return f"{self.finished} of {jobs} jobs{failed}{samples}{left}"
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -137,35 +148,45 @@ def _list_times(folder: str | Path, since: float) -> Iterator[float]:
 
 
 class _AboveBars:
-    """Stream that prints whole lines above the progress bars of stderr."""
+    """Stream that prints lines above the progress bars of stderr; a line is held until it is whole."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+        self._stream, self._held = stream, ""
 
     def write(self, text: str) -> int:
-        with tqdm.external_write_mode(file=sys.stderr):
-            return self._stream.write(text)
+        with tqdm.external_write_mode(file=sys.stderr):  # holds the lock of all bars
+            lines, end, self._held = (self._held + text).rpartition("\n")
+            self._stream.write(lines + end)
+            self._stream.flush()  # what is left in a buffer would be printed after the bar
+        return len(text)
+
+    def close(self) -> None:
+        """Print the text after the latest end of a line; the stream itself stays open."""
+        self._stream.write(self._held)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
 
 @contextmanager
-def watch(folder: Path) -> Iterator[None]:
-    """Show a progress line below the output of a sweep if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
+def watch(folder: Path, show_ended: Callable[[], None]) -> Iterator[None]:
+    """Call a function that prints ended jobs again and again, above a progress line if stderr is a terminal."""
+    layout = {"bar_format": "{desc} {bar:20}", "leave": False, "disable": None}  # None: not in a file
+    with (
+        closing(_AboveBars(sys.stdout)) as above,
+        tqdm(total=1, **layout) as bar,
+        redirect_stdout(cast(IO[str], above)),
+    ):
 
-    def update(bar: "tqdm[object]") -> None:
-        now = measure(folder)
-        bar.total, bar.n = max(now.samples, 1), now.drawn
-        bar.set_description_str(str(now))
+        def update() -> None:
+            show_ended()
+            if not bar.disable:
+                now = measure(folder)
+                bar.total, bar.n = max(now.samples, 1), now.drawn
+                bar.set_description_str(now.summary)
 
-    above = cast(IO[str], _AboveBars(sys.stdout))
-    with tqdm(total=1, bar_format="{desc} {bar} {elapsed}") as bar, redirect_stdout(above):
         try:
-            with repeating(lambda: update(bar), REFRESH_INTERVAL):
+            with repeating(update, REFRESH_INTERVAL if not bar.disable else FILE_INTERVAL):
                 yield
         finally:
-            update(bar)
+            show_ended()

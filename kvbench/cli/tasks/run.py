@@ -5,7 +5,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from kvbench.cli.console import CONSOLE, say
-from kvbench.cli.sweeps.jobs import note_run
+from kvbench.cli.sweeps.jobs import Recorder, note_run
 from kvbench.cli.tasks.job import make_job
 from kvbench.core.config import ConfigError
 from kvbench.core.processes import leave
@@ -40,14 +40,17 @@ def run(cfg: DictConfig, settings: Settings) -> Path | None:
         say(f"this shard's share is done; the run is complete when the others are: {outcome.folder}")
         return None
     remember(job, outcome, *find_used_files(job))
-    return show_outcome(CONSOLE, outcome, verbose=settings.verbose)
+    if Recorder.current is None:  # else the sweep prints its jobs
+        show_outcome(CONSOLE, outcome, verbose=settings.verbose)
+    return outcome.folder
 
 
 def evaluate(cfg: DictConfig, settings: Settings) -> Path:
     """Do `task=evaluate`: add metrics to a finished run without generating again; return its folder."""
     outcome = rescore(make_job(cfg, settings))
     assert outcome.results is not None
-    show_run(CONSOLE, outcome.results, verbose=settings.verbose)
+    if Recorder.current is None:
+        show_run(CONSOLE, outcome.results, verbose=settings.verbose)
     return outcome.folder
 
 

@@ -249,8 +249,6 @@ class Worker:
                     return
                 self.failures.clear()
                 recorder.note_end(result)
-                if isinstance(result, Path):
-                    say(f"finished: {result}")
 
     def note_failure(self, job: Numbered, line: str) -> None:
         """Count a failure that the host may have caused; stop the host and raise UserError after `MAX_FAILURES`."""

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
-from tqdm import tqdm
-
 from kvbench.core.background import Work, working_beside
+from kvbench.core.bars import make_bar
 from kvbench.core.budget import Budget
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
@@ -40,7 +39,7 @@ def generate(job: Job, folder: RunFolder, cache: KVCache, budget: Budget) -> boo
     total, absent = sum(map(len, shard)), sum(map(len, missing))
     limit = settings.batch_size
     with (
-        tqdm(total=total, initial=total - absent, desc=folder.path.name, unit="prompt", leave=None) as bar,
+        make_bar(total=total, initial=total - absent, desc=folder.path.name, unit="prompt") as bar,
         working_beside(max_=2) as save,  # a block and the end of its claim
     ):
         for wait in (False, True)[: 1 + job.wait_for_others]:
