@@ -16,16 +16,22 @@ from kvbench.core.config import ConfigError
 from tests.support.places import ROOT
 
 JOBS = [
-    ["method=heatkv", "budget=0.04"],
-    ["method=heatkv", "budget=0.1", "method.sinks=2"],
-    ["budget=0.1", "method=heatkv", "method.orders=mine.json"],
+    ["method=heatkv", "budget=0.04", "eval=scenes"],  # without it, the model's own
+    ["method=heatkv", "budget=0.1", "method.sinks=2", "eval=scenes"],
+    ["budget=0.1", "method=heatkv", "method.orders=mine.json", "eval=scenes"],
     ["model=llamagen_tiny", "method=headkv", "eval=[psnr,ssim]", "eval.ssim.double=true"],
     ["eval=[psnr,ssim]", "eval.ssim={double: false}", "prompts.count=3", "prompts.count=4"],
-    ["method=full", "+method.x=1", "++method.y=2", "method.x=3"],
-    ["~eval.psnr", "seed=1"],
-    ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "model=var_tiny", "prompts=scene_classes"],
-    ["runs_dir=${oc.env:HOME}/runs"],
-    ["work={wait: false}"],
+    ["method=full", "+method.x=1", "++method.y=2", "method.x=3", "eval=scenes"],
+    ["eval=scenes", "~eval.psnr", "seed=1"],
+    [
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        "model=var_tiny",
+        "prompts=scene_classes",
+        "eval=all",
+    ],
+    ["runs_dir=${oc.env:HOME}/runs", "eval=scenes"],
+    ["work={wait: false}", "eval=scenes"],
 ]
 """In this order, so that some find their choices composed, with and without the same values."""
 
@@ -60,14 +66,15 @@ def test_a_value_that_fits_nothing_is_told_as_hydra_does() -> None:
 
 
 def test_jobs_of_a_sweep_are_what_hydra_composes() -> None:
-    words = ["method=random,heatkv", "budget=0.1,0.2", "hydra.mode=MULTIRUN"]
+    words = ["method=random,heatkv", "budget=0.1,0.2", "hydra.mode=MULTIRUN", "eval=scenes"]
     with hydra_of_kvbench():
         loader = GlobalHydra.instance().config_loader()
         plain = ConfigLoaderImpl(loader.get_search_path())
         sweeps = [one.load_configuration("config", words, RunMode.MULTIRUN) for one in (loader, plain)]
         assert sweeps[0] == sweeps[1]
         for job in (["method=random", "budget=0.1"], ["method=heatkv", "budget=0.2"], ["method=random"]):
-            assert loader.load_sweep_config(sweeps[0], job) == plain.load_sweep_config(sweeps[1], job)
+            words = [*job, "eval=scenes"]
+            assert loader.load_sweep_config(sweeps[0], words) == plain.load_sweep_config(sweeps[1], words)
 
 
 def test_jobs_that_differ_in_values_read_the_files_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,26 +93,29 @@ def choices(*words: str) -> tuple[str, list[str]]:
 
 
 ANSWERS = ["exact_answer", "exact_answer_change", "text_length"]
+DIFFERING = ["fid_scenes", "geneval", "lpips_scenes", "psnr", "ssim"]
+"""What tells methods apart on the embedded models of images."""
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("model=llamagen_tiny", ("Scenes", "scenes")),
+        ("model=llamagen_tiny", ("Scenes", DIFFERING)),
         ("model=reasoner_tiny", ("MathTiny", ANSWERS)),
         ("model=reasoner_notes_tiny", ("NotesTiny", ANSWERS)),
         ("model=smollm2_135m", ("Texts", ["kl", "same_top1"])),
-        ("model=var_tiny", ("SceneClasses", "scenes")),
+        ("model=var_tiny", ("SceneClasses", DIFFERING)),
+        ("model=infinity_2b", ("Scenes", "scenes")),
         ("model=reasoner_tiny prompts=scenes", ("Scenes", ANSWERS)),
         ("model=reasoner_tiny eval=none", ("MathTiny", [])),
         ("model=smollm2_135m prompts.length=300 eval=[kl]", ("Texts", ["kl"])),
         ("model=smollm2_135m prompts=file prompts.path=my.txt", ("PromptFile", "agreement")),
         ("model=reasoner_tiny prompts=file prompts.path=my.txt eval=forced", ("PromptFile", "forced")),
-        ("model=llamagen_tiny prompts=file prompts.path=my.txt", ("PromptFile", "scenes")),
+        ("model=llamagen_tiny prompts=file prompts.path=my.txt", ("PromptFile", DIFFERING)),
         ("model=reasoner_tiny +prompts.other=1", ("MathTiny", ANSWERS)),
         ("sweeps=hackpp_table2", ("SceneClasses", "paired")),
         ("sweeps=hackpp_table2 model=reasoner_tiny", ("SceneClasses", "paired")),
-        ("model=infinity_tiny +model.default_prompts=scene_classes", ("SceneClasses", "scenes")),
+        ("model=infinity_tiny +model.default_prompts=scene_classes", ("SceneClasses", DIFFERING)),
     ],
 )
 def test_what_is_named_last_decides(words: str, expected: tuple[str, str | list[str]]) -> None:
