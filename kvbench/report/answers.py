@@ -12,7 +12,6 @@ from rich.text import Text
 from kvbench.core.config import quote_prompt
 from kvbench.eval.files.kinds import TEXTS, find_stored_kind
 from kvbench.eval.files.texts import TextSet
-from kvbench.eval.text.agreement import find_difference
 from kvbench.runs.record.results import Results
 
 OWN = ("PromptFile", "Typed")
@@ -51,6 +50,8 @@ def _lay_out(title: str, label: str, texts: Sequence[str]) -> Table:
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, expand=True)
     place, line = None, 0
     if len(texts) > 1:
+        from kvbench.eval.text.agreement import find_difference  # imports torch
+
         place = find_difference(texts[0], texts[1])
         before = texts[0][:place]
         line, words = (0 if place is None else before.count("\n")), len(before.split())

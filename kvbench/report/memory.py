@@ -75,7 +75,7 @@ def name_time(runs: Sequence[Results]) -> str:
 
 def _name_sample(run: Results) -> str:
     counted = run.latency.tokens_per_second is not None
-    read = any(one.protocol == FORCED for one in run.evaluated.values())
+    read = any(one.protocol == FORCED and one.status == "ok" for one in run.evaluated.values())
     if counted and read:
         return "sample"  # the model's own output, a text or an image
     return "text" if counted or read else "image"

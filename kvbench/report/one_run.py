@@ -16,16 +16,20 @@ from kvbench.report.code_notes import describe_mixed, name_origin
 from kvbench.report.drifts import find_worst_places
 from kvbench.report.full_scores import describe_failed, write_full
 from kvbench.report.memory import name_time
-from kvbench.report.tables import format_name, format_number
+from kvbench.report.tables import format_cell, format_name, format_number
 from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import MAX_LOAD, Memory, Outcome, Results
 
 REMEDY_SEPARATOR = ". Get it with: "
 """Separator between a reason and its remedy (`kvbench.eval.protocol.base.find_missing`)."""
+OTHER_KIND = "it scores "
+"""Beginning of the reason why a metric of texts skips images (`kvbench.eval.protocol.base._find_obstacles`)."""
 UNITS = {"1e-3": "x 10⁻³"}
 """Units as shown on the terminal."""
 WORST_PLACES = 8
 """Number of tokens that are shown of texts that were read."""
+SCORE_WIDTH = 26
+"""Width of `psnr 29.71 [27.45, 32.49]`, to which other metrics in the line of a run are padded."""
 METRICS_PER_EVALUATOR = 2
 """Largest number of metrics of an evaluator in the short form."""
 
@@ -33,21 +37,17 @@ METRICS_PER_EVALUATOR = 2
 def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
     """Print a run; metrics without a value are listed below the table, grouped by remedy.
 
-    Without `verbose`, only two metrics of each evaluator are printed.
+    Without `verbose`, only two metrics of each evaluator are printed, and not why metrics do not apply to the run.
     """
-    budget = run.config.get("budget")
-    typed = "" if budget is None else f"   budget {budget}"
-    table = Table(
-        title=f"{run.model_label}, {run.run}{typed}   n = {run.n}", title_justify="left", box=SIMPLE_HEAD
-    )
-    for name in ("", "value", "95 % interval", "n", "note"):
-        table.add_column(name, justify="right" if name in ("value", "n") else "left")
+    table = Table(title=f"{run.model_label}, {run.run}   n = {run.n}", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("", "value", "95 % interval", "note"):
+        table.add_column(name, justify="right" if name == "value" else "left")
     for cells in _cost_rows(run, verbose=verbose):
         table.add_row(*cells)
     metrics = {name: metric for name, metric in run.metrics.items() if _has_value(metric)}
     shown = metrics if verbose else dict(_choose_main(metrics))
     for name, metric in shown.items():
-        table.add_row(*map(escape, _metric_row(name, metric, write_full(run, name))))
+        table.add_row(*map(escape, _metric_row(run, name, metric)))
     console.print(table)
     if failed := describe_failed([run]):
         console.print(failed, markup=False, highlight=False, soft_wrap=True)
@@ -58,8 +58,17 @@ def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
     for number, origin in enumerate(origins, 1):
         line = f"made with {number} of {len(origins)}: {name_origin(origin)}"
         console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
-    for line in _describe_missing(run.metrics):
+    applicable = {name: metric for name, metric in run.metrics.items() if verbose or _applies(run, metric)}
+    for line in _describe_missing(applicable):
         console.print(line, markup=False, highlight=False, style="dim", soft_wrap=True)
+
+
+def describe_run(run: Results) -> str:
+    """Return a line: the first metric with its interval, the least share of the budget in use, time of a sample."""
+    known = {name: metric for name, metric in run.metrics.items() if metric.value is not None}
+    score = next((f"{name} {format_cell(metric, 'range')}" for name, metric in known.items()), "-")
+    time = f"{run.latency.seconds_per_image:.3f}{run.latency.mark} {name_time([run])}"
+    return f"{score:<{SCORE_WIDTH}}  in use {100 * run.memory.least_share:5.1f} %  {time}"
 
 
 def show_outcome(console: Console, outcome: Outcome, *, verbose: bool = True) -> Path:
@@ -115,6 +124,12 @@ def _choose_main(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
             yield name, metric
 
 
+def _applies(run: Results, metric: Metric) -> bool:
+    """Return whether a metric is of the run's kind of samples, and of the run's reference only if there is one."""
+    lacks_reference = metric.needs_reference and run.reference is None
+    return not (metric.status == "skipped" and (lacks_reference or str(metric.reason).startswith(OTHER_KIND)))
+
+
 def _describe_missing(metrics: Mapping[str, Metric]) -> Iterator[str]:
     """Yield a line for each remedy of metrics without a value, and for each reason without a remedy."""
     missing: dict[str, dict[str, list[str]]] = {}
@@ -127,15 +142,20 @@ def _describe_missing(metrics: Mapping[str, Metric]) -> Iterator[str]:
         yield line if remedy in reasons else f"{line}{REMEDY_SEPARATOR}{remedy}"
 
 
-def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, str, str]]:
+def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, str]]:
     memory, latency, speed = run.memory, run.latency, run.latency.tokens_per_second
-    rebuilt, flying = memory.rebuild_bytes / MIB, memory.transient_bytes / MIB
-    state = f", {memory.state_bytes / MIB:.2f} of method state" if memory.state_bytes else ""
-    yield "tokens/sequence", str(memory.peak_tokens), "", "", _describe_tokens(memory)
-    yield "bytes/sequence", str(memory.sequence_bytes), "", "", _describe_bytes(run)
+    above = ", above the budget, which this method does not guarantee" if memory.exceeded else ""
+    end = ", where there are no more tokens" if memory.lacks_tokens else ""
+    yield "budget", f"{100 * memory.budget:.4g} %", "", _describe_budget(memory)
+    yield "peak", f"{100 * memory.peak:.2f} %", "", f"{memory.peak_tokens} tokens{above}"
+    in_use = f"of the budget at least; {100 * memory.last_share:.1f} % at the end{end}"
+    yield "in use", f"{100 * memory.least_share:.1f} %", "", in_use
+    yield "bytes", str(memory.sequence_bytes), "", _describe_bytes(run)
     if verbose:
+        rebuilt, flying = memory.rebuild_bytes / MIB, memory.transient_bytes / MIB
+        state = f", {memory.state_bytes / MIB:.2f} of method state" if memory.state_bytes else ""
         note = f"batch {memory.batch}; {rebuilt:.2f} during a layer's rebuild, {flying:.2f} more in flight{state}"
-        yield "MiB stored", f"{memory.peak_bytes / MIB:.2f}", "", "", note
+        yield "MiB stored", f"{memory.peak_bytes / MIB:.2f}", "", note
     notes = [latency.device, f"batch {latency.batch}"]
     if latency.others:
         total = latency.samples + latency.others
@@ -146,7 +166,7 @@ def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, 
         notes.append(f"{speed:.1f} tokens/s")
     if busy := _describe_load(run):
         notes.append(busy)
-    yield name_time([run]), f"{latency.seconds_per_image:.4f}{latency.mark}", "", "", ", ".join(notes)
+    yield name_time([run]), f"{latency.seconds_per_image:.4f}{latency.mark}", "", ", ".join(notes)
 
 
 def _describe_load(run: Results) -> str:
@@ -158,30 +178,19 @@ def _describe_load(run: Results) -> str:
     return f"measured on a busy machine (load {load:.1f} of {processors} processors)"
 
 
-def _describe_tokens(memory: Memory) -> str:
-    """Return the allowed and used tokens; for a budget in bytes, the tokens guaranteed to fit."""
-    if memory.budget_unit == "bytes":
-        share = f"{100 * memory.peak:.2f} % of {memory.full_tokens}"
-        return f"at least {memory.budget_tokens:g} fit the budget (peak {share})"
-    return f"budget {memory.budget_tokens:g} of {memory.full_tokens}: {_describe_use(memory, memory.peak)}"
+def _describe_budget(memory: Memory) -> str:
+    """Return the allowed tokens; for a budget in bytes, these and the tokens guaranteed to fit."""
+    if memory.budget_bytes is None:
+        return f"{memory.budget_tokens:g} of {memory.full_tokens} tokens"
+    allowed = f"{memory.budget_bytes:.10g} of {memory.full_sequence_bytes} bytes in 16 bits"
+    return f"{allowed}, at least {memory.budget_tokens:g} tokens"
 
 
 def _describe_bytes(run: Results) -> str:
-    """Return the dtype and the used share of the full cache; for a budget in bytes, also the allowed bytes.
-
-    Budgets count bytes in 16 bits, so a float32 cache has two shares: of the full cache as stored, and in 16 bits.
-    """
+    """Return the dtype and the share of the full cache in 16 bits, in which budgets count bytes."""
     memory, dtype = run.memory, _name_dtype(run)
-    share, full = memory.byte_peak, memory.full_sequence_bytes
-    stored = f"{dtype}: " if dtype else ""
-    if memory.budget_bytes is not None:
-        return (
-            f"{stored}budget {memory.budget_bytes:.10g} of {full} in 16 bits: {_describe_use(memory, share)}"
-        )
-    if dtype == "float32":
-        stored = f"float32, 4 bytes a number: {50 * share:.2f} % of the full cache in float32, "
-        return f"{stored}{100 * share:.2f} % of it in 16 bits ({full})"
-    return f"{stored}{100 * share:.2f} % of the full cache in 16 bits ({full})"
+    stored = f"in {dtype}{', 4 bytes a number' * (dtype == 'float32')}: " if dtype else ""
+    return f"{stored}{100 * memory.byte_peak:.2f} % of the full cache in 16 bits"
 
 
 def _name_dtype(run: Results) -> str:
@@ -193,21 +202,11 @@ def _name_dtype(run: Results) -> str:
     return "float32" if widest else ""
 
 
-def _describe_use(memory: Memory, peak: float) -> str:
-    exceeded = ", above the budget, which this method does not guarantee" if memory.exceeded else ""
-    used = f"{100 * memory.last_share:.1f} % of the budget in use at the end"
-    used += (
-        ", where there are no more tokens"
-        if memory.lacks_tokens
-        else f" (minimum {100 * memory.least_share:.1f} %)"
-    )
-    return f"peak {100 * peak:.2f} % of the full cache{exceeded}; {used}"
-
-
-def _metric_row(name: str, metric: Metric, full: str | None) -> tuple[str, str, str, str, str]:
-    value, interval = "-", ""
-    note = metric.reason or ("" if full is None else f"full cache: {full}")
+def _metric_row(run: Results, name: str, metric: Metric) -> tuple[str, str, str, str]:
+    value, interval, full = "-", "", write_full(run, name)
+    notes = [f"n = {metric.n}"] if metric.n != run.n else []
+    notes += [metric.reason] if metric.reason else [] if full is None else [f"full cache: {full}"]
     if metric.value is not None:
         value = f"{format_number(metric.value, metric.digits)} {UNITS.get(metric.unit, metric.unit)}".rstrip()
         interval = " .. ".join(format_number(end, metric.digits) for end in metric.interval or ())
-    return format_name(name, metric), value, interval, str(metric.n), note
+    return format_name(name, metric), value, interval, "; ".join(notes)

@@ -15,8 +15,10 @@ from kvbench.runs.record.results import NEUTRAL, Results
 
 INTERVAL_WIDTH = 120
 """Smallest width of a terminal at which intervals are shown."""
-WIDE_COLUMNS = ("peak tokens", "least / B", IN_FLIGHT_COLUMN, "GPU MiB", "state MiB", *TIME_COLUMNS, "n")
+WIDE_COLUMNS = (*TIME_COLUMNS, "n")
 """Columns that a narrower terminal leaves out."""
+VERBOSE_COLUMNS = ("peak tokens", "last / B", IN_FLIGHT_COLUMN, "GPU MiB", "state MiB")
+"""Columns of memory that only `verbose` shows."""
 SEED_COLUMNS = ("noise seed", "calibration seed")
 """Columns of seeds in which runs of equal settings differ."""
 SHARED_COLUMNS = ("shuffle", "batch_invariant")
@@ -27,6 +29,8 @@ NAMED_ELSEWHERE = ("prompts.count", "prompts.path", "calibrate.seed", "calibrate
 """Settings that other columns name: samples, prompts, seeds and model; an order file is a copy of a calibration."""
 CHOSEN = 3
 """Metrics of a paper's tables and of figures without `report.metrics`."""
+IN_WORDS = {"least / B": "in use"}
+"""Columns by the name that the terminal shows."""
 CODE_COLUMN = "code"
 """Column of the code in which runs of equal settings differ."""
 
@@ -208,19 +212,42 @@ def make_csv_rows(runs: Sequence[Results]) -> list[Row]:
     return rows
 
 
-def show_runs(console: Console, runs: Sequence[Results], failures: Sequence[tuple[str, str]] = ()) -> None:
-    """Print one row per run, and the (name, reason) of failed runs."""
+def show_runs(
+    console: Console,
+    runs: Sequence[Results],
+    failures: Sequence[tuple[str, str]] = (),
+    *,
+    verbose: bool = False,
+) -> None:
+    """Print one row per run, and the (name, reason) of failed runs; `verbose` adds `VERBOSE_COLUMNS`."""
     rows = make_rows(runs)
     if rows:
         models = list(dict.fromkeys(run.model_label for run in runs))
         wide = console.width >= INTERVAL_WIDTH
         kept = ["n"] if len({row["n"] for row in rows}) > 1 else []
         left_out = [name for name in WIDE_COLUMNS if not wide and name not in kept]
-        shown = drop_columns(rows, [*left_out, *([] if len(models) > 1 else ["model"])])
+        left_out += [*(() if verbose else VERBOSE_COLUMNS), *(("model",) if len(models) == 1 else ())]
+        lead_names = list(identifying_columns(runs)[0])
+        shown = drop_columns(_merge_empty(rows, lead_names), left_out)
+        shown = [{IN_WORDS.get(name, name): cell for name, cell in row.items()} for row in shown]
         title = ", ".join(models) + (" (± half of the 95 % interval)" if wide else "")
-        lead = len(shown[0].keys() & identifying_columns(runs)[0].keys())
+        lead = len(shown[0].keys() & set(lead_names))
         print_rows(console, title, shown, lead, "half" if wide else "value")
         for note in list_notes(runs, list_shown(shown)):
             console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     for name, reason in failures:
         console.print(f"failed {name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _merge_empty(rows: Sequence[Row], lead: Sequence[str]) -> list[Row]:
+    """Return rows without repetitions: a full cache of which no metric has a value is listed once, not for every n."""
+    shown: list[Row] = []
+    empty: set[tuple[Cell, ...]] = set()
+    for row in rows:
+        if not any(isinstance(cell, Metric) and cell.value is not None for cell in row.values()):
+            which = tuple(row[name] for name in lead)
+            if which in empty:
+                continue
+            empty.add(which)
+        shown.append(row)
+    return shown

@@ -52,7 +52,7 @@ def report(_: DictConfig, settings: Settings) -> None:
             say(f"left out: {found - len(runs)} runs of earlier code; report.code=all has them")
     joined = combine_seeds(runs, runs_dir)
     rows = joined if chosen.seeds == "mean" else runs
-    show_runs(CONSOLE, rows, failures)
+    show_runs(CONSOLE, rows, failures, verbose=settings.verbose)
     if not runs:
         raise ConfigError(
             f"runs_dir={runs_dir}: holds no finished runs"

@@ -13,8 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.places import ROOT
-
+ROOT = Path(__file__).resolve().parents[1]
 HIDE = """
 import sys
 from importlib.machinery import PathFinder
