@@ -16,6 +16,8 @@ GENERATED = ROOT / "docs" / "generated"
 TABLE = ROOT / "docs" / "generator" / "ceilings.csv"
 CODE = ("kvbench", "eval", "kernels", "benchmarks")
 """Trees whose lines of Python count as code."""
+SMALL = {"cuda_branches", "cuda_shapes", "docs"}
+"""Folders of tests that have one ceiling with the files beside them."""
 PAGES = ("*.md", ".github/*.md", *(f"{tree}/**/*.md" for tree in ("docs", *CODE, "conf", "notebooks")))
 """Markdown files outside tests."""
 OTHERS = {
@@ -55,13 +57,17 @@ def count_keys(text: str) -> int:
 
 
 def measure(root: Path = ROOT) -> dict[str, int]:
-    """Return the size of every part: lines of Python by tree and package, words, files and keys."""
+    """Return the size of every part: lines of Python by tree, package and folder of tests, words, files and keys."""
     packages = sorted({path.relative_to(root).parts[1] for path in root.glob("kvbench/*/**/*.py")})
     parts = {f"kvbench/{name}": (f"kvbench/{name}/**/*.py",) for name in packages}
     parts |= {"kvbench": ("kvbench/*.py",)} | {tree: (f"{tree}/**/*.py",) for tree in CODE[1:]}
     sizes = {name: count_lines(list_files(root, patterns)) for name, patterns in parts.items()}
     sizes["code"] = sum(sizes.values())
-    sizes["tests"] = count_lines(list_files(root, ("tests/**/*.py",)))
+    rooms = sorted({path.relative_to(root).parts[1] for path in root.glob("tests/*/**/*.py")} - SMALL)
+    tests = {f"tests/{name}": (f"tests/{name}/**/*.py",) for name in rooms}
+    tests["other tests"] = ("tests/*.py", *(f"tests/{name}/**/*.py" for name in SMALL))
+    sizes |= {name: count_lines(list_files(root, patterns)) for name, patterns in tests.items()}
+    sizes["tests"] = sum(sizes[name] for name in tests)
     sizes |= {name: count_lines(list_files(root, patterns)) for name, patterns in OTHERS.items()}
     sizes["words of Markdown"] = sum(count_words(path.read_text()) for path in list_files(root, PAGES))
     sizes["files of conf"] = len(list_files(root, ("conf/**/*.yaml", "conf/**/*.py")))

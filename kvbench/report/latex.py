@@ -24,6 +24,8 @@ MAX_FLOATS = 12
 """Number of tables after which LaTeX places all of them; it holds back at most 18 without an error."""
 MAX_ROWS = 36
 """Largest number of rows of a table, so that it fits a page with its caption."""
+MAX_LINES = 40
+"""Largest number of lines of all tables on a page, those of their heads among them."""
 MAX_LETTERS = 84
 """Letters of a row, from which a table is divided; LaTeX shrinks what is wider than its text."""
 SCALE = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
@@ -84,25 +86,39 @@ def divide_rows(count: int) -> list[tuple[int, int]]:
 
 
 def write_tables(bodies: Sequence[tuple[str, Sequence[str]]], caption: str, label: str) -> Iterator[str]:
-    """Yield a table environment for each body; further ones refer to the first.
+    """Yield a table environment for the bodies that fit a page; further ones refer to the first.
 
     Args:
         bodies: kinds of columns and lines of each table.
         caption: text of the first table's caption, not escaped.
         label: label of the first table.
     """
-    for part, (kinds, lines) in enumerate(bodies, 1):
+    pages = list(_divide_pages(bodies))
+    for part, page in enumerate(pages, 1):
         title, name = escape(caption).replace(" x ", r" $\times$ "), f"tab:{label}"
         if part > 1:
-            title = rf"Table~\ref{{{name}}}, continued (part {part} of {len(bodies)})."
+            title = rf"Table~\ref{{{name}}}, continued (part {part} of {len(pages)})."
             name += f"-{part}"
         yield "\n".join(
             [
-                r"\begin{table}[htbp]", r"\centering", r"\small", SCALE, rf"\begin{{tabular}}{{{kinds}}}",
-                r"\toprule", *lines, r"\bottomrule", r"\end{tabular}}", rf"\caption{{{title}}}", rf"\label{{{name}}}",
-                r"\end{table}", "",
+                r"\begin{table}[htbp]", r"\centering", r"\small", "\n\\par\\medskip\n".join(page),
+                rf"\caption{{{title}}}", rf"\label{{{name}}}", r"\end{table}", "",
             ]
         )  # fmt: skip
+
+
+def _divide_pages(bodies: Sequence[tuple[str, Sequence[str]]]) -> Iterator[list[str]]:
+    """Yield the tables of each page, from the kinds of their columns and their lines."""
+    page: list[str] = []
+    height = 0
+    for kinds, lines in bodies:
+        if page and height + len(lines) > MAX_LINES:
+            yield page
+            page, height = [], 0
+        head, end = rf"\begin{{tabular}}{{{kinds}}}", r"\end{tabular}}"
+        page.append("\n".join([SCALE, head, r"\toprule", *lines, r"\bottomrule", end]))
+        height += len(lines)
+    yield page
 
 
 def write_cell(cell: Cell, *, bold: bool = False) -> str:

@@ -74,13 +74,10 @@ def test_files_that_include_each_other_are_named(add: Add) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("--help",),
-        ("task=plan",),
-        ("task=check",),
-        ("-m", "method=full,mine"),
+        ("--help",), ("task=plan",), ("task=check",), ("-m", "method=full,mine"),
         ("-m", "sweeps=budget", "task=check"),
     ],
-)
+)  # fmt: skip
 def test_every_command_ends_in_the_line(
     add: Add, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:

@@ -102,13 +102,10 @@ def test_a_preset_sets_what_its_file_says(preset: str) -> None:
 @pytest.mark.parametrize(
     ("preset", "model"),
     [
-        ("emu3_readme", "emu3_gen"),
-        ("heatkv_paper", "infinity_8b"),
-        ("llamagen_readme_3b", "llamagen_3b"),
-        ("lumina_readme", "lumina_mgpt_7b_768"),
-        ("qwen3_thinking", "qwen3_8b"),
+        ("emu3_readme", "emu3_gen"), ("heatkv_paper", "infinity_8b"), ("llamagen_readme_3b", "llamagen_3b"),
+        ("lumina_readme", "lumina_mgpt_7b_768"), ("qwen3_thinking", "qwen3_8b"),
     ],
-)
+)  # fmt: skip
 def test_a_preset_of_the_model_s_own_settings_leaves_the_run_what_it_is(preset: str, model: str) -> None:
     own = compose(f"model={model}")["model"]
     for group, stated in read_preset(preset)["model"].items():

@@ -46,14 +46,11 @@ def test_large_tensors_are_not_faulted_in_anew() -> None:
 @pytest.mark.parametrize(
     ("device", "number", "seen", "used", "taken"),
     [
-        ("cuda", 1, None, False, "1"),
-        ("cuda", 5, None, False, "1"),
-        ("cuda", 1, "4,GPU-7,2,9", False, "GPU-7"),
-        ("cuda:2", 1, "4,GPU-7,2,9", False, "2"),
-        ("cpu", 1, None, False, None),
-        ("cuda", 1, "3,4", True, "3,4"),
+        ("cuda", 1, None, False, "1"), ("cuda", 5, None, False, "1"),
+        ("cuda", 1, "4,GPU-7,2,9", False, "GPU-7"), ("cuda:2", 1, "4,GPU-7,2,9", False, "2"),
+        ("cpu", 1, None, False, None), ("cuda", 1, "3,4", True, "3,4"),
     ],
-)
+)  # fmt: skip
 def test_each_process_takes_a_gpu_unless_it_uses_one(
     device: str, number: int, seen: str | None, used: bool, taken: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,13 +158,10 @@ def test_auto_is_the_gpu_that_torch_can_use(
 @pytest.mark.parametrize(
     ("noise", "device", "kind"),
     [
-        ("auto", "cpu", "stream"),
-        ("auto", "cuda", "counter"),
-        ("auto", "cuda:1", "counter"),
-        ("stream", "cuda", "stream"),
-        ("counter", "cpu", "counter"),
+        ("auto", "cpu", "stream"), ("auto", "cuda", "counter"), ("auto", "cuda:1", "counter"),
+        ("stream", "cuda", "stream"), ("counter", "cpu", "counter"),
     ],
-)
+)  # fmt: skip
 def test_noise_is_counted_on_a_gpu(noise: str, device: str, kind: str) -> None:
     assert resolve_noise(noise, device) == kind
 

@@ -230,13 +230,9 @@ def test_a_method_is_called_once_per_segment(padding: list[int], size: int, grou
         weights = scores.softmax(-1)
         mass, source = weights.mean((0, 1)), torch.bucketize(held, torch.tensor(spec.ends), right=True)
         expected = {
-            "position": held,
-            "segment": source,
-            "mass": mass,
-            "last": weights[:, -2:].mean((0, 1)),
-            "logits": scores.masked_fill(scores == -torch.inf, 0).sum((0, 1)),
-            "cached_keys": keys,
-        }
+            "position": held, "segment": source, "mass": mass, "last": weights[:, -2:].mean((0, 1)),
+            "logits": scores.masked_fill(scores == -torch.inf, 0).sum((0, 1)), "cached_keys": keys,
+        }  # fmt: skip
         exists = shown["position"][row] >= 0
         for name, value in expected.items():
             torch.testing.assert_close(shown[name][row, exists], value, atol=1e-5, rtol=1e-4, msg=name)

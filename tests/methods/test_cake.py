@@ -72,12 +72,9 @@ def test_the_cache_measures_and_scores_what_the_program_does(case: int) -> None:
     observer = AttentionSpread(p["window"], "last")
     run(open_cache(observer, spec), inputs)
     shape = {
-        "tau1": p["tau1"],
-        "tau2": p["tau2"],
-        "window": p["window"],
-        "queries": "last",
+        "tau1": p["tau1"], "tau2": p["tau2"], "window": p["window"], "queries": "last",
         "rounding": "official",
-    }
+    }  # fmt: skip
     numbers = observer.average()["layers"][:, 0].numpy()
     preference = g["preference"].numpy()
     np.testing.assert_allclose(CAKE(**shape).weigh(numbers), preference / preference.max(), rtol=1e-4)

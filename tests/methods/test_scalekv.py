@@ -250,17 +250,6 @@ def test_no_token_of_the_budget_is_stranded(data: st.DataObject) -> None:
         assert more[k, layer] > reach or max(worst(more, spec)) > total
 
 
-def test_a_drafter_that_changes_layers_leaves_nothing_unused() -> None:
-    spec = small(layers=4, sides=(1, 2, 3, 4, 5, 6))
-    flags = np.zeros((6, 4), bool)
-    flags[[3, 4, 5], [0, 1, 3]] = True  # another layer drafts at each scale
-    total = 4 * 8
-    nominal = share_capacity(spec, 8, flags)
-    assert np.minimum(nominal[2], 14)[0] > nominal[1, 0]
-    filled = fill_up(nominal, spec, total)
-    assert filled.sum(1).tolist() == [4, 20, total, total, total]
-
-
 @pytest.mark.parametrize("model", ["2b", "8b"])
 def test_published_budgets_shrink_as_little_as_they_must(model: str) -> None:
     spec = INFINITY[model]

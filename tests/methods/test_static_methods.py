@@ -74,13 +74,10 @@ def test_heatkv_keeps_what_its_schedule_says(name: str) -> None:
 @pytest.mark.parametrize(
     ("remove", "left"),
     [
-        ("none", {0, 1, 2, 3, 4}),
-        ("condensed", {2, 3, 4}),
-        ("intermediate", {0, 1, 3, 4}),
-        ("local", {0, 1, 2}),
-        ("all", set()),
+        ("none", {0, 1, 2, 3, 4}), ("condensed", {2, 3, 4}), ("intermediate", {0, 1, 3, 4}),
+        ("local", {0, 1, 2}), ("all", set()),
     ],
-)
+)  # fmt: skip
 def test_scale_groups_leave_one_group_out(remove: str, left: set[int]) -> None:
     method = prepared(ScaleGroups(remove), SPEC)
     cache, seen = KVCache(SPEC, method, dtype=torch.float32), listening(method)

@@ -30,12 +30,9 @@ KEY = "model.sources.weights"
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
 QWEN = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
 WITHOUT_EFFECT = {
-    "remove_invalid_values",
-    "renormalize_logits",
-    "use_cache",
-    "is_assistant",
+    "remove_invalid_values", "renormalize_logits", "use_cache", "is_assistant",
     "assistant_confidence_threshold",
-}
+}  # fmt: skip
 """Keys of transformers' processors that change no likeliest token, or belong to a second model."""
 
 

@@ -17,17 +17,11 @@ from kvbench.models.files.weights import Source, locate_all, survey
 from tests.support.fake_hub import COMMIT, FakeHub
 
 T5 = {
-    "README.md": b"words",
-    "config.json": b"{}",
-    "spiece.model": b"pieces",
-    "model-00001-of-00002.safetensors": b"1" * 30,
-    "model-00002-of-00002.safetensors": b"2" * 20,
-    "model.safetensors.index.json": b"{ }",
-    "pytorch_model-00001-of-00001.bin": b"p" * 50,
-    "pytorch_model.bin.index.json": b"{}",
-    "flax_model.msgpack": b"f" * 50,
-    "tf_model.h5": b"t" * 50,
-}
+    "README.md": b"words", "config.json": b"{}", "spiece.model": b"pieces",
+    "model-00001-of-00002.safetensors": b"1" * 30, "model-00002-of-00002.safetensors": b"2" * 20,
+    "model.safetensors.index.json": b"{ }", "pytorch_model-00001-of-00001.bin": b"p" * 50,
+    "pytorch_model.bin.index.json": b"{}", "flax_model.msgpack": b"f" * 50, "tf_model.h5": b"t" * 50,
+}  # fmt: skip
 REPOS = {
     "owner/t5": T5,
     "owner/model": {"net.pth": b"nnnnmmmmoooo", "other.pth": b"o" * 99, "in/model.safetensors": b"i"},
@@ -159,12 +153,9 @@ def test_files_that_another_program_fetched_are_found_without_a_network(hub: Fak
 
 def test_all_that_is_missing_is_told_at_once(hub: FakeHub) -> None:
     sources = [
-        Source("a", path="/nowhere/net.pth"),
-        Source("b", file="vqgan.ckpt"),
-        Source("c", repo="owner/gone"),
-        Source("d", repo="owner/model", file="none.pth"),
-        NET,
-    ]
+        Source("a", path="/nowhere/net.pth"), Source("b", file="vqgan.ckpt"), Source("c", repo="owner/gone"),
+        Source("d", repo="owner/model", file="none.pth"), NET,
+    ]  # fmt: skip
     with pytest.raises(WeightsError) as caught:
         locate_all(sources)
     message = str(caught.value)

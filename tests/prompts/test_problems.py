@@ -33,15 +33,12 @@ LINES: dict[type[Problems], list[dict[str, object]]] = {
     Gsm8k: [{"question": "How many?", "answer": "She has 2 + 1 = <<2+1=3>>3.\n#### 1,003"}],
     UMath: [
         {
-            "uuid": "a",
-            "has_image": False,
-            "image": None,
-            "problem_statement": "Solve.",
+            "uuid": "a", "has_image": False, "image": None, "problem_statement": "Solve.",
             "golden_answer": "$2$",
         },
         {"uuid": "b", "has_image": True, "image": "data", "problem_statement": "See.", "golden_answer": "1"},
     ],
-}
+}  # fmt: skip
 ANSWERS = {
     Aime24: "204", Aime25: "70", Aime26: "277", Hmmt25: "\\sqrt{5}", Math500: "\\frac{3}{4}", Gsm8k: "1003",
     UMath: "$2$",

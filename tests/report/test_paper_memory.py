@@ -73,14 +73,10 @@ def test_operations_and_tokens_by_hand() -> None:
 @pytest.mark.parametrize(
     ("value", "text", "way"),
     [
-        (53.156, "53.15", "cut off"),
-        (28.6875, "28.69", "rounded"),
-        (17062.5, "17062", "cut off"),
-        (17062.5, "17063", "rounded"),
-        (22.41, "22.41", "rounded"),
-        (22.42, "22.41", None),
+        (53.156, "53.15", "cut off"), (28.6875, "28.69", "rounded"), (17062.5, "17062", "cut off"),
+        (17062.5, "17063", "rounded"), (22.41, "22.41", "rounded"), (22.42, "22.41", None),
     ],
-)
+)  # fmt: skip
 def test_how_a_number_was_printed(value: float, text: str, way: str | None) -> None:
     assert prints_as(value, text) == way
     low, high = rounding_interval(text)

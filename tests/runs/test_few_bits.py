@@ -200,13 +200,10 @@ def test_what_few_bits_cannot_do_is_refused(tmp_path: Path, more: dict[str, Any]
 @pytest.mark.parametrize(
     ("dtype", "storage", "told"),
     [
-        ("auto", ROTATED, True),
-        ("fp8", ROTATED, True),
-        ("fp8", StorageConfig(residual=4), False),
-        ("int4", StorageConfig(group=2), False),
-        ("auto", CHANNEL, False),
+        ("auto", ROTATED, True), ("fp8", ROTATED, True), ("fp8", StorageConfig(residual=4), False),
+        ("int4", StorageConfig(group=2), False), ("auto", CHANNEL, False),
     ],
-)
+)  # fmt: skip
 def test_storage_without_effect_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, dtype: str, storage: StorageConfig, told: bool
 ) -> None:

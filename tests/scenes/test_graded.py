@@ -171,13 +171,10 @@ def test_numbers_and_plurals_count() -> None:
 @pytest.mark.parametrize(
     ("caption", "why"),
     [
-        ("", "names no object"),
-        ("a dog", "names no object"),
-        ("red ring", "'red' must be between"),
-        ("a red", "'red' must be between"),
-        ("a red blue ring", "'red' must be between"),
+        ("", "names no object"), ("a dog", "names no object"), ("red ring", "'red' must be between"),
+        ("a red", "'red' must be between"), ("a red blue ring", "'red' must be between"),
     ],
-)
+)  # fmt: skip
 def test_captions_without_readable_objects_are_refused(caption: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         count_named(caption)

@@ -13,12 +13,9 @@ from tests.support.image_sets import make_readings, only, reason
 ANSWER = [4, 8, 2]
 READ = [
     # likeliest under the method, under the full cache, depth, gap
-    ([4, 8, 2], [4, 8, 2], 10, 900),
-    ([4, 8, 3], [4, 8, 2], 19, 800),
-    ([1, 8, 2], [4, 8, 2], 20, 700),
-    ([4, 8, 2], [4, 8, 1], 100, 127),
-    ([4, 8, 2], [4, 8, 2], 80, 128),
-]
+    ([4, 8, 2], [4, 8, 2], 10, 900), ([4, 8, 3], [4, 8, 2], 19, 800), ([1, 8, 2], [4, 8, 2], 20, 700),
+    ([4, 8, 2], [4, 8, 1], 100, 127), ([4, 8, 2], [4, 8, 2], 80, 128),
+]  # fmt: skip
 
 
 def save_readings(folder: Path, meta: bool = True) -> ReadingSet:

@@ -108,13 +108,10 @@ def test_repositories_of_strangers_are_not_downloaded(folder: Path, source: dict
 def test_repositories_of_kvbench_and_local_weights_stay(folder: Path) -> None:
     assert {"Qwen/Qwen3-8B", "FoundationVision/Infinity"} <= list_repositories()
     sources: list[dict[str, Any]] = [
-        {"path": None, "repo": "Qwen/Qwen3-8B"},
-        {"path": "Qwen/Qwen3-8B", "repo": None},
-        {"path": str(folder), "repo": None},
-        {"path": NAMES},
-        {"path": "/elsewhere/none.pt", "repo": "mallory/m"},
-        {},
-    ]
+        {"path": None, "repo": "Qwen/Qwen3-8B"}, {"path": "Qwen/Qwen3-8B", "repo": None},
+        {"path": str(folder), "repo": None}, {"path": NAMES},
+        {"path": "/elsewhere/none.pt", "repo": "mallory/m"}, {},
+    ]  # fmt: skip
     for source in sources:
         before = dict(source)
         place_weights({"sources": {"weights": source}}, folder)

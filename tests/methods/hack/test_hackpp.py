@@ -303,20 +303,6 @@ def test_a_generation_is_that_of_a_plain_loop(options: dict[str, object], groups
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
 
 
-def test_what_is_read_changes_nothing_that_is_kept() -> None:
-    inputs, artifact = tokens_of(SPEC, 2), patterns()
-    answers, outputs, transient = [], [], []
-    for attention_budget in (None, 0.1):
-        method = ready("0.25", artifact, attention_budget=attention_budget)
-        cache, seen = KVCache(SPEC, method, dtype=torch.float32), listening(method)
-        outputs.append(run(cache, inputs))
-        answers.append([asked.ids() for asked in seen])
-        transient.append(cache.ledger.transient_bytes)
-    assert answers[0] == answers[1]
-    assert any(not torch.equal(one, other) for one, other in zip(*outputs, strict=True))
-    assert transient[0] < transient[1]  # what is read is a copy
-
-
 def test_budgets_are_converted_as_the_paper_counts_them() -> None:
     shares = (0.5, 0.3, 0.2, 0.1, 0.01)
     assert [count_read(share, INFINITY["2b"]) for share in shares] == [5260, 3156, 2104, 1052, 105]

@@ -249,13 +249,10 @@ def test_a_budget_is_read_exactly(value: float | str, capacity: Fraction) -> Non
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (0, "positive"),
-        (-0.1, "positive"),
-        (1.5, "whole"),
-        (6426, "6425"),
+        (0, "positive"), (-0.1, "positive"), (1.5, "whole"), (6426, "6425"),
         *((value, "give a fraction") for value in ("x", "nan", "inf", "1/0", "")),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_budget_is_refused(value: float | str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         Budget.parse(value, INFINITY["2b"])

@@ -22,8 +22,8 @@ from kvbench.models.files import checkpoints
 from kvbench.models.files.gguf import read_gguf
 from kvbench.models.parts.tokens import open_tokenizer
 from kvbench.runs.record.folder import RunFolder, RunName
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[1]
 OPENS = {
     "open", "fdopen", "read_text", "read_bytes", "safe_open", "load_file", "is_zipfile", "ZipFile", "mmap", "memmap",
     "fromfile", "genfromtxt", "loadtxt", "imread", "copyfile", "copy2", "copytree", "scan_parquet", "read_parquet",

@@ -13,7 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.places import ROOT
+
 HIDE = """
 import sys
 from importlib.machinery import PathFinder
