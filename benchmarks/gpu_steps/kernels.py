@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Skipped
 from benchmarks.support.plane_cases import Stored, equal_rows, make_plane
@@ -169,6 +170,13 @@ def require(error: float, bound: float, what: str) -> None:
         raise Failed(f"{what} {error:.2g}, bound {bound:.2g}")
 
 
+def compare_numbers(out: Tensor, expected: Tensor, bound: float) -> Figures:
+    """Compare a result with the expected one in double precision."""
+    error = measure_error(out, expected)
+    require(error, bound, "relative error")
+    return {"error": error}
+
+
 def check_mass(machine: Machine, make: Make) -> Figures:
     """Compare attention mass."""
     x = make()
@@ -247,12 +255,8 @@ def check_modulate(machine: Machine) -> Figures:
     factor, shift = (torch.randn(2, 1, width, device=machine.device) for _ in range(2))
     with torch.inference_mode(), machine.branches():
         out = modulate(x, factor, shift, machine.half)
-    wide = x.double()
-    centred = wide - wide.mean(-1, keepdim=True)
-    normal = centred / (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt()
-    error = measure_error(out, normal * factor.double() + shift.double())
-    require(error, BOUNDS[machine.half], "relative error")
-    return {"error": error}
+    normal = F.layer_norm(x.double(), (width,), eps=EPSILON)
+    return compare_numbers(out, normal * factor.double() + shift.double(), BOUNDS[machine.half])
 
 
 def check_norm_rope(machine: Machine) -> Figures:
@@ -262,15 +266,12 @@ def check_norm_rope(machine: Machine) -> Figures:
     lengths = torch.rand(2, heads, device=machine.device) + 1
     angles = torch.rand(tokens, channels // 2, device=machine.device)
     rotation = torch.polar(torch.ones_like(angles), angles)
-    wide = qkv[:, :, :2].double()
-    wide = wide / wide.norm(dim=-1, keepdim=True) * lengths.double()[..., None]
+    wide = F.normalize(qkv[:, :, :2].double(), dim=-1) * lengths.double()[..., None]
     pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)).contiguous())
     expected = torch.view_as_real(pairs * rotation[:, None, None]).flatten(-2).permute(2, 0, 3, 1, 4)
     with torch.inference_mode(), machine.branches():
         q, k, _ = qk_norm_rope(qkv.clone(), lengths, rotation)
-    error = measure_error(torch.stack((q, k)), expected)
-    require(error, BOUNDS[torch.float32], "relative error")
-    return {"error": error}
+    return compare_numbers(torch.stack((q, k)), expected, BOUNDS[torch.float32])
 
 
 def check_group_norm(machine: Machine) -> Figures:
@@ -281,13 +282,8 @@ def check_group_norm(machine: Machine) -> Figures:
     weight, bias = (torch.randn(channels, device=machine.device) for _ in range(2))
     with torch.inference_mode(), machine.branches():
         out = group_norm(x, groups, weight, bias, EPSILON, silu=True)
-    wide = x.double().unflatten(1, (groups, -1)).flatten(2)
-    centred = wide - wide.mean(-1, keepdim=True)
-    normal = (centred / (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt()).view(x.shape)
-    normal = normal * weight.double()[:, None, None] + bias.double()[:, None, None]
-    error = measure_error(out, normal / (1 + (-normal).exp()))
-    require(error, BOUNDS[machine.half], "relative error")
-    return {"error": error}
+    normal = F.group_norm(x.double(), groups, weight.double(), bias.double(), EPSILON)
+    return compare_numbers(out, F.silu(normal), BOUNDS[machine.half])
 
 
 def check_graph(machine: Machine, make: Make) -> Figures:
