@@ -35,3 +35,14 @@ class TextSet(SampleSet):
         if type(sample.tokens) is not int:
             raise SampleSetError(f"{self.folder}: sample {sample.index} has no `tokens` in samples.jsonl")
         return sample
+
+
+def find_difference(text: str, other: str) -> int | None:
+    """Return the number of the first character that differs; None for equal texts.
+
+    >>> find_difference("a red circle", "a red cube"), find_difference("so", "so on"), find_difference("so", "so")
+    (7, 2, None)
+    """
+    pairs = zip(text, other, strict=False)
+    places = (place for place, (ours, theirs) in enumerate(pairs) if ours != theirs)
+    return next(places, None if text == other else min(len(text), len(other)))

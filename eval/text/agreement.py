@@ -4,20 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvbench.eval.files.texts import TextSet
+from kvbench.eval.files.texts import TextSet, find_difference
 from kvbench.eval.protocol.base import Evaluator, Result, make_result
 from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
-
-
-def find_difference(text: str, other: str) -> int | None:
-    """Return the number of the first character that differs; None for equal texts.
-
-    >>> find_difference("a red circle", "a red cube"), find_difference("so", "so on"), find_difference("so", "so")
-    (7, 2, None)
-    """
-    pairs = zip(text, other, strict=False)
-    places = (place for place, (ours, theirs) in enumerate(pairs) if ours != theirs)
-    return next(places, None if text == other else min(len(text), len(other)))
 
 
 @dataclass(frozen=True)

@@ -24,19 +24,18 @@ from kvbench.core.config import ConfigError, UserError
 from kvbench.data.frames import import_polars, samples_df
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.code_notes import list_notes
-from kvbench.report.memory import IN_FLIGHT_COLUMN
-from kvbench.report.runs_table import identifying_columns, make_rows
-from kvbench.report.shown import Figures, Shown
-from kvbench.report.tables import Row, drop_columns, list_shown
+from kvbench.report.memory import name_time
+from kvbench.report.shown import Shown
+from kvbench.report.tables import Row
 from kvbench.runs.record.results import Latency, Memory, Results
 from kvbench.runs.record.samples import find_sample, read_finished
 
 if TYPE_CHECKING:
     import polars as pl
 
-HIDDEN_COLUMNS = ("peak tokens", "last / B", IN_FLIGHT_COLUMN, "GPU MiB", "state MiB")
-"""Columns of tables of runs that the text of one run leaves out."""
+
+DIFFERENCES = "paired differences with 95 % intervals"
+"""Title of what a comparison shows."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,12 +103,18 @@ class Run(Shown):
         """Return the path of the image or text of a prompt by its number."""
         return find_sample(self.folder, index)
 
-    def _list_figures(self) -> Figures:
-        runs = [self.results]
-        rows = drop_columns(make_rows(runs), HIDDEN_COLUMNS)
-        return Figures(
-            str(self.folder), rows, len(identifying_columns(runs)[0]), list_notes(runs, list_shown(rows))
-        )
+    def _list_rows(self) -> tuple[str, list[Row]]:
+        results, memory = self.results, self.results.memory
+        costs = {
+            "run": results.run,
+            "n": str(results.n),
+            "budget": results.budget_text,
+            "peak": f"{100 * memory.peak:.2f} %",
+            "in use": f"{100 * memory.least_share:.1f} %",
+            "bytes": str(memory.sequence_bytes),
+            name_time([results]): f"{results.latency.seconds_per_image:.3f}{results.latency.mark}",
+        }
+        return str(self.folder), [{**costs, **_choose_shown(results.metrics)}]
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,8 +131,11 @@ class Difference(Shown):
     to: Run
     metrics: Mapping[str, Metric]
 
-    def _list_figures(self) -> Figures:
-        return _list_differences([self])
+    def _list_rows(self) -> tuple[str, list[Row]]:
+        ours, other = self.run.results, self.to.results
+        return DIFFERENCES, [
+            {"run": ours.run, "minus": other.run, "n": str(ours.n), **_choose_shown(self.metrics)}
+        ]
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,8 +158,10 @@ class Comparison(Shown):
         ]
         return import_polars().DataFrame(rows, infer_schema_length=None)
 
-    def _list_figures(self) -> Figures:
-        return _list_differences(self.differences)
+    def _list_rows(self) -> tuple[str, list[Row]]:
+        rows = [row for one in self.differences for row in one._list_rows()[1]]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return DIFFERENCES, [{name: row.get(name) for name in names} for row in rows]
 
 
 def run(
@@ -305,14 +315,9 @@ def _has(runs: Sequence[Run], name: str) -> bool:
     return any(name in (one.results.method, one.results.run) for one in runs)
 
 
-def _list_differences(differences: Sequence[Difference]) -> Figures:
-    """Return a row for each difference, with its metrics except details."""
-    shown = [name for one in differences for name, metric in one.metrics.items() if not metric.detail]
-    rows: list[Row] = []
-    for one in differences:
-        which = {"run": one.run.results.run, "minus": one.to.results.run, "n": str(one.run.results.n)}
-        rows.append({**which, **{name: one.metrics.get(name) for name in shown}})
-    return Figures("paired differences with 95 % intervals", rows, 2)
+def _choose_shown(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Return the metrics with a value, without details."""
+    return {name: one for name, one in metrics.items() if one.value is not None and not one.detail}
 
 
 def _describe(one: Difference) -> dict[str, object]:

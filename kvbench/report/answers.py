@@ -11,16 +11,15 @@ from rich.text import Text
 
 from kvbench.core.config import quote_prompt
 from kvbench.eval.files.kinds import TEXTS, find_stored_kind
-from kvbench.eval.files.texts import TextSet
+from kvbench.eval.files.texts import TextSet, find_difference
 from kvbench.runs.record.results import Results
 
 OWN = ("PromptFile", "Typed")
 """Classes of prompts of the user's own."""
 MOST = 4
 """Largest number of texts that are shown."""
-LINES_BEFORE, LINES_AFTER = 8, 40
+BEFORE, AFTER = 8, 40
 """Largest numbers of a text's lines that are shown, before the first one that differs and from it on."""
-MARK = "bold reverse"
 
 
 def show_answers(console: Console, folder: Path, run: Results) -> None:
@@ -37,28 +36,28 @@ def show_answers(console: Console, folder: Path, run: Results) -> None:
     shown = range(min(run.n, MOST))
     folders = [folder] if run.reference is None else [folder.parent / run.reference, folder]
     sides = [TextSet(one, shown) for one in folders]
-    label = f"{run.method}, budget {run.budget_text}" if len(sides) > 1 else run.method
     for index in shown:
-        title = f"prompt {index}: {quote_prompt(sides[0].samples[index].prompt)}" if run.n > 1 else ""
-        console.print(_lay_out(title, label, [_read(one, index) for one in sides]))
+        if run.n > 1:
+            title = f"prompt {index}: {quote_prompt(sides[0].samples[index].prompt)}"
+            console.print(title, markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            _lay_out(f"{run.method}, budget {run.budget_text}", [_read(one, index) for one in sides])
+        )
     if run.n > MOST:
         console.print(f"{run.n - MOST} more texts: {folder / TEXTS.kind}", style="dim", soft_wrap=True)
 
 
-def _lay_out(title: str, label: str, texts: Sequence[str]) -> Table:
+def _lay_out(label: str, texts: Sequence[str]) -> Table:
     """Return a table of a method's text, right of the full cache's if there are two."""
-    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, expand=True)
-    place, line = None, 0
+    table = Table(box=SIMPLE_HEAD, expand=True)
+    place = find_difference(texts[0], texts[-1])
+    before = texts[0][: place or 0]
     if len(texts) > 1:
-        from kvbench.eval.text.agreement import find_difference  # imports torch
-
-        place = find_difference(texts[0], texts[1])
-        before = texts[0][:place]
-        line, words = (0 if place is None else before.count("\n")), len(before.split())
+        words = len(before.split())
         label += ": the same text" if place is None else f": differs after {words} word{'s' * (words != 1)}"
         table.add_column("full cache", ratio=1, overflow="fold")
     table.add_column(Text(label), ratio=1, overflow="fold")
-    table.add_row(*(_cut_out(mark_difference(one, place), line) for one in texts))
+    table.add_row(*(_cut_out(mark_difference(one, place), before.count("\n")) for one in texts))
     return table
 
 
@@ -72,16 +71,14 @@ def mark_difference(text: str, place: int | None) -> Text:
         return Text(text)
     word = next((one for one in re.finditer(r"\S+", text) if one.end() > place), None)
     start, end = (len(text), len(text)) if word is None else word.span()
-    marked = f"[{text[start:end] or 'end'}]"
-    return Text.assemble(text[:start], (marked, MARK), text[end:])
+    return Text.assemble(text[:start], (f"[{text[start:end] or 'end'}]", "bold reverse"), text[end:])
 
 
 def _cut_out(text: Text, line: int) -> Text:
     """Return the lines of a text around one; dots stand for others."""
-    lines, first = text.split("\n"), max(0, line - LINES_BEFORE)
-    shown = lines[first : line + LINES_AFTER]
-    front, end = first > 0, line + LINES_AFTER < len(lines)
-    return Text("\n").join([*[Text("...")] * front, *shown, *[Text("...")] * end])
+    lines, first, last = text.split("\n"), max(0, line - BEFORE), line + AFTER
+    dots = [Text("...")]
+    return Text("\n").join(dots * (first > 0) + lines[first:last] + dots * (last < len(lines)))
 
 
 def _read(texts: TextSet, index: int) -> str:

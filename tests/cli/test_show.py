@@ -12,7 +12,7 @@ from kvbench.cli.tasks.show import split_prompt
 from kvbench.core.config import ConfigError
 from kvbench.prompts.files import PromptFile
 from kvbench.prompts.texts import Texts
-from kvbench.prompts.typed import Typed
+from kvbench.prompts.typed import Typed, quote
 from kvbench.runs import prepare
 from tests.support.command_line import Command
 
@@ -65,7 +65,7 @@ def test_a_calibration_of_runs_is_used_again(command: Command, monkeypatch: pyte
 def test_a_prompt_is_calibrated_on_others_of_its_set(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("a\nb\nc\n")
     for of, expected in ((PromptFile(str(tmp_path / "my.txt")), ["a", "c"]), (Texts(), [])):
-        prompt = Typed(Typed.quote("b"), of)
+        prompt = Typed(quote("b"), of)
         assert [one.text for one in prompt.load()] == ["b"]
         assert [one.text for one in prompt.load_others(2, seed=0)] == expected
 

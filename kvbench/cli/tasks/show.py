@@ -18,7 +18,7 @@ from kvbench.core.config import ConfigError, shorten
 from kvbench.core.settings import Settings
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.eval.registry import read_metrics
-from kvbench.prompts.typed import Typed
+from kvbench.prompts.typed import quote
 
 USAGE = 'kvbench show "a prompt" method=NAME budget=0.1 [model=NAME] [key=value ...]'
 FOLDER = "shown"
@@ -49,14 +49,15 @@ def show(words: Sequence[str]) -> None:
     with hydra_of_kvbench():
         check_search_path()
         cfg, _ = compose_job(settings)
-        check_method(cfg, read_settings(cfg))
+        _check_method(cfg, read_settings(cfg))
         ask(cfg, prompt, choose_metrics=not any(re.match(r"[+~]*eval\b", word) for word in settings))
         show_device(cfg.device)
         try:
             outcome = complete(cfg)
         except ConfigError as error:
-            example = _find_example(cfg) if str(error).startswith("prompt ") else ""
-            raise ConfigError(f"{error}{example}") from None
+            raise ConfigError(
+                f"{error}{_find_example(cfg) if str(error).startswith('prompt ') else ''}"
+            ) from None
     from kvbench.report.one_run import show_outcome  # imports numpy
 
     show_outcome(CONSOLE, outcome, verbose=bool(cfg.verbose))
@@ -87,15 +88,9 @@ def split_prompt(words: Sequence[str]) -> tuple[str, list[str]]:
     return prompts[0], settings
 
 
-def check_method(cfg: DictConfig, settings: Settings) -> None:
-    """Check that the answer is not the full cache's own.
-
-    Raises:
-        ConfigError: it is.
-    """
-    from kvbench.methods.full import Full
-
-    if get_class(cfg.method._target_) is Full and settings.cache_dtype not in CODE_DTYPES:
+def _check_method(cfg: DictConfig, settings: Settings) -> None:
+    """Refuse the full cache beside itself."""
+    if cfg.method._target_ == "kvbench.methods.full.Full" and settings.cache_dtype not in CODE_DTYPES:
         raise ConfigError(
             "show: an answer of the full cache is shown in any case; name a method beside it, such as "
             "method=streaming_llm budget=0.1"
@@ -112,8 +107,7 @@ def ask(cfg: DictConfig, prompt: str, *, choose_metrics: bool) -> None:
     """
     kind = getattr(get_class(cfg.model._target_), "output", "images")
     with open_dict(cfg):
-        target = f"{Typed.__module__}.{Typed.__qualname__}"
-        cfg.prompts = {"_target_": target, "quoted": Typed.quote(prompt), "of": cfg.prompts}
+        cfg.prompts = {"_target_": "kvbench.prompts.typed.Typed", "quoted": quote(prompt), "of": cfg.prompts}
         cfg.runs_dirs = [cfg.runs_dir, *cfg.runs_dirs]
         cfg.runs_dir = str(Path(cfg.runs_dir, FOLDER))
         if choose_metrics and kind in METRICS:
