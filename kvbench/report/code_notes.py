@@ -1,7 +1,6 @@
 """Notes below tables, the column of a table whose equal settings ran other code, and the newest code of a method."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.full_scores import describe_failed
@@ -39,10 +38,7 @@ def keep_newest(runs: Sequence[Results], kept: str | None = None) -> list[Result
 def is_now(run: Results, *, pinned: bool = True) -> bool:
     """Return whether the files of a run's method and model are still its code; with `pinned`, also released ones."""
     code = [one for one in find_code(run) if pinned or isinstance(one[2], str)]
-    return all(_is_as_now(name, version) for _, name, version in code)
-
-
-_is_as_now = cache(is_as_now)
+    return all(is_as_now(name, version) for _, name, version in code)
 
 
 def list_notes(rows: Sequence[Results], shown: Iterable[Metric | None], *, peaks: bool = True) -> list[str]:
@@ -60,13 +56,13 @@ def list_marks(
 
 def list_made(rows: Sequence[Results]) -> list[str]:
     """Return the sentences on the code and the machines that the runs of a table were made by."""
-    made = (describe_checkout(rows), describe_mixed(rows), describe_digests(rows), describe_edited(rows))
+    runs = [member for row in rows for member in list_members(row)]
+    made = (describe_checkout(runs), describe_mixed(runs), describe_digests(runs), describe_edited(runs))
     return [*filter(None, made)]
 
 
-def describe_edited(rows: Sequence[Results]) -> str:
+def describe_edited(runs: Sequence[Results]) -> str:
     """Return a sentence on runs of code that is no release's and not this program's; empty without any."""
-    runs = [member for row in rows for member in list_members(row)]
     edited = [run for run in runs if not is_now(run, pinned=False)]
     if not edited:
         return ""
@@ -89,9 +85,8 @@ def list_digests(rows: Sequence[Results]) -> list[dict[str, str]]:
     return [{name: str(one.get(f"{name}_sha256") or "-")[:COLUMN_DIGITS] for name in marked} for one in known]
 
 
-def describe_digests(rows: Sequence[Results]) -> str:
+def describe_digests(runs: Sequence[Results]) -> str:
     """Return a sentence on runs made by another engine than this program's; empty without any."""
-    runs = [member for row in rows for member in list_members(row)]
     ours = identify_engine()
     others = [run.run for run in runs if (run.provenance or {}).get("engine_sha256", ours) != ours]
     if not others:
@@ -106,9 +101,8 @@ def describe_times(rows: Sequence[Results]) -> str:
     return "~: samples with another batch size, machine or load than most of a run's are left out."
 
 
-def describe_mixed(rows: Sequence[Results]) -> str:
+def describe_mixed(runs: Sequence[Results]) -> str:
     """Return a sentence on runs made with several commits, versions or machines; empty without any."""
-    runs = [member for row in rows for member in list_members(row)]
     mixed = [origins for run in runs if len(origins := list_origins(run.provenance)) > 1]
     if not mixed:
         return ""
@@ -124,9 +118,8 @@ def name_origin(origin: Mapping[str, object]) -> str:
     return f"{commit}, {torch}, {origin.get('machine') or origin.get('gpu') or origin.get('cpu')}"
 
 
-def describe_checkout(rows: Sequence[Results]) -> str:
+def describe_checkout(runs: Sequence[Results]) -> str:
     """Return a sentence on runs that were made in a checkout with uncommitted changes; empty without any."""
-    runs = [member for row in rows for member in list_members(row)]
     changes = [change for run in runs if (change := find_changes(run))]
     if not changes:
         return ""

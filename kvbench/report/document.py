@@ -52,7 +52,7 @@ class Section(NamedTuple):
     rows: Sequence[Row]
     groups: Sequence[Hashable]
     lead: int = 1
-    made: str = ""
+    made: Sequence[str] = ()
 
 
 def write_report(
@@ -78,13 +78,12 @@ def list_sections(runs: Sequence[Results]) -> list[Section]:
         prompts = ", ".join(sorted({f"{run.prompts_label} (n = {name_count(run)})" for run in own}))
         caption = f"{model}, {prompts}. 95 % intervals. {BOLD_NOTE}.{describe_rows(own, rows)}"
         lead = len(identifying_columns(own)[0]) - 1  # without the model
-        sections.append(Section(model, caption, rows, [*map(find_group, own)], lead, describe_made(own)))
+        sections.append(Section(model, caption, rows, [*map(find_group, own)], lead, list_made(own)))
     for ablation in find_ablations(runs):
         rows, title = make_ablation_rows(ablation), name_ablation(ablation)
         bold = "Bold: the best value, regardless of intervals"
         caption = f"{title}. 95 % intervals. {bold}.{describe_rows(ablation.runs, rows)}"
-        made = describe_made(ablation.runs)
-        sections.append(Section(title, caption, rows, [0] * len(rows), made=made))
+        sections.append(Section(title, caption, rows, [0] * len(rows), made=list_made(ablation.runs)))
     return sections
 
 
@@ -103,7 +102,9 @@ def _write_markdown(sections: Sequence[Section], figures: Sequence[Path]) -> str
     parts = ["# Finished runs\n"]
     for title, caption, rows, groups, _, made in sections:
         table = format_markdown(rows, find_best(rows, groups))
-        parts.append(f"\n## {escape_markdown(title)}\n\n{table}\n{escape_markdown(caption + made)}\n")
+        parts.append(
+            f"\n## {escape_markdown(title)}\n\n{table}\n{escape_markdown(' '.join([caption, *made]))}\n"
+        )
     if figures:
         parts.append("\n## Figures\n")
         parts += [f"\n![{path.stem}]({path.with_suffix('.svg').name})\n" for path in figures]
@@ -120,11 +121,6 @@ def _list_dropped(rows: Sequence[Row]) -> list[str]:
 def describe_rows(runs: Sequence[Results], rows: Sequence[Row]) -> str:
     """Return sentences, each after a space, on marks and means over seeds; empty without any."""
     return describe_unused(runs) + "".join(f" {note}" for note in list_marks(runs, list_shown(rows)))
-
-
-def describe_made(runs: Sequence[Results]) -> str:
-    """Return sentences, each after a space, on the code that runs were made by; empty without any."""
-    return "".join(f" {note}" for note in list_made(runs))
 
 
 def find_group(run: Results) -> Hashable:

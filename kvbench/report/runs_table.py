@@ -69,20 +69,18 @@ def find_metric(run: Results, name: str) -> Metric | None:
     return None if metric is None or (metric.needs_reference and run.reference is None) else metric
 
 
-def list_settings(runs: Sequence[Results]) -> list[str]:
+def list_settings(known: Sequence[tuple[Results, Mapping[str, object]]]) -> list[str]:
     """Return the names of settings that differ between runs which nothing else in a table tells apart.
 
     Settings of a method are compared within one model, prompt set, method and budget, settings of a model or of prompts
     within one of these, and settings of storage wherever numbers have few bits.
+
+    Args:
+        known: runs with their settings, of `read_settings`.
     """
-    return _find_differing([(run, read_settings(run)) for run in runs])
-
-
-def _find_differing(settings: Sequence[tuple[Results, Mapping[str, object]]]) -> list[str]:
-    """Return the names of `list_settings` of runs with their settings."""
-    names = dict.fromkeys(name for _, own in settings for name in own)
+    names = dict.fromkeys(name for _, own in known for name in own)
     alike: dict[tuple[str, object], set[str]] = {}
-    for run, own in settings:
+    for run, own in known:
         one = run.model_label, run.prompts_label, run.method, run.memory.allowed, run.stored, run.noise
         # What runs share that are compared in a setting, by its group.
         places = {"model": one[0], "prompts": one[1], **dict.fromkeys(("storage", *SHARED_COLUMNS))}
@@ -123,7 +121,7 @@ def name_methods(runs: Sequence[Results], *, left_out: Collection[str] = ()) -> 
     kinds = {run.method for run in runs} | {(run.method, run.model_label) for run in runs}
     known = [(run, read_settings(run)) for run in runs]
     differ = {
-        kind: _find_differing(
+        kind: list_settings(
             [one for one in known if kind in (one[0].method, (one[0].method, one[0].model_label))]
         )
         for kind in kinds
@@ -150,7 +148,7 @@ def name_methods(runs: Sequence[Results], *, left_out: Collection[str] = ()) -> 
 def identifying_columns(runs: Sequence[Results]) -> list[Row]:
     """Return the identifying cells of runs: model, method, budget; dtype, noise, settings, prompts if they differ."""
     known = [read_settings(run) for run in runs]
-    settings = _find_differing([*zip(runs, known, strict=True)])
+    settings = list_settings([*zip(runs, known, strict=True)])
     several = len({run.prompts_label for run in runs}) > 1
     mixed, noisy = (len(values) > 1 for values in ({run.stored for run in runs}, {run.noise for run in runs}))
     rows: list[Row] = []

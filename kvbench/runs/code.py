@@ -109,6 +109,7 @@ def describe_classes(classes: Collection[type]) -> dict[str, object]:
     }
 
 
+@cache
 def is_as_now(name: str, version: int | str) -> bool:
     """Return whether the files of a class, which is not imported, are as those of a run.
 

@@ -1,7 +1,7 @@
 """Tables say what results.json says, whatever the width of the terminal."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,14 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import find_ablations
 from kvbench.report.collect import collect_runs
 from kvbench.report.document import find_group, write_report
-from kvbench.report.runs_table import list_metrics, list_settings, make_rows, name_methods, show_runs
+from kvbench.report.runs_table import (
+    list_metrics,
+    list_settings,
+    make_rows,
+    name_methods,
+    read_settings,
+    show_runs,
+)
 from kvbench.report.seeds import group_seeds
 from kvbench.report.tables import format_cell, print_rows, publish
 from kvbench.runs.record.results import Results
@@ -19,6 +26,10 @@ from tests.report.test_texts import CHANNEL, GENEVAL, ROTATED
 from tests.support.results import LPIPS, PSNR, made_up, printed
 
 SKIPPED = replace(LPIPS, status="skipped", reason="weights missing: alexnet.pth. Get it from [there]")
+
+
+def find_settings(runs: Sequence[Results]) -> list[str]:
+    return list_settings([(run, read_settings(run)) for run in runs])
 
 
 def run_with(method: str, budget: float, psnr: float | None, model: str = "infinity_tiny") -> Results:
@@ -75,17 +86,17 @@ def test_settings_that_tell_runs_apart_have_columns() -> None:
         return made_up(method, 0.1, {}, config=config)
 
     runs = [one("hard_kv", p=p, selector="rkv") for p in (0.7, 0.9)]
-    assert list_settings(runs) == ["p"]
+    assert find_settings(runs) == ["p"]
     rows = make_rows([*runs, one("random", seed=3)])  # its seed and selector tell it from nothing
     assert [list(row)[:4] for row in rows] == [["model", "method", "budget", "p"]] * 3
     assert [row["p"] for row in rows] == ["0.7", "0.9", "-"]
-    assert list_settings([one("a", p=1), one("b", p=2), one("a", "parti", p=3)]) == []
+    assert find_settings([one("a", p=1), one("b", p=2), one("a", "parti", p=3)]) == []
     snap, heavy = {"_target_": "x.y.SnapKV", "sinks": 1}, {"_target_": "x.z.H2O", "sinks": 1, "recent": 0.5}
     based = [one("lookm", base=base) for base in (snap, heavy, {**heavy, "recent": 0.3})]
     assert [row["base"] for row in make_rows(based[:2])] == ["SnapKV", "H2O"]
-    assert list_settings(based[:2]) == ["base"]
-    assert list_settings(based[1:]) == ["base.recent"]
-    assert list_settings(based) == ["base", "base.recent"]
+    assert find_settings(based[:2]) == ["base"]
+    assert find_settings(based[1:]) == ["base.recent"]
+    assert find_settings(based) == ["base", "base.recent"]
     both = make_rows([one("a"), one("a", "parti")])
     assert [row["prompts"] for row in both] == ["scenes", "parti"]
     assert "prompts" not in rows[0]
@@ -122,7 +133,7 @@ def test_rows_that_differ_in_a_key_have_its_column(section: str, values: object,
         stored("auto", CHANNEL, **PLAIN),
         stored("auto", **{"storage": CHANNEL, **PLAIN, section: changed}),
     ]
-    assert list_settings(runs) == ([] if column is None else [column])
+    assert find_settings(runs) == ([] if column is None else [column])
 
 
 def test_weights_of_one_name_are_told_apart() -> None:

@@ -4,58 +4,44 @@
 const COSTS = {
   budget: {
     title: "budget",
-    unit: "% of the full cache",
     digits: 2,
-    field: "memory.budget_tokens",
     about: "Largest number of tokens, or bytes, allowed after any layer of any segment.",
     value: (run) => 100 * run.budget,
   },
   peak_share: {
     shown: true,
     title: "peak %",
-    unit: "%",
     digits: 2,
-    field: "memory.peak_tokens",
     about: "Most tokens after any layer, as a share of the full cache.",
     value: (run) => (100 * run.memory.peak_tokens) / run.memory.full_tokens,
   },
   byte_share: {
     title: "bytes %",
-    unit: "%",
     digits: 2,
-    field: "memory.sequence_bytes",
     about: "Most bytes of a sequence after any layer, as a share of the full cache's in 16 bits.",
     value: (run) => (100 * run.memory.sequence_bytes) / run.memory.full_sequence_bytes,
   },
   sequence_mib: {
     title: "sequence MiB",
-    unit: "MiB",
     digits: 2,
-    field: "memory.sequence_bytes",
     about: "Most stored bytes of a sequence after any layer.",
     value: (run) => run.memory.sequence_bytes / MIB,
   },
   peak_mib: {
     title: "peak MiB",
-    unit: "MiB",
     digits: 2,
-    field: "memory.peak_bytes",
     about: "Peak of allocated keys and values in the largest batch.",
     value: (run) => run.memory.peak_bytes / MIB,
   },
   rebuild_mib: {
     title: "rebuild MiB",
-    unit: "MiB",
     digits: 2,
-    field: "memory.rebuild_bytes",
     about: "Peak during a layer's rebuild, including its old and new rows.",
     value: (run) => run.memory.rebuild_bytes / MIB,
   },
   least_share: {
     title: "least / B",
-    unit: "",
     digits: 3,
-    field: "memory.least_share",
     better: "higher",
     least: DOC.wellUsed,
     about:
@@ -65,9 +51,7 @@ const COSTS = {
   },
   utilisation: {
     title: "slots used",
-    unit: "",
     digits: 3,
-    field: "memory.utilisation",
     better: "higher",
     about:
       "Held tokens over slots, if all rows were as long as the longest (Hard-KV's slot utilisation).",
@@ -76,9 +60,8 @@ const COSTS = {
   seconds: {
     shown: true,
     title: "s / sample",
-    unit: "s",
     digits: 3,
-    field: "latency.seconds_per_image",
+    timed: true,
     about:
       "Mean over samples of the batch's generation time divided by its prompts; " +
       "~: samples of another batch size, machine or load are left out.",
@@ -87,18 +70,15 @@ const COSTS = {
   tokens_per_second: {
     shown: true,
     title: "tokens / s",
-    unit: "1/s",
     digits: 0,
-    field: "latency.tokens_per_second",
+    timed: true,
     better: "higher",
     about: "Tokens of all texts, including end tokens, divided by total time; ~ as for s / sample.",
     value: (run) => run.latency.tokens_per_second,
   },
   n: {
     title: "n",
-    unit: "samples",
     digits: 0,
-    field: "n",
     better: "higher",
     about: "Samples of the run, images or texts.",
     value: (run) => run.n,
@@ -133,6 +113,6 @@ function formatCost(run, key) {
   if (key === "n") return countSamples(run);
   const { digits, least = -Infinity } = COSTS[key];
   const value = costOf(run, key);
-  const others = COSTS[key].field.startsWith("latency.") && run.latency.others ? "~" : "";
+  const others = COSTS[key].timed && run.latency.others ? "~" : "";
   return format(value, digits) + (value < least ? "!" : others);
 }

@@ -9,8 +9,9 @@ from rich.console import Console
 
 from kvbench.core.files import write_whole
 from kvbench.report.ablations import is_full
+from kvbench.report.code_notes import list_made
 from kvbench.report.conditions import find_conditions, group_conditions
-from kvbench.report.document import BOLD_NOTE, Section, describe_made, describe_rows, find_group, write_latex
+from kvbench.report.document import BOLD_NOTE, Section, describe_rows, find_group, write_latex
 from kvbench.report.figures.draw import NOT_INSTALLED, can_draw, describe_joined, draw_fidelity, save_groups
 from kvbench.report.memory import mark_unused
 from kvbench.report.papers.printed import PrintedFigure
@@ -57,7 +58,7 @@ def make_section(table: PublishedTable, runs: Sequence[Results]) -> Section | No
     caption = f"{make_title(table, own)}{alike}. 95 % intervals. {BOLD_NOTE}.{describe_rows(own, rows)}"
     title = f"{table.name}: {table.title}"
     groups, leading = list(map(find_group, own)), max(1, len(lead) - len(same))
-    return Section(title, caption, drop_columns(rows, same), groups, leading, describe_made(own))
+    return Section(title, caption, drop_columns(rows, same), groups, leading, list_made(own))
 
 
 def _match(table: PublishedTable, runs: Sequence[Results]) -> list[tuple[Settings, Results]]:
@@ -101,7 +102,8 @@ def show_comparison(console: Console, table: PublishedTable, runs: Sequence[Resu
         console.print(f"{table.name}: no finished run matches a row of this table", highlight=False)
         return
     rows, lead = make_rows(table, own), len(_list_settings(table, own[0], own))
-    title = f"{make_title(table, own)} (with 95 % intervals).{describe_rows(own, rows)}{describe_made(own)}"
+    title = f"{make_title(table, own)} (with 95 % intervals).{describe_rows(own, rows)}"
+    title = " ".join([title, *list_made(own)])
     publish(console, title, rows, lead, runs_dir / f"report-{table.name}.md")
     section = make_section(table, own)
     if section is not None:
