@@ -119,10 +119,13 @@ def test_ssim_may_be_negative_and_its_interval_ends_at_its_range(tmp_path: Path)
     assert str(score.ci).endswith(", cut at [-1, 1]")
 
 
-def test_ssim_needs_room_for_its_window() -> None:
+def test_small_images_have_no_room_for_windows_and_scales() -> None:
     small = np.zeros((1, 10, 20, 3), np.uint8)
     with pytest.raises(ValueError, match="larger than 10 pixels, got 20x10"):
         ssim_map(small, small, "cpu", double=False)
+    images = np.zeros((1, 175, 180, 3), np.uint8)
+    with pytest.raises(ValueError, match="needs 176 pixels a side, got 180x175"):
+        ms_ssim(images, images, "cpu", double=True)
 
 
 # LPIPS
@@ -261,12 +264,6 @@ def test_ms_ssim_follows_its_definition(tmp_path: Path, double: bool, tolerance:
 def test_ms_ssim_of_small_images_is_skipped(golden_sets: tuple[ImageSet, ImageSet]) -> None:
     why = reason(MsSsim(), "skipped", *golden_sets)
     assert why == "64 of 64 images are smaller than 176 pixels, which five scales need"
-
-
-def test_ms_ssim_needs_five_scales() -> None:
-    images = np.zeros((1, 175, 180, 3), np.uint8)
-    with pytest.raises(ValueError, match="needs 176 pixels a side, got 180x175"):
-        ms_ssim(images, images, "cpu", double=True)
 
 
 @pytest.mark.slow

@@ -221,12 +221,9 @@ def test_parameters_of_other_numbers_are_refused(
         parameters.load_into(module, source, dict)
 
 
-def test_a_missing_path_is_named(tmp_path: Path) -> None:
+def test_what_is_missing_is_named_and_asked_for(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"model.tokenizer.path=.*gone.pth: does not exist"):
         Source("model.tokenizer", path=str(tmp_path / "gone.pth")).locate()
-
-
-def test_weights_that_no_repository_has_are_asked_for() -> None:
     message = "key: weights missing. Give a local copy of vqgan.ckpt with key.path=..."
     with pytest.raises(WeightsError, match=f"^{re.escape(message)}$"):
         Source("key", file="vqgan.ckpt").locate()

@@ -89,16 +89,13 @@ def test_images_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(pixels[:, ::5, ::5].permute(0, 3, 1, 2).float(), expected)
 
 
-def test_a_cpu_is_asked_at_once() -> None:
+def test_a_cpu_is_asked_at_once_and_a_gpu_in_the_end() -> None:
     check, logits = FiniteCheck(), torch.zeros(3, 4, 2)
     check.note(logits, 0)
     logits[2, 1] = torch.inf
     with pytest.raises(NotFinite, match="prompt 2 of the batch, scale 1"):
         check.note(logits, 1)
     check.conclude()
-
-
-def test_a_gpu_is_asked_in_the_end() -> None:
     check = FiniteCheck()
     check._maxima = [torch.ones(3, 1), torch.tensor([[1.0], [torch.nan], [torch.inf]])]
     with pytest.raises(NotFinite, match="prompt 1 of the batch, scale 1"):

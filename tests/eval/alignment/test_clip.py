@@ -73,10 +73,17 @@ def test_wrong_activations_are_noticed(clip_weight: Weight, monkeypatch: pytest.
         Clip(MODEL, Path(str(clip_weight.path)), "cpu", quick_gelu=True)
 
 
-def test_weights_of_another_network_are_refused(clip_weight: Weight, tmp_path: Path) -> None:
+def test_other_weights_and_what_holds_no_tensors_are_refused(clip_weight: Weight, tmp_path: Path) -> None:
     save_file({"visual.proj": torch.zeros(3)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=f"does not hold a {MODEL}"):
         Clip(MODEL, tmp_path / "other.safetensors", "cpu", quick_gelu=True)
+    (tmp_path / "page.pt").write_text("<html>not found</html>")
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save({"state_dict": {"a": 3}}, tmp_path / "numbers.pt")
+    torch.save(nn.Linear(1, 1), tmp_path / "object.pt")
+    for name in ("page", "list", "numbers", "object"):
+        with pytest.raises(ValueError, match=f"{name}.pt (cannot be read|holds no tensors)"):
+            read_state(tmp_path / f"{name}.pt")
 
 
 @pytest.mark.parametrize("kind", ["plain", "nested", "parallel", "script"])
@@ -93,16 +100,6 @@ def test_every_container_of_tensors_is_read(kind: str, tmp_path: Path) -> None:
     found = read_state(path, scripted=kind == "script")
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], state[name]) for name in state)
-
-
-def test_what_holds_no_tensors_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "page.pt").write_text("<html>not found</html>")
-    torch.save([1, 2], tmp_path / "list.pt")
-    torch.save({"state_dict": {"a": 3}}, tmp_path / "numbers.pt")
-    torch.save(nn.Linear(1, 1), tmp_path / "object.pt")
-    for name in ("page", "list", "numbers", "object"):
-        with pytest.raises(ValueError, match=f"{name}.pt (cannot be read|holds no tensors)"):
-            read_state(tmp_path / f"{name}.pt")
 
 
 @pytest.mark.parametrize(

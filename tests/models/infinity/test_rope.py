@@ -47,12 +47,9 @@ def test_schedules_equal_the_published_ones(ratio: str) -> None:
     assert set(PUBLISHED[ratio]) == set(SCALES)
 
 
-def test_an_unknown_pixel_count_is_refused() -> None:
+def test_an_unknown_pixel_count_or_ratio_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model.pixels=2M: must be one of 0.06M, 0.25M, 0.60M, 1M"):
         schedule(1.0, "2M")
-
-
-def test_an_unknown_ratio_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model.aspect=1.02: must be one of .* 1 is nearest"):
         schedule(1.02, "1M")
 

@@ -106,11 +106,14 @@ def test_a_folder_without_a_shape_is_one_line(folder: Path, tmp_path: Path, prep
         _ = reading(place).spec
 
 
-def test_a_source_without_a_model_is_one_line() -> None:
+def test_no_model_and_processes_that_do_not_divide_it_are_refused(folder: Path) -> None:
     with pytest.raises(
         WeightsError, match=r"^model\.sources\.weights: no model given; set .*\.path to its folder, or"
     ):
         _ = reading(None).spec
+    message = "model.tensor_parallel=4: must divide model.transformer.heads=6"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        _ = reading(folder, tensor_parallel=4).spec
 
 
 def test_a_path_that_does_not_exist_may_be_a_name_on_the_hub(
@@ -140,12 +143,6 @@ def test_a_sequence_longer_than_the_model_reads_is_refused(folder: Path) -> None
         ConfigError, match=r"^model=twin: reads at most 64 tokens .*, not 65; lower model\.prompt_tokens"
     ):
         _ = reading(folder, max_tokens=58).spec
-
-
-def test_processes_that_do_not_divide_the_model_are_refused(folder: Path) -> None:
-    message = "model.tensor_parallel=4: must divide model.transformer.heads=6"
-    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
-        _ = reading(folder, tensor_parallel=4).spec
 
 
 def test_a_given_shape_is_compared_with_the_file(folder: Path) -> None:

@@ -163,13 +163,15 @@ def test_calibration_texts_need_the_tokens_of_the_schedule(reader: TextReader) -
         other.check_prompts(["one", "long"])
 
 
-def test_texts_longer_than_the_model_reads_are_refused(
+def test_longer_texts_and_models_of_images_are_refused(
     reader: TextReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = reader.inner
     monkeypatch.setattr(model, "transformer", replace(model.transformer, context=39))
     with pytest.raises(ConfigError, match="reads at most 39 tokens"):
         _ = TextReader(model, reader._readings, {}).spec
+    with pytest.raises(ConfigError, match="texts are read by language models, and llamagen_tiny is none"):
+        TextReader(load("model=llamagen_tiny"), {}, {})
 
 
 def test_a_revision_of_draws_is_one_of_own_outputs(reader: TextReader) -> None:
@@ -178,11 +180,6 @@ def test_a_revision_of_draws_is_one_of_own_outputs(reader: TextReader) -> None:
     model = replace(reader.inner, sampling=sampling)
     assert (model.revision, OwnReader(model).revision) == (1, 1)
     assert TextReader(model, reader._readings, {}).revision == 0
-
-
-def test_models_of_images_read_no_texts() -> None:
-    with pytest.raises(ConfigError, match="texts are read by language models, and llamagen_tiny is none"):
-        TextReader(load("model=llamagen_tiny"), {}, {})
 
 
 OWN = {
