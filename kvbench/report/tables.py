@@ -196,8 +196,8 @@ def format_csv(rows: Sequence[Row]) -> str:
 
 def name_columns(rows: Sequence[Row]) -> dict[str, str]:
     """Return the title of each column; a metric's has an arrow towards better values."""
-    metrics = {name: [row[name] for row in rows if isinstance(row[name], Metric)] for name in rows[0]}
-    return {name: format_name(name, own[0]) if own else name for name, own in metrics.items()}
+    metrics = {name: cell for row in rows for name, cell in row.items() if isinstance(cell, Metric)}
+    return {name: format_name(name, metrics[name]) if name in metrics else name for name in rows[0]}
 
 
 def stack_header(header: str, width: int) -> str:

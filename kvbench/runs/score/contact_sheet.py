@@ -34,7 +34,8 @@ def draw_contact_sheet(
     """
     chosen = sorted(images.indices, key=lambda index: psnr.get(index, float(index)))[:MAX_PAIRS]
     single = len(images.indices) == 1
-    size = _fit(*images.image(chosen[0]).shape[1::-1], *(SIDES_OF_ONE if single else SIDES))
+    height, width = images.image(chosen[0]).shape[:2]
+    size = _fit(width, height, SIDES_OF_ONE if single else SIDES)
     cell = (2 * size[0] + GAP, size[1] + CAPTION_HEIGHT + GAP)
     rows, columns = -(-len(chosen) // COLUMNS), min(COLUMNS, len(chosen))
     sheet = Image.new("RGB", (columns * (cell[0] + GAP) + GAP, TITLE_HEIGHT + rows * cell[1] + GAP), "white")
@@ -59,8 +60,8 @@ def draw_contact_sheet(
     return buffer.getvalue()
 
 
-def _fit(width: int, height: int, least: int, most: int) -> tuple[int, int]:
-    longer = max(width, height)
+def _fit(width: int, height: int, sides: tuple[int, int]) -> tuple[int, int]:
+    longer, (least, most) = max(width, height), sides
     scale = min(1.0, most / longer) if longer >= least else -(-least // longer)
     return round(width * scale), round(height * scale)
 
