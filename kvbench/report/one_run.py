@@ -65,8 +65,11 @@ def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
 
 def describe_run(run: Results) -> str:
     """Return a line: the first metric with its interval, the least share of the budget in use, time of a sample."""
-    known = {name: metric for name, metric in run.metrics.items() if metric.value is not None}
-    score = next((f"{name} {format_cell(metric, 'range')}" for name, metric in known.items()), "-")
+    score = "-"
+    for name, metric in run.metrics.items():
+        if metric.value is not None or (metric.needs_reference and run.reference is None):
+            score = "reference" if metric.value is None else f"{name} {format_cell(metric, 'range')}"
+            break
     time = f"{run.latency.seconds_per_image:.3f}{run.latency.mark} {name_time([run])}"
     return f"{score:<{SCORE_WIDTH}}  in use {100 * run.memory.least_share:5.1f} %  {time}"
 

@@ -14,7 +14,8 @@ def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
     spec, budget = plan.spec, plan.budget
     table = Table(title=f"{spec.name}: tokens one sequence holds", title_justify="left")
     scheduled = plan.segments[0].pruned is not None
-    names = ["scale", "size", "tokens", "cumulative", "held, at most", "KiB", "of B"]
+    part = "scale" if spec.family == "next-scale" else "segment"
+    names = [part, "size", "tokens", "cumulative", "held, at most", "KiB", "of B"]
     for name in [*names, "heads pruned N_k", "evicted early |E_k|"] if scheduled else names:
         table.add_column(name, justify="right")
     for row in plan.segments:

@@ -226,7 +226,7 @@ def show_runs(
         left_out = [name for name in WIDE_COLUMNS if not wide and name not in kept]
         left_out += [*(() if verbose else VERBOSE_COLUMNS), *(("model",) if len(models) == 1 else ())]
         lead_names = list(identifying_columns(runs)[0])
-        shown = drop_columns(_merge_empty(rows, lead_names), left_out)
+        shown = drop_columns(_list_once(rows, order_runs(runs), lead_names), left_out)
         shown = [{IN_WORDS.get(name, name): cell for name, cell in row.items()} for row in shown]
         title = ", ".join(models) + (" (± half of the 95 % interval)" if wide else "")
         lead = len(shown[0].keys() & set(lead_names))
@@ -237,15 +237,18 @@ def show_runs(
         console.print(f"failed {name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def _merge_empty(rows: Sequence[Row], lead: Sequence[str]) -> list[Row]:
-    """Return rows without repetitions: a full cache of which no metric has a value is listed once, not for every n."""
+def _list_once(rows: Sequence[Row], runs: Sequence[Results], lead: Sequence[str]) -> list[Row]:
+    """Return the rows of runs, in their order, with one row of a full cache that has dashes for metrics at every n."""
+    scored = [
+        any(isinstance(cell, Metric) and cell.value is not None for cell in row.values()) for row in rows
+    ]
     shown: list[Row] = []
-    empty: set[tuple[Cell, ...]] = set()
-    for row in rows:
-        if not any(isinstance(cell, Metric) and cell.value is not None for cell in row.values()):
+    listed: set[tuple[Cell, ...]] = set()
+    for row, run, has_score in zip(rows, runs, scored, strict=True):
+        if run.reference is None and any(scored) and not has_score:
             which = tuple(row[name] for name in lead)
-            if which in empty:
+            if which in listed:
                 continue
-            empty.add(which)
+            listed.add(which)
         shown.append(row)
     return shown

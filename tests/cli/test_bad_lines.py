@@ -184,3 +184,14 @@ def test_lost_closed_and_narrow_outputs_end_nothing(redirection: str, shown: str
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
     assert (tmp_path / "file").read_text() == "done"
+
+
+def test_unbuffered_outputs_arrive_in_the_order_in_which_they_are_written(tmp_path: Path) -> None:
+    program = "import sys; from kvbench.cli.streams import repair_streams as r; r()\n"
+    program += (
+        "for out, text in ((1, 'bar'), (1, '\\r'), (0, 'line\\n')): (sys.stdout, sys.stderr)[out].write(text)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert done.stdout == b"bar\rline\n"

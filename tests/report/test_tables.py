@@ -183,6 +183,19 @@ def test_every_metric_is_shown_whole_however_many_there_are(width: int, count: i
     assert (len(blocks) > 1) == (count == 25 or (count == 5 and width < 160))
 
 
+def test_a_full_cache_without_metrics_is_listed_once() -> None:
+    runs = [replace(RUNS[0], method="full", metrics={}, n=n, run=f"full-{n}") for n in (4, 8)]
+    runs = [replace(one, reference=None) for one in runs]
+    for value, listed in (
+        (2.0, "full swa swa"),
+        (None, "full full swa swa"),
+    ):  # without any metric, rows tell memory
+        psnr = replace(PSNR, value=value)
+        runs[2:] = [made_up("swa", 1.0, {"psnr": psnr}, n=n, run=f"swa-{n}") for n in (4, 8)]
+        lines = [line.split() for line in printed(160, show_runs, runs).splitlines()]
+        assert " ".join(line[0] for line in lines if line and line[0] in ("full", "swa")) == listed
+
+
 def test_a_column_wider_than_the_terminal_is_folded(tmp_path: Path) -> None:
     rows = [{"what": "[x]", "why": "because " * 20}]
     text = printed(60, print_rows, "title", rows, 2)

@@ -9,7 +9,7 @@ import pytest
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.document import write_report
-from kvbench.report.one_run import show_run
+from kvbench.report.one_run import describe_run, show_run
 from kvbench.report.runs_table import show_runs
 from kvbench.runs.record.results import Evaluated, Results
 from tests.support.results import LPIPS, PSNR, hold, made_up, printed
@@ -161,6 +161,7 @@ def test_the_report_is_the_golden_text(name: str, tmp_path: Path) -> None:
     failed = [("method=[a] budget=2", "budget=2: too [b]")]
     widths, forms = ((80, 120, 160), (False, True)) if name == "plain" else ((160,), (True,))
     texts = [printed(width, show_runs, runs, failed) for width in widths]
+    texts += [describe_run(one) for one in runs]
     texts += [printed(150, partial(show_run, verbose=verbose), one) for one in runs for verbose in forms]
     write_report(tmp_path, runs, figures=[tmp_path / "fidelity.png"])
     texts += [(tmp_path / f"report.{end}").read_text(encoding="utf-8") for end in ("md", "tex", "csv")]
