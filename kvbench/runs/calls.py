@@ -122,18 +122,9 @@ def _list_inputs(job: "Job", folder: Path) -> list[Path]:
 
     references = [path for one in job.evaluators.values() for path in one.list_references(folder).values()]
     sections = [section for section in job.config.values() if isinstance(section, Mapping)]
-    named = [_find_file(text) for section in sections for text in _find(section)]
-    existing = [path for path in named if path is not None]  # weights, prompts, order files, datasets
+    named = [resolve_path(text) for section in sections for text in _find(section)]
+    existing = [path for path in named if os.path.exists(path)]  # noqa: PTH110 - a prompt is too long for Path.exists
     return [*existing, Path(CACHE).expanduser(), *(path for path in references if path is not None)]
-
-
-def _find_file(text: str) -> Path | None:
-    """Return the existing path that a setting names; None for other texts."""
-    try:
-        path = resolve_path(text)
-        return path if path.exists() else None
-    except OSError:  # a prompt may be too long for a path
-        return None
 
 
 def _path(runs_dir: Path, config: Mapping[str, object], method: str) -> Path:
