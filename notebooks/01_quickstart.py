@@ -29,27 +29,19 @@
 # the same noise. `geneval[scenes]` checks whether the image shows the objects that the prompt names. If you run the
 # command again, it finds the finished run and exits at once.
 #
-# The same in Python. Keywords are the keys of the command line.
+# The same in Python. Keywords are the keys of the command line. A run shows its memory, its time, and its metrics with
+# their 95 % intervals.
 
 # %%
 import kvbench
 
-metrics = ["psnr", "lpips_scenes", "geneval"]
-run = kvbench.run("snapkv", budget=0.1, prompts={"count": 16}, eval=metrics)
-print("folder  ", run.folder)
+run = kvbench.run("snapkv", budget=0.1, prompts={"count": 16}, eval=["psnr", "lpips_scenes", "geneval"])
 print("reused  ", run.reused)
+run
 
 # %% [markdown]
 # The folder holds everything about a run (`docs/results_schema.md` describes `results.json`). `run.results` is that
 # file as dataclasses, and `run.samples` a frame with a row for each image.
-
-# %%
-memory = run.memory
-print(f"budget   {memory.budget_tokens:g} tokens of {memory.full_tokens}")
-print(f"peak     {memory.peak_tokens} tokens, {memory.peak_bytes / 2**20:.1f} MiB")
-for name in ("psnr", "lpips_scenes", "geneval[scenes]"):
-    metric = run.metrics[name]
-    print(f"{name:16} {metric.value:.4f} {metric.unit}, 95 % interval {metric.ci95}")
 
 # %% [markdown]
 # ## The images
