@@ -242,13 +242,8 @@ def _list_once(rows: Sequence[Row], runs: Sequence[Results], lead: Sequence[str]
     scored = [
         any(isinstance(cell, Metric) and cell.value is not None for cell in row.values()) for row in rows
     ]
-    shown: list[Row] = []
-    listed: set[tuple[Cell, ...]] = set()
-    for row, run, has_score in zip(rows, runs, scored, strict=True):
-        if run.reference is None and any(scored) and not has_score:
-            which = tuple(row[name] for name in lead)
-            if which in listed:
-                continue
-            listed.add(which)
-        shown.append(row)
-    return shown
+    kept: dict[object, Row] = {}
+    for number, (row, run) in enumerate(zip(rows, runs, strict=True)):
+        is_empty = run.reference is None and any(scored) and not scored[number]
+        kept[tuple(row[name] for name in lead) if is_empty else number] = row
+    return list(kept.values())

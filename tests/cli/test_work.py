@@ -14,11 +14,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from kvbench.cli.submit.ended import EndedJobs
+from kvbench.cli.submit.summary import watch_jobs
 from kvbench.cli.sweeps import progress
 from kvbench.cli.sweeps.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
-from kvbench.cli.sweeps.progress import measure, watch
+from kvbench.cli.sweeps.progress import measure
 from kvbench.cli.tasks import job
 from kvbench.cli.workers import work
 from kvbench.cli.workers.log import read_logs
@@ -178,7 +179,7 @@ def test_jobs_are_printed_when_they_end_and_a_terminal_has_one_line_below_them(
     jobs = [(f"method={name}", "seed=1") for name in "abc"]
     folder = open_folder(tmp_path, jobs)
     write_entry(folder, Entry(0, jobs[0], "finished"))
-    with watch(folder, EndedJobs(folder, verbose=False).show):
+    with watch_jobs(OmegaConf.create({"verbose": False}), folder):
         print("a", "table")  # in four pieces
         write_entry(folder, Entry(1, jobs[1], "failed", error="why not"))
         deadline = time.monotonic() + 60 * is_terminal

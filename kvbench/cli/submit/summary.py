@@ -24,6 +24,7 @@ from kvbench.cli.sweeps.jobs import (
     claim_of,
     describe_sweep,
     label_sweep,
+    name_jobs,
     name_sweep,
     open_folder,
     read_entries,
@@ -100,11 +101,34 @@ def _send(config: DictConfig, folder: Path, name: str, runs: "Sequence[Results]"
 
 
 def watch_jobs(config: DictConfig, folder: Path) -> AbstractContextManager[None]:
-    """Return a context in which each job of a sweep is printed when it ends, above a progress line."""
-    # Imports numpy: before the context has a thread, because threads that import at the same time can fail.
-    from kvbench.cli.submit.ended import EndedJobs
+    """Print a line, or with `verbose` a table, when a job of a sweep ends in any process; jobs print nothing."""
+    # Imports numpy: before there is a thread, because threads that import at the same time can fail.
+    from kvbench.report.collect import read_runs
+    from kvbench.report.one_run import describe_run, show_run
 
-    return watch(folder, EndedJobs(folder, verbose=config.verbose).show)
+    before = read_entries(folder)
+    shown = {entry.number for entry in before if entry.outcome == "finished"}
+    if shown:
+        say(f"{len(shown)} of {len(before)} jobs found finished")
+
+    def show_ended() -> None:
+        entries = read_entries(folder)
+        names = name_jobs(entries)
+        for entry, name in zip(entries, names, strict=True):
+            if entry.outcome not in ("finished", "failed"):
+                shown.discard(entry.number)
+            elif entry.number not in shown:
+                shown.add(entry.number)
+                label = name.ljust(max(map(len, names)))
+                if entry.outcome == "failed":
+                    say(f"{label}  failed: {entry.error}", "red")
+                for run in read_runs([Path(entry.folder)]) if entry.folder else ():
+                    if config.verbose:
+                        show_run(CONSOLE, run)
+                    else:
+                        say(f"{label}  {describe_run(run)}")
+
+    return watch(folder, show_ended)
 
 
 def start_sweep_workers(config: DictConfig, folder: Path) -> None:

@@ -170,6 +170,13 @@ def describe_sweep(folder: Path, name: str | None, jobs: int) -> str:
     return f"sweep{'' if name is None else f' {name}'}: {jobs} job{'s' * (jobs != 1)}, {folder}"
 
 
+def name_jobs(entries: Sequence[Entry]) -> list[str]:
+    """Return the overrides of each job that not all jobs share, a method by its name; all of a single job's."""
+    shared = set.intersection(*(set(entry.overrides) for entry in entries)) if len(entries) > 1 else set()
+    words = ([word for word in entry.overrides if word not in shared] for entry in entries)
+    return [" ".join(word.removeprefix("method=") for word in own) for own in words]
+
+
 def _find_finished(sweeps: Path) -> dict[frozenset[str], Entry]:
     """Return the finished jobs of all sweeps, but those whose list of jobs is damaged."""
     found: dict[frozenset[str], Entry] = {}

@@ -20,10 +20,7 @@ UNRECORDED_ERRORS = {
 
 
 def describe_failure(error: Exception) -> str:
-    """Return one line about a failure, printed unless a job of a sweep records it.
-
-    The traceback of an error that no user can cause is logged.
-    """
+    """Return a line about a failure, printed if no job of a sweep records it; log tracebacks that no user can cause."""
     if is_expected(error):
         line = describe_error(error)
     else:
