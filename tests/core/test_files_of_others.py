@@ -54,6 +54,7 @@ REASONS = {
     "eval/files/pictures.py": ("a file that `open_file` opened, or bytes", 1),
     "eval/registry.py": (PACKAGE, 2),
     "kvbench/cli/config/compose.py": (PACKAGE, 1),
+    "kvbench/cli/config/help.py": (PACKAGE, 1),
     "kvbench/cli/streams.py": ("the null device, and the streams of this process", 3),
     "kvbench/cli/submit/background.py": (WRITES, 1),
     "kvbench/cli/submit/ray.py": (WRITES, 1),

@@ -24,7 +24,7 @@ from yaml import MarkedYAMLError
 from kvbench.cli.config.checks import check_kind
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.core.config import ConfigError
-from kvbench.core.files import resolve_path
+from kvbench.core.files import read_text, resolve_path
 from kvbench.core.plugins import find_plugins
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def describe_choice(group: str, name: str) -> str:
     """Return the comment at the top of the file of a choice; Hydra must be initialised."""
     file = f"{group}/{name}.yaml"
     source = next(one for one in _list_sources() if one.is_config(file))
-    text = resolve_path(f"{source.full_path().removeprefix('file://')}/{file}").read_text(encoding="utf-8")
+    text = read_text(resolve_path(f"{source.full_path().removeprefix('file://')}/{file}"))
     opening = takewhile(re.compile("#").match, text.splitlines())
     lines = (line.removeprefix("#").strip() for line in opening)
     return " ".join(line for line in lines if not line.startswith("@package"))
