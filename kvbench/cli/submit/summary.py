@@ -22,7 +22,6 @@ from kvbench.cli.sweeps.folder import list_worker_words
 from kvbench.cli.sweeps.jobs import (
     Recorder,
     claim_of,
-    describe_sweep,
     label_sweep,
     name_jobs,
     name_sweep,
@@ -171,7 +170,6 @@ class Summary(Callback):
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._jobs = 0
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         """Check the launcher and write the list of jobs."""
@@ -183,8 +181,7 @@ class Summary(Callback):
             return
         with exiting_on_error(of_callback=True):
             self._config = config
-            jobs = list_jobs(config)
-            self._folder, self._jobs = open_folder(Path(config.runs_dir).expanduser(), jobs), len(jobs)
+            self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
             name_sweep(self._folder, config.sweep.name)
             if not config.work.wait:
                 start_sweep_workers(config, self._folder)
@@ -233,8 +230,7 @@ class Summary(Callback):
         choice = OmegaConf.select(self._config, "hydra.runtime.choices.sweeps")
         name = read_name(self._folder)
         is_whole = show_sweep(self._config, self._folder, label_sweep(self._folder, choice))
-        line = describe_sweep(self._folder, name, self._jobs)
         again = f"work.folder={self._folder}" if name is None else f"sweep.name={name}"
-        say(f"{line}; its tables again: task=report {again}")
+        say(f"these tables again: task=report {again}")
         if not is_whole:
             sys.exit(1)
