@@ -1,6 +1,5 @@
 """Benchmarks start from a checkout without Hydra, read the same configuration, and count operations rightly."""
 
-import json
 import re
 from functools import partial
 from itertools import zip_longest
@@ -189,19 +188,6 @@ def test_the_plain_loop_draws_the_engine_s_images_and_decodes_as_the_model_does(
     assert np.array_equal(ours, theirs)
     assert isinstance(loop._transformer.layers[0], plain.PlainBlock)
     assert not isinstance(model._transformer.layers[0], plain.PlainBlock)
-
-
-@pytest.mark.nightly
-def test_a_table_of_paths_is_measured(tmp_path: Path) -> None:
-    table = tmp_path / "paths.json"
-    arguments = ("--batch", "1", "--repeats", "1", "--paths", str(table), "--model", "var_tiny")
-    for _ in range(2):  # the second time, the same shapes
-        text = output("kernels", tmp_path, *arguments)
-        ((device, lines),) = json.loads(table.read_text()).items()
-        assert "threads" in device
-        assert len(lines) == len(re.findall(r"^\d+: ", text, re.MULTILINE)) == 18
-    assert "(goal at 10 %: 0.6)" in text
-    assert {tuple(line["milliseconds"]) for line in lines} == {("products",)}  # the others need a GPU
 
 
 def test_a_model_without_scales_is_refused() -> None:
