@@ -30,14 +30,12 @@ WORST_PLACES = 8
 """Number of tokens that are shown of texts that were read."""
 SCORE_WIDTH = 26
 """Width of `psnr 29.71 [27.45, 32.49]`, to which other metrics in the line of a run are padded."""
-METRICS_PER_EVALUATOR = 2
-"""Largest number of metrics of an evaluator in the short form."""
 
 
 def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
     """Print a run; metrics without a value are listed below the table, grouped by remedy.
 
-    Without `verbose`, only two metrics of each evaluator are printed, and not why metrics do not apply to the run.
+    Without `verbose`, neither details are printed nor why metrics do not apply to the run.
     """
     table = Table(title=f"{run.model_label}, {run.run}   n = {run.n}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("", "value", "95 % interval", "note"):
@@ -45,7 +43,7 @@ def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
     for cells in _cost_rows(run, verbose=verbose):
         table.add_row(*cells)
     metrics = {name: metric for name, metric in run.metrics.items() if _has_value(metric)}
-    shown = metrics if verbose else dict(_choose_main(metrics))
+    shown = {name: metric for name, metric in metrics.items() if verbose or not metric.detail}
     for name, metric in shown.items():
         table.add_row(*map(escape, _metric_row(run, name, metric)))
     console.print(table)
@@ -116,15 +114,6 @@ def _escape_token(text: str) -> str:
 
 def _has_value(metric: Metric) -> bool:
     return metric.value is not None or metric.status == "ok"
-
-
-def _choose_main(metrics: Mapping[str, Metric]) -> Iterator[tuple[str, Metric]]:
-    """Yield the first metrics of each evaluator, without details."""
-    seen: dict[str, int] = {}
-    for name, metric in metrics.items():
-        seen[metric.evaluator] = seen.get(metric.evaluator, 0) + (not metric.detail)
-        if not metric.detail and seen[metric.evaluator] <= METRICS_PER_EVALUATOR:
-            yield name, metric
 
 
 def _applies(run: Results, metric: Metric) -> bool:

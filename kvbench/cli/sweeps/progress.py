@@ -21,9 +21,7 @@ PACE_WINDOW = 600.0
 BLOCK_SPREAD = 1.0
 """Seconds within which the samples of one block are written."""
 REFRESH_INTERVAL = 2.0
-"""Seconds between two updates of the progress line."""
-FILE_INTERVAL = 10.0
-"""Seconds between two looks for ended jobs without a terminal; many workers may look at one folder."""
+"""Seconds between two updates of the progress line; five times as long in a file, as many workers may write some."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ def watch(folder: Path, show_ended: Callable[[], None]) -> Iterator[None]:
                 bar.set_description_str(now.summary)
 
         try:
-            with repeating(update, REFRESH_INTERVAL if not bar.disable else FILE_INTERVAL):
+            with repeating(update, REFRESH_INTERVAL * (5 if bar.disable else 1)):
                 yield
         finally:
             show_ended()
