@@ -245,7 +245,7 @@ OF_SCALES = {"first_scales", "heatkv", "heatkv_naive", "binary_heatkv", "binary_
 LEFT_OUT = {
     "infinity_tiny": NO_BUDGET | {"binary_heatkv_naive"},
     "llamagen_tiny": NO_BUDGET | OF_SCALES | {"hard_kv"},
-    "reasoner_tiny": NO_BUDGET | OF_SCALES | {"ssd"},
+    "reasoner_tiny": NO_BUDGET | OF_SCALES | {"ssd", "forecast"},
 }
 
 

@@ -25,6 +25,7 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.keydiff import KeyDiff
 from kvbench.methods.lukv.method import LUKV
 from kvbench.methods.merging.method import D2O, CaM, LookM, MergingPress
+from kvbench.methods.pricekv.forecast import Forecast
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.random import Random
 from kvbench.methods.rkv import RKV
@@ -63,6 +64,12 @@ def expect_calibrated() -> Case:
     method = ExpectedAttention(statistics="calibrated", heads="even")
     artifact = calibrated(method, MAPS)
     return Case(method, keep_best(futures.calibrated_attention(artifact.tensors, 0.02)), artifact=artifact)
+
+
+def forecast() -> Case:
+    method = Forecast(decay=0.6, surprise=0.7, memory=0.5, contrast=0.4)
+    artifact = calibrated(method, MAPS)
+    return Case(method, keep_best(futures.forecast(artifact.tensors, 0.6, 0.7, 0.5, 0.4)), artifact=artifact)
 
 
 def share() -> Case:
@@ -161,6 +168,7 @@ OF_MAPS: Mapping[str, Callable[[], Case]] = {
     ),
     "lagkv": lambda: Case(LagKV(), keep_best(contents.lagkv(None, 0)), WIDE),
     "expected_attention calibrated": expect_calibrated,
+    "forecast": forecast,
     "h2o observed": lambda: Case(H2O(observed=5), keep_best(rules.h2o(0.5, 5))),
     "h2o per query": lambda: Case(
         H2O(norm="per_query", observed=5), keep_best(rules.h2o(0.5, 5, per_query=True))
@@ -172,7 +180,7 @@ ELSEWHERE = {
     "hack": "hack/test_hack.py", "hackpp": "hack/test_hackpp.py", "hard_kv": "test_hardkv.py",
     "headkv": "test_headkv.py", "heatkv": "test_static_methods.py", "heatkv_naive": "test_static_methods.py",
     "lazy_eviction": "test_lazy_eviction.py", "linear_ar": "test_linear_ar.py", "meda": "test_meda.py",
-    "pricekv": "pricekv/test_by_token.py", "quest": "test_reading.py",
+    "pricekv": "pricekv/test_pricekv.py", "quest": "test_reading.py",
     "random_attention": "test_random_attention.py", "scale_groups": "test_static_methods.py",
     "scalekv": "test_scalekv.py", "sparvar": "test_reading.py", "ssd": "test_ssd.py", "vase": "test_vase.py",
 }  # fmt: skip

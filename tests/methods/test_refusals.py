@@ -33,7 +33,7 @@ from kvbench.methods.lukv.method import LUKV
 from kvbench.methods.merging.meda import MEDA
 from kvbench.methods.merging.method import LookM, MergingPress
 from kvbench.methods.pricekv.by_score import PriceKVByScore
-from kvbench.methods.pricekv.by_token import PriceKVByToken
+from kvbench.methods.pricekv.forecast import Forecast
 from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.quest import Quest
@@ -165,7 +165,7 @@ def test_a_setting_out_of_range_is_named(kind: type[Method], settings: dict[str,
         (CUR(redraw=True), LINES, "0.5", "method.redraw=True: nothing is drawn without a projection"),
         (LazyEviction(), LINES, 5, "need 6 of 43 tokens per head"),
         (TriAttention(sinks=1), LINES, 3, "the smallest feasible budget is "),
-        (PriceKVByToken(), LINES, "0.5", "lines writes texts; take method=pricekv"),
+        (Forecast(), LINES, "0.5", "lines writes texts; around another method take method=pricekv/by_score"),
         (RandomAttention(window=18, sinks=1), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),
         (VaSE(window=18, sinks=1, large=0), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),
         (VaSE(window=15), LINES, 20, "the method's tokens need 21 of 43 tokens per head"),  # 5 of large values
@@ -282,6 +282,7 @@ def test_the_smallest_budget_of_a_refusal_is_accepted(
         (HeatKV(2), "method.orders: give an order file, or"),
         (BinaryHeatKV(2), "method.orders: give an order file, or"),
         (PriceKV(), "method=pricekv:"),
+        (Forecast(), "method=forecast:"),
         (ScaleKV(), "method.budgets: give a budget file, or"),
     ],
 )

@@ -17,7 +17,7 @@ from kvbench.methods.shared.full_scores import (
     find_min_capacity,
     list_capacities,
 )
-from kvbench.methods.shared.limits import Limit, set_limits
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.utility import measure_lost_utility
 from kvbench.methods.shared.view import View
 
@@ -28,15 +28,19 @@ class ScoreErrors(FullScores):
 
     The tensor `error` is float64 [L, H, segments, capacities]: the squared error of attention's output at each segment
     but the first if a head keeps, after every segment, the tokens of highest score among those it still has, up to a
-    capacity (`full_scores.list_capacities`). Texts have one curve for all segments, since they may end at any length.
-    Scores are computed on the full cache, with the same capacity for all heads.
+    capacity (`full_scores.list_capacities`). It is a sum over the query heads of a KV head, and a power mean over
+    prompts, branches and queries, E[x^p]^(1/p) with p = `error_power`. Texts have one curve for all segments, since
+    they may end at any length. Scores are computed on the full cache, with the same capacity for all heads.
 
     Attributes:
         error: `output`: as above; `oracle`: the summed utility of the tokens that a head does not hold
             (`utility.measure_lost_utility`), the loss of LU-KV.
+        error_power: exponent of the mean of squared errors; below 1, rare errors count less. None for 0.5 in next-token
+            image models and 1 elsewhere.
     """
 
     error: Literal["output", "oracle"] = "output"
+    error_power: float | None = None
 
     kind: ClassVar[str] = "score_errors"
 
@@ -48,6 +52,8 @@ class ScoreErrors(FullScores):
     def prepare(self, spec: ModelSpec) -> None:
         """Set the sums to zero, and start the base's calibration if it has one."""
         super().prepare(spec)
+        is_rows = spec.family == "next-token" and not spec.writes_text
+        self._power = 1.0 if self.error == "oracle" else self.error_power or (0.5 if is_rows else 1.0)
         self._masks: dict[int, list[Tensor]] = {}
 
     def measure(self, view: View) -> None:
@@ -55,7 +61,7 @@ class ScoreErrors(FullScores):
         if view.segment.index:
             masks = self._masks[view.layer]
             if self.error == "output":
-                errors = measure_errors(view, masks, self.queries, 1)
+                errors = measure_errors(view, masks, self.queries, self._power)
             else:
                 errors = measure_lost_utility(view, masks, self.queries)
             curve = 0 if self.spec.writes_text else view.segment.index - 1
@@ -63,13 +69,18 @@ class ScoreErrors(FullScores):
         if not view.segment.last:
             self._evict(view)
 
+    def average(self) -> dict[str, Tensor]:
+        """Return the means over prompts, and the tensors of the base's calibration."""
+        means = super().average()
+        return means | {"error": means["error"].pow(1 / self._power)}
+
     def _evict(self, view: View) -> None:
         """Update the mask of positions of each capacity, bool [rows, c_k]."""
         exists = find_existing(view)
         before = self._masks[view.layer] if view.segment.index else [None] * len(self._capacities)
         self._masks[view.layer] = [
-            exists if capacity >= view.segment.end else keep_best(self.rank(view, number), mask, capacity)
-            for number, (mask, capacity) in enumerate(zip(before, self._capacities, strict=True))
+            exists if capacity >= view.segment.end else keep_best(scores, mask, capacity)
+            for scores, mask, capacity in zip(self.rank(view), before, self._capacities, strict=True)
         ]
 
 
@@ -77,20 +88,21 @@ class ScoreErrors(FullScores):
 class PriceKVByScore(CalibratedCapacities):
     """Allocate capacity to heads by their calibrated error, and keep the tokens that the base scores highest.
 
-    A method of this project, PriceKV for texts; loss curves of heads on full caches, their hulls and the greedy sale
-    are LU-KV's (arXiv:2602.08585), whose loss sums attention and which compresses a prompt once. In texts positions
-    have no fixed role, but heads do: some attend to the newest tokens only, others anywhere. The calibration measures,
-    on full caches of other prompts, the error of attention's output if a head holds a number of the tokens of highest
-    score (`ScoreErrors`). Capacity is allocated after every segment in the order of error saved per token
-    (`greedy.allocate_capacities`), and the base chooses the tokens. It also works for images, where positions predict
-    more (`pricekv/by_token`).
+    A method of this project. Heads differ in how many tokens they need: some attend to the newest tokens only, others
+    anywhere. The calibration measures, on full caches of other prompts, the error of attention's output if a head holds
+    a number of the tokens of highest score (`ScoreErrors`). Capacity is allocated after every segment in the order of
+    error saved per token (`greedy.allocate_capacities`), the budget holds after every layer, and the base chooses the
+    tokens: in images the positions of highest forecast (`forecast.Forecast`), in texts, whose positions have no fixed
+    role, the tokens of highest accumulated attention (`h2o`). Loss curves of heads on full caches, their hulls and the
+    greedy sale are LU-KV's (arXiv:2602.08585), whose loss sums attention and which compresses a prompt once.
 
     Attributes:
         floor: minimum capacity of a head, at most B / T and at least what the base needs; null for
-            `greedy.choose_floor`, which gives 16 for texts.
+            `greedy.choose_floor`.
         price_decay: discount of the error per segment in the cost of a capacity.
         queries: number of evenly spaced queries of each segment in the calibration.
         error: loss of a capacity, `output` or `oracle` (`ScoreErrors`).
+        error_power: exponent of its mean (`ScoreErrors`).
         calibration_prompts: default of `calibrate.count`.
     """
 
@@ -98,16 +110,21 @@ class PriceKVByScore(CalibratedCapacities):
     price_decay: float = 0.8
     queries: int = 64
     error: Literal["output", "oracle"] = "output"
+    error_power: float | None = None
     calibration_prompts: int = 10
 
     revision: ClassVar[int] = 1  # capacities were for the longest prompt of texts
     limits = set_limits(
-        floor=Limit(1), price_decay=Limit(0, 1), queries=Limit(1), calibration_prompts=Limit(1)
+        floor=Limit(1),
+        price_decay=SHARE,
+        queries=Limit(1),
+        error_power=Limit(0.1, 32),
+        calibration_prompts=Limit(1),
     )
 
     def needs(self) -> ScoreErrors:
         """Return the calibration of the errors, which includes the base's calibration."""
-        return ScoreErrors(self.base, self.queries, self.error)
+        return ScoreErrors(self.base, self.queries, self.error, self.error_power)
 
     def allocate(self, tensors: dict[str, Tensor], spec: ModelSpec, budget: Budget) -> Ints:
         """Return the capacity of each head after each cached segment, int64 [K - 1, L, H]."""

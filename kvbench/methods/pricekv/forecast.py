@@ -1,23 +1,20 @@
-"""Forecast of the importance of positions to later segments, and the error of heads that keep the best positions."""
+"""Forecast: tokens of the positions that later segments needed in other images, and that this image attends to."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.pricekv.curves import (
-    TINY,
-    attend_evenly,
-    keep_best,
-    measure_errors,
-)
+from kvbench.methods.pricekv.curves import TINY, attend_evenly
 from kvbench.methods.pricekv.errors import Importance
-from kvbench.methods.shared.calibration import Observer
-from kvbench.methods.shared.full_scores import list_capacities, scatter_to_positions
+from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
+from kvbench.methods.shared.full_scores import scatter_to_positions
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.output_norms import find_metric, square_lengths
+from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.view import View
 
 EPSILON = 1e-5
@@ -29,131 +26,62 @@ Condition = Literal["tokens", "block"]
 
 
 @dataclass
-class TokenForecast(Observer):
-    """Calibrates the importance of positions to later segments, then the errors of heads that keep the best positions.
+class PositionImportance(Observer):
+    """Calibrates the importance of positions to later segments.
 
-    The calibration has two passes. The first measures `importance`, float64 [branches, L, H, n]: for each segment but
-    the first, in order, the importance of every earlier position to it (n = c_0 + ... + c_{K-2}); with surprise also
-    `received`, of the same shape, the attention that each position up to the end of a segment receives from it. The
-    second measures `error`, float64 [L, H, K - 1, capacities]: the squared error of attention's output at each segment
-    but the first if a head keeps, after every segment, the positions of highest score (`rate`) among those it still
-    has, up to a capacity (`list_capacities`). Attention is computed on the full cache and masked. Errors are sums over
-    the query heads of a KV head, and power means over prompts, branches and queries, E[x^p]^(1/p) with
-    p = `error_power`; importance is a power mean over prompts with p = `power`.
+    The tensor `importance` is float64 [branches, L, H, n]: for each segment but the first, in order, the importance of
+    every earlier position to it (n = c_0 + ... + c_{K-2}). It is a power mean over prompts, E[x^p]^(1/p). The tensor
+    `received`, of the same shape, is the mean attention that each position up to the end of a segment receives from it.
 
     Attributes:
         importance: `mass`, the attention received, or `output`, the squared change of attention's output without the
             token, to first order; None for `mass` in next-token models and `output` in next-scale models.
-        decay: discount of importance per segment, see `rate`.
-        surprise: weight of attention above its mean over prompts, see `rate`.
         queries: number of evenly spaced queries of each segment.
-        condition: see `rate`.
-        power: exponent of the mean of importance over prompts. 1 is the mean; large values approach the maximum, which
-            includes positions that few prompts need. None for 8 in next-token models and 1 in next-scale models.
-        error_power: exponent of the mean of errors; below 1, errors of few prompts count less. None for 0.5 in
-            next-token models and 1 in next-scale models.
-        contrast: weight of a value's distance from the mean, see `rate_slots`.
+        power: exponent p of the mean of importance over prompts; above 1, needs of few prompts count more. None for 8
+            in next-token models and 1 in next-scale models.
     """
 
     importance: Importance | None = None
-    decay: float = 0.8
-    surprise: float = 0.0
     queries: int = 64
-    condition: Condition = "tokens"
     power: float | None = None
-    error_power: float | None = None
-    contrast: float = 0.0
 
-    kind: ClassVar[str] = "token_forecast"
+    kind: ClassVar[str] = "position_importance"
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of `importance`, `error` and, with surprise, `received`."""
+        """Return the shapes of `importance` and `received`."""
         positions = (spec.branches, spec.layers, spec.heads, sum(spec.ends[:-1]))
-        received = {"received": positions} if self.surprise else {}
-        error = (spec.layers, spec.heads, len(spec.segments) - 1, len(list_capacities(spec)))
-        return {"importance": positions, **received, "error": error}
+        return {"importance": positions, "received": positions}
 
     def prepare(self, spec: ModelSpec) -> None:
-        """Set the sums to zero and start the first pass."""
+        """Set the sums to zero."""
         super().prepare(spec)
-        self._importance, self._power, self._error_power = self._resolve(spec)
-        self._capacities = list_capacities(spec)
-        self._means: dict[str, Tensor] = {}
-        self._scores: list[Tensor] = []
-        self._masks: dict[int, list[Tensor]] = {}
+        self._power = self.power or (8.0 if spec.family == "next-token" else 1.0)
+
+    def is_mass(self, spec: ModelSpec) -> bool:
+        """Return whether importance is the attention received."""
+        return (self.importance or ("mass" if spec.family == "next-token" else "output")) == "mass"
 
     def accumulate(self, view: View) -> None:
-        """Add the importance of positions in the first pass, and errors in the second."""
-        if not self._scores:
-            self._add_importance(view)
-            return
-        if view.segment.index:
-            errors = measure_errors(view, self._masks[view.layer], self.queries, self._error_power)
-            self.sums["error"][view.layer, :, view.segment.index - 1] += errors / self.spec.branches
+        """Add the importance of earlier positions, and the attention that positions receive."""
+        index, ends = view.segment.index, self.spec.ends
         if not view.segment.last:
-            self._evict(view)
-
-    def look_again(self) -> bool:
-        """Return whether the first pass just ended, and compute the scores for the second."""
-        if self._scores:
-            return False
-        self._means = {name: mean for name, mean in super().average().items() if name != "error"}
-        self._means["importance"] = self._means["importance"].pow(1 / self._power)
-        self._scores = self.rate(self._means, self.spec)
-        self._prompts = 0
-        return True
+            self._add("received", view, view.mass(), sum(ends[:index]), ends[index])
+        if index:
+            importance = view.mass() if self.is_mass(self.spec) else self._measure_losses(view)
+            self._add(
+                "importance",
+                view,
+                importance.double().pow(self._power),
+                sum(ends[: index - 1]),
+                ends[index - 1],
+            )
 
     def average(self) -> dict[str, Tensor]:
-        """Return the means over the prompts of each pass."""
-        means = super().average() | self._means
-        return means | {"error": means["error"].pow(1 / self._error_power)}
+        """Return the means over prompts."""
+        means = super().average()
+        return means | {"importance": means["importance"].pow(1 / self._power)}
 
-    def rate(self, tensors: dict[str, Tensor], spec: ModelSpec) -> list[Tensor]:
-        """Return the score of each position after each cached segment, float32 [branches, L, H, c_k].
-
-        The forecast F_k = I_{k+1} + decay x F_{k+1} is the discounted importance to all later segments; for `output`,
-        the square root of that. The score is log F_k - surprise x log A_k, where A_k is the attention that the position
-        receives from segment k in the calibration; `rate_slots` adds the attention in the present prompt.
-
-        With `condition` = `block`, all positions of the first segment have the forecast of the best one, so that heads
-        keep nearly all or nearly none of them.
-        """
-        ends = list(spec.ends[:-1])
-        importance = tensors["importance"].split(ends, -1)
-        received: Sequence[Tensor | None] = [None] * len(ends)
-        if self.surprise:
-            received = tensors["received"].split(ends, -1)
-        is_mass = self._resolve(spec)[0] == "mass"
-        later: Tensor | None = None
-        scores = []
-        for of_next, attention in zip(reversed(importance), reversed(received), strict=True):
-            later = of_next if later is None else of_next + self.decay * later[..., : of_next.shape[-1]]
-            forecast = share_best(later, spec.lengths[0]) if self.condition == "block" else later
-            score = ((forecast if is_mass else forecast.sqrt()) + EPSILON).log()
-            if attention is not None:
-                score = score - self.surprise * (attention + EPSILON).log()
-            scores.append(score.float())
-        return scores[::-1]
-
-    def _resolve(self, spec: ModelSpec) -> tuple[Importance, float, float]:
-        """Return importance, power and error power, with the family's default for None."""
-        rows = spec.family == "next-token"
-        return (
-            self.importance or ("mass" if rows else "output"),
-            self.power or (8.0 if rows else 1.0),
-            self.error_power or (0.5 if rows else 1.0),
-        )
-
-    def _add_importance(self, view: View) -> None:
-        index, ends = view.segment.index, self.spec.ends
-        if self.surprise and not view.segment.last:
-            self._add_positions("received", view, view.mass(), sum(ends[:index]), ends[index])
-        if index:
-            importance = view.mass() if self._importance == "mass" else self._measure_losses(view)
-            importance = importance.double().pow(self._power)
-            self._add_positions("importance", view, importance, sum(ends[: index - 1]), ends[index - 1])
-
-    def _add_positions(self, name: str, view: View, values: Tensor, start: int, count: int) -> None:
+    def _add(self, name: str, view: View, values: Tensor, start: int, count: int) -> None:
         """Add values of slots [rows, slots] to the sums of the first `count` positions, which begin at `start`."""
         rows = scatter_to_positions(values, view)[:, :count]
         of_prompts = rows.unflatten(0, (self.spec.branches, -1, self.spec.heads)).sum(1)
@@ -175,45 +103,126 @@ class TokenForecast(Observer):
         )
         return (attention.square() * distances.clamp(min=0)).mean(2).sum(1)
 
-    def _evict(self, view: View) -> None:
-        """Update the mask of positions of each capacity, bool [rows, c_k]; padding counts as tokens."""
-        scores = select_rows(self._scores[view.segment.index], view)
-        if self.surprise or self.contrast:
-            scores = scores + scatter_to_positions(rate_slots(view, self.surprise, self.contrast), view)
-        before = self._masks[view.layer] if view.segment.index else [None] * len(self._capacities)
-        self._masks[view.layer] = [
-            keep_best(scores, mask, capacity) for mask, capacity in zip(before, self._capacities, strict=True)
-        ]
 
+@dataclass
+class Forecast(Scored):
+    """Keep the tokens of highest forecast, an even share of B in every head.
 
-def rate_slots(view: View, surprise: float, contrast: float) -> Tensor:
-    """Return the part of the scores of slots that depends on the present prompt, float32 [rows, slots].
+    A method of this project. A position of an image has a similar role in all prompts: heads attend to fixed offsets,
+    and the attention of the present row or scale alone predicts little about the next ones. A calibration measures the
+    importance I of each position to each later segment, for each head and branch of guidance (`PositionImportance`).
+    The forecast after segment k is F_k = I_{k+1} + decay x F_{k+1}, for `output` the square root of that. The score of
+    a slot is log F_k + surprise x s, plus the contrast of its value. Its surprise s is the sum of log a - log A over
+    the segments since it came, with a factor of `memory` per segment: a is its attention in this image, and A its mean
+    attention in the calibration, relative to that of all slots that are held. Texts are refused, since their
+    positions have no fixed role.
 
-    Args:
-        view: a layer.
-        surprise: weight of the log of the attention that a slot receives.
-        contrast: weight of the log of the distance of a slot's value from the mean value of its row, through the output
-            projection. Among many similar values, one can replace the others.
+    Attributes:
+        importance: of a position, see `PositionImportance`.
+        decay: discount of importance per segment.
+        surprise: weight of the log of a slot's attention relative to its mean over prompts; None for 0.3 in next-scale
+            models and 0.15 in next-token models.
+        memory: weight of the surprise at a segment relative to the next one.
+        contrast: weight of a value's distance from the mean of its row (`measure_contrast`); None for 0 in next-scale
+            models and 1 in next-token models.
+        queries: number of evenly spaced queries of each segment in the calibration.
+        condition: heads keep `tokens` of the condition, or nearly all or none of the `block`, all of whose positions
+            then have the forecast of the best one.
+        power: exponent of the mean of importance over prompts, see `PositionImportance`.
+        calibration_prompts: default of `calibrate.count`.
     """
-    added = torch.zeros_like(view.position, dtype=torch.float32)
-    if surprise:
-        added = surprise * (view.mass() + EPSILON).log()
-    if contrast:
-        exists, values = (view.position >= 0).float()[..., None], view.cached_values().float()
-        difference = (values - (values * exists).sum(1, keepdim=True) / exists.sum(1, keepdim=True)) * exists
-        squares = square_lengths(difference[:, None], find_metric(view)).mean(1).clamp(min=0)
-        relative = squares / squares.mean(1, keepdim=True).clamp(min=TINY)
-        added = added + contrast / 2 * (relative + EPSILON).log()
-    return added
+
+    importance: Importance | None = None
+    decay: float = 0.8
+    surprise: float | None = None
+    memory: float = 1.0
+    contrast: float | None = None
+    queries: int = 64
+    condition: Condition = "tokens"
+    power: float | None = None
+    calibration_prompts: int = 40
+
+    recordable: ClassVar[bool] = True
+    own_state: ClassVar[int] = 1
+    same_at_any_capacity: ClassVar[bool] = True
+    limits = set_limits(
+        decay=SHARE,
+        surprise=Limit(0),
+        memory=SHARE,
+        contrast=Limit(0),
+        queries=Limit(1),
+        power=Limit(1, 32),
+        calibration_prompts=Limit(1),
+    )
+
+    def needs(self) -> PositionImportance:
+        """Return the calibration of importance."""
+        return PositionImportance(self.importance, self.queries, self.power)
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Refuse texts, and what `Scored` refuses."""
+        super().check(spec, budget)
+        if spec.writes_text:
+            raise ValueError(
+                f"method=forecast: forecasts are for positions of an image, and {spec.name} writes texts; around "
+                "another method take method=pricekv/by_score"
+            )
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Compute the forecast of each position and its usual attention."""
+        super().prepare(spec, budget, artifact)
+        self._forecasts, self._usual = self._rate(require_artifact(artifact, "method=forecast:"), spec)
+        is_rows = spec.family == "next-token"
+        self._surprise = self.surprise if self.surprise is not None else (0.15 if is_rows else 0.3)
+        self._contrast = self.contrast if self.contrast is not None else float(is_rows)
+
+    def observe(self, view: View) -> None:
+        """Update the surprise of slots."""
+        if self._surprise:
+            usual = self._of_slots(self._usual, view)
+            held = usual.masked_fill(view.position < 0, -torch.inf).logsumexp(1, keepdim=True)
+            view.state.mul_(self.memory).add_((view.mass() + EPSILON).log() - usual + held)
+
+    def score(self, view: View) -> Tensor:
+        """Return the forecast with surprise and contrast, float32 [rows, slots]."""
+        scores = self._of_slots(self._forecasts, view)
+        if self._surprise:
+            scores = scores + self._surprise * view.state
+        return scores + self._contrast * measure_contrast(view) if self._contrast else scores
+
+    def _of_slots(self, tables: list[Tensor], view: View) -> Tensor:
+        """Return the values of slots [rows, slots] from tables of positions [branches, L, H, c_k], one a segment."""
+        of_branches = tables[view.segment.index][:, view.layer].to(view.position.device)
+        rows = of_branches.repeat_interleave(view.sequences // len(of_branches), 0).flatten(0, 1)
+        return rows.gather(1, view.position.clamp(min=0))
+
+    def _rate(self, tensors: dict[str, Tensor], spec: ModelSpec) -> tuple[list[Tensor], list[Tensor]]:
+        """Return log F_k and log A_k of each position after each cached segment, float32 [branches, L, H, c_k]."""
+        ends, is_mass = list(spec.ends[:-1]), self.needs().is_mass(spec)
+        later: Tensor | None = None
+        forecasts = []
+        for of_next in reversed(tensors["importance"].split(ends, -1)):
+            later = of_next if later is None else of_next + self.decay * later[..., : of_next.shape[-1]]
+            forecast = share_best(later, spec.lengths[0]) if self.condition == "block" else later
+            forecasts.append(((forecast if is_mass else forecast.sqrt()) + EPSILON).log().float())
+        usual = [(part + EPSILON).log().float() for part in tensors["received"].split(ends, -1)]
+        return forecasts[::-1], usual
+
+
+def measure_contrast(view: View) -> Tensor:
+    """Return the log of each value's distance from the mean value of its row, relative to the mean of all distances.
+
+    Distances are through the output projection, and the result is float32 [rows, slots]. Among many similar values, one
+    can replace the others.
+    """
+    exists, values = (view.position >= 0).float()[..., None], view.cached_values().float()
+    difference = (values - (values * exists).sum(1, keepdim=True) / exists.sum(1, keepdim=True)) * exists
+    squares = square_lengths(difference[:, None], find_metric(view)).mean(1).clamp(min=0)
+    relative = squares / squares.mean(1, keepdim=True).clamp(min=TINY)
+    return (relative + EPSILON).log() / 2
 
 
 def share_best(forecast: Tensor, count: int) -> Tensor:
     """Give the first `count` positions of a forecast [..., c_k] the best value among them, in their own order."""
     first = forecast[..., :count]
     return torch.cat((first.amax(-1, keepdim=True) + TIE_WEIGHT * first, forecast[..., count:]), -1)
-
-
-def select_rows(table: Tensor, view: View) -> Tensor:
-    """Return the rows of a layer, [rows, c_k], from a table of positions [branches, L, H, c_k]."""
-    of_branches = table[:, view.layer].to(view.position.device)
-    return of_branches.repeat_interleave(view.sequences // len(of_branches), 0).flatten(0, 1)

@@ -92,15 +92,17 @@ class FullScores(Observer):
         """Return the means over prompts and the tensors of the base's calibration."""
         return super().average() | ({} if self._observer is None else self._observer.average())
 
-    def rank(self, view: View, number: int) -> Tensor:
-        """Return the scores at capacity `number` by position, float32 [rows, c_k]; -inf without a slot."""
-        scores = scatter_to_positions(self._bases[number].ranked_scores(view), view)
-        return scores.masked_fill(~find_existing(view), -torch.inf)
+    def rank(self, view: View) -> list[Tensor]:
+        """Return the scores at each capacity by position, float32 [rows, c_k]; -inf without a slot."""
+        exists = find_existing(view)
+        ranked = [scatter_to_positions(base.ranked_scores(view), view) for base in self._bases]
+        scores = [of_base.masked_fill(~exists, -torch.inf) for of_base in ranked]
+        return scores * len(self._capacities) if len(scores) == 1 else scores
 
     def _prepare_bases(self, artifact: Artifact | None) -> None:
-        """Prepare a copy of the base for each capacity, or for its smallest feasible one."""
+        """Prepare a copy of the base for each capacity, or for its smallest feasible one; one copy may do for all."""
         spec, minimum = self.spec, find_min_capacity(self.base, self.spec)
-        for capacity in self._capacities:
+        for capacity in self._capacities[-1:] if self.base.same_at_any_capacity else self._capacities:
             tokens, base = max(capacity, minimum) * spec.all_heads, deepcopy(self.base)
             base.prepare(spec, Budget(Fraction(tokens), spec.full_tokens, spec.all_heads), artifact)
             self._bases.append(base)

@@ -59,6 +59,7 @@ class Scored(Method):
         refresh: n, segments between two calls of `score`; 1 calls it at every segment.
         ema: weight of earlier scores, 0 for none.
         own_state: numbers per slot that the method itself keeps in `View.state`.
+        same_at_any_capacity: whether scores do not depend on the capacity of a row.
     """
 
     branch_mode: BranchMode = "per_row"
@@ -68,6 +69,7 @@ class Scored(Method):
     ema: float = 0.0
 
     own_state: ClassVar[int] = 0
+    same_at_any_capacity: ClassVar[bool] = False
     revision: ClassVar[int] = 1  # the remainder of floor(B / T) was unused
 
     @property

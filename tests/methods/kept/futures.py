@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.support.engine import D
-from tests.support.plain_cache import BASE, GROUP, Moment
+from tests.support.plain_cache import BASE, GROUP, HEADS, Moment
 from tests.support.plain_rules import Scorer, Scores, is_first, project, raise_to_top
 
 
@@ -99,6 +99,35 @@ def calibrated_attention(tensors: Mapping[str, Tensor], epsilon: float) -> Score
             received = logits.softmax(0).tolist()
             lengths_of = head.values.norm(dim=1).tolist()
             found.append([(a + epsilon) * length for a, length in zip(received, lengths_of, strict=True)])
+        return found
+
+    return score
+
+
+def forecast(
+    tensors: Mapping[str, Tensor], decay: float, surprise: float, memory: float, contrast: float
+) -> Scorer:
+    """What later maps take from a position, the surprise of its attention, and how far its value is from the mean."""
+
+    def table(name: str, at: Moment, head: int, segment: int) -> Tensor:
+        """Values of the positions up to the end of a segment."""
+        start = sum(at.spec.ends[:segment])
+        return tensors[name][0, at.layer, head, start : start + at.spec.ends[segment]]
+
+    def score(at: Moment) -> Scores:
+        now, found = at.segment.index, []
+        for number, head in enumerate(at.heads):
+            worth = torch.zeros(len(head.tokens)).double()
+            for later in range(now, len(at.spec.segments) - 1):  # of the segment after it
+                worth += decay ** (later - now) * table("importance", at, number, later)[head.tokens]
+            usual = table("received", at, number, now)[head.tokens] + 1e-5
+            more = (at.attention(number).mean((0, 1)) + 1e-5).log() - (usual / usual.sum()).log()
+            head.numbers = (memory * torch.tensor(head.numbers).double() + more).tolist()
+            weights = at.projection.unflatten(1, (HEADS, GROUP, -1))[:, number]
+            apart = torch.einsum("wgd,nd->gnw", weights, head.values - head.values.mean(0))
+            far = apart.square().sum(-1).mean(0)
+            scores = (worth.sqrt() + 1e-5).log() + surprise * torch.tensor(head.numbers).double()
+            found.append((scores + contrast / 2 * (far / far.mean() + 1e-5).log()).tolist())
         return found
 
     return score

@@ -1,31 +1,28 @@
-"""PriceKV by token: the calibration against masked attention, the sale against all others, B at every instant."""
+"""PriceKV by forecast: the calibration against masked attention, and what heads hold in a cache."""
 
 from copy import deepcopy
 from dataclasses import replace
-from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import sum_tokens
-from kvbench.methods.pricekv.by_token import PriceKVByToken
+from kvbench.methods.pricekv.by_score import PriceKVByScore, ScoreErrors
 from kvbench.methods.pricekv.errors import Importance
-from kvbench.methods.pricekv.forecast import EPSILON, TokenForecast
-from kvbench.methods.pricekv.greedy import allocate_by_gain, allocate_capacities
+from kvbench.methods.pricekv.forecast import EPSILON, Forecast
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
-from tests.support.engine import D, listening, run, tokens_of, watch
+from tests.support.engine import D, listening, run, tokens_of
 from tests.support.layer_outputs import FOLD, Inputs, attention, observe, project
 from tests.support.small_models import composed
 
@@ -34,90 +31,22 @@ ROWS = replace(SCALES, name="rows", segments=next_token(3, [4, 4, 4, 4, 3]), lin
 DECAY = 0.6
 
 
-def stand_in(method: PriceKVByToken, spec: ModelSpec) -> Artifact:
+STILL: dict[str, Any] = {"surprise": 0.0, "contrast": 0.0}
+"""Settings under which the forecast reads no data."""
+
+
+def stand_in(method: PriceKVByScore, spec: ModelSpec) -> Artifact:
     return method.needs().make_stand_in(spec)
 
 
-def ready(spec: ModelSpec, budget: str, **chosen: float | None) -> PriceKVByToken:
-    method = PriceKVByToken(**chosen)
+def priced(floor: int | None = None, **chosen: Any) -> PriceKVByScore:
+    return PriceKVByScore(base=Forecast(**(STILL | chosen)), floor=floor)
+
+
+def ready(spec: ModelSpec, budget: str, **chosen: Any) -> PriceKVByScore:
+    method = priced(**chosen)
     method.prepare(spec, Budget.parse(budget, spec), stand_in(method, spec))
     return method
-
-
-# The sale
-
-
-@st.composite
-def sales(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:
-    heads = draw(st.integers(1, 3))
-    reach = np.array(draw(st.lists(st.integers(1, 6), min_size=heads, max_size=heads)))
-    total = draw(st.integers(heads, max(heads, int(reach.sum()) - 1)))
-    capacities = np.array([0, 1, 3, 4, 6])
-    seed, floor = draw(st.integers(0, 10**6)), draw(st.integers(0, total // heads))
-    worth = np.minimum.accumulate(np.random.default_rng(seed).random((heads, 5)), -1)
-    return worth, capacities, reach, total, floor
-
-
-def lower_hull(points: list[tuple[int, float]]) -> dict[int, float]:
-    """The lower convex hull at whole numbers: the lowest chord between any two points."""
-    (first, _), (last, _) = points[0], points[-1]
-    return {
-        x: min(
-            y if b == a else y + (z - y) * (x - a) / (b - a)
-            for (a, y), (b, z) in product(points, points)
-            if a <= x <= b
-        )
-        for x in range(first, last + 1)
-    }
-
-
-@given(sales())
-@settings(max_examples=150, deadline=None)
-def test_no_other_capacities_have_a_lower_error(
-    sale: tuple[np.ndarray, np.ndarray, np.ndarray, int, int],
-) -> None:
-    worth, capacities, reach, total, floor = sale
-    if reach.sum() <= total:
-        return
-    held = allocate_by_gain(worth, capacities, reach, total, floor)
-    hulls = []
-    for head, most in enumerate(reach.tolist()):
-        ends = {min(floor, most), most}
-        known = sorted(ends | {c for c in capacities.tolist() if min(ends) < c < most})
-        hulls.append(lower_hull([(c, float(np.interp(c, capacities, worth[head]))) for c in known]))
-    every = [
-        sum(hull[c] for hull, c in zip(hulls, chosen, strict=True))
-        for chosen in product(*hulls)
-        if sum(chosen) <= total
-    ]
-    found = sum(hull[c] for hull, c in zip(hulls, held.tolist(), strict=True))
-    assert found == pytest.approx(min(every))
-    assert held.sum() == total
-    assert (held >= np.minimum(floor, reach)).all()
-    assert (held <= reach).all()
-
-
-@given(st.integers(2, 6), st.integers(1, 3), st.integers(1, 3), st.integers(0, 10**6), st.data())
-@settings(max_examples=150, deadline=None)
-def test_no_instant_exceeds_the_budget(
-    segments: int, layers: int, heads: int, seed: int, data: st.DataObject
-) -> None:
-    lengths = data.draw(st.lists(st.integers(1, 9), min_size=segments, max_size=segments))
-    spec = ModelSpec("any", layers, heads, D, next_scale([(1, length) for length in lengths]))
-    total = data.draw(st.integers(spec.all_heads, spec.full_tokens))
-    floor = data.draw(st.integers(0, total // spec.all_heads))
-    capacities = np.array(list_capacities(spec))
-    errors = np.random.default_rng(seed).random((segments - 1, spec.all_heads, len(capacities)))
-    held = allocate_capacities(errors, capacities, spec, total, floor=floor, decay=0.8)
-    before = np.zeros((layers, heads), np.int64)
-    for length, after in zip(spec.lengths[:-1], held.reshape(-1, layers, heads), strict=True):
-        assert (after <= before + length).all()
-        assert (after >= 0).all()
-        for layer in range(layers):
-            before[layer] = after[layer]
-            assert before.sum() <= total
-    assert before.sum() == total or (before == spec.cached_length).all()
-    assert (before >= min(floor, spec.cached_length)).all()
 
 
 # The calibration
@@ -145,26 +74,28 @@ def slow_means(
 
 @pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
 @pytest.mark.parametrize(
-    ("importance", "surprise", "power", "error_power", "contrast"),
+    ("importance", "surprise", "memory", "power", "error_power", "contrast"),
     [
-        ("mass", 0.0, 1.0, 1.0, 0.0),
-        ("mass", 0.0, 8.0, 0.5, 2.0),
-        ("output", 0.0, 1.0, 1.0, 0.0),
-        ("output", 0.3, 3.0, 2.0, 0.5),
+        ("mass", 0.0, 1.0, 1.0, 1.0, 0.0),
+        ("mass", 0.0, 1.0, 8.0, 0.5, 2.0),
+        ("output", 0.5, 0.6, 1.0, 1.0, 0.0),
+        ("output", 0.3, 1.0, 3.0, 2.0, 0.5),
     ],
 )
 def test_the_calibration_is_that_of_masked_attention(
     spec: ModelSpec,
     importance: Importance,
     surprise: float,
+    memory: float,
     power: float,
     error_power: float,
     contrast: float,
 ) -> None:
     inputs = tokens_of(spec, 2 * spec.branches, groups=FOLD)
-    observer = TokenForecast(
-        importance, DECAY, surprise, power=power, error_power=error_power, contrast=contrast
+    base = Forecast(
+        importance=importance, decay=DECAY, surprise=surprise, memory=memory, contrast=contrast, power=power
     )
+    observer = ScoreErrors(base, error_power=error_power)
     found = observe(observer, spec, [inputs], passes=2)
     worth, received = slow_means(spec, inputs, importance, power)
     prompts, last = 2, len(spec.segments) - 1
@@ -185,6 +116,7 @@ def test_the_calibration_is_that_of_masked_attention(
     expected = torch.zeros_like(found["error"])
     for number, capacity in enumerate(list_capacities(spec)):
         held: dict[tuple[int, ...], list[int]] = {}
+        more: dict[tuple[int, ...], Tensor] = {}
         for k, layer in np.ndindex(last + 1, spec.layers):
             at = spec.segments[k]
             for sequence, head, p, v in attention(spec, inputs, layer, k):
@@ -201,9 +133,11 @@ def test_the_calibration_is_that_of_masked_attention(
                     score = (
                         (forecast[key].sqrt() if importance == "output" else forecast[key]) + EPSILON
                     ).log()
-                    if surprise:
-                        own = (p.mean((0, 1)) + EPSILON).log()
-                        score += surprise * (own - (received[key][: at.end] + EPSILON).log())
+                    own = (p.mean((0, 1)) + EPSILON).log() - (received[key][: at.end] + EPSILON).log()
+                    own += (received[key][: at.end] + EPSILON).sum().log()
+                    own[: at.start] += memory * more.get(row, torch.zeros(0))
+                    more[row] = own
+                    score += surprise * own
                     if contrast:
                         far = (v - v.mean(0)).expand(FOLD, -1, -1)
                         apart = project(far, spec, layer, head).square().sum(-1).mean(0)
@@ -219,7 +153,9 @@ def test_the_calibration_is_that_of_masked_attention(
 def test_a_batch_finds_what_its_prompts_find_one_by_one() -> None:
     inputs = tokens_of(ROWS, 2 * ROWS.branches, groups=FOLD)
     single = [[[tuple(x[[i, i + 2]] for x in qkv) for qkv in layers] for layers in inputs] for i in range(2)]
-    together, alone = (observe(TokenForecast(), ROWS, batches, passes=2) for batches in ([inputs], single))
+    together, alone = (
+        observe(ScoreErrors(Forecast()), ROWS, batches, passes=2) for batches in ([inputs], single)
+    )
     for name, values in together.items():
         torch.testing.assert_close(alone[name], values, rtol=1e-6, atol=0)
 
@@ -237,12 +173,12 @@ def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, chosen: dict[str,
     assert cache.ledger.peak_tokens == method.budget.tokens
 
 
-def kept_by(method: PriceKVByToken, spec: ModelSpec, seed: int) -> list[list[list[int]]]:
+def kept_by(method: PriceKVByScore, spec: ModelSpec, seed: int) -> list[list[list[int]]]:
     """Positions kept after each layer and segment by the rows of two prompts."""
     return kept_of(method, spec, tokens_of(spec, 2 * spec.branches, seed))
 
 
-def kept_of(method: PriceKVByToken, spec: ModelSpec, inputs: Inputs) -> list[list[list[int]]]:
+def kept_of(method: PriceKVByScore, spec: ModelSpec, inputs: Inputs) -> list[list[list[int]]]:
     """Positions kept after each layer and segment of what comes in."""
     asked = listening(method)
     run(KVCache(spec, method, dtype=torch.float32), inputs)
@@ -276,7 +212,7 @@ def test_contrast_does_not_depend_on_the_size_of_values() -> None:
 
 @pytest.mark.parametrize("setting", ["surprise", "contrast"])
 def test_a_weight_of_nearly_nothing_keeps_what_the_table_lists(setting: str) -> None:
-    still, moved = PriceKVByToken(), PriceKVByToken(**{setting: 1e-7})
+    still, moved = priced(), priced(**{setting: 1e-7})
     artifact = stand_in(moved, ROWS)
     for method in (still, moved):
         method.prepare(ROWS, Budget.parse("0.4", ROWS), artifact)
@@ -285,11 +221,18 @@ def test_a_weight_of_nearly_nothing_keeps_what_the_table_lists(setting: str) -> 
 
 def test_equal_forecasts_inside_rows_keep_whole_rows() -> None:
     """Every head has room for two rows, all of whose positions are worth the same; the oldest is worth most."""
-    method, shapes = PriceKVByToken(), PriceKVByToken().needs().tensor_shapes(ROWS)
+    method, shapes = priced(), priced().needs().tensor_shapes(ROWS)
     segment = torch.arange(len(ROWS.segments)).repeat_interleave(torch.tensor(ROWS.lengths))
     worth = torch.cat([1.0 / (1 + segment[:end]) for end in ROWS.ends[:-1]]).double()
     error = torch.zeros(shapes["error"]).double()
-    artifact = Artifact("token_forecast", {"importance": worth.expand(shapes["importance"]), "error": error})
+    artifact = Artifact(
+        "score_errors",
+        {
+            "importance": worth.expand(shapes["importance"]),
+            "received": torch.ones(shapes["received"]),
+            "error": error,
+        },
+    )
     method.prepare(ROWS, Budget.parse(7, ROWS), artifact)
     assert (method.capacities[1:] == 7).all()
     assert kept_by(method, ROWS, 1)[-1] == [[*range(7)]] * 8
@@ -297,7 +240,7 @@ def test_equal_forecasts_inside_rows_keep_whole_rows() -> None:
 
 def test_the_condition_stays_whole_where_it_is_a_block() -> None:
     """Its best position is worth more than any other position, and its others less than all: the floor holds it."""
-    tokens, block = PriceKVByToken(floor=3), PriceKVByToken(floor=3, condition="block")
+    tokens, block = priced(3), priced(3, condition="block")
     artifact, start = stand_in(block, ROWS), 0
     for end in ROWS.ends[:-1]:
         artifact.tensors["importance"][..., start : start + 3] = torch.tensor([0.0, 3.0, 1e-3])
@@ -310,20 +253,12 @@ def test_the_condition_stays_whole_where_it_is_a_block() -> None:
     assert all(row[:3] == [0, 1, 2] for row in held[1])
 
 
-def test_padding_is_held_in_no_row() -> None:
-    method = ready(ROWS, "0.4")
-    seen = watch(method, ROWS, tokens_of(ROWS, 4), "0.4", stand_in(method, ROWS), padding=[2, 0, 2, 0])
-    for asked in seen.asked:
-        short, whole = asked.ids(slice(0, 2)), asked.ids(slice(2, 4))
-        assert short == [[position for position in row if position >= 2] for row in whole]
-
-
 @pytest.mark.parametrize(
     ("floor", "tokens", "held"), [(None, 9, 3 + 4), (None, 15, 9), (2, 9, 2), (99, 9, 9)]
 )
 def test_a_head_that_buys_nothing_holds_the_floor(floor: int | None, tokens: int, held: int) -> None:
     """Three heads of four lose by every token that they lack, and together can hold nearly all of B."""
-    method, budget = PriceKVByToken(floor=floor), Budget.parse(tokens, ROWS)
+    method, budget = priced(floor), Budget.parse(tokens, ROWS)
     artifact = stand_in(method, ROWS)
     error = artifact.tensors["error"]
     error.copy_(-torch.tensor(list_capacities(ROWS)).expand(error.shape))
@@ -350,10 +285,10 @@ def test_more_prompts_calibrate_it_unless_a_number_is_given() -> None:
 def test_the_models_draw_images_from_their_own_calibration(name: str, budget: str) -> None:
     model = instantiate(composed(f"model={name}").model)
     model.load("cpu")
-    method = PriceKVByToken()
+    method = priced()
     (found,) = calibrate(model, [Prompt(0, "a red circle")], [method.needs()], 1, "cpu", lambda _: None)
     assert (found["error"][..., 0] > 2 * found["error"][..., -3]).double().mean() > 0.9
-    method.prepare(model.spec, Budget.parse(budget, model.spec), Artifact("token_forecast", found))
+    method.prepare(model.spec, Budget.parse(budget, model.spec), Artifact("score_errors", found))
     cache = KVCache(model.spec, method, dtype=torch.float32)
     images = model.generate(["two blue rings", "a green square"], cache, PromptNoise(0, (0, 1)))
     assert (images.flatten(1).float().std(1) > 1).all()
