@@ -165,7 +165,7 @@ class Comparison(Shown):
 
 
 def run(
-    method: str | Mapping[str, object] = "full", *, overrides: Sequence[str] = (), **settings: object
+    method: str | Mapping[str, object] | None = None, *, overrides: Sequence[str] = (), **settings: object
 ) -> Run:
     """Complete a run, its reference and its calibration, and return it; a finished run is found again.
 
@@ -175,7 +175,7 @@ def run(
     default `runs` in the current folder, as by the command line.
 
     Args:
-        method: name of the method, or values for the full cache's.
+        method: name of the method, or values for the full cache's; None for the one that `overrides` name, or `full`.
         overrides: words as on the command line, such as `"prompts.count=8"`; keywords come after them.
         **settings: values by key.
 
@@ -192,7 +192,10 @@ def run(
         >>> run.results.method, run.results.n, run.memory.budget
         ('streaming_llm', 4, 0.1)
     """
-    words = [*overrides, *write_overrides({"method": method, **settings})]
+    if method is None and not any(word.startswith("method=") for word in overrides):
+        method = "full"
+    named = {} if method is None else {"method": method}
+    words = [*overrides, *write_overrides({**named, **settings})]
     check_words(Command.parse(words))
     with _composing(words) as cfg:
         if cfg.get("task") != "run":

@@ -98,7 +98,7 @@ def test_runs_at_other_budgets_have_no_partner(runs: list[kvbench.Run], folder: 
     compared = kvbench.compare([*runs[:2], more], to="random")
     assert [one.run for one in compared.differences] == [runs[1]]
     assert [one.run for one in kvbench.compare([more], to=runs[1]).differences] == [more]
-    other = kvbench.run("random", runs_dir=folder, **SETTINGS, overrides=["method.seed=3"])
+    other = kvbench.run(runs_dir=folder, **SETTINGS, overrides=["method=random", "method.seed=3"])
     with pytest.raises(kvbench.UserError, match=r"has several partners; give one of random-0\.1-"):
         kvbench.compare([*runs, other], to="random")
 
@@ -152,7 +152,6 @@ def test_frames_are_pandas_too(runs: list[kvbench.Run]) -> None:
         ({"overrides": ["budget=0.1,0.2"]}, "budget=0.1,0.2: several values are a sweep"),
         ({"prompts": {"count": 0}}, "prompts.count=0: must be at least 1"),
         ({"eval": "none", "task": "plan"}, "task=plan: kvbench.run generates and scores"),
-        ({"method": None}, "method=null: not a choice"),
         ({"storage": "kivi"}, "storage: has no effect in 16 bits; set cache_dtype=int4"),
         ({"seed": {1}}, "seed: set is no value of a setting"),
         ({"method": "snapkv", "budget": 1e-5}, "budget=1e-05: 1 sink scales need 1 of 255 tokens per head"),
