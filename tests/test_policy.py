@@ -228,9 +228,7 @@ def test_transformers_write_with_a_policy(attention: str, prompt: int, tmp_path:
 
 def test_what_no_policy_can_be_made_of_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
-    with pytest.raises(
-        ConfigError, match=r"export.policy=.*decides from the cache while the model runs; take one"
-    ):
+    with pytest.raises(ConfigError, match=r"export.policy=.*decides from the cache .* runs; take one"):
         export_policy(job_in(tmp_path, method=SnapKV(sinks=1)), path)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigError, match="cannot be written"):

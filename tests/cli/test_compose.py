@@ -152,9 +152,7 @@ def test_the_words_of_the_command_stay_what_was_typed() -> None:
 
 @pytest.mark.parametrize("value", ["nothing", "[]", "7", "[kl,nothing]"])
 def test_an_unknown_choice_of_a_model_is_refused_in_one_line(value: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^model\.default_eval=.*: not a choice; choose from .*list metrics"
-    ):
+    with pytest.raises(ConfigError, match=r"^model\.default_eval=.*: not a choice; choose .*list metrics"):
         choices("model=reasoner_tiny", f"model.default_eval={value}")
 
 

@@ -162,9 +162,7 @@ def test_a_launcher_is_checked_before_a_sweep(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(Plugins.instance(), "class_name_to_class", {cfg.hydra.launcher._target_: None})
     monkeypatch.setenv("PATH", "")
     if name == "submitit_slurm":
-        with pytest.raises(
-            ConfigError, match=r"submitit_slurm: srun is not installed; start the sweep on a machine"
-        ):
+        with pytest.raises(ConfigError, match=r"submitit_slurm: srun is not installed; start the sweep on"):
             check_launcher(cfg)
     else:
         check_launcher(cfg)

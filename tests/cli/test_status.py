@@ -122,7 +122,5 @@ def test_a_name_finds_the_sweep_that_got_it_last(tmp_path: Path) -> None:
     name_sweep(second, "main")
     name_sweep(second, None)
     assert find_named(tmp_path, "main") == second
-    with pytest.raises(
-        ConfigError, match=r"sweep\.name=other: no sweep in .* has this name; choose from main"
-    ):
+    with pytest.raises(ConfigError, match=r"sweep\.name=other: no sweep .* has this name; choose from main"):
         find_named(tmp_path, "other")

@@ -194,9 +194,7 @@ def test_an_edit_before_the_first_look_is_refused(measure: Measure, tmp_path: Pa
         "own.base",
         "own.registry",
     }
-    with pytest.raises(
-        ChangedFileError, match=r"final\.py was edited after own\.final was imported; start the"
-    ):
+    with pytest.raises(ChangedFileError, match=r"final\.py was edited after own\.final was imported; start"):
         read_code(load().Method, is_own)
 
 

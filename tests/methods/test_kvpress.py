@@ -220,9 +220,7 @@ def test_a_press_that_fails_says_where() -> None:
 
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presses, "find_spec", lambda _: None)
-    with pytest.raises(
-        PressError, match=r"^method=kvpress: kvpress is not installed; pip install \"kvbench\[kvpress"
-    ):
+    with pytest.raises(PressError, match=r"^method=kvpress: .*; pip install \"kvbench\[kvpress"):
         KVPress().check(TEXT, Budget.parse(0.3, TEXT))
 
 

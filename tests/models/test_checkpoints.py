@@ -215,9 +215,7 @@ def test_parameters_of_other_numbers_are_refused(
     parameters.load_into(module, source, dict)
     assert torch.equal(module.state_dict()[name], state[name])
     save_file({**state, name: state[name].to(dtype)}, tmp_path / "x.safetensors")
-    with pytest.raises(
-        WeightsError, match=rf"x.safetensors: {name} is {str(dtype)[6:]}; must be one of float32, "
-    ):
+    with pytest.raises(WeightsError, match=rf"x.safetensors: {name} is {str(dtype)[6:]}; must be .* float32"):
         parameters.load_into(module, source, dict)
 
 

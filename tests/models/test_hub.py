@@ -81,9 +81,7 @@ def test_afterwards_no_network_is_asked(hub: FakeHub) -> None:
 
 def test_a_download_resumes_in_the_middle_of_a_file(hub: FakeHub) -> None:
     hub.breaks_at = "net.pth"
-    with pytest.raises(
-        WeightsError, match=r"download of net\.pth of owner/model ended early .*run it again to resume"
-    ):
+    with pytest.raises(WeightsError, match=r"net\.pth of owner/model ended early .*run it again to resume"):
         NET.locate()
     assert (NET.find(), hub.sent) == (None, [("net.pth", 6)])
     (known,) = survey([NET])

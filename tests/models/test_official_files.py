@@ -270,7 +270,5 @@ def test_what_captions_need_is_named(
     monkeypatch.setattr(
         "kvbench.models.llamagen.captions.find_spec", lambda name: None if name == "ftfy" else found(name)
     )
-    with pytest.raises(
-        WeightsError, match=r"^model\.text=t5: install the `text` extra, which cleans captions"
-    ):
+    with pytest.raises(WeightsError, match=r"^model\.text=t5: install the `text` extra, which cleans"):
         one.load("cpu")

@@ -188,9 +188,7 @@ def test_calibration_draws_other_prompts_of_the_set(kind: type[PromptSet], tmp_p
 @pytest.mark.parametrize("kind", FILES)
 def test_a_missing_set_says_what_to_get_and_which_key_to_set(kind: type[PromptSet], tmp_path: Path) -> None:
     download = ", or set prompts.download=true" if kind.files else ""
-    with pytest.raises(
-        ConfigError, match=rf"^prompts\.path=null: .*Get .* and set prompts\.path to it{download}$"
-    ):
+    with pytest.raises(ConfigError, match=rf"^prompts\.path=null: .*Get .*prompts\.path to it{download}$"):
         kind().load()
     with pytest.raises(ConfigError, match=r"^prompts\.path=.*nowhere: does not exist\. Get .*prompts\.path"):
         kind(str(tmp_path / "nowhere")).load()

@@ -80,9 +80,7 @@ def test_a_distribution_counts_by_its_files(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_class_without_source_is_refused_by_its_key() -> None:
     made = type("Made", (Full,), {"__module__": "nowhere"})
-    with pytest.raises(
-        ConfigError, match=r"^method: nowhere\.Made: has no Python source; define the class in"
-    ):
+    with pytest.raises(ConfigError, match=r"^method: nowhere\.Made: has no Python source; define the class"):
         identify_code("method", [made])
 
 

@@ -78,9 +78,7 @@ def test_a_prompt_above_the_budget_is_named_before_any_work(tmp_path: Path) -> N
             "prompt 1: 'four words of one' has 4 tokens; budget=3: the tokens of the longest prompt, which "
             f"{remedy[:-1]}1 keeps, need 4 of 20 tokens per head; the smallest feasible budget is 4, or set {remedy}"
         )
-    with pytest.raises(
-        InfeasibleBudget, match=r"^prompt 1: .* has 4 tokens; budget=6: .* need 9 .*, or set sinks=0$"
-    ):
+    with pytest.raises(InfeasibleBudget, match=r"^prompt 1: .* 4 tokens; budget=6: .* 9 .*, or set sinks=0$"):
         execute.run(job(tmp_path, LazyEviction(sinks=1)))
     assert list(tmp_path.iterdir()) == []
 
@@ -101,9 +99,7 @@ def test_the_longest_prompt_has_the_most_tokens(tmp_path: Path, monkeypatch: pyt
     "more", [{"settings": {"count_padding": True}}, {"budget_unit": "bytes", "budget": 400}]
 )
 def test_padding_that_counts_and_bytes_need_the_whole_room(more: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(
-        InfeasibleBudget, match=r"^budget=.*: the tokens of the longest prompt, model\.prompt_tokens=12"
-    ):
+    with pytest.raises(InfeasibleBudget, match=r"^budget=.*: .* the longest prompt, model\.prompt_tokens=12"):
         check_job(job(tmp_path, H2O(sinks=1), **more))
 
 

@@ -57,9 +57,7 @@ def test_too_many_pixels_are_one_line_without_a_warning(
     (tmp_path / "0.png").write_bytes(claim_size(*size))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(
-            SampleSetError, match=rf"^\S+0\.png has .* pixels: an image may have {MAX_PIXELS}.*$"
-        ):
+        with pytest.raises(SampleSetError, match=rf"^\S+0\.png has .* pixels: .* may have {MAX_PIXELS}.*$"):
             door(tmp_path)
 
 

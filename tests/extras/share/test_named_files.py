@@ -96,9 +96,7 @@ FOREIGN = (
 def test_repositories_of_strangers_are_not_downloaded(folder: Path, source: dict[str, Any]) -> None:
     model = {"sources": {"weights": dict(source)}}
     for place in (folder, None):
-        with pytest.raises(
-            ConfigError, match=r"model.sources.weights=mallory.*: is not downloaded, .* weights=F"
-        ):
+        with pytest.raises(ConfigError, match=r"model.sources.weights=mallory.*: is not down.* weights=F"):
             place_weights(model, place)
     (folder / "m.pt").touch()
     place_weights(model, folder)

@@ -129,9 +129,7 @@ def test_a_folder_without_flan_t5_is_refused(file: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / file).write_text("{}")
     model = configured("model=infinity_2b", f"model.sources.text.path={tmp_path}")
-    with pytest.raises(
-        WeightsError, match=f"^model.sources.text: no Flan-T5 with its tokenizer in {tmp_path}"
-    ):
+    with pytest.raises(WeightsError, match=f"^model.sources.text: no Flan-T5 .* in {tmp_path}"):
         model._read_text("cpu")
 
 

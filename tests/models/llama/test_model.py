@@ -107,9 +107,7 @@ def test_a_folder_without_a_shape_is_one_line(folder: Path, tmp_path: Path, prep
 
 
 def test_no_model_and_processes_that_do_not_divide_it_are_refused(folder: Path) -> None:
-    with pytest.raises(
-        WeightsError, match=r"^model\.sources\.weights: no model given; set .*\.path to its folder, or"
-    ):
+    with pytest.raises(WeightsError, match=r"^model\.sources\.weights: no model given; set .*\.path to"):
         _ = reading(None).spec
     message = "model.tensor_parallel=4: must divide model.transformer.heads=6"
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
@@ -131,17 +129,13 @@ def test_a_path_that_does_not_exist_may_be_a_name_on_the_hub(
         raise HubError("there is no network")
 
     monkeypatch.setattr("kvbench.models.files.weights.list_part", refuse)
-    with pytest.raises(
-        WeightsError, match=r"^model\.sources\.weights: weights missing: there is no network, or give"
-    ):
+    with pytest.raises(WeightsError, match=r"^model\.sources\.weights: .*: there is no network, or give"):
         _ = reading(None, "Owner/Llama-3.2-1B").spec
 
 
 def test_a_sequence_longer_than_the_model_reads_is_refused(folder: Path) -> None:
     assert reading(folder, max_tokens=57).spec.segments[-1].end == 63
-    with pytest.raises(
-        ConfigError, match=r"^model=twin: reads at most 64 tokens .*, not 65; lower model\.prompt_tokens"
-    ):
+    with pytest.raises(ConfigError, match=r"^model=twin: .* 64 .*, not 65; lower model\.prompt_tokens"):
         _ = reading(folder, max_tokens=58).spec
 
 

@@ -157,9 +157,7 @@ def test_predictions_are_compared_with_cross_entropy_and_spelled(reader: TextRea
 def test_calibration_texts_need_the_tokens_of_the_schedule(reader: TextReader) -> None:
     long = {"long": Reading((Part(" ".join(map(str, range(90)))),), given=80)}
     other = TextReader(reader.inner, reader._readings, long)
-    with pytest.raises(
-        ValueError, match=f"prompt 'long': 80 tokens are given, and {reader.schedule.given} in"
-    ):
+    with pytest.raises(ValueError, match=f"prompt 'long': 80 tokens .*, and {reader.schedule.given} in"):
         other.check_prompts(["one", "long"])
 
 
