@@ -8,7 +8,7 @@ from kvbench.data import flatten
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.code_notes import is_now, list_digests, list_notes, name_code
 from kvbench.report.full_scores import list_columns
-from kvbench.report.memory import IN_FLIGHT_COLUMN, TIME_COLUMNS, list_costs
+from kvbench.report.memory import IN_FLIGHT_COLUMN, TIME_COLUMNS, describe_unused, list_costs
 from kvbench.report.seeds import count_seeds, find_seeds, is_calibrated, list_members, name_seeds
 from kvbench.report.tables import Cell, Row, drop_columns, list_shown, print_rows
 from kvbench.runs.record.results import NEUTRAL, Results
@@ -231,7 +231,7 @@ def show_runs(
         title = ", ".join(models) + (" (± half of the 95 % interval)" if wide else "")
         lead = len(shown[0].keys() & set(lead_names))
         print_rows(console, title, shown, lead, "half" if wide else "value")
-        for note in list_notes(runs, list_shown(shown)):
+        for note in filter(None, [describe_unused(runs).strip(), *list_notes(runs, list_shown(shown))]):
             console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     for name, reason in failures:
         console.print(f"failed {name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
