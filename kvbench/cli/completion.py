@@ -11,7 +11,7 @@ from kvbench.cli.tasks.table import COMMANDS
 from kvbench.core.settings import TASKS
 from kvbench.core.suggestions import LISTS
 
-ARGUMENTS = {"list": (*LISTS.values(), "tasks"), "new": ("method", "package")}
+ARGUMENTS = {"list": tuple(LISTS.values()), "new": ("method", "package")}
 """First words after commands."""
 
 

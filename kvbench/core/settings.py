@@ -21,6 +21,7 @@ from kvbench.core.config import (
     show,
 )
 from kvbench.core.storage import CHANNEL, CODE_DTYPES, StorageConfig
+from kvbench.core.suggestions import suggest
 
 TASKS = (
     "run", "evaluate", "bounds", "choose", "plan", "check", "doctor", "weights", "calibrate", "profile", "train",
@@ -336,7 +337,8 @@ class Settings:
     def __post_init__(self) -> None:
         for key, choices in (("task", TASKS), ("budget_unit", UNITS), ("cache_dtype", CACHE_DTYPES)):
             if getattr(self, key) not in choices:
-                raise ConfigError(f"{key}={getattr(self, key)}: must be one of {', '.join(choices)}")
+                given = getattr(self, key)
+                raise ConfigError(f"{key}={given}: no such value{suggest(given, choices, key)}")
         read_number(self.budget, self.budget_unit)
         self.storage.check_dtype(self.cache_dtype)
         if self.output == "":

@@ -4,14 +4,14 @@ from collections.abc import Collection
 from difflib import get_close_matches
 
 MOST = 8
-"""Most names in a message."""
+"""Most names in a message, if a command lists all."""
 LIKE = 0.3
 """Least similarity of those that are shown in place of all."""
 LISTS = {
     "method": "methods", "model": "models", "eval": "metrics", "prompts": "prompts", "sweeps": "sweeps",
-    "sampling": "sampling",
+    "sampling": "sampling", "task": "tasks",
 }  # fmt: skip
-"""What `kvbench list` calls the choices of a group."""
+"""What `kvbench list` calls the choices of a group, or the tasks."""
 
 
 def suggest(given: str, names: Collection[str], group: str = "") -> str:
@@ -20,7 +20,7 @@ def suggest(given: str, names: Collection[str], group: str = "") -> str:
     Args:
         given: the unknown name.
         names: the known ones.
-        group: group of the configuration whose choices they are, which `kvbench list` shows.
+        group: group of the configuration whose choices they are, if `kvbench list` shows them.
 
     >>> suggest("h2", ["full", "h2o"])
     '; did you mean h2o? choose from full, h2o'
@@ -28,10 +28,9 @@ def suggest(given: str, names: Collection[str], group: str = "") -> str:
     if not names:
         return ""
     near, shown, rest = find_near(given, names), list(names), ""
-    if len(shown) > MOST:
-        kind = LISTS.get(group.partition("/")[0])
+    if len(shown) > MOST and (kind := LISTS.get(group.partition("/")[0])) is not None:
         shown = get_close_matches(given, names, MOST, LIKE) or shown[:MOST]
-        rest = ", ..." if kind is None else f", ...; all: kvbench list {kind}"
+        rest = f", ...; all: kvbench list {kind}"
     return f";{f' did you mean {near}?' if near else ''} choose from {', '.join(shown)}{rest}"
 
 

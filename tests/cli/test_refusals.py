@@ -52,7 +52,7 @@ windows.kernel=4 | windows.kernel=4: must be odd
 windows.queries=all | windows.queries=all: must be one of grid, last, uniform
 windows.window=0 | windows.window=0: must be a whole number of at least 1
 protect.leading=-1 | protect.leading=-1: must be a whole number of at least 0
-budget_unit=bits | budget_unit=bits: must be one of tokens, bytes
+budget_unit=bits | budget_unit=bits: no such value; did you mean bytes? choose from tokens, bytes
 budget_unit=null | budget_unit=null: must be text
 budget_unit=bytes budget=2.5 | budget=2.5 budget_unit=bytes: above 1 it is a number of bytes of a sequence
 device=mps | device=mps: only auto, cpu, cuda and cuda:N are supported
@@ -159,7 +159,7 @@ shard.indx=1 | shard.indx: no such key; did you mean shard.index?
 method=heatkvv | method=heatkvv: no such choice; did you mean heatkv? choose from heatkv, ... kvbench list methods
 eval=[psnr,fdi] | eval=fdi
 sweeps=nothing | sweeps=nothing
-task=rnu | task=rnu: must be one of run, evaluate, bounds, choose, plan, check, doctor, weights, calibrate, profile,
+task=rnu | task=rnu: no such value; did you mean run? choose from run, ... ; all: kvbench list tasks
 cache_dtype=int5 | cache_dtype=int5
 cuda_graph=true | cuda_graph=true: device=cpu has no CUDA graphs; use device=cuda
 batch_invariant=true | batch_invariant=true: applies to GPU kernels only
@@ -178,7 +178,7 @@ shard.count=0 | shard.count=0
 task=plan plan.gpu_gib=0 | plan.gpu_gib=0
 task=plan plan.gpu_gib=big | plan.gpu_gib=big: must be a number
 task=plan plan.table=ams_kv_table1 | plan.table=ams_kv_table1: no such memory column
--m seed=1,2 published=table1 | published=table1: no such table; did you mean ssd_table1? choose from
+-m seed=1,2 published=table1 | published=table1: no such table; choose from heatkv_table1,
 calibrate.count=0 | calibrate.count=0
 prompts.count=many | prompts.count=many
 model.weights=none | model.weights=none: must be one of files, random
@@ -201,7 +201,7 @@ WORDS = r"""
 publsh x | publsh: no such command; did you mean publish? there are list, ... ; settings are key=value
 Report | Report: no such command; did you mean task=report?
 list method | list method: not a kind and a word; did you mean methods? kvbench list methods|
-list models zz | list models zz: no line has this word;
+list prompts zz | list prompts zz: no line has this word;
 task=choose metric=pnsr | metric=pnsr: no such metric; did you mean psnr? choose from psnr, ... kvbench list metrics
 task=choose metric=psnr methods=[randm,swa] | methods: randm: no such method; did you mean random?
 task=choose metric=psnr shard.count=2 | shard.count=2: processes share a race without shards;

@@ -15,11 +15,13 @@ NAMES = re.compile(rf".*: (?P<names>{NAME}(?:, {NAME})*)\.(?: .*)?")
 
 
 def name_metrics() -> dict[str, str]:
-    """Return the file of `conf/eval` by the names of its metrics, and by its own; Hydra must be initialised."""
-    files = list_choices("eval")
-    found = {file: NAMES.fullmatch(describe_choice("eval", file)) for file in files}
-    named = {name: file for file, match in found.items() if match for name in match["names"].split(", ")}
-    return {**named, **dict(zip(files, files, strict=True))}
+    """Return the file of `conf/eval` by the names of its metrics, or by its own; Hydra must be initialised."""
+    found = {file: NAMES.fullmatch(describe_choice("eval", file)) for file in list_choices("eval")}
+    return {
+        name: file
+        for file, match in found.items()
+        for name in (match["names"].split(", ") if match else (file,))
+    }
 
 
 def check_race(values: Mapping[str, object]) -> None:

@@ -12,7 +12,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.suggestions import LISTS, find_near
 
 GROUPS = {kind: group for group, kind in LISTS.items()}
-USAGE = f"kvbench list {'|'.join(GROUPS)}|tasks [WORD]"
+USAGE = f"kvbench list {'|'.join(GROUPS)} [WORD]"
 HEADS = {
     "method": ("method", "models", "calib.", "paper", "what it keeps"),
     "model": ("model", "family", "weights", "what it is"),
@@ -37,8 +37,8 @@ def show_list(words: Sequence[str]) -> None:
         return
     words = [word for word in words if not word.startswith("hydra.searchpath=")]  # which Hydra reads itself
     kind, word = (*words, "", "")[:2]
-    if kind not in (*GROUPS, "tasks") or len(words) > 2:
-        near = find_near(kind, (*GROUPS, "tasks"))
+    if kind not in GROUPS or len(words) > 2:
+        near = find_near(kind, GROUPS)
         meant = "" if near is None else f" did you mean {near}?"
         raise ConfigError(f"{' '.join(('list', *words))}: not a kind and a word;{meant} {USAGE}")
     if kind == "tasks":
@@ -48,8 +48,8 @@ def show_list(words: Sequence[str]) -> None:
             rows, hidden = list_rows(GROUPS[kind], word)
     if not rows:
         raise ConfigError(f"list {kind} {word}: no line has this word; kvbench list {kind} has all")
-    for line in align(rows):
-        say(line if word or not CONSOLE.is_terminal else crop(line, CONSOLE.width))
+    for line in align(rows, None if word or not CONSOLE.is_terminal else CONSOLE.width):
+        say(line)
     if hidden:
         say(f"and {hidden} variants in folders: kvbench list {kind} /")
 
@@ -100,17 +100,13 @@ def describe_model(_: str, model: Any) -> Row:
     """Return the family of a model and where its weights are."""
     sources = model.sources.values()
     repo = next((source.repo for source in sources if source.repo), None)
-    is_shipped = any((source.path or "").startswith("pkg://") for source in sources)
+    is_shipped = any(str(source.path).startswith("pkg://") for source in sources)
     return type(model).__module__.split(".")[-2], "shipped" if is_shipped else repo or "yours"
 
 
-def align(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield rows as lines with columns of one width."""
+def align(rows: Sequence[Row], width: int | None) -> Iterator[str]:
+    """Yield rows as lines with columns of one width, cut at the width of a terminal if there is one."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def crop(line: str, width: int) -> str:
-    """Return a line of at most `width` characters."""
-    return line if len(line) <= width else f"{line[: width - 3]}..."
+        line = "  ".join(map(str.ljust, row, widths)).rstrip()
+        yield line if width is None or len(line) <= width else f"{line[: width - 3]}..."

@@ -1,7 +1,6 @@
 """Entrants of a race: the methods that fit, the evaluator of its metric, and runs that are drawn block by block."""
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -87,15 +86,8 @@ class Runner:
 
 
 def keep_words(words: Sequence[str], evaluator: str) -> tuple[str, ...]:
-    """Return the words of the command that its runs get, settings of their evaluator included.
-
-    Raises:
-        ConfigError: a word sets a method or one of its keys.
-    """
+    """Return the words of the command that its runs get, settings of their evaluator included."""
     keys = [word.lstrip("+~").split("=")[0] for word in words]
-    for key in keys:
-        if re.match(r"method\b", key):
-            raise ConfigError(f"{key}: task=choose runs several methods; name them in methods=[...]")
     return tuple(
         word
         for word, key in zip(words, keys, strict=True)

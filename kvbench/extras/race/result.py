@@ -77,32 +77,33 @@ def rank(race: Race, found: Found) -> list[dict[str, object]]:
 
 def make_rows(ranking: Sequence[Mapping[str, object]], digits: int) -> list[Row]:
     """Return the ranking as cells of a table; what a method left for stands in place of the interval of the lead."""
-    return [
-        {
-            "method": str(row["method"]),
-            "prompts": str(row["prompts"]),
-            "mean": f"{row['mean']:.{digits}f}",
-            "leader's mean": f"{row['leader_mean']:.{digits}f}" if "leader_mean" in row else None,
-            "leader ahead by": _format_lead(row, digits),
-            "why it left": _explain_exit(row, digits),
-        }
-        for row in ranking
-    ]
+    rows: list[Row] = []
+    for row in ranking:
+        lead, reason = _explain(row, digits)
+        beside = f"{row['leader_mean']:.{digits}f}" if "leader_mean" in row else None
+        rows.append(
+            {
+                "method": str(row["method"]),
+                "prompts": str(row["prompts"]),
+                "mean": f"{row['mean']:.{digits}f}",
+                "leader's mean": beside,
+                "leader ahead by": lead,
+                "why it left": reason,
+            }
+        )
+    return rows
 
 
-def _format_lead(row: Mapping[str, Any], digits: int) -> str | None:
-    if "lead" not in row:
-        return None
-    ends = None if "left_to" in row else row["sequence"]
-    interval = "" if ends is None else f" [{ends[0]:.{digits}f}, {ends[1]:.{digits}f}]"
-    return f"{row['lead']:.{digits}f}{interval}"
-
-
-def _explain_exit(row: Mapping[str, Any], digits: int) -> str | None:
-    if "left_to" not in row:
-        return None
-    low, high = row["left_behind"]
-    return f"after {row['left_after']}, {row['left_to']} ahead by {low:.{digits}f} to {high:.{digits}f}"
+def _explain(row: Mapping[str, Any], digits: int) -> tuple[str | None, str | None]:
+    """Return the leader's lead over a method, with its interval in the race, and why the method left the race."""
+    lead = f"{row['lead']:.{digits}f}" if "lead" in row else None
+    left, ends = "left_to" in row, row.get("left_behind", row.get("sequence"))
+    if ends is None:
+        return lead, None
+    low, high = (f"{end:.{digits}f}" for end in ends)
+    if left:
+        return lead, f"after {row['left_after']}, {row['left_to']} ahead by {low} to {high}"
+    return f"{lead} [{low}, {high}]", None
 
 
 def describe_end(race: Race, setting: Setting) -> list[str]:

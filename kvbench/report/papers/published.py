@@ -10,7 +10,6 @@ from typing import Protocol
 import yaml
 
 from kvbench.core.config import ConfigError
-from kvbench.core.suggestions import suggest
 from kvbench.runs.record.results import Results
 
 TOLERANCE = 0.05
@@ -219,7 +218,7 @@ def find(name: str, key: str = "published") -> PublishedTable:
     """
     tables = load()
     if name not in tables:
-        raise ConfigError(f"{key}={name}: no such table{suggest(name, tables)}")
+        raise ConfigError(f"{key}={name}: no such table; choose from {', '.join(tables)}")
     return tables[name]
 
 
