@@ -44,12 +44,9 @@ def report(_: DictConfig, settings: Settings) -> None:
         show_runs(CONSOLE, [], failures)
         show_speed(CONSOLE, settings.published, timed, place)
         return
+    runs = _keep_code(runs, settings)
     if runs:
         check_metrics(runs, chosen.metrics or ())
-    if chosen.code == "newest":
-        found, runs = len(runs), keep_newest(runs, settings.against)
-        if found > len(runs):
-            say(f"left out: {found - len(runs)} runs of earlier code; report.code=all has them")
     joined = combine_seeds(runs, runs_dir)
     rows = joined if chosen.seeds == "mean" else runs
     show_runs(CONSOLE, rows, failures, verbose=settings.verbose)
@@ -82,6 +79,16 @@ def _read_runs(settings: Settings) -> tuple[list[Results], list[tuple[str, str]]
     entries = read_entries(sweep)
     place = sweep / SWEEP_FOLDER if settings.output is None else settings.writes
     return read_with_references(list_runs(entries)), list_failures(entries), place
+
+
+def _keep_code(runs: list[Results], settings: Settings) -> list[Results]:
+    """Return the runs of the code that `report.code` names; print how many are left out."""
+    if settings.report.code == "all":
+        return runs
+    kept = keep_newest(runs, settings.against)
+    if len(kept) < len(runs):
+        say(f"left out: {len(runs) - len(kept)} runs of earlier code; report.code=all has them")
+    return kept
 
 
 def _compose_rows(rows: Sequence[Results]) -> Iterator[Composed]:
