@@ -9,14 +9,13 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from tqdm import tqdm
-
 from kvbench.cli.config.compose import compose_job, read_settings
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.messages import describe_error
 from kvbench.cli.config.racing import name_metrics
 from kvbench.cli.config.search_path import list_choices
 from kvbench.cli.tasks.job import make_job
+from kvbench.core.bars import make_bar
 from kvbench.core.config import ConfigError, import_target
 from kvbench.core.suggestions import suggest
 from kvbench.eval.paired.dreamsim import DreamSim
@@ -132,7 +131,7 @@ def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job
     names = named or [name for name in list_choices("method") if name not in ODD]
     entrants: list[Job] = []
     refused: dict[str, str] = {}
-    for name in tqdm(names, "checks", unit="method", leave=False):
+    for name in make_bar(iterable=names, desc="checks", unit="method"):
         try:
             with _quiet():
                 job = runner.make(name)
