@@ -9,7 +9,7 @@ from scipy.stats import beta
 from benchmarks.races import hold_tests
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.sequences import bounded_sequence, normal_sequence
-from kvbench.extras.race.result import Setting, describe_end, rank
+from kvbench.extras.race.result import Setting, describe_end, make_rows, rank
 from kvbench.extras.race.rules import Exit, Look, Race, Rules, advance, average, measure_lead, split_blocks
 from kvbench.extras.race.values import find_limits
 
@@ -154,6 +154,8 @@ def test_a_lead_is_over_samples_that_both_drew():
     race = Race(Rules(), ("leader", "other"), ("leader",), exits=(Exit("other", 2, "leader", (0.1, 4.0)),))
     [first, second] = rank(race, found)
     assert (first["prompts"], second["prompts"], second["lead"]) == (4, 2, 2.0)
+    [_, cells] = make_rows([first, second], 1)
+    assert [*cells.values()][1:] == ["2", "2.0", "4.0", "2.0", "after 2, leader ahead by 0.1 to 4.0"]
 
 
 def test_blocks_end_with_prompts_and_batches():
