@@ -104,10 +104,7 @@ def describe_policy(job: Job, schedule: Schedule, used: str | None) -> dict[str,
             "weights_sha256": job.model.weights_sha256 or None,
         },
         "segments": [[segment.height, segment.width] for segment in spec.segments],
-        "method": {
-            "name": job.method_name,
-            "settings": job.section("method"),
-        },
+        "method": {"name": job.method_name, "settings": job.section("method")},
         "calibration_sha256": used,
         "budget": {
             "value": str(settings.budget),

@@ -75,11 +75,7 @@ def build_llama(model: TextModel, attention: str) -> Any:
 
 @torch.inference_mode()
 def read_with_press(
-    llama: Any,
-    press: Any,
-    tokens: Sequence[int],
-    given: int,
-    seed_of: Callable[[int], int] = lambda _: 0,
+    llama: Any, press: Any, tokens: Sequence[int], given: int, seed_of: Callable[[int], int] = lambda _: 0
 ) -> Reading:
     """Read `given` tokens under a press, None for the full cache, and force the others.
 

@@ -162,11 +162,7 @@ def read_column(path: Path, column: str, key: str = "") -> dict[str, str]:
 
 
 def score_part(
-    name: str,
-    table: tuple[Mapping[Key, str], float],
-    folder: Path,
-    images: ImageSet,
-    prompts: Groups,
+    name: str, table: tuple[Mapping[Key, str], float], folder: Path, images: ImageSet, prompts: Groups
 ) -> tuple[Score, dict[str, dict[Key, float]]]:
     """Return the score of a part, and the values of its prompts by column.
 

@@ -38,7 +38,7 @@ from kvbench.eval.spaces.inception import Adm, AdmSpatial, Clean
 
 REFERENCE_BATCH = Weight.at(
     "https://openaipublic.blob.core.windows.net/diffusion/jul-2021/ref_batches/imagenet/256/"
-    "VIRTUAL_imagenet256_labeled.npz",
+    "VIRTUAL_imagenet256_labeled.npz"
 )
 DAMAGE_ERRORS = (
     OSError,

@@ -36,10 +36,7 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[Image.Image]
             be decoded in the block.
     """
     try:
-        with (
-            open_file(path) if data is None else io.BytesIO(data) as source,
-            _read_header(source) as image,
-        ):
+        with open_file(path) if data is None else io.BytesIO(data) as source, _read_header(source) as image:
             width, height = image.size
             frames = (
                 1 if image.format == "MPO" else getattr(image, "n_frames", 1)

@@ -98,12 +98,7 @@ def grouped_norm_rope_triton(
 
 
 def _launch(
-    joint: Tensor,
-    out: Tensor | None,
-    kv_heads: int,
-    norms: Norms | None,
-    norm: Norm,
-    rotation: Tensor | None,
+    joint: Tensor, out: Tensor | None, kv_heads: int, norms: Norms | None, norm: Norm, rotation: Tensor | None
 ) -> None:
     """Fill `out` with queries, then keys, then values; None overwrites queries and keys in `joint`."""
     batch, tokens, all_heads, dim = joint.shape

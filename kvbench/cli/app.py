@@ -31,13 +31,7 @@ from kvbench.cli.sweeps.launchers import SLURM, check_launcher
 from kvbench.cli.sweeps.outcomes import describe_failure, exiting_on_error
 from kvbench.cli.tasks.table import COMMANDS, find_command
 from kvbench.cli.workers.control import control
-from kvbench.cli.workers.sigterm import (
-    INTERRUPTED,
-    RESUME,
-    TERMINATED,
-    Terminated,
-    interrupting_on_sigterm,
-)
+from kvbench.cli.workers.sigterm import INTERRUPTED, RESUME, TERMINATED, Terminated, interrupting_on_sigterm
 from kvbench.core.config import ConfigError
 
 if TYPE_CHECKING:  # of an extra

@@ -77,11 +77,7 @@ def write_bundle(
     return path
 
 
-def render_bundle(
-    runs_dir: Path,
-    chosen: Sequence[Path] | None = None,
-    added: Added = NO_DATASETS,
-) -> str:
+def render_bundle(runs_dir: Path, chosen: Sequence[Path] | None = None, added: Added = NO_DATASETS) -> str:
     """Return the page with its pictures: of every run below `runs_dir`, or of the chosen run folders.
 
     Raises:

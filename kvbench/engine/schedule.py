@@ -78,11 +78,7 @@ Schedule = dict[tuple[int, int], Change]
 
 
 def ask_method(
-    method: Method,
-    view: CacheView,
-    layout: Layout,
-    free_slots: int = 0,
-    counts: Sequence[int] | None = None,
+    method: Method, view: CacheView, layout: Layout, free_slots: int = 0, counts: Sequence[int] | None = None
 ) -> Change:
     """Call a method's `keep` after a segment and return the change.
 

@@ -37,8 +37,7 @@ class RandomAttention(NewestKept):
     seed: int = 0
 
     limits = set_limits(
-        window=Limit(0, wants="must be at least 0, or null for the family's default"),
-        block=Limit(1),
+        window=Limit(0, wants="must be at least 0, or null for the family's default"), block=Limit(1)
     )
     graph_obstacle = DRAWN_ON_HOST  # draws differ between prompts
 

@@ -17,13 +17,7 @@ from kvbench.models.files.parameters import build_on_meta, fill
 from kvbench.models.files.weights import Source, check_sources, locate_all, prepare
 from kvbench.models.noise import Noise
 from kvbench.models.parts.autoencoder import ImageTokenizer, NetworkConfig
-from kvbench.models.parts.decoding import (
-    HALVES,
-    DecoderDtype,
-    Decoding,
-    Rounding,
-    count_decoding_bytes,
-)
+from kvbench.models.parts.decoding import HALVES, DecoderDtype, Decoding, Rounding, count_decoding_bytes
 
 N = TypeVar("N", bound=nn.Module)
 T = TypeVar("T", bound=ImageTokenizer)

@@ -12,13 +12,7 @@ from kvbench.report.code_notes import list_notes
 from kvbench.report.conditions import find_conditions
 from kvbench.report.differences import find_pairs
 from kvbench.report.runs_table import find_metric, identifying_columns, list_metrics, order_runs
-from kvbench.report.seeds import (
-    MeanMetric,
-    compare_seeds,
-    count_seeds,
-    is_calibrated,
-    name_count,
-)
+from kvbench.report.seeds import MeanMetric, compare_seeds, count_seeds, is_calibrated, name_count
 from kvbench.report.tables import Cell, Row, list_shown, publish
 from kvbench.runs.record.results import Results
 

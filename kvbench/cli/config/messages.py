@@ -14,13 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli.config.checks import check_runs_dir
 from kvbench.cli.config.command import Command
-from kvbench.cli.config.compose import (
-    check_values,
-    compose_job,
-    find_finished,
-    hydra_of_kvbench,
-    read_values,
-)
+from kvbench.cli.config.compose import check_values, compose_job, find_finished, hydra_of_kvbench, read_values
 from kvbench.cli.config.loader import parse_words
 from kvbench.cli.config.search_path import check_search_path, find_added, list_choices
 from kvbench.cli.config.words import check_lists, parse_options

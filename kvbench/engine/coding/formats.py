@@ -13,12 +13,7 @@ from kvbench.core.segments import ModelSpec, Segment
 from kvbench.core.storage import ROTATED_BITS, Precision, StorageConfig, find_stored_bits
 from kvbench.engine.coding.planes import PlaneRules
 from kvbench.kernels.hadamard import MIN_MIXED, count_mixed, encode_rotated
-from kvbench.kernels.planes import (
-    Codes,
-    encode_channels,
-    encode_levels,
-    encode_tokens,
-)
+from kvbench.kernels.planes import Codes, encode_channels, encode_levels, encode_tokens
 from kvbench.kernels.quantise import round_fp8
 from kvbench.methods.shared.base import Method
 

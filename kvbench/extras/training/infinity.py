@@ -196,11 +196,7 @@ def draw_batch(
     flip = torch.rand(stage.batch, generator=rng) * recipe.flip
     flip = flip * (torch.rand(stage.batch, generator=rng) < 0.75)
     targets, inputs = self_corrected_bits(
-        corpus.latents[index].float(),
-        [(s.height, s.width) for s in segments],
-        corpus.amplitudes,
-        flip,
-        rng,
+        corpus.latents[index].float(), [(s.height, s.width) for s in segments], corpus.amplitudes, flip, rng
     )
     blank = torch.rand(stage.batch, len(segments), generator=rng) < recipe.input_dropout
     lengths = torch.tensor([s.length for s in segments[1:]])

@@ -167,12 +167,7 @@ class ClassToTokens(nn.Module):
 
 @torch.no_grad()
 def corrected_tokens(
-    vq: VQVAE,
-    latents: Tensor,
-    segments: Sequence[Segment],
-    scales: int,
-    wrong: Tensor,
-    rng: torch.Generator,
+    vq: VQVAE, latents: Tensor, segments: Sequence[Segment], scales: int, wrong: Tensor, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return targets int64 [B, sum t_k] and inputs float32 [B, sum t_k - t_0, channels] of scales from 1 on.
 

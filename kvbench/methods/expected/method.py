@@ -93,9 +93,7 @@ class ExpectedAttention(AdaptiveHeads):
     recordable: ClassVar[bool] = True
     revision: ClassVar[int] = 2  # below five tokens a head, no slot was safe
     limits = set_limits(
-        epsilon=Limit(0),
-        future=Limit(1),
-        queries=Limit(1, wants="must be at least 1, or null for all"),
+        epsilon=Limit(0), future=Limit(1), queries=Limit(1, wants="must be at least 1, or null for all")
     )
 
     @property

@@ -14,13 +14,7 @@ from kvbench.core.storage import Precision, find_stored_bits
 from kvbench.methods.pricekv.local_search import exchange, lengthen, shorten
 from kvbench.methods.pricekv.noise import count_bits
 from kvbench.methods.pricekv.prices import find_prices, minimize_lagrangian
-from kvbench.methods.pricekv.problem import (
-    Allocation,
-    Problem,
-    Sources,
-    make_zero_noise,
-    measure_usage,
-)
+from kvbench.methods.pricekv.problem import Allocation, Problem, Sources, make_zero_noise, measure_usage
 
 Weights = Literal["inverse_tokens", "uniform", "tokens"]
 

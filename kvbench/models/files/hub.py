@@ -20,14 +20,7 @@ from urllib.error import HTTPError
 
 from kvbench.core.claims import claim
 from kvbench.core.config import UserError
-from kvbench.core.files import (
-    count_free_bytes,
-    hash_path,
-    hash_values,
-    parse_json,
-    read_text,
-    write_whole,
-)
+from kvbench.core.files import count_free_bytes, hash_path, hash_values, parse_json, read_text, write_whole
 from kvbench.core.receive import receive
 from kvbench.models.files.stored import choose_files, find_home
 

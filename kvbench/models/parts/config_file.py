@@ -49,11 +49,7 @@ def expect_decoder(config: DecoderConfig) -> dict[str, Expected]:
         file: Expected(getattr(config, name), f"model.transformer.{name}") for file, name in names.items()
     }
     scale = Expected(config.head_dim**-0.5)
-    return {
-        **shape,
-        "attention_multiplier": scale,
-        **{key: Expected(value) for key, value in FIXED.items()},
-    }
+    return {**shape, "attention_multiplier": scale, **{key: Expected(value) for key, value in FIXED.items()}}
 
 
 def check_config(source: Source, expected: Mapping[str, Expected], section: str = "") -> None:

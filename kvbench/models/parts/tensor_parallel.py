@@ -37,10 +37,7 @@ def check_split(config: DecoderConfig, count: int) -> None:
 def split_config(config: C, count: int) -> C:
     """Return the shape of one of `count` equal shares; the residual stream keeps its width."""
     return replace(
-        config,
-        heads=config.heads // count,
-        kv_heads=config.kv_heads // count,
-        hidden=config.hidden // count,
+        config, heads=config.heads // count, kv_heads=config.kv_heads // count, hidden=config.hidden // count
     )
 
 

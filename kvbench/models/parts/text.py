@@ -40,11 +40,7 @@ class T5Encoder:
     """
 
     def __init__(
-        self,
-        folder: str,
-        device: torch.device | str,
-        dtype: torch.dtype = torch.float16,
-        longest: int = 512,
+        self, folder: str, device: torch.device | str, dtype: torch.dtype = torch.float16, longest: int = 512
     ) -> None:
         from transformers import AutoTokenizer, T5EncoderModel
 
@@ -174,10 +170,7 @@ class VocabularyEncoder(nn.Module):
 
 
 def load_t5(
-    source: Source,
-    device: torch.device | str,
-    half: torch.dtype = torch.float16,
-    longest: int = 512,
+    source: Source, device: torch.device | str, half: torch.dtype = torch.float16, longest: int = 512
 ) -> tuple[TextEncoder, str]:
     """Load Flan-T5, in `half` on a GPU and float32 on a CPU, and return it with the SHA-256 of its files.
 

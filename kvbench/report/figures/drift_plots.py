@@ -14,10 +14,7 @@ from kvbench.report.figures.method_styles import Style, choose_styles
 from kvbench.report.figures.plots import OTHERS, split_methods
 from kvbench.report.figures.styles import strip_frame
 
-PANELS: Mapping[str, str] = {
-    "kl": "KL(full || method), nats ↓",
-    "same_top1": "same likeliest token ↑",
-}
+PANELS: Mapping[str, str] = {"kl": "KL(full || method), nats ↓", "same_top1": "same likeliest token ↑"}
 """Rows of panels, by field of `Drift`, and the labels of their axes, with an arrow towards better values."""
 LEGEND_LETTERS = 45
 """Letters of the legend that fit under a panel."""
