@@ -34,14 +34,8 @@ from kvbench.models.parts.decoder import Decoder, DecoderBlock
 
 COPIES = {"clone", "copy_", "_to_copy", "cat", "index_select", "stack"}
 NO_WRITES = {
-    "empty",
-    "empty_like",
-    "new_empty",
-    "empty_strided",
-    "new_empty_strided",
-    "_unsafe_view",
-    "device",
-}
+    "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "device",
+}  # fmt: skip
 """Operations that write nothing; views do not either."""
 CASES = (("full", "1"), ("heatkv", "0.1"), ("heatkv", "0.04"), ("snapkv", "0.1"))
 """Default methods and budgets; the last method looks at data."""

@@ -28,16 +28,8 @@ OPTIONS = {
 ROUNDING = 0.011
 """Largest difference of a mean between tables: they print two digits."""
 COLUMNS = (
-    "race",
-    "margin",
-    "methods",
-    "in the race",
-    "left",
-    "prompts",
-    "samples",
-    "of the grid",
-    "first of all",
-)
+    "race", "margin", "methods", "in the race", "left", "prompts", "samples", "of the grid", "first of all",
+)  # fmt: skip
 Race = Mapping[str, Any]
 
 

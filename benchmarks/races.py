@@ -59,15 +59,9 @@ OPTIONS = {
     "csv": Option("", "file for the table"),
 }
 COLUMNS = (
-    "values",
-    "methods",
-    "best dropped",
-    "drawn",
-    "decided",
-    "dropped by t-tests",
-    "drawn by t-tests",
+    "values", "methods", "best dropped", "drawn", "decided", "dropped by t-tests", "drawn by t-tests",
     "decided by t-tests",
-)
+)  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> None:

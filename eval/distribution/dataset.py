@@ -41,14 +41,8 @@ REFERENCE_BATCH = Weight.at(
     "VIRTUAL_imagenet256_labeled.npz"
 )
 DAMAGE_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    pickle.UnpicklingError,
-)
+    OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError,
+)  # fmt: skip
 """Exceptions of numpy and zipfile for files that are damaged or contain objects."""
 
 

@@ -29,7 +29,7 @@ from kvbench.cli.sweeps.folder import announce, compose_sweep, list_worker_words
 from kvbench.cli.sweeps.jobs import Recorder, label_sweep
 from kvbench.cli.sweeps.launchers import SLURM, check_launcher
 from kvbench.cli.sweeps.outcomes import describe_failure, exiting_on_error
-from kvbench.cli.tasks.table import COMMANDS, find_command
+from kvbench.cli.tasks.table import COMMANDS, load
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.sigterm import INTERRUPTED, RESUME, TERMINATED, Terminated, interrupting_on_sigterm
 from kvbench.core.config import ConfigError
@@ -59,7 +59,7 @@ def run_command(command: Command) -> None:
         print(text)
         return
     if (verb := command.words[0]) in COMMANDS:
-        if find_command(verb)(command.words[1:]) is False:
+        if load(COMMANDS[verb])(command.words[1:]) is False:
             sys.exit(1)
         return
     check_verb(verb, COMMANDS)

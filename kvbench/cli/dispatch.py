@@ -20,7 +20,7 @@ from kvbench.cli.console import CONSOLE, show_device
 from kvbench.cli.sweeps.extend import extend_sweeper
 from kvbench.cli.sweeps.jobs import Recorder, note_run
 from kvbench.cli.sweeps.outcomes import describe_failure
-from kvbench.cli.tasks.table import find_task
+from kvbench.cli.tasks.table import TASKS, load
 from kvbench.cli.workers.sigterm import TERMINATED, wait_to_be_killed
 from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.config import ConfigError
@@ -111,7 +111,7 @@ def run_task(cfg: DictConfig) -> object:
 
         work(settings)
         return None
-    return find_task(settings.task)(cfg, settings)
+    return load(TASKS[settings.task])(cfg, settings)
 
 
 def show_finished(values: Mapping[str, object], *, verbose: bool) -> Path | None:

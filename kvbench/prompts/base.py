@@ -93,23 +93,15 @@ def check_counts(**counts: int | None) -> None:
 
 
 def check_choices(name: str, chosen: Sequence[str], known: Sequence[str]) -> None:
-    """Check that at least one part of a set is chosen, and that the set has all chosen parts.
+    """Check that a set has the chosen part, or all of at least one.
 
     Raises:
         ConfigError: names the key of `prompts`.
     """
-    if not chosen or not set(chosen) <= set(known):
-        raise ConfigError(f"prompts.{name}={list(chosen)}: choose from {', '.join(known)}")
-
-
-def check_choice(name: str, chosen: str, known: Sequence[str]) -> None:
-    """Check that a set has the chosen part.
-
-    Raises:
-        ConfigError: names the key of `prompts`.
-    """
-    if chosen not in known:
-        raise ConfigError(f"prompts.{name}={show(chosen)}: choose from {', '.join(known)}")
+    parts = {chosen} if isinstance(chosen, str) else {*chosen}
+    if not parts or not parts <= {*known}:
+        given = show(chosen) if isinstance(chosen, str) else list(chosen)
+        raise ConfigError(f"prompts.{name}={given}: choose from {', '.join(known)}")
 
 
 def check_total(total: int, name: str, each: int) -> None:

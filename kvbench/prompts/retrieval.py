@@ -7,7 +7,7 @@ from itertools import cycle
 from typing import ClassVar
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
-from kvbench.prompts.base import Prompt, check_choice, check_counts
+from kvbench.prompts.base import Prompt, check_choices, check_counts
 from kvbench.prompts.hay import bound_tokens, place_statements, read_hay
 from kvbench.prompts.text_files import DOMAINS
 
@@ -56,8 +56,8 @@ class Retrieval:
         check_counts(count=self.count)
         check_range("prompts.context", self.context, MIN_CONTEXT, MAX_CONTEXT)
         check_range("prompts.seed", self.seed, 0, 2 * MAX_SEED)  # a calibration adds its own
-        check_choice("asked", self.asked, ASKED)
-        check_choice("domain", self.domain, DOMAINS)
+        check_choices("asked", self.asked, ASKED)
+        check_choices("domain", self.domain, DOMAINS)
 
     def load(self) -> list[Prompt]:
         """Return the questions, with `answer`, `depth` and `gap` as metadata.

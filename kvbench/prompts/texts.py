@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
 from kvbench.core.reading import Part, Reading
-from kvbench.prompts.base import Prompt, check_choice, check_counts
+from kvbench.prompts.base import Prompt, check_choices, check_counts
 from kvbench.prompts.text_files import DOMAINS, TextEntry, choose_texts, read_own, read_shipped
 
 MAX_LENGTH = 2**20
@@ -39,9 +39,9 @@ class Texts:
 
     def __post_init__(self) -> None:
         check_counts(count=self.count)
-        check_choice("domain", self.domain, DOMAINS)
+        check_choices("domain", self.domain, DOMAINS)
         if self.calibration is not None:
-            check_choice("calibration", self.calibration, DOMAINS)
+            check_choices("calibration", self.calibration, DOMAINS)
         check_range("prompts.length", self.length, 3, MAX_LENGTH)
         if self.draw is not None:
             check_range("prompts.draw", self.draw, 0, MAX_SEED)

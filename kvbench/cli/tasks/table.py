@@ -1,12 +1,7 @@
 """Table of tasks; the module of a task is imported when the task is run."""
 
-from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
-
-from omegaconf import DictConfig
-
-from kvbench.core.settings import Settings
 
 TASKS = {
     "run": "kvbench.cli.tasks.run:run",
@@ -25,7 +20,7 @@ TASKS = {
     "export": "kvbench.cli.tasks.export:export",
     "merge": "kvbench.cli.tasks.merge:merge",
 }
-"""Module and function of each task that runs on a job's configuration; `work` and `status` are about a sweep."""
+"""Module and function, of a configuration and its settings, of each task on a job; `work` and `status` have none."""
 
 COMMANDS = {
     "list": "kvbench.cli.tasks.listing:show_list",
@@ -34,21 +29,10 @@ COMMANDS = {
     "verify": "kvbench.extras.share.verify.command:verify",
     "new": "kvbench.cli.tasks.new:new",
 }
-"""Module and function of each command that composes no configuration; False means that it found a fault."""
+"""Module and function, of the words after its name, of each other command; False means that it found a fault."""
 
 
-def find_task(name: str) -> Callable[[DictConfig, Settings], object]:
-    """Import and return the function of a task."""
-    task: Callable[[DictConfig, Settings], object] = _find(TASKS[name])
-    return task
-
-
-def find_command(name: str) -> Callable[[Sequence[str]], object]:
-    """Import and return the function of a command, whose argument is the words after its name."""
-    command: Callable[[Sequence[str]], object] = _find(COMMANDS[name])
-    return command
-
-
-def _find(place: str) -> Any:
+def load(place: str) -> Any:
+    """Import and return the function of a task or of a command."""
     module, _, function = place.partition(":")
     return getattr(import_module(module), function)

@@ -33,15 +33,8 @@ HOSTS = "hosts"
 MAX_FAILURES = 2
 """Consecutive failures after which a host is stopped."""
 HOST_ERRORS = (
-    errno.EIO,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.ESTALE,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENODEV,
-)
+    errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENODEV,
+)  # fmt: skip
 """`errno` values that are faults of the machine, not of a setting."""
 
 

@@ -31,7 +31,7 @@ from kvbench.cli.sweeps.jobs import (
 )
 from kvbench.cli.sweeps.outcomes import describe_failure
 from kvbench.cli.tasks.job import make_job
-from kvbench.cli.tasks.table import find_task
+from kvbench.cli.tasks.table import TASKS, load
 from kvbench.cli.workers.control import (
     MAX_FAILURES,
     blames_host,
@@ -277,7 +277,7 @@ def do_job(
     if job_settings.task != "run":
         if not is_leader:
             raise Busy("its leader does it")
-        return find_task(job_settings.task)(cfg, job_settings)
+        return load(TASKS[job_settings.task])(cfg, job_settings)
     job = replace(
         make_job(cfg, job_settings), wait_for_others=False, is_leader=is_leader, around_block=around_block
     )

@@ -60,15 +60,8 @@ class InfinityConfig:
 
     def __post_init__(self) -> None:
         names = (
-            "depth",
-            "width",
-            "heads",
-            "block_chunks",
-            "token_channels",
-            "text_width",
-            "text_maxlen",
-            "levels",
-        )
+            "depth", "width", "heads", "block_chunks", "token_channels", "text_width", "text_maxlen", "levels",
+        )  # fmt: skip
         require_sizes("model.transformer", **{name: getattr(self, name) for name in names})
         if self.width % (4 * self.heads):
             raise ValueError(

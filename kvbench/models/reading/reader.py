@@ -205,13 +205,8 @@ class TextReader(Reader[ReadableModel]):
 
     own: ClassVar[bool] = False
     unused: ClassVar[tuple[str, ...]] = (
-        "sampling",
-        "thinking",
-        "chat",
-        "stop",
-        "prompt_tokens",
-        "max_tokens",
-    )
+        "sampling", "thinking", "chat", "stop", "prompt_tokens", "max_tokens",
+    )  # fmt: skip
 
     def __init__(self, model: Model, readings: Mapping[str, Reading], others: Mapping[str, Reading]) -> None:
         if not isinstance(model, ReadableModel):

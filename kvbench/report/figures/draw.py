@@ -108,7 +108,7 @@ def draw_latency(runs_dir: Path, place: Path) -> list[Path]:
     groups = {
         where: [
             latency_plots.draw_latencies({name: curves[name] for name in names}, where)
-            for names in plots.split_methods(sorted(curves))
+            for names, _ in plots.split_methods(sorted(curves))
         ]
         for where, curves in latency_plots.read_profiles(runs_dir).items()
     }

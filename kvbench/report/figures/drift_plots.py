@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from kvbench.eval.text.drift import Band, Drift
-from kvbench.report.figures.method_styles import Style, choose_styles
+from kvbench.report.figures.method_styles import Style
 from kvbench.report.figures.plots import OTHERS, split_methods
 from kvbench.report.figures.styles import strip_frame
 
@@ -33,14 +33,7 @@ def draw_drifts(drifts: ByBudget, title: str) -> list[Figure]:
         title: title of the figure.
     """
     methods = sorted({method for own in drifts.values() for method in own})
-    styles, groups = choose_styles(methods), split_methods(methods)
-    parts = [
-        f" ({number} of {len(groups)})" if len(groups) > 1 else "" for number in range(1, len(groups) + 1)
-    ]
-    return [
-        _draw(drifts, {method: styles[method] for method in group}, title + part)
-        for group, part in zip(groups, parts, strict=True)
-    ]
+    return [_draw(drifts, styles, title + part) for styles, part in split_methods(methods)]
 
 
 def _draw(drifts: ByBudget, styles: Mapping[str, Style], title: str) -> Figure:

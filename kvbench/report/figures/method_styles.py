@@ -17,18 +17,8 @@ METHODS = (
     *("sta", "hack", "tova", "first_scales", "keydiff", "pyramidkv", "adakv", "hackpp"),
     *("expected_attention", "criticalkv", "critical_adakv", "cake", "meda", "lookm", "merging", "cam", "d2o"),
     *("knorm", "lagkv", "cur", "leverage", "noncausal", "compactor", "chunkkv"),
-    *(
-        "triattention",
-        "lazy_eviction",
-        "ssd",
-        "quest",
-        "sparvar",
-        "random_attention",
-        "vase",
-        "capkv",
-        "lukv",
-        "dropkv",
-    ),
+    *("triattention", "lazy_eviction", "ssd", "quest", "sparvar", "random_attention", "vase"),
+    *("capkv", "lukv", "dropkv"),
 )
 """Methods in the order of their styles. Append new methods, so that no other method changes its style."""
 PLACES = len(COLOURS) * len(MARKERS) * len(DASHES)

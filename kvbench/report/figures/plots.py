@@ -1,6 +1,6 @@
 """Plots of metrics against measured memory and of the stability of head rankings (HeatKV Figures 5 and 6)."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -86,11 +86,13 @@ def choose_panels(runs: Sequence[Results], names: Sequence[str] | None = ()) -> 
     return labels
 
 
-def split_methods(methods: Sequence[str]) -> list[list[str]]:
-    """Return methods in groups of at most `MAX_LINES`, of nearly equal size."""
-    count = ceil(len(methods) / MAX_LINES)
+def split_methods(methods: Sequence[str]) -> Iterator[tuple[dict[str, Style], str]]:
+    """Yield the methods of each figure with their styles, nearly equal numbers of them, and the end of its title."""
+    styles, count = choose_styles(methods), ceil(len(methods) / MAX_LINES)
     ends = [round(len(methods) * number / count) for number in range(count + 1)]
-    return [list(methods[start:stop]) for start, stop in pairwise(ends)]
+    for number, (start, stop) in enumerate(pairwise(ends), 1):
+        part = f" ({number} of {count})" if count > 1 else ""
+        yield {method: styles[method] for method in methods[start:stop]}, part
 
 
 def draw_metrics(runs: Sequence[Results], title: str, names: Sequence[str] | None = ()) -> list[Figure]:
@@ -105,15 +107,10 @@ def draw_metrics(runs: Sequence[Results], title: str, names: Sequence[str] | Non
     panels = choose_panels(runs, names)
     curves = {name: trace_curves(runs, name) for name in panels}
     methods = sorted({method for lines in curves.values() for method in lines})
-    if not panels:
-        return []
-    styles, groups = choose_styles(methods), split_methods(methods)
-    figures = []
-    for number, group in enumerate(groups, 1):
-        part = f" ({number} of {len(groups)})" if len(groups) > 1 else ""
-        own = {method: styles[method] for method in group}
-        figures.append(draw_panels(panels, curves, own, title + part, in_bytes=uses_bytes(runs)))
-    return figures
+    return [
+        draw_panels(panels, curves, styles, title + part, in_bytes=uses_bytes(runs))
+        for styles, part in (split_methods(methods) if panels else ())
+    ]
 
 
 def draw_panels(

@@ -20,6 +20,7 @@ METADATA = {
 }
 """Formats of a figure, and what their files leave out, so that equal figures give equal bytes."""
 DPI = 150
+RC = {"svg.hashsalt": "kvbench", "svg.fonttype": "none", "pdf.fonttype": 42, "image.composite_image": False}
 
 
 def strip_frame(axes: Axes) -> None:
@@ -38,14 +39,7 @@ def save(figure: Figure, path: Path) -> Path:
         FigureCanvasAgg(figure).print_png, FigureCanvasSVG(figure).print_svg, FigureCanvasPdf(figure).print_pdf,
     )  # fmt: skip
     figure.set_dpi(DPI)
-    with mpl.rc_context(
-        {
-            "svg.hashsalt": "kvbench",
-            "svg.fonttype": "none",
-            "pdf.fonttype": 42,
-            "image.composite_image": False,
-        }
-    ):
+    with mpl.rc_context(RC):
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # laid out once: `savefig` would do it again for each format
         for printer, (suffix, metadata) in zip(printers, METADATA.items(), strict=True):
