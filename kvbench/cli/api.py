@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig
@@ -21,6 +20,7 @@ from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.config.words import check_words
 from kvbench.cli.tasks.complete import complete
 from kvbench.core.config import ConfigError, UserError
+from kvbench.dashboard.repeat import write_value
 from kvbench.data.frames import import_polars, samples_df
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.scores import Metric
@@ -247,31 +247,19 @@ def write_overrides(settings: Mapping[str, object]) -> list[str]:
     """Return settings as words of a command line; mappings become a word for each value.
 
     >>> write_overrides({"method": "heatkv", "budget": 0.1, "prompts": {"count": 8}, "eval": ["psnr", "ssim"]})
-    ["method='heatkv'", 'budget=0.1', 'prompts.count=8', "eval=['psnr','ssim']"]
+    ['method=heatkv', 'budget=0.1', 'prompts.count=8', 'eval=[psnr,ssim]']
     """
     words: list[str] = []
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             words += write_overrides({f"{key}.{name}": inner for name, inner in value.items()})
         else:
-            words.append(f"{key}={_write_value(key, value)}")
+            try:
+                words.append(f"{key}={write_value(value)}")
+            except TypeError as error:
+                problem = f"{error} is no value of a setting; give text, a number, a list or a mapping"
+                raise ConfigError(f"{key}: {problem}") from None
     return words
-
-
-def _write_value(key: str, value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str | Path):
-        return QuotedString(str(value), Quote.single).with_quotes()
-    if isinstance(value, list | tuple):
-        return f"[{','.join(_write_value(key, one) for one in value)}]"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}: {_write_value(key, one)}' for name, one in value.items())}}}"
-    raise ConfigError(
-        f"{key}: {type(value).__name__} is no value of a setting; give text, a number, a list or a mapping"
-    )
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -79,7 +80,7 @@ def _compare_plain(run: Results) -> list[str]:
     return [
         *([] if run.noise == usual else [f"noise={run.noise}"]),
         *(
-            f"{key}={_format(run.setting(key))}"
+            f"{key}={write_value(run.setting(key))}"
             for key in TOP_LEVEL_KEYS
             if key in run.config and run.setting(key) != _resolve(_load("config").get(key), run)
         ),
@@ -148,9 +149,9 @@ def _list_differences(
         if isinstance(value, Mapping) and isinstance(default, Mapping):
             yield from _list_differences(run, path, default, value)
         elif name not in defaults:
-            yield f"++{path}={_format(value)}"
+            yield f"++{path}={write_value(value)}"
         elif value != _resolve(default, run):
-            yield f"{path}={_format(value)}"
+            yield f"{path}={write_value(value)}"
 
 
 def _resolve(value: object, run: Results) -> object:
@@ -165,15 +166,29 @@ def _resolve(value: object, run: Results) -> object:
     return None if otherwise is None else yaml.safe_load(otherwise)
 
 
-def _format(value: object) -> str:
-    """Return a setting in the syntax of Hydra's command line."""
+def write_value(value: object) -> str:
+    """Return a setting in the syntax of Hydra's command line.
+
+    Raises:
+        TypeError: it is neither a JSON value nor a path; the message is its type.
+    """
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_format(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{write_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_format, value)) + "]"
+        return "[" + ",".join(map(write_value, value)) + "]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if not isinstance(value, str | Path):
+        raise TypeError(type(value).__name__)
     text = str(value)
-    if not isinstance(value, str) or re.fullmatch(r"[A-Za-z_/][\w./:-]*", text):
+    if re.fullmatch(r"[A-Za-z_/][\w./:-]*", text) and text.lower() not in (
+        "null",
+        "true",
+        "false",
+        "nan",
+        "inf",
+    ):
         return text
-    return "'" + text.replace("\\'", "\\\\'").replace("'", "\\'") + "'"
+    return "'" + re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", r"\'") + "'"

@@ -71,21 +71,19 @@ def recall(runs_dir: Path, config: Mapping[str, object], method: str) -> Outcome
     return Outcome(folder, read_results(folder), reused=True)
 
 
-def remember(job: "Job", outcome: Outcome, *used: Path | None) -> None:
+def remember(job: "Job", outcome: Outcome) -> None:
     """Write a finished call to `runs_dir` for `recall`.
 
-    Nothing is written if the job has a logger, if a metric failed, if the run was made by another calibration or
-    engine, or if code, prompts or references changed after they were read or cannot be read. `used` are the
-    calibration or order file of its method, and its codebooks; None is ignored.
+    Nothing is written if the job has a logger, if shards are missing or a metric failed, if the run was made by another
+    calibration or engine, or if code, prompts or references changed after they were read or cannot be read.
     """
-    assert outcome.results is not None
-    failed = any(one.status == "failed" for one in outcome.results.evaluated.values())
-    if (
-        job.logger is not None
-        or failed
-        or read_digests(outcome.folder).get("engine_sha256") != identify_engine()
-    ):
+    if outcome.results is None or job.logger is not None:
         return
+    failed = any(one.status == "failed" for one in outcome.results.evaluated.values())
+    if failed or read_digests(outcome.folder).get("engine_sha256") != identify_engine():
+        return
+    from kvbench.runs.prepare import find_used_files  # imports torch, which `recall` does not need
+
     reference, evaluators = outcome.results.reference, list(job.evaluators.values())
     code = describe_code({*chain(*job.classes.values(), *job.evaluator_classes.values())})
     modules = [one for name, one in list(sys.modules.items()) if name.partition(".")[0] == "kvbench"]
@@ -95,7 +93,7 @@ def remember(job: "Job", outcome: Outcome, *used: Path | None) -> None:
     watched = [
         outcome.folder,
         *([] if reference is None else [outcome.folder.parent / reference]),
-        *(path for path in used if path is not None),
+        *(path for path in find_used_files(job) if path is not None),
         *inputs,
         *sources,
         *(_watch_path(path) for one in evaluators for weight in one.weights for path in weight.candidates),

@@ -17,7 +17,6 @@ from kvbench.runs import calls
 from kvbench.runs.calls import recall, remember
 from kvbench.runs.execute import run
 from kvbench.runs.job import Job
-from kvbench.runs.prepare import find_used_files
 from kvbench.runs.record.results import Outcome
 from tests.support.fake_run import job_in
 from tests.support.marks import slow_except
@@ -68,7 +67,7 @@ def asked_again(job: Job) -> Outcome | None:
 def test_the_same_call_finds_its_run(job: Job) -> None:
     assert asked_again(job) is None
     outcome = run(job)
-    remember(job, outcome, *find_used_files(job))
+    remember(job, outcome)
     assert asked_again(job) == replace(outcome, reused=True)
     again = run(job)  # the long way looks at every file, and changes none
     assert asked_again(job) == again
@@ -131,7 +130,7 @@ QUICK = ("no image", "other prompts", "a file", "damaged record")
 def test_a_change_sends_the_call_the_long_way(job: Job, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(job.settings.runs_dir.parent))
     outcome = run(job)
-    remember(job, outcome, *find_used_files(job))
+    remember(job, outcome)
     assert asked_again(job) is not None
     CHANGES[change](outcome.folder)
     assert asked_again(job) is None
@@ -151,12 +150,12 @@ def test_what_changed_during_a_run_is_not_taken_for_what_it_read(
 ) -> None:
     outcome = run(job)
     EDITS[edit](job, monkeypatch)
-    remember(job, outcome, *find_used_files(job))
+    remember(job, outcome)
     assert asked_again(job) is None
 
 
 def test_what_makes_another_call(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    remember(job, run(job), *find_used_files(job))
+    remember(job, run(job))
     assert asked_again(replace(job, config={**job.config, "seed": 1})) is None
     assert asked_again(replace(job, method_name="swa")) is None
     with monkeypatch.context() as patch:
@@ -171,5 +170,5 @@ def test_what_makes_another_call(job: Job, tmp_path: Path, monkeypatch: pytest.M
 )
 def test_a_call_that_is_logged_or_failed_is_made_again(job: Job, more: dict[str, Any]) -> None:
     job = replace(job, **more)
-    remember(job, run(replace(job, logger=None)), *find_used_files(job))
+    remember(job, run(replace(job, logger=None)))
     assert asked_again(job) is None

@@ -22,7 +22,7 @@ from kvbench.eval.protocol.base import Result, make_result
 from kvbench.eval.protocol.scores import MetricSpec, Score
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.report.collect import collect_runs
-from kvbench.runs import execute, prepare
+from kvbench.runs import execute
 from kvbench.runs.calls import recall, remember
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
@@ -72,7 +72,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of finished runs: a compressed one, its reference and its calibration."""
     root = tmp_path_factory.mktemp("whole")
     job = make_job(root)
-    remember(job, execute.run(job), *prepare.find_used_files(job))
+    remember(job, execute.run(job))
     return root
 
 

@@ -16,30 +16,21 @@ def complete(cfg: DictConfig) -> Outcome:
         UserError: a setting is wrong, weights are missing, or a method exceeds its budget.
         OSError: an error of the disk.
     """
-    outcome = find_finished(read_values(cfg)) or _execute(cfg)
+    if (outcome := find_finished(read_values(cfg))) is None:
+        from kvbench.cli.tasks.job import make_job  # these import torch
+        from kvbench.core.devices import keep_freed_memory
+        from kvbench.runs.calls import remember
+        from kvbench.runs.execute import run
+
+        settings = read_settings(cfg)
+        check_runs_dir(settings, alone=True)
+        keep_freed_memory()
+        job = make_job(cfg, settings)
+        outcome = run(job)
+        if not any(name.startswith("__main__.") for name in list_targets(job.config)):
+            remember(job, outcome)  # a class of a notebook has no file whose change would show
     if outcome.results is None:
         raise ConfigError(
             "shard.count: other shards of the run are not finished; use the command line for shards"
         )
-    return outcome
-
-
-def _execute(cfg: DictConfig) -> Outcome:
-    """Generate and score a composed run."""
-    from kvbench.cli.tasks.job import make_job  # these import torch
-    from kvbench.core.devices import keep_freed_memory
-    from kvbench.runs.calls import remember
-    from kvbench.runs.execute import run as execute
-    from kvbench.runs.prepare import find_used_files
-
-    settings = read_settings(cfg)
-    check_runs_dir(settings, alone=True)
-    keep_freed_memory()
-    job = make_job(cfg, settings)
-    outcome = execute(job)
-    # A class of a notebook has no file whose change would show.
-    if outcome.results is not None and not any(
-        name.startswith("__main__.") for name in list_targets(job.config)
-    ):
-        remember(job, outcome, *find_used_files(job))
     return outcome

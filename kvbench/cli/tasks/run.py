@@ -17,7 +17,6 @@ from kvbench.runs.calls import remember
 from kvbench.runs.execute import rescore
 from kvbench.runs.execute import run as execute
 from kvbench.runs.generate.batch import run_follower
-from kvbench.runs.prepare import find_used_files
 
 
 def run(cfg: DictConfig, settings: Settings) -> Path | None:
@@ -39,7 +38,7 @@ def run(cfg: DictConfig, settings: Settings) -> Path | None:
     if outcome.results is None:
         say(f"this shard's share is done; the run is complete when the others are: {outcome.folder}")
         return None
-    remember(job, outcome, *find_used_files(job))
+    remember(job, outcome)
     if Recorder.current is None:  # else the sweep prints its jobs
         show_outcome(CONSOLE, outcome, verbose=settings.verbose)
     return outcome.folder

@@ -49,7 +49,6 @@ from kvbench.core.settings import Settings
 from kvbench.runs.calls import remember
 from kvbench.runs.execute import run
 from kvbench.runs.job import Busy
-from kvbench.runs.prepare import find_used_files
 
 MIN_PAUSE, MAX_PAUSE = 0.1, 5.0
 """Shortest and longest polling interval, in seconds, while other workers hold every job."""
@@ -284,5 +283,5 @@ def do_job(
     outcome = run(job, note_run)
     if outcome.results is None:
         raise Busy("others draw or score the rest")
-    remember(job, outcome, *find_used_files(job))
+    remember(job, outcome)
     return outcome.folder
