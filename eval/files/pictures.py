@@ -38,9 +38,8 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[Image.Image]
     try:
         with open_file(path) if data is None else io.BytesIO(data) as source, _read_header(source) as image:
             width, height = image.size
-            frames = (
-                1 if image.format == "MPO" else getattr(image, "n_frames", 1)
-            )  # MPO begins with the photograph
+            # MPO begins with the photograph
+            frames = 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
             if frames == 1 and width * height <= MAX_PIXELS:
                 yield image
                 return

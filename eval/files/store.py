@@ -120,9 +120,8 @@ def _write(path: Path, identity: Mapping[str, str], arrays: Arrays, indices: Seq
     # A single entry, because the order of several entries varies.
     metadata = json.dumps({**identity, "content": _content(tensors)}, sort_keys=True)
     try:
-        write_whole(
-            path, serialize(tensors, {METADATA: metadata})
-        )  # `save_file` restricts reading to the owner
+        # `save_file` restricts reading to the owner
+        write_whole(path, serialize(tensors, {METADATA: metadata}))
     except (SafetensorError, OSError) as error:
         log.warning("features cannot be kept in %s (%s): the next process computes them again", path, error)
 

@@ -206,9 +206,8 @@ def find_obstacle(folder: Path) -> str | None:
             return f"{parent} is not a folder"
         if not os.access(parent, os.W_OK | os.X_OK):
             return f"no permission for {parent}"
-        with tempfile.TemporaryFile(
-            dir=parent
-        ):  # root may write into folders that take no files, such as /proc
+        # root may write into folders that take no files, such as /proc
+        with tempfile.TemporaryFile(dir=parent):
             return None
     except OSError as error:  # a name that is too long, a full disk
         return str(error)

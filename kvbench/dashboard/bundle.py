@@ -62,9 +62,8 @@ def _order_samples(runs: list[Mapping[str, Any]], metrics: Mapping[str, Any]) ->
         if _has_images(run):
             groups.setdefault(run["samples"]["drawn"], []).append(number)
     for own in groups.values():
-        own.sort(
-            key=lambda number: runs[number]["reference"] is not None
-        )  # the reference, beside which all are seen
+        # the reference, beside which all are seen
+        own.sort(key=lambda number: runs[number]["reference"] is not None)
     orders = {
         drawn: _rank_samples([runs[number] for number in own], metrics) for drawn, own in groups.items()
     }

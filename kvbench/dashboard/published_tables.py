@@ -45,7 +45,7 @@ def _make_table(
         "also": [name for name in table.also if any(name in run.metrics for run in own)],
         "printed": [
             {name: [table.cell(label, where, name) for label in labels] for name in table.metrics}
-            for where in table.rows()
+            for where in table.rows
         ],
         "rows": rows,
     }

@@ -82,9 +82,8 @@ class CacheView(View):
                 raise ValueError("the model does not expose its queries as projected")
             q, scale = inputs.raw_queries().reshape(q.shape), q.shape[-1] ** -0.5
         q = self._select_queries(q, queries)
-        if (
-            inputs.causal
-        ):  # a query adds nothing to slots that it does not see, so queries cannot be summed first
+        # a query adds nothing to slots that it does not see, so queries cannot be summed first
+        if inputs.causal:
             scores = self._score(q, scale, self._list_tokens(queries))
             return scores.masked_fill_(scores == -torch.inf, 0).sum(2).flatten(0, 1)
         return self._score(q.sum(2, keepdim=True), scale).flatten(0, 2)

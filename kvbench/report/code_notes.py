@@ -50,8 +50,10 @@ def list_marks(
     rows: Sequence[Results], shown: Iterable[Metric | None], *, df: str = "df", peaks: bool = True
 ) -> list[str]:
     """Return the sentences on marks of a table: on failed tasks, means over seeds (`describe_means`) and times."""
-    means = describe_means(rows, shown, df=df, peaks=peaks)
-    return [*filter(None, (describe_failed(rows), means, describe_times(rows) if peaks else ""))]
+    notes = [describe_failed(rows), describe_means(rows, shown, df=df, peaks=peaks)]
+    if peaks and any(row.latency.others for row in rows):
+        notes.append("~: samples with another batch size, machine or load than most of a run's are left out.")
+    return [*filter(None, notes)]
 
 
 def list_made(rows: Sequence[Results]) -> list[str]:
@@ -92,13 +94,6 @@ def describe_digests(runs: Sequence[Results]) -> str:
     if not others:
         return ""
     return f"{len(others)} of {len(runs)} runs: made by another engine, kernels or core than this program's."
-
-
-def describe_times(rows: Sequence[Results]) -> str:
-    """Return a sentence on times marked with ~; empty without any."""
-    if not any(row.latency.others for row in rows):
-        return ""
-    return "~: samples with another batch size, machine or load than most of a run's are left out."
 
 
 def describe_mixed(runs: Sequence[Results]) -> str:

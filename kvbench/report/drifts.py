@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kvbench.core.files import hash_path
 from kvbench.core.kept import KeptValues
@@ -42,7 +41,11 @@ class Drifts:
             return None
         name = " ".join(folder.relative_to(self._runs_dir).as_posix() for folder in folders)
         entry = self._kept.get(name, [folder / RECORDS for folder in folders], lambda: _trace(folders))
-        return None if entry is None else _make_drift(entry)
+        if entry is None:
+            return None
+        unit, edges, *values, tail = entry
+        kl, same = (tuple(Band(*band) for band in bands) for bands in values)
+        return Drift(unit, tuple(edges), kl, same, tail)
 
     def save(self) -> None:
         """Keep what was computed for the next command."""
@@ -61,15 +64,6 @@ def _read_all(folder: Path) -> list[tuple[Sample, StoredReading]]:
     """Return the texts of a run in order, without comparing files with their records, which scoring does."""
     samples = read_samples(folder / RECORDS)
     return [(samples[index], read_stored(READINGS.find(folder, index))) for index in sorted(samples)]
-
-
-def _make_drift(entry: Any) -> Drift:
-    unit, edges, kl, same, tail = entry
-    return Drift(unit, tuple(edges), _make_bands(kl), _make_bands(same), tail)
-
-
-def _make_bands(values: Any) -> tuple[Band, ...]:
-    return tuple(Band(*band) for band in values)
 
 
 def find_worst_places(folder: Path, count: int) -> list[Place]:

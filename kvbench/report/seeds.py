@@ -143,12 +143,8 @@ def name_seeds(run: Results) -> tuple[str, str]:
 def name_count(run: Results) -> str:
     """Return the samples of a row: `64`, `64 x 2` over two seeds, `64 x 2 x 5` over five calibrations as well."""
     noises, calibrations = count_seeds(run)
-    counts = [
-        run.n,
-        *([noises] if noises * calibrations > 1 else []),
-        *([calibrations] if calibrations > 1 else []),
-    ]
-    return " x ".join(map(str, counts))
+    several = 3 if calibrations > 1 else 2 if noises > 1 else 1
+    return " x ".join(map(str, (run.n, noises, calibrations)[:several]))
 
 
 def list_counts(runs: Iterable[Results]) -> list[str]:

@@ -127,9 +127,8 @@ def _list_inputs(job: "Job", folder: Path) -> list[Path]:
 
 def _path(runs_dir: Path, config: Mapping[str, object], method: str) -> Path:
     variables = {name: value for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIXES)}
-    own = {
-        key: value for key, value in config.items() if key not in ("sweep", "report")
-    }  # they change no run
+    # they change no run
+    own = {key: value for key, value in config.items() if key not in ("sweep", "report")}
     return runs_dir / ".calls" / f"{hash_values([own, method, str(Path.cwd()), variables])[:16]}.json"
 
 

@@ -140,7 +140,7 @@ def test_jobs_of_a_baseline_compose_to_runs_of_the_published_table(sweep: str) -
         cfg = hydra.compose("config", overrides=[f"sweeps=baselines/{sweep}"], return_hydra_config=True)
         params = {name: str(value) for name, value in read_params(f"baselines/{sweep}").items()}
         assert {"published": cfg.published, **cfg.hydra.sweeper.params} == params  # which are text there
-        listed = {target for where in find(cfg.published).rows() for target in where["prompts._target_"]}
+        listed = {target for where in find(cfg.published).rows for target in where["prompts._target_"]}
         jobs = split_jobs(cfg.hydra.sweeper.params, [f"sweeps=baselines/{sweep}"])
         for job in {jobs[0], jobs[-1]}:
             config, _ = compose_job(list(job))

@@ -175,7 +175,7 @@ def test_a_sweep_ends_with_the_table_it_is_named_after(path: Path) -> None:
     for key in table.keys:
         swept = params.get(key.replace("latency.batch", "batch_size"), "").split(",")
         if swept != [""] and key != "budget":
-            printed = {value for where in table.rows() for value in where.get(key, swept)}
+            printed = {value for where in table.rows for value in where.get(key, swept)}
             assert set(swept) - {*BASELINE_METHODS} <= printed
 
 

@@ -56,10 +56,10 @@ def list_rows(name: str) -> list[Mapping[str, tuple[str, ...]]]:
         for batch in job.profile.batch_sizes:
             one = make_timing(method, share, model=job.model.name, batch=batch, config=values)
             one.profile["provenance"]["cuda_graph"] = "on" if job.cuda_graph is True else "off"
-            rows += [table.rows()[place] for place in table.find_rows(one)]
+            rows += [table.rows[place] for place in table.find_rows(one)]
             if job.profile.against_full:
                 other = make_timing("full", 1.0, model=job.model.name, batch=batch)
-                rows += [table.rows()[place] for place in table.find_rows(other)]
+                rows += [table.rows[place] for place in table.find_rows(other)]
     return rows
 
 

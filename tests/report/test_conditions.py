@@ -120,7 +120,7 @@ def test_differences_are_those_of_one_unit(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_papers_rows_are_no_budgets_in_bytes() -> None:
     table = published.find("heatkv_table1")
     [where] = [
-        where for where in table.rows() if where["method"] == ("heatkv",) and where["budget"] == ("0.1",)
+        where for where in table.rows if where["method"] == ("heatkv",) and where["budget"] == ("0.1",)
     ]
 
     def fits(one: Results) -> bool:

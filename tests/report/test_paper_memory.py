@@ -90,7 +90,7 @@ def test_budgets_are_image_tokens_and_the_class(tokens: int, row: str) -> None:
     run = made_up("headkv", float(Budget.parse(tokens, XL).fraction), {}, tokens=553, config=config)
     for name in ("headkv_table2", "headkv_table3", "headkv_table4"):
         table = published.find(name)
-        printed = {where["budget"][0] for where in table.rows()}
+        printed = {where["budget"][0] for where in table.rows}
         found = [where["budget"] for where in rows_of(table, run)]
         assert found == [(row,)] * (row in printed)
 

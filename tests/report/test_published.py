@@ -124,7 +124,7 @@ def test_shares_of_all_tokens_are_found_among_budgets_of_what_is_cached() -> Non
 def test_models_of_a_table_share_its_rows() -> None:
     for name in ("heatkv_table1", "heatkv_table2", "heatkv_table4"):
         table = published.find(name)
-        assert len(table.rows()) == 16
+        assert len(table.rows) == 16
         assert all(
             cell is not None for rows in table.models.values() for r in rows for cell in r.cells.values()
         ) == (
@@ -153,7 +153,7 @@ def test_other_settings_must_be_equal_and_aliases_count() -> None:
     assert not rows_of(sinks, run("heatkv", 0.1))
     windows = published.find("ams_kv_table9")
     for name in ("sta", "streaming_llm"):
-        assert rows_of(windows, run(name, 0.4)) == [windows.rows()[1]]
+        assert rows_of(windows, run(name, 0.4)) == [windows.rows[1]]
     removed = published.find("ams_kv_table1")
     [where] = rows_of(removed, run("scale_groups", 1, method__remove="local"))
     assert where["method.remove"] == ("local",)
@@ -230,7 +230,7 @@ def test_rows_found_by_method_are_the_ones_that_match(monkeypatch: pytest.Monkey
     ]
     indexed = {name: [table.find_rows(one) for one in runs] for name, table in published.load().items()}
     monkeypatch.setattr(
-        published.PublishedTable, "_by_method", property(lambda table: {None: range(len(table.rows()))})
+        published.PublishedTable, "_by_method", property(lambda table: {None: range(len(table.rows))})
     )
     every = {name: [table.find_rows(one) for one in runs] for name, table in published.load().items()}
     assert indexed == every

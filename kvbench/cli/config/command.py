@@ -93,18 +93,13 @@ def list_single_values(words: Sequence[str]) -> list[str]:
         return list(words)
     parsed = {str(override.input_line): override for override in _parse(words)}
     groups = tuple(f"{_find_key(one)}." for one in parsed.values() if one.is_sweep_override())
-    inner = {word for word, one in parsed.items() if _find_key(one).startswith(groups)}
-    return [_list_value(word) if word in inner and _has_one_value(parsed[word]) else word for word in words]
-
-
-def _has_one_value(override: Override) -> bool:
-    return not (override.is_sweep_override() or override.is_delete())
-
-
-def _list_value(word: str) -> str:
-    """Return an override of one value as a list of it, of which Hydra's sweeper makes the same override."""
-    key, _, value = word.partition("=")
-    return f"{key}=choice({value.strip() or repr('')})"
+    single = {word: one for word, one in parsed.items() if not (one.is_sweep_override() or one.is_delete())}
+    inner = {word for word, one in single.items() if _find_key(one).startswith(groups)}
+    pairs = ((word, word.partition("=")) for word in words)
+    return [
+        f"{key}=choice({value.strip() or repr('')})" if word in inner else word
+        for word, (key, _, value) in pairs
+    ]
 
 
 def _parse(words: Sequence[str]) -> list[Override]:

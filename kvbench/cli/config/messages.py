@@ -145,9 +145,8 @@ def _describe_cause(error: InstantiationException, cause: BaseException) -> str:
     line = _describe(cause, ())
     if key is None or re.match(r"\w+(\.\w+)+[:=]", line):
         return line
-    return (
-        key[1] + ("." if re.match(r"\w+=", line) else ": ") + line
-    )  # an object knows its fields, not their key
+    # an object knows its fields, not their key
+    return key[1] + ("." if re.match(r"\w+=", line) else ": ") + line
 
 
 def _describe_composition(message: str, cause: BaseException | None, arguments: Sequence[str]) -> str:

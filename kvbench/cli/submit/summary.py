@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
@@ -37,9 +37,6 @@ from kvbench.cli.sweeps.sweeper import list_jobs
 from kvbench.core.claims import claim
 from kvbench.core.gpus import resolve_device
 
-if TYPE_CHECKING:  # imports numpy, and Hydra makes the callback for `--help` too
-    from kvbench.runs.record.results import Results
-
 log = logging.getLogger(__name__)
 
 
@@ -48,11 +45,10 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
 
     `name` is the choice of `sweeps`, or the folder's name.
     """
+    # These import numpy, and Hydra makes the callback for `--help` too.
     from kvbench.report.calibrations import show_calibrations
-    from kvbench.report.collect import read_runs, read_with_bounds, read_with_references
-    from kvbench.report.runs_table import (
-        show_runs,  # imports numpy, and Hydra makes the callback for `--help` too
-    )
+    from kvbench.report.collect import read_with_bounds, read_with_references
+    from kvbench.report.runs_table import show_runs
     from kvbench.report.seeds import combine_seeds
 
     entries = read_entries(folder)
@@ -82,16 +78,19 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
         else:
             compared = combine_seeds(read_with_references(folders), runs_dir)
             comparison.show_comparison(CONSOLE, table, compared, runs_dir)
-    if config.logger and (runs := read_runs(folders)):
-        _send(config, folder, name, runs)
+    if config.logger:
+        _send(config, folder, name, folders)
     return not failures
 
 
-def _send(config: DictConfig, folder: Path, name: str, runs: "Sequence[Results]") -> None:
+def _send(config: DictConfig, folder: Path, name: str, folders: Sequence[Path]) -> None:
     """Send a sweep and the dashboard of all runs to the logger."""
     from kvbench.dashboard.page import write_dashboard
+    from kvbench.report.collect import read_runs
     from kvbench.runs.score.tracker import reporting_failure
 
+    if not (runs := read_runs(folders)):
+        return
     page = None
     if find_spec("jinja2") is not None:  # of an extra
         page = write_dashboard(Path(config.runs_dir).expanduser())

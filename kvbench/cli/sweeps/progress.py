@@ -115,20 +115,17 @@ def count_drawn(run: Path, count: int) -> int:
 def measure_pace(folder: Path, runs: Sequence[Path]) -> float | None:
     """Return the recent seconds per sample of all workers together; None before the second block."""
     now = read_clock(folder)
+    records = [run / "samples.jsonl" for run in runs]
     times = [
         time
-        for run in runs
-        if _is_recent(run / "samples.jsonl", now)
+        for run, path in zip(runs, records, strict=True)
+        if path.is_file() and now - path.stat().st_mtime < PACE_WINDOW
         for kind in ("images", "texts")
         for time in _list_times(run / kind, now - PACE_WINDOW)
     ]
     first = min(times, default=now)
     later = sum(time > first + BLOCK_SPREAD for time in times)
     return (now - first) / later if later else None
-
-
-def _is_recent(path: Path, now: float) -> bool:
-    return path.is_file() and now - path.stat().st_mtime < PACE_WINDOW
 
 
 def _list_times(folder: str | Path, since: float) -> Iterator[float]:

@@ -42,13 +42,13 @@ def split_product(overrides: Iterable[Override]) -> list[list[str]]:
         return jobs
     renamed = [replace(word, key_or_group=word.key_or_group.removeprefix(BESIDE)) for word in beside]
     replaced = {word.key_or_group for word in renamed}
-    shared = [word for word in own if not (word.key_or_group in replaced or _is_of_methods(word))]
+    shared = [
+        word
+        for word in own
+        if not (word.key_or_group in replaced or word.key_or_group.partition(".")[0] in METHOD_GROUPS)
+    ]
     [references] = _multiply([*shared, *renamed], None)
     return [*jobs, *(job for job in references if job not in jobs)]
-
-
-def _is_of_methods(word: Override) -> bool:
-    return word.key_or_group.partition(".")[0] in METHOD_GROUPS
 
 
 def list_jobs(config: DictConfig) -> list[tuple[str, ...]]:

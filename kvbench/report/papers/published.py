@@ -116,9 +116,11 @@ class PublishedTable:
         """Return the printed cell of a row and model; None if there is none."""
         return next((row.cells[metric] for row in self.models[label] if row.where == where), None)
 
+    @cached_property
     def rows(self) -> list[Settings]:
-        """Return the settings of all rows in the paper's order, each once for all models."""
-        return self._rows
+        """Settings of all rows in the paper's order, each once for all models."""
+        every = [row.where for rows in self.models.values() for row in rows]
+        return [where for i, where in enumerate(every) if where not in every[:i]]
 
     def find_rows(self, run: Results | Measured) -> list[int]:
         """Return the places, in `rows`, of the rows whose settings, and the settings that all rows share, a run has.
@@ -131,7 +133,7 @@ class PublishedTable:
         if not self._agree(self._shared, run, own):
             return []
         places = sorted({*self._by_method.get(run.method, ()), *self._by_method[None]})
-        return [place for place in places if self._agree(self._rows[place], run, own)]
+        return [place for place in places if self._agree(self.rows[place], run, own)]
 
     def _agree(self, where: Settings, run: Results | Measured, own: dict[str, object]) -> bool:
         """Return whether a run has one of the values of each setting; `own` keeps the run's settings that were read."""
@@ -145,11 +147,6 @@ class PublishedTable:
         return True
 
     @cached_property
-    def _rows(self) -> list[Settings]:
-        every = [row.where for rows in self.models.values() for row in rows]
-        return [where for i, where in enumerate(every) if where not in every[:i]]
-
-    @cached_property
     def _shared(self) -> Settings:
         """Settings of every row, the method first."""
         return {
@@ -160,7 +157,7 @@ class PublishedTable:
     def _by_method(self) -> Mapping[str | None, list[int]]:
         """Places of rows by method; None has the rows of any method."""
         places: dict[str | None, list[int]] = {None: []}
-        for place, where in enumerate(self._rows):
+        for place, where in enumerate(self.rows):
             for method in where.get("method", (None,)):
                 places.setdefault(method, []).append(place)
         return places

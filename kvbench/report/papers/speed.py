@@ -188,7 +188,7 @@ def _match(table: PublishedTable | None, timings: Sequence[Timing]) -> list[tupl
     if table is None:
         return [({}, one) for one in timings]
     found = sorted((place, number) for number, one in enumerate(timings) for place in table.find_rows(one))
-    matched = [(table.rows()[place], timings[number]) for place, number in found]
+    matched = [(table.rows[place], timings[number]) for place, number in found]
     numbers = {number for _, number in found}
     others: list[tuple[Settings, Timing]] = [
         ({}, one) for number, one in enumerate(timings) if number not in numbers
