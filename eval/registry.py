@@ -1,8 +1,6 @@
 """Registry of metrics: files of conf/eval and of plugins, read without Hydra."""
 
 from collections.abc import Iterator
-from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +8,10 @@ import yaml
 
 from kvbench.core.config import import_target
 from kvbench.core.files import resolve_path
+from kvbench.core.plugins import find_plugins
 from kvbench.core.suggestions import suggest
 
 FOLDER = Path(__file__).resolve().parents[1] / "conf" / "eval"
-PLUGINS = "kvbench.plugins"
-"""Entry point group with a package's folder of configuration files."""
 LOOKUP_TARGETS = ("hydra.utils.get_class", "hydra.utils.get_method", "hydra.utils.get_object")
 """Targets that import the object named by `path` without calling it."""
 
@@ -99,13 +96,8 @@ def build_metrics(metrics: dict[str, Settings]) -> list[Any]:
 
 def _list_files() -> list[Path]:
     """Return the files of metrics and groups; kvbench's files are last and override others of the same name."""
-    folders = [resolve_path(f"pkg://{package}/eval") for package in _list_plugins()]
+    folders = [resolve_path(f"pkg://{plugin.module}/eval") for plugin in find_plugins()]
     return [path for folder in (*folders, FOLDER) for path in folder.glob("*.yaml")]
-
-
-@cache  # the question reads files of every installed package
-def _list_plugins() -> list[str]:
-    return [entry.value for entry in entry_points(group=PLUGINS)]
 
 
 def _leaves(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Settings, str]]:

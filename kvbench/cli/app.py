@@ -59,7 +59,10 @@ def run_command(command: Command) -> None:
         print(text)
         return
     if (verb := command.words[0]) in COMMANDS:
-        if load(COMMANDS[verb])(command.words[1:]) is False:
+        place, words = COMMANDS[verb], command.words[1:]
+        if {"-h", "--help"} & {*words}:
+            print(f"usage: {load(place.partition(':')[0] + ':USAGE')}")
+        elif load(place)(words) is False:
             sys.exit(1)
         return
     check_verb(verb, COMMANDS)

@@ -41,9 +41,6 @@ def new(words: Sequence[str]) -> None:
         ConfigError: the words name nothing to write, or a name or file exists already.
         OSError: an error of the disk.
     """
-    if {"-h", "--help"} & set(words):
-        say(f"usage: {USAGE}")
-        return
     if len(words) != 2 or words[0] not in ("method", "package"):
         raise ConfigError(f"{' '.join(('new', *words))}: not a kind and a name; {USAGE}")
     kind, name = words

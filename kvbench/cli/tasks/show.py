@@ -41,9 +41,6 @@ def show(words: Sequence[str]) -> None:
         UserError: the prompt is missing or not for the model, or a setting is wrong.
         OSError: an error of the disk.
     """
-    if {"-h", "--help"} & set(words):
-        say(f"usage: {USAGE}")
-        return
     prompt, settings = split_prompt(words)
     check_words(Command.parse(settings))
     with hydra_of_kvbench():

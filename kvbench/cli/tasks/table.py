@@ -29,7 +29,7 @@ COMMANDS = {
     "verify": "kvbench.extras.share.verify.command:verify",
     "new": "kvbench.cli.tasks.new:new",
 }
-"""Module and function, of the words after its name, of each other command; False means that it found a fault."""
+"""Module, which has `USAGE`, and function of the words after its name, of each command; False is a fault it found."""
 
 
 def load(place: str) -> Any:

@@ -43,9 +43,6 @@ def publish(words: Sequence[str]) -> None:
         ConfigError: a word is unknown, a folder is not a finished run, or a package is not installed.
         OSError: an error of the disk or the Hub.
     """
-    if {"-h", "--help"} & set(words):
-        say(f"usage: {USAGE}")
-        return
     request = parse_words(words)
     from kvbench.dashboard.page import render_bundle
     from kvbench.extras.share.publish.dataset import choose_name, prepare_dataset, read_published

@@ -48,9 +48,6 @@ def verify(words: Sequence[str]) -> bool:
         ConfigError: a word is unknown, or the folder holds no runs.
         OSError: an error of the disk.
     """
-    if {"-h", "--help"} & set(words):
-        say(f"usage: {USAGE}")
-        return True
     folder, choice, given, weights, names, by = parse_words(words)
     from kvbench.extras.share.verify.dataset import verify_dataset
     from kvbench.extras.share.verify.folders import find_recorded
