@@ -32,7 +32,8 @@ class Crossings:
             Exception: as `cross_runs`, whose failures are not kept.
         """
         names = [folder.relative_to(self._runs_dir).as_posix() for folder in folders]
-        files = [path for folder in folders for path in _list_records(folder)]
+        files = [folder / RECORDS for folder in folders]
+        files += [path for folder in folders for path in sorted((folder / "metrics").glob("*.json*"))]
         name = " ".join(f"{name} {choice}" for name, choice in zip(names, choices, strict=True))
         values = self._kept.get(name, files, lambda: _cross(folders, choices))
         return {metric: read_fields(Crossed, value) for metric, value in values.items()}
@@ -44,7 +45,3 @@ class Crossings:
 
 def _cross(folders: Sequence[Path], choices: Sequence[Sequence[Hashable]]) -> dict[str, object]:
     return {name: asdict(one) for name, one in cross_runs(folders, choices=choices).items()}
-
-
-def _list_records(folder: Path) -> list[Path]:
-    return [folder / RECORDS, *sorted((folder / "metrics").glob("*.json*"))]

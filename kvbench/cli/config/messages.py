@@ -156,7 +156,9 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
         key = match[1].rpartition("@")[2]
         if key in (keys := _list_keys(arguments)):
             return f"{key}: no such key in the choice of {key.partition('.')[0]}"
-        return f"{key}: no such key{_suggest(key, keys)}"
+        near = get_close_matches(key, keys, 3)
+        meant = next((one for one in near if one != key.rpartition(".")[0]), None)  # never a key's own group
+        return f"{key}: no such key" + ("" if meant is None else f"; did you mean {meant}?")
     if match := re.match(r"Missing mandatory value: (\S+)", lines[0]):
         key = next((line.partition(" ")[2] for line in lines if line.startswith("full_key")), match[1])
         return f"{key}: missing; set {key}=..."
@@ -178,13 +180,6 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
     if (match := re.match(r"Error merging override (.+)", lines[0])) and cause is not None:
         return f"{shorten(match[1])}: {str(cause).splitlines()[0]}"
     return _name_key(lines)
-
-
-def _suggest(name: str, names: Sequence[str]) -> str:
-    """Return the end of a message that suggests a key or choice; `method.x` never suggests its group `method`."""
-    group = name.rpartition(".")[0]
-    near = next((one for one in get_close_matches(name, names, 3) if one != group), None)
-    return "" if near is None else f"; did you mean {near}?"
 
 
 def _name_key(lines: Sequence[str]) -> str:

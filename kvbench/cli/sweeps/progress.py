@@ -83,24 +83,16 @@ def measure(folder: Path) -> Progress:
     entries = read_entries(folder)
     running = {entry.number for entry in find_running(folder, entries)}
     idle = [entry for entry in entries if entry.number not in running]
-    finished = sum(entry.outcome == "finished" for entry in idle)
-    failed = sum(entry.outcome == "failed" for entry in idle)
-    dropped = sum(entry.outcome == "dropped" for entry in idle)
+    ended = {name: sum(entry.outcome == name for entry in idle) for name in ("finished", "failed", "dropped")}
     useful = [entry for entry in entries if entry.outcome not in ("failed", "dropped")]
     runs = {Path(run): count for entry in useful for run, count in entry.samples.items()}
     ahead = sum(entry.outcome != "finished" and not entry.samples for entry in useful)
     drawn = sum(count_drawn(run, count) for run, count in runs.items())
     samples = sum(runs.values()) + ahead * max(runs.values(), default=0)
     pace = measure_pace(folder, list(runs)) if running else None
+    missing, left = len(idle) - sum(ended.values()), None if pace is None else pace * (samples - drawn)
     return Progress(
-        finished,
-        len(running),
-        failed,
-        len(entries) - len(running) - finished - failed - dropped,
-        drawn,
-        samples,
-        None if pace is None else pace * (samples - drawn),
-        dropped,
+        **ended, running=len(running), missing=missing, drawn=drawn, samples=samples, seconds=left
     )
 
 

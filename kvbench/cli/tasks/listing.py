@@ -42,7 +42,9 @@ def show_list(words: Sequence[str]) -> None:
         meant = "" if near is None else f" did you mean {near}?"
         raise ConfigError(f"{' '.join(('list', *words))}: not a kind and a word;{meant} {USAGE}")
     if kind == "tasks":
-        rows, hidden = list_tasks(word), 0
+        parts, hidden = read_help().split("\n\n")[2:-1], 0
+        lines = [line for part in parts for line in part.splitlines()[1:]]
+        rows: list[Row] = [(line,) for line in lines if word.lower() in line.lower()]
     else:
         with hydra_of_kvbench():
             rows, hidden = list_rows(GROUPS[kind], word)
@@ -52,12 +54,6 @@ def show_list(words: Sequence[str]) -> None:
         say(line)
     if hidden:
         say(f"and {hidden} variants in folders: kvbench list {kind} /")
-
-
-def list_tasks(word: str) -> list[Row]:
-    """Return the lines of the help about tasks and commands that have a word."""
-    parts = read_help().split("\n\n")[2:-1]
-    return [(line,) for part in parts for line in part.splitlines()[1:] if word.lower() in line.lower()]
 
 
 def list_rows(group: str, word: str) -> tuple[list[Row], int]:

@@ -40,7 +40,8 @@ def report(_: DictConfig, settings: Settings) -> None:
     """
     runs_dir, chosen = settings.runs_dir, settings.report
     runs, failures, place = _read_runs(settings)
-    if not runs and (timed := _list_timed(settings)):
+    sweep = settings.work.folder
+    if not runs and sweep is not None and (timed := list_profiles(read_entries(Path(sweep)))):
         show_runs(CONSOLE, [], failures)
         show_speed(CONSOLE, settings.published, timed, place)
         return
@@ -52,8 +53,7 @@ def report(_: DictConfig, settings: Settings) -> None:
     show_runs(CONSOLE, rows, failures, verbose=settings.verbose)
     if not runs:
         raise ConfigError(
-            f"runs_dir={runs_dir}: holds no finished runs"
-            + " of this sweep" * (settings.work.folder is not None)
+            f"runs_dir={runs_dir}: holds no finished runs" + " of this sweep" * (sweep is not None)
         )
     if settings.against is not None:
         show_differences(CONSOLE, rows, runs_dir, settings.against, place)
@@ -96,11 +96,6 @@ def _compose_rows(rows: Sequence[Results]) -> Iterator[Composed]:
     for run in (run for row in order_runs(rows) for run in list_members(row)):
         words = shlex.split(write_command(run))[2:]
         yield run.run, [word for word in words if not word.startswith("eval")], run.config
-
-
-def _list_timed(settings: Settings) -> list[Path]:
-    """Return the files of a sweep's jobs of `task=profile`."""
-    return [] if settings.work.folder is None else list_profiles(read_entries(Path(settings.work.folder)))
 
 
 def _compare(settings: Settings, runs: Sequence[Results], place: Path) -> Section | None:

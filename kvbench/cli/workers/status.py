@@ -55,16 +55,13 @@ def show_status(console: Console, folder: Path, *, verbose: bool = False) -> Non
         say(describe_host(host, reason), "red")
     if read_hold(folder) == "pause":
         say("paused: work.do=resume lets workers go on", "yellow")
-    console.print(_list_runs(_make_rows(folder, entries), shared, MAX_ROWS * (not verbose) or len(entries)))
+    running = {entry.number for entry in find_running(folder, entries)}
+    rows = [_make_row(folder, entry, at_work=entry.number in running) for entry in entries]
+    rows.sort(key=lambda row: ORDER.index(row.state))
+    console.print(_list_runs(rows, shared, MAX_ROWS * (not verbose) or len(entries)))
     if logs:
         say(_count_hours(logs))
         console.print(_list_workers(logs, MAX_ROWS * (not verbose) or len(logs)))
-
-
-def _make_rows(folder: Path, entries: Sequence[Entry]) -> list[Row]:
-    running = {entry.number for entry in find_running(folder, entries)}
-    rows = [_make_row(folder, entry, at_work=entry.number in running) for entry in entries]
-    return sorted(rows, key=lambda row: ORDER.index(row.state))
 
 
 def _make_row(folder: Path, entry: Entry, *, at_work: bool) -> Row:

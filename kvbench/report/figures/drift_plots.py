@@ -50,8 +50,9 @@ def _draw(drifts: ByBudget, styles: Mapping[str, Style], title: str) -> Figure:
             handles |= _draw_panel(axes, own, field, styles)
             if row == 0:
                 axes.set_title(f"budget {budget}", fontsize=10)
+    positions = "scored tokens so far" if unit == "tokens" else f"{unit} of the image"
     for axes in grid[-1]:
-        axes.set_xlabel(label_positions(unit), fontsize=9)
+        axes.set_xlabel(positions, fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     grid[0][0].set_ylim(bottom=0)
     figure.suptitle(title, fontsize=11)
@@ -66,11 +67,6 @@ def find_centres(drift: Drift) -> list[float]:
     if drift.unit == "tokens":
         return [(start + stop) / 2 for start, stop in pairwise(drift.edges)]
     return [float(number) for number in range(1, len(drift.edges))]
-
-
-def label_positions(unit: str) -> str:
-    """Return the label of the axis."""
-    return "scored tokens so far" if unit == "tokens" else f"{unit} of the image"
 
 
 def _draw_panel(

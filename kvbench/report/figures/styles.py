@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -20,7 +21,9 @@ METADATA = {
 }
 """Formats of a figure, and what their files leave out, so that equal figures give equal bytes."""
 DPI = 150
-RC = {"svg.hashsalt": "kvbench", "svg.fonttype": "none", "pdf.fonttype": 42, "image.composite_image": False}
+RC: Any = {
+    "svg.hashsalt": "kvbench", "svg.fonttype": "none", "pdf.fonttype": 42, "image.composite_image": False,
+}  # fmt: skip
 
 
 def strip_frame(axes: Axes) -> None:

@@ -22,12 +22,6 @@ ROUNDINGS: dict[Callable[[float], int], Verdict] = {floor: "reproduced", ceil: "
 """Verdict by rounding of a share of all tokens to a number of tokens."""
 
 
-def count_gib(share: float, spec: ModelSpec, batch: int) -> float:
-    """Return the GiB of a share of all tokens T_K in every head, as the paper counts."""
-    rows = spec.branches * batch * spec.all_heads
-    return share * spec.segments[-1].end * rows * spec.head_dim * PAPER_BYTES / GIB
-
-
 def count_tera(spec: ModelSpec, batch: int, cached: int | None, read: int | None) -> float:
     """Return the operations of attention for a batch of images, in 10^12.
 
@@ -53,7 +47,9 @@ def compare_tables(name: str, specs: Specs) -> list[PrintedFigure]:
         what = f"{method} at {share:g}"
         if memory is not None:
             how = f"{share:g} of {spec.segments[-1].end} tokens in each of {spec.all_heads} heads, batch {batch}"
-            figures.append(compare(spec.name, what, memory, count_gib(share, spec, batch), "GiB", how))
+            rows = spec.branches * batch * spec.all_heads
+            value = share * spec.segments[-1].end * rows * spec.head_dim * PAPER_BYTES / GIB
+            figures.append(compare(spec.name, what, memory, value, "GiB", how))
         if work is not None:
             read = share if method in COUPLED else float(row.where.get("method.attention_budget", ("1",))[0])
             figures.append(_compare_work(spec, what, work, batch, 1 if method in COUPLED else share, read))

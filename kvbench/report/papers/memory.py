@@ -55,11 +55,6 @@ def implied_layers(tokens: float, spec: ModelSpec, capacity: tuple[int, int]) ->
     return (tokens / spec.heads - spec.layers * low) / (high - low)
 
 
-def eq4_mib(tokens: int, spec: ModelSpec, batch: int, factor: int = EQ4_BYTES) -> float:
-    """Return the MiB of AMS-KV's Eq. 4, factor x B x D x tokens / 1024^2 (`tokens` counts all heads)."""
-    return factor * batch * spec.head_dim * tokens / MIB
-
-
 def thousands(tokens: float, spec: ModelSpec, batch: int) -> float:
     """Return AMS-KV's GB, which are 1000 MiB."""
     return paper_mib(tokens, spec, batch) / 1000
@@ -107,7 +102,8 @@ def ams_kv_eq4(specs: Specs) -> list[PrintedFigure]:
     for label, batch in (("var_d30", 50), ("var_d36 (batch 25)", 25)):
         name = model_of(label)
         for factor in (EQ4_BYTES, FITTING_BYTES) if name in specs else ():
-            value = eq4_mib(all_scales(specs[name]), specs[name], batch, factor) / 1000
+            # Eq. 4: factor x B x D x tokens / 1024^2, where tokens counts all heads.
+            value = factor * batch * specs[name].head_dim * all_scales(specs[name]) / MIB / 1000
             how = f"Eq. 4 prints the factor {EQ4_BYTES}: fp32 keys and values"
             if factor == FITTING_BYTES:
                 how = f"the factor {FITTING_BYTES}: fp32 keys, 16-bit values"
