@@ -116,10 +116,11 @@ def render_page(document: Mapping[str, object], reload: float | None = None) -> 
         undefined=jinja2.StrictUndefined,
     )
     programs = [*map(_inline, VENDORED), _join_scripts()]
+    digests = [base64.b64encode(hashlib.sha256(program.encode()).digest()) for program in programs]
     return environment.get_template(TEMPLATE).render(
         styles="\n".join(_shorten("styles", f"{name}.css", ("/*",)) for name in STYLES),
         programs=programs,
-        hashes=[_hash_program(program) for program in programs],
+        hashes=[f"sha256-{digest.decode()}" for digest in digests],
         document=_escape(document),
         reload=None if reload is None else max(1, round(reload)),
     )
@@ -154,11 +155,6 @@ def _inline(vendored: Vendored) -> str:
     lines = vendored.read().splitlines()
     text = "\n".join(line for line in lines if not line.startswith("//# sourceMappingURL="))
     return f"/*! {vendored.package} {vendored.version}\n{vendored.read_licence()}*/\n{text}\n"
-
-
-def _hash_program(program: str) -> str:
-    """Return the hash of an inline script for a content security policy."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()}"
 
 
 def _keep_digits(value: object) -> object:

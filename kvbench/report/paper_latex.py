@@ -62,20 +62,14 @@ def _write_heads(table: PaperTable, columns: Sequence[Column]) -> list[str]:
     """Return the lines of the head: metrics over their columns, rules, and labels."""
     names = list(dict.fromkeys(name for name, _ in columns))
     counts = [sum(other == name for other, _ in columns) for name in names]
-    above = [
-        rf"\multicolumn{{{n}}}{{c}}{{{_name_metric(table, name)}}}"
-        for name, n in zip(names, counts, strict=True)
-    ]
+    above = []
+    for name, n in zip(names, counts, strict=True):
+        unit, arrow = escape(table.metrics[name].unit), ARROWS[table.metrics[name].better]
+        above.append(rf"\multicolumn{{{n}}}{{c}}{{{escape(name)}{f' ({unit})' * bool(unit)} {arrow}}}")
     ends = [1 + sum(counts[: place + 1]) for place in range(len(counts))]
     rules = [rf"\cmidrule(lr){{{end - n + 1}-{end}}}" for end, n in zip(ends, counts, strict=True)]
     labels = [table.head, *(escape(label) for _, label in columns)]
     return [" & ".join(["", *above]) + r" \\", " ".join(rules), " & ".join(labels) + r" \\", r"\midrule"]
-
-
-def _name_metric(table: PaperTable, name: str) -> str:
-    metric = table.metrics[name]
-    unit = f" ({escape(metric.unit)})" if metric.unit else ""
-    return f"{escape(name)}{unit} {ARROWS[metric.better]}"
 
 
 def _write_cells(table: PaperTable, row: str, columns: Sequence[Column]) -> list[str]:

@@ -216,7 +216,8 @@ def read_entries(folder: Path) -> list[Entry]:
     path = folder / PLAN
     try:
         jobs = parse_json(read_bytes(path))
-        if not (isinstance(jobs, list) and all(map(_are_words, jobs))):
+        are_lists = isinstance(jobs, list) and all(isinstance(job, list) for job in jobs)
+        if not are_lists or not all(isinstance(word, str) for job in jobs for word in job):
             raise ValueError("not a list of lists of words")
     except ValueError as error:
         raise ConfigError(
@@ -250,10 +251,6 @@ def _make_entry(number: int, values: object) -> Entry:
     check_fields(known, Entry, "")
     known |= {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
     return Entry(**{**known, "number": number})
-
-
-def _are_words(values: object) -> bool:
-    return isinstance(values, list) and all(isinstance(word, str) for word in values)
 
 
 def is_newer(folder: Path, number: int, since: float) -> bool:
