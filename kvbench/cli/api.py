@@ -273,8 +273,8 @@ def _composing(words: list[str]) -> Iterator[DictConfig]:
             yield compose_job(words)[0]
     except EXPECTED as error:
         if isinstance(error, UserError | OSError) and not isinstance(error, HydraException):
-            raise
-        raise ConfigError(describe_error(error, words)) from error
+            raise error from None
+        raise ConfigError(describe_error(error, words)) from None
 
 
 def _pair_by_method(runs: Sequence[Run], method: str) -> list[tuple[Run, Run]]:

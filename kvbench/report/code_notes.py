@@ -1,4 +1,4 @@
-"""Notes below tables, the column of a table whose equal settings ran other code, and the newest code of a method."""
+"""Notes below tables, the column of a table whose equal settings ran other code, and the code of now."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -24,12 +24,13 @@ def name_code(run: Results) -> str:
 
 
 def keep_newest(runs: Sequence[Results], kept: str | None = None) -> list[Results]:
-    """Return the runs of the code that ran last, of those that differ in nothing but seeds and code.
+    """Return the runs of the code of now, of those that differ in nothing but seeds and code; else of the newest code.
 
     References of the runs that stay are among them, and the run that is named `kept`.
     """
     known = [(run, find_settings(run), find_code(run)) for run in runs]
-    newest = {settings: code for _, settings, code in sorted(known, key=lambda one: one[0].finished)}
+    by_age = sorted(known, key=lambda one: (is_now(one[0]), one[0].finished))
+    newest = {settings: code for _, settings, code in by_age}
     chosen = [run for run, settings, code in known if code == newest[settings]]
     names = {kept, *(run.run for run in chosen), *(run.reference for run in chosen)}
     return [run for run in runs if run.run in names]

@@ -40,6 +40,11 @@ def check_job(job: Job) -> None:
         log.warning(
             "method=%s has no budget: budget=%s changes nothing", job.method_name, job.settings.budget
         )
+    compresses = job.is_reference or packing is not None or job.method.uses.sparse_reads
+    if job.method.budgeted and job.settings.budget == 1 and not compresses:
+        log.warning(
+            "method=%s: budget=1 keeps everything; give a smaller one, as budget=0.1", job.method_name
+        )
     if job.settings.storage not in (CHANNEL, packing.storage if packing is not None else CHANNEL):
         names = job.settings.cache_dtype, job.method_name
         log.warning("cache_dtype=%s, method=%s: settings of storage change nothing, or not all", *names)

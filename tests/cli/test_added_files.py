@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
+from yaml import YAMLError
 
 from kvbench.cli import app
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.loader import forget_files
-from kvbench.cli.config.messages import check_arguments
+from kvbench.cli.config.messages import check_arguments, describe_error
 from kvbench.cli.config.search_path import PluginSearchPath, list_methods
 from kvbench.cli.tasks import calibrate, doctor
 
@@ -51,6 +53,14 @@ DAMAGED = {
     "\xff\xfe": "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte; write plain YAML",
     "[a, b]: c\n": "found unhashable key; ",
 }
+
+
+def test_a_slip_in_a_file_of_the_checkout_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("half_life:100\nx: 3\n")
+    with pytest.raises(YAMLError) as caught:
+        OmegaConf.load(file)
+    assert describe_error(caught.value) == f"{file}:2: mapping values are not allowed here"
 
 
 @pytest.mark.parametrize("text", DAMAGED)

@@ -165,6 +165,9 @@ def test_wrong_settings_are_errors_of_one_line(
         kvbench.run(**{"runs_dir": tmp_path / "runs", **settings})
     assert str(caught.value).startswith(problem)
     assert "\n" not in str(caught.value)
+    assert (
+        caught.value.__suppress_context__ or caught.value.__context__ is None
+    )  # a shell prints no chain of Hydra's errors
     assert not (tmp_path / "runs").exists()
 
 

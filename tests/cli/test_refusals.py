@@ -203,6 +203,7 @@ Report | Report: no such command; did you mean task=report?
 list method | list method: not a kind and a word; did you mean methods? kvbench list methods|
 list prompts zz | list prompts zz: no line has this word;
 task=choose metric=pnsr | metric=pnsr: no such metric; did you mean psnr? choose from psnr, ... kvbench list metrics
+task=choose metric=psnr | budget=1: a race among full caches; give a smaller budget
 task=choose metric=psnr methods=[randm,swa] | methods: randm: no such method; did you mean random?
 task=choose metric=psnr shard.count=2 | shard.count=2: processes share a race without shards;
 --info all --cfg job | --cfg and --info: exclude each other;

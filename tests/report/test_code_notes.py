@@ -67,6 +67,8 @@ def test_rows_say_which_is_the_code_of_now(tmp_path: Path, monkeypatch: pytest.M
     assert [row["code"] for row in make_rows(runs)] == [f"{now[:8]} (now)", "01234567"]
     assert describe_edited(runs).startswith("1 of 2 runs: made by other code")
     assert describe_edited(runs[:1]) == ""
+    ended = [replace(run, finished=f"2026-01-0{day}") for day, run in enumerate(runs, 1)]
+    assert keep_newest(ended) == ended[:1]  # the edit that was undone is the newest
     assert "own_snap" not in sys.modules
 
 

@@ -321,6 +321,15 @@ def test_what_is_required_must_have_been_scored(tmp_path: Path) -> None:
         execute.run(replace(job, settings=replace(job.settings, require=("broken",))))
 
 
+@pytest.mark.parametrize(("budget", "told"), [(1, True), (0.5, False)])
+def test_a_forgotten_budget_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, budget: float, told: bool
+) -> None:
+    with caplog.at_level("WARNING"):
+        execute.run(job_in(tmp_path, 2, budget=budget))
+    assert ("budget=1 keeps everything" in caplog.text) == told
+
+
 def test_a_method_without_budget_has_one_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make = partial(ScaleGroups, "local", condensed=1, local=1)
     job = job_in(tmp_path, 2, make(), method_name="scale_groups", budget=0.5)

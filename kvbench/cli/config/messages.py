@@ -11,6 +11,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
+from yaml import MarkedYAMLError, YAMLError
 
 from kvbench.cli.config.checks import check_runs_dir
 from kvbench.cli.config.command import Command
@@ -22,7 +23,7 @@ from kvbench.core.config import ConfigError, UserError, shorten
 from kvbench.core.settings import CHOICE_KEYS
 from kvbench.core.suggestions import suggest
 
-EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSError)
+EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSError, YAMLError)
 """Errors that a user can cause, besides out-of-memory errors."""
 MAX_LINE = 1200
 """Most characters of a message."""
@@ -125,6 +126,8 @@ def _describe(error: BaseException, arguments: Sequence[str]) -> str:
     if isinstance(error, HydraException | OmegaConfBaseException):
         message = str(error) or str(error.__cause__) or type(error).__name__
         return _name_files(_describe_composition(message, error.__cause__, arguments), arguments)
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}:{error.problem_mark.line + 1}: {error.problem}"
     line = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{line}; free disk space and run the same command again to resume"

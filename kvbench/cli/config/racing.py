@@ -46,6 +46,8 @@ def check_race(values: Mapping[str, object]) -> None:
     is_own = all(target.startswith(("kvbench.", "hydra.")) for target in list_targets(values.get("eval")))
     if is_own and isinstance(metric, str) and strip_part(metric) not in map(strip_part, known):
         raise ConfigError(f"metric={shorten(metric)}: no such metric{suggest(metric, known, 'eval')}")
+    if values.get("budget") == 1 and methods is None and values.get("cache_dtype") == "auto":
+        raise ConfigError("budget=1: a race among full caches; give a smaller budget, such as budget=0.1")
 
 
 def strip_part(metric: str) -> str:

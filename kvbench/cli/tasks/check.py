@@ -6,6 +6,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from omegaconf import DictConfig
+from rich.markup import escape
 from rich.table import Table
 
 from kvbench.cli.config.instantiate import instantiate
@@ -47,7 +48,7 @@ def show_findings(findings: Sequence[Finding]) -> None:
     """
     table = Table(box=None, show_header=False)
     for finding in findings:
-        table.add_row(finding.subject, f"[{COLOURS[finding.state]}]{finding.state}[/]", finding.text)
+        table.add_row(finding.subject, f"[{COLOURS[finding.state]}]{finding.state}[/]", escape(finding.text))
     CONSOLE.print(table)
     if errors := [finding.subject for finding in findings if finding.state == "error"]:
         raise ConfigError(f"task=check: the run cannot start: {', '.join(errors)}")

@@ -151,7 +151,9 @@ def test_prompts_of_a_calibration_may_not_be_in_the_race(
 def test_the_reason_why_no_method_fits_is_named(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = {"method": ["full", "random", "swa"], "eval": ["psnr"]}
     monkeypatch.setattr("kvbench.extras.race.entrants.list_choices", listed.__getitem__)
-    status, _, err = command("task=choose", "metric=psnr", "prompts=file", "prompts.path=none.txt")
+    status, _, err = command(
+        "task=choose", "metric=psnr", "budget=0.1", "prompts=file", "prompts.path=none.txt"
+    )
     assert status == 1
     assert re.search(r"0 methods fit .*; 2 do not: prompts.path=none.txt: cannot be read", err)
 
