@@ -165,9 +165,7 @@ def test_wrong_settings_are_errors_of_one_line(
         kvbench.run(**{"runs_dir": tmp_path / "runs", **settings})
     assert str(caught.value).startswith(problem)
     assert "\n" not in str(caught.value)
-    assert (
-        caught.value.__suppress_context__ or caught.value.__context__ is None
-    )  # a shell prints no chain of Hydra's errors
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None  # no chain in a shell
     assert not (tmp_path / "runs").exists()
 
 
