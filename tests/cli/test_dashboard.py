@@ -65,13 +65,13 @@ def test_a_sweep_has_a_page_of_its_runs_and_their_references(command: Command, t
     own = str(runs_dir / runs[1].model / runs[1].run)
     write_entry(folder, Entry(0, ("method=heatkv",), "finished", folder=own))
     name_sweep(folder, "main")
-    status, _, _ = command("task=dashboard", f"runs_dir={runs_dir}", "sweep.name=main")
-    page = (runs_dir / FILE).read_text()
-    document = json.loads(page.split('id="document">')[1].split("</script>")[0])
-    assert status == 0
-    assert {run["folder"] for run in document["runs"]} == {
-        f"{run.model}/{run.run}" for run in (runs[0], runs[1])
-    }
+    for word in ("sweep.name=main", f"work.folder={folder}"):
+        assert command("task=dashboard", f"runs_dir={runs_dir}", word)[0] == 0
+        page = (runs_dir / FILE).read_text()
+        document = json.loads(page.split('id="document">')[1].split("</script>")[0])
+        assert {run["folder"] for run in document["runs"]} == {
+            f"{run.model}/{run.run}" for run in (runs[0], runs[1])
+        }
     status, _, error = command("task=dashboard", f"runs_dir={runs_dir}", "sweep.name=other")
     assert status != 0
     assert "sweep.name=other: no sweep" in error

@@ -20,7 +20,7 @@ SETTLED = ("finished", "failed", "dropped")
 
 
 def write_page(_: DictConfig, settings: Settings) -> None:
-    """Do `task=dashboard`: write the page of every run under `runs_dir`, finished or not, or of the sweep `sweep.name`.
+    """Do `task=dashboard`: write the page of every run under `runs_dir`, finished or not, or of one sweep.
 
     If `runs_dirs` names published datasets, the page has their runs too. With `dashboard.bundle` it is one file with
     the pictures. With `dashboard.watch` the page is rewritten until all sweeps are done or the user interrupts; only
@@ -71,14 +71,17 @@ def read_datasets(settings: Settings, printed: set[str]) -> Added:
 
 
 def choose_runs(settings: Settings) -> list[Path] | None:
-    """Return the folders of the runs of the sweep `sweep.name` and of their references; None without a name.
+    """Return the folders of the runs of the sweep in `work.folder` or of `sweep.name`, and of their references.
+
+    None if no sweep is named.
 
     Raises:
         ConfigError: no sweep has that name.
     """
-    if settings.sweep.name is None:
+    name, sweep = settings.sweep.name, settings.work.folder
+    if name is None and sweep is None:
         return None
-    entries = read_entries(find_named(settings.runs_dir, settings.sweep.name))
+    entries = read_entries(find_named(settings.runs_dir, name) if sweep is None else Path(sweep))
     folders = [settings.runs_dir.joinpath(*folder.parts[-2:]) for folder in list_runs(entries)]
     finished = find_folders(settings.runs_dir, folders).finished
     references = [folder.parent / run.reference for folder, run in finished.items() if run.reference]
