@@ -51,7 +51,7 @@ def _lay_out(label: str, texts: Sequence[str]) -> Table:
     """Return a table of a method's text, right of the full cache's if there are two."""
     table = Table(box=SIMPLE_HEAD, expand=True)
     place = find_difference(texts[0], texts[-1])
-    before = texts[0][: place or 0]
+    before = texts[0][:place]  # equal texts are shown to their ends
     if len(texts) > 1:
         words = len(before.split())
         label += ": the same text" if place is None else f": differs after {words} word{'s' * (words != 1)}"
@@ -76,7 +76,8 @@ def mark_difference(text: str, place: int | None) -> Text:
 
 def _cut_out(text: Text, line: int) -> Text:
     """Return the lines of a text around one; dots stand for others."""
-    lines, first, last = text.split("\n"), max(0, line - BEFORE), line + AFTER
+    lines = text.split("\n")
+    first, last = max(0, min(line - BEFORE, len(lines) - BEFORE - AFTER)), line + AFTER
     dots = [Text("...")]
     return Text("\n").join(dots * (first > 0) + lines[first:last] + dots * (last < len(lines)))
 
