@@ -20,7 +20,7 @@ def test_a_machine_is_described_in_lines(tmp_path: Path, command: Command, offli
     assert status == 0
     for told in (
         f"kvbench {importlib.metadata.version('kvbench')}",
-        "metrics ok diversity_scenes, dpg_official, exact,",
+        "metrics ok agreement, psnr, ssim,",
         "hpsv2",
         "weights missing; get them with: make weights",
         "GiB free for runs_dir=",

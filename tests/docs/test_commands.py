@@ -22,6 +22,7 @@ import pytest
 from kvbench.cli.config.command import SHORT_FORMS, name_base
 from kvbench.cli.config.messages import check_arguments
 from kvbench.cli.tasks import new
+from kvbench.cli.tasks.listing import show_list
 from kvbench.cli.tasks.show import split_prompt
 from kvbench.core.config import ConfigError
 from kvbench.extras.share.publish import command as publish
@@ -213,6 +214,8 @@ def compose(arguments: list[str]) -> str | None:
         return read_request(publish.parse_words, arguments[1:])
     if arguments[:1] == ["verify"]:
         return read_request(verify.parse_words, arguments[1:])
+    if arguments[:1] == ["list"]:
+        return read_request(show_list, arguments[1:])
     if arguments[:1] == ["show"]:
         return _compose(tuple(split_prompt(arguments[1:])[1]))
     if arguments[:1] == ["new"]:

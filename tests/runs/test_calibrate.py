@@ -298,7 +298,7 @@ def test_the_command_makes_every_artifact(
     monkeypatch.setattr("sys.argv", ["run.py", *words.split()])
     cli.main()
     lines = [line.split(": ") for line in capsys.readouterr().out.splitlines() if "calibration-" in line]
-    others = {"attention_spread", "budget_shares", "layer_entropies"}
+    others = {"attention_spread", "budget_shares", "layer_entropies", "position_importance"}
     assert {kind for kind, _ in lines} == {observer.kind for observer in every()} | others
     assert all((tmp_path / path).is_file() for _, path in lines)
 
