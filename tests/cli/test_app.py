@@ -60,7 +60,9 @@ def test_bounds_later_metrics_and_differences(command: Command, tmp_path: Path) 
     assert row[:3] == ["swa", "0.2", "4"]
     assert names == ["method", "budget", "n", "psnr ↑", "psnr_mean_mse ↑", "fid_scenes ↓"]
     assert all(" [" in cell for cell in row[3:])  # also the distance has an interval of its own
-    assert "against=h2o: no finished run has that method or name" in command("task=report", "against=h2o")[2]
+    _, out, wrong = command("task=report", "against=h2o")
+    assert "against=h2o: no finished run has that method or name" in wrong
+    assert "psnr" not in out  # before the tables
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from kvbench.dashboard.repeat import write_command
 from kvbench.report.calibrations import show_calibrations
 from kvbench.report.code_notes import keep_newest
 from kvbench.report.collect import collect_runs, read_with_references
-from kvbench.report.differences import show_differences
+from kvbench.report.differences import find_pairs, show_differences
 from kvbench.report.document import Section, make_tail, write_report
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.paper_latex import write_paper
@@ -50,6 +50,8 @@ def report(_: DictConfig, settings: Settings) -> None:
         check_metrics(runs, chosen.metrics or ())
     joined = combine_seeds(runs, runs_dir)
     rows = joined if chosen.seeds == "mean" else runs
+    if settings.against is not None and runs:
+        find_pairs(rows, settings.against)  # a wrong name is an error before the tables
     show_runs(CONSOLE, rows, failures, verbose=settings.verbose)
     if not runs:
         raise ConfigError(
