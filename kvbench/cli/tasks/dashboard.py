@@ -79,9 +79,9 @@ def choose_runs(settings: Settings) -> list[Path] | None:
         ConfigError: no sweep has that name.
     """
     name, sweep = settings.sweep.name, settings.work.folder
-    if name is None and sweep is None:
+    if sweep is None and name is None:
         return None
-    entries = read_entries(find_named(settings.runs_dir, name) if sweep is None else Path(sweep))
+    entries = read_entries(Path(sweep or find_named(settings.runs_dir, str(name))))
     folders = [settings.runs_dir.joinpath(*folder.parts[-2:]) for folder in list_runs(entries)]
     finished = find_folders(settings.runs_dir, folders).finished
     references = [folder.parent / run.reference for folder, run in finished.items() if run.reference]
