@@ -170,7 +170,7 @@ class ReportSettings:
         rows: rows of the tables of paper.tex.
         columns: columns of these tables, for each metric.
         metrics: metrics of these tables and of the figures; all if empty, three if None.
-        code: of runs that differ in nothing but seeds and code, those of the code that ran last, or all.
+        code: of runs that differ in nothing but seeds and code, those of the code of now, else of the newest, or all.
     """
 
     seeds: Literal["mean", "each"] = "mean"

@@ -11,7 +11,7 @@ LISTS = {
     "method": "methods", "model": "models", "eval": "metrics", "prompts": "prompts", "sweeps": "sweeps",
     "sampling": "sampling", "task": "tasks",
 }  # fmt: skip
-"""What `kvbench list` calls the choices of a group, or the tasks."""
+"""Argument of `kvbench list` for each group of the configuration, and for the tasks."""
 
 
 def suggest(given: str, names: Collection[str], group: str = "") -> str:

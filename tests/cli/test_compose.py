@@ -94,7 +94,7 @@ def choices(*words: str) -> tuple[str, list[str]]:
 
 ANSWERS = ["exact_answer", "exact_answer_change", "text_length"]
 DIFFERING = ["fid_scenes", "geneval", "lpips_scenes", "psnr", "ssim"]
-"""What tells methods apart on the embedded models of images."""
+"""Default metrics of the embedded image models."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`kvbench list methods`: what there is to choose from, a line each."""
+"""Command `kvbench list`: the choices of a group, one line each."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -101,8 +101,8 @@ class BudgetShares(FullScores):
         exists, count = find_existing(view), view.segment.end
         last = len(self._capacities) * count
         need = torch.full(exists.shape, last, device=exists.device)
-        for number, scores in reversed([*enumerate(self.rank(view))]):
-            place = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        for number in reversed(range(len(self._capacities))):
+            place = self.rank(view, number).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
             need = torch.where(place < self._capacities[number], number * count + place, need)
         return need.masked_fill(~exists, last).argsort(dim=1, stable=True)
 

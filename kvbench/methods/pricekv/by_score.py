@@ -78,9 +78,12 @@ class ScoreErrors(FullScores):
         """Update the mask of positions of each capacity, bool [rows, c_k]."""
         exists = find_existing(view)
         before = self._masks[view.layer] if view.segment.index else [None] * len(self._capacities)
+        shared = self.rank(view, 0) if self.base.same_at_any_capacity else None
         self._masks[view.layer] = [
-            exists if capacity >= view.segment.end else keep_best(scores, mask, capacity)
-            for scores, mask, capacity in zip(self.rank(view), before, self._capacities, strict=True)
+            exists
+            if capacity >= view.segment.end
+            else keep_best(self.rank(view, number) if shared is None else shared, mask, capacity)
+            for number, (mask, capacity) in enumerate(zip(before, self._capacities, strict=True))
         ]
 
 

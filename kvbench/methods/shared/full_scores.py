@@ -92,12 +92,11 @@ class FullScores(Observer):
         """Return the means over prompts and the tensors of the base's calibration."""
         return super().average() | ({} if self._observer is None else self._observer.average())
 
-    def rank(self, view: View) -> list[Tensor]:
-        """Return the scores at each capacity by position, float32 [rows, c_k]; -inf without a slot."""
-        exists = find_existing(view)
-        ranked = [scatter_to_positions(base.ranked_scores(view), view) for base in self._bases]
-        scores = [of_base.masked_fill(~exists, -torch.inf) for of_base in ranked]
-        return scores * len(self._capacities) if len(scores) == 1 else scores
+    def rank(self, view: View, number: int) -> Tensor:
+        """Return the scores at capacity `number` by position, float32 [rows, c_k]; -inf without a slot."""
+        base = self._bases[0 if self.base.same_at_any_capacity else number]
+        scores = scatter_to_positions(base.ranked_scores(view), view)
+        return scores.masked_fill(~find_existing(view), -torch.inf)
 
     def _prepare_bases(self, artifact: Artifact | None) -> None:
         """Prepare a copy of the base for each capacity, or for its smallest feasible one; one copy may do for all."""
