@@ -9,9 +9,9 @@ import numpy as np
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.engine.coding.formats import Packing
+from kvbench.engine.coding.formats import Packing, choose_format
 from kvbench.engine.memory import MIB
-from kvbench.engine.packed.bytes import fit_budget, predict_bytes
+from kvbench.engine.packed.bytes import bound_planned_bytes, fit_budget, predict_bytes
 from kvbench.engine.schedule import Ints, predict_ring_slots, predict_row_lengths, sum_tokens
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, Observer
@@ -52,6 +52,10 @@ class Plan:
         at_once: upper bound of a batch's bytes (`count_at_once`) for the full cache and this method; empty for low-bit
             storage.
         largest_batch: prompts that fit `gpu_gib`, for the full cache and this method.
+        reads: bytes that the attention of one sequence reads from the cache (`count_reads`): of a full cache without
+            low-bit storage, and of this method, which is left out if it selects what it reads, and is a bound of
+            low-bit storage.
+        samples: 1 for an image; tokens of the longest text, drawn or scored.
         calibration: origin of the calibration.
     """
 
@@ -64,6 +68,8 @@ class Plan:
     token_bytes: int
     at_once: dict[str, int]
     largest_batch: dict[str, int]
+    reads: dict[str, int]
+    samples: int
     calibration: str
 
 
@@ -77,6 +83,7 @@ def make_plan(
     flight_bytes: int,
     packing: Packing | None = None,
     longest: int | None = None,
+    scored: int | None = None,
 ) -> Plan:
     """Predict the memory of a run from shapes.
 
@@ -93,6 +100,7 @@ def make_plan(
         flight_bytes: bytes of a token in one head as the model computes it.
         packing: low-bit storage, if any.
         longest: tokens of the longest prompt; None for the longest that the model reads.
+        scored: scored tokens of the longest text where texts are read; None where the model draws.
 
     Raises:
         ConfigError: the contents of the cache depend on data.
@@ -114,6 +122,12 @@ def make_plan(
     if packing is not None and method.static:
         stored = sum_tokens(predict_bytes(spec, method, packing)[..., None]).max(1)
     everything = np.broadcast_to(np.array(spec.ends[:-1])[:, None, None], lengths.shape)
+    pending_bytes = token_bytes if packing is None else flight_bytes
+    reads = {"full": pending_bytes * everything.sum(2)}
+    if packing is not None:
+        reads["method"] = _bound_packed_reads(model, method, lengths, packing)
+    elif not method.uses.sparse_reads:
+        reads["method"] = token_bytes * lengths.sum(2)
     schedule = getattr(method, "schedule", None)
     counts = () if schedule is None else (schedule.pruned, schedule.early)
     return Plan(
@@ -136,6 +150,11 @@ def make_plan(
             "full": find_largest_batch(model, everything, gpu_gib),
             "method": find_largest_batch(model, lengths, gpu_gib),
         },
+        {
+            name: count_reads(spec, one, pending_bytes, at_once=scored is not None)
+            for name, one in reads.items()
+        },
+        scored or (spec.drawn_tokens if spec.writes_text else 1),
         "not needed" if needs is None else "none, heads and layers in order" if observed else str(needs),
     )
 
@@ -161,6 +180,33 @@ def count_at_once(spec: ModelSpec, lengths: Ints, token_bytes: int, flight_bytes
         for segment in spec.segments
     )
     return int(rebuilt) + max(flights)
+
+
+def count_reads(spec: ModelSpec, stored: Ints, pending_bytes: int, *, at_once: bool = False) -> int:
+    """Return the bytes that the attention of one sequence reads from the cache in a generation (`Reads`).
+
+    Args:
+        spec: the model's shapes.
+        stored: bytes of each layer after each cached segment, as attention reads them, int64 [K - 1, L].
+        pending_bytes: bytes of a token in one head before its segment is stored.
+        at_once: whether the tokens of every segment come at once; else causal segments after the prompt have a step for
+            each token.
+    """
+    past = np.pad(stored.sum(1), (1, 0))
+    single = [segment.causal and segment.index > 0 and not at_once for segment in spec.segments]
+    steps = np.where(single, spec.lengths, 1)
+    pending = spec.all_heads * pending_bytes * steps * (steps - 1) // 2
+    return int((steps * past + pending).sum())
+
+
+def _bound_packed_reads(model: Model, method: Method, lengths: Ints, packing: Packing) -> Ints:
+    """Return a bound on what attention reads of each layer's low-bit storage, exact for a static method [K - 1, L]."""
+    rotates = packing.storage.before_rotation and model.key_rotation() is not None
+    if method.static:
+        return predict_bytes(method.spec, method, packing, rotates=rotates)
+    formats = {choose_format(packing, None, segment) for segment in method.spec.segments[:-1]}
+    index = max(fmt.count_index_bytes(rotates=rotates) for fmt in formats)
+    return bound_planned_bytes(method.spec, packing, lengths) + index * lengths.sum(2)
 
 
 def count_generation_bytes(spec: ModelSpec, lengths: Ints, activations: int, batch: int) -> int:

@@ -100,6 +100,7 @@ def describe(row: Any) -> Figures:
     figures = {
         "seconds": round(row["latency"]["median"], 4),
         "ledger_bytes": kv["peak_bytes"],
+        "read_bytes": kv["read_bytes"],
         "shares": shares,
     }
     if allocator is not None:

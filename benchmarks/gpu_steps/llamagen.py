@@ -52,9 +52,14 @@ def race(machine: Machine, batch: int, kind: Kind) -> Figures:
     images = [timed.result for timed in times.values()]
     if not are_equal(images[0], images[-1]):
         raise Failed("images with graphs are not those without")
-    tokens = batch * one.model.spec.drawn_tokens
-    rates = {f"tokens_per_second {name}": round(tokens / timed.seconds, 1) for name, timed in times.items()}
-    return rates | {f"noise_share {name}": round(share, 4) for name, share in shares.items()}
+    spec, steps = one.model.spec, one.model.spec.drawn_tokens
+    figures = {}
+    for name, timed in times.items():
+        figures[f"tokens_per_second {name}"] = round(batch * steps / timed.seconds, 1)
+        figures[f"ms_per_step {name}"] = round(1e3 * timed.seconds / steps, 3)
+    sequences = range(batch * spec.branches)
+    figures["read_bytes_per_step"] = round(caches["plain"].ledger.reads.count(sequences) / steps)
+    return figures | {f"noise_share {name}": round(share, 4) for name, share in shares.items()}
 
 
 def measure_noise(machine: Machine, one: Generator, cache: KVCache) -> float:

@@ -20,7 +20,7 @@ from kvbench.engine.recorded_scales import can_record
 from kvbench.engine.recording.graphs import GraphRecorder, Repeat
 from kvbench.engine.recording.repetitions import Repetitions
 from kvbench.engine.schedule import build_schedule
-from kvbench.engine.sparse_attention import attend_sparsely
+from kvbench.engine.sparse_attention import SparseAttention, attend_sparsely
 from kvbench.engine.steps import Steps
 from kvbench.engine.stored_layers import StoredLayers
 from kvbench.kernels.layout import Layout
@@ -153,6 +153,7 @@ class KVCache(StoredLayers):
         segment = self.spec.segments[segment.index] if self._cut else segment
         self._segment = segment
         self._last_layouts = [store.layout for store in self._stores] if segment.last else []
+        self._slot_bytes = self._stores[0].slot_bytes // self._batch
         if segment.causal:
             self._steps.begin()
             self._placed = (
@@ -190,12 +191,18 @@ class KVCache(StoredLayers):
         if self._uses.bias:
             q, k, v, raw_queries = widen_queries(q, self.spec.logit_scale), widen(k), widen(v), None
         present = self._join(layer, q.reshape(len(q), self.spec.heads, -1, q.shape[3]), k, v, raw_queries)
+        if layer == 0 and not self._steps.recorded:
+            self._record_step(present.store.filled)
         attend = self._attend_at_once
         if self._segment.causal:
             attend = self._attend_recorded if self._steps.recorded else self._attend_step
         out = attend(present).reshape(q.shape)
         out = narrow(out) if self._uses.bias else out
         return F.pad(out, (0, 0, cut, 0)) if cut else out
+
+    def _record_step(self, filled: int) -> None:
+        """Record what a step reads, before which the segment has `filled` tokens."""
+        self.ledger.record_step(self._segment, filled, self._slot_bytes, self.spec)
 
     def _join(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, raw_queries: Callable[[], Tensor] | None = None
@@ -238,9 +245,9 @@ class KVCache(StoredLayers):
         if self._uses.sparse_reads:
             sparse = attend_sparsely(self.method, present.q, self._show(present), self.spec.logit_scale)
             if sparse is not None:
-                out, copied = sparse
-                self.ledger.pending_bytes += copied
-                return out, None
+                self._record_selection(present.layer, sparse)
+                self.ledger.pending_bytes += sparse.copied
+                return sparse.out, None
         return self._storage.attend(present.store, *present[1:4])
 
     def _attend_step(self, present: LayerInputs) -> Tensor:
@@ -282,9 +289,13 @@ class KVCache(StoredLayers):
         sparse = attend_sparsely(self.method, q, view, self.spec.logit_scale)
         if sparse is None:
             return out
-        out, copied = sparse
-        self.ledger.record_transient(copied)
-        return out
+        self._record_selection(present.layer, sparse, filled - 1)
+        self.ledger.record_transient(sparse.copied)
+        return sparse.out
+
+    def _record_selection(self, layer: int, sparse: SparseAttention, filled: int = 0) -> None:
+        pending = filled * self.spec.heads
+        self.ledger.record_selection(self._segment, layer, sparse.cached, pending, self._slot_bytes)
 
     def _save(self) -> Callable[[], None]:
         """Return a function that restores the host's present bookkeeping after a device repeated a segment alone."""
@@ -311,6 +322,7 @@ class KVCache(StoredLayers):
     def _repeat_step(self, key: Hashable, step: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Run a step as `Repetitions.run`; after the segment's last one, let the method prune all layers."""
         assert self.repetitions is not None
+        self._record_step(self._steps.count)
         out = self.repetitions.run((self._batch, self._rows, key), step, *inputs)
         self._steps.count += 1
         if self._steps.count == self._segment.length:

@@ -103,6 +103,10 @@ class LayerStore(LayerState):
         numbers = self.slot_bytes // self.keys.shape[0]  # of one sequence's slot: a whole number
         return count_rows([count * numbers for count in self.layout.counts], heads)
 
+    def count_read_bytes(self, heads: int) -> list[int]:
+        """Return the bytes that attention to all slots of a sequence reads, shaped like `count_sequence_bytes`."""
+        return self.count_sequence_bytes(heads, 1)
+
 
 class LayerInputs(NamedTuple):
     """Inputs of one layer's attention in the current segment.

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kvbench.core.budget import Budget
 from kvbench.core.config import UserError
-from kvbench.core.segments import ModelSpec
+from kvbench.core.segments import ModelSpec, Segment
+from kvbench.engine.reads import Reads, add_reads
 
 if TYPE_CHECKING:  # imports torch, which a reader of results does without
     from torch import Tensor
@@ -86,6 +87,7 @@ class Ledger:
         drifts: nats by which drops changed the log-sum-exp of observed queries, summed over layers, segments and rows.
         drops: number of rows that dropped anything, over all layers and segments.
         unprotected: slots of score +inf that each sequence dropped; empty before `read_unprotected`.
+        reads: bytes that attention read from the cache.
         pending_bytes: bytes of the segment's keys and values that are not stored yet, of all sequences.
     """
 
@@ -101,12 +103,18 @@ class Ledger:
     drifts: float = 0.0
     drops: int = 0
     unprotected: Sequence[int] = ()
+    reads: Reads = field(default_factory=Reads)
     pending_bytes: int = field(default=0, init=False, repr=False, compare=False)
     _unprotected: "Tensor | None" = field(default=None, init=False, repr=False, compare=False)  # int64 [rows]
     _stored_bytes: int = field(default=0, init=False, repr=False, compare=False)
     _tokens: Sequence[int] = field(default=(), init=False, repr=False, compare=False)  # of each sequence
     _bytes: Sequence[int] = field(default=(), init=False, repr=False, compare=False)
-    _layers: list[tuple[Sequence[int], Sequence[int]]] = field(init=False, repr=False, compare=False)
+    _read_bytes: Sequence[int] = field(
+        default=(), init=False, repr=False, compare=False
+    )  # held, as attention reads it
+    _layers: list[tuple[Sequence[int], ...]] = field(
+        init=False, repr=False, compare=False
+    )  # these three of each
 
     @classmethod
     def open(cls, spec: ModelSpec, sequences: int, *, observes_lse: bool) -> "Ledger":
@@ -120,8 +128,9 @@ class Ledger:
         held, longest, held_bytes = ([[[0]] * spec.layers for _ in spec.segments] for _ in range(3))
         ledger = cls(held, longest, held_bytes=held_bytes)
         ledger.lse = [[] for _ in spec.segments] if observes_lse else []
-        ledger._tokens, ledger._bytes = [0] * sequences, [0] * sequences
-        ledger._layers = [(ledger._tokens, ledger._bytes)] * spec.layers
+        ledger.reads = Reads([[] for _ in spec.segments])
+        ledger._tokens = ledger._bytes = ledger._read_bytes = [0] * sequences
+        ledger._layers = [(ledger._tokens,) * 3] * spec.layers
         return ledger
 
     def save(self) -> "Ledger":
@@ -155,6 +164,31 @@ class Ledger:
             self.unprotected = self._unprotected.unflatten(0, (-1, heads)).sum(1).tolist()
             self._unprotected = None
 
+    def record_step(self, segment: Segment, filled: int, slot_bytes: int, spec: ModelSpec) -> None:
+        """Record what the attention of a step reads from the cache; for arguments see `Reads.record`."""
+        self.reads.record(spec, segment, filled, self._read_bytes, slot_bytes)
+
+    def record_selection(
+        self, segment: Segment, layer: int, chosen: Sequence[int], pending: int, slot_bytes: int
+    ) -> None:
+        """Record that a layer's attention reads a selection of what the cache holds.
+
+        Args:
+            segment: the segment of the step.
+            layer: index of the layer.
+            chosen: slots in the cache that each row reads.
+            pending: tokens of the segment before the step, over the heads of a sequence.
+            slot_bytes: bytes of such a token.
+        """
+        tokens, _, stored = self._layers[layer]
+        heads = len(chosen) // len(tokens)
+        for sequence, (held, size) in enumerate(zip(tokens, stored, strict=True)):
+            most = held + pending
+            left_out = most - sum(chosen[sequence * heads : (sequence + 1) * heads])
+            # A slot of low-bit storage counts as the mean of its layer.
+            size = (size + pending * slot_bytes) * left_out // max(most, 1)
+            self.reads.leave_out(segment, sequence, size)
+
     def record_layer(
         self, segment: int, layer: int, store: "LayerStore", state_bytes: int, spec: ModelSpec
     ) -> None:
@@ -170,9 +204,11 @@ class Ledger:
         counts, heads = store.layout.counts, spec.heads
         rows = [counts[row : row + heads] for row in range(0, len(counts), heads)]
         tokens, held_bytes = [*map(sum, rows)], store.count_sequence_bytes(heads, spec.branches)
-        before, self._layers[layer] = self._layers[layer], (tokens, held_bytes)
-        self.held[segment][layer] = self._tokens = _exchange(self._tokens, before[0], tokens)
-        self.held_bytes[segment][layer] = self._bytes = _exchange(self._bytes, before[1], held_bytes)
+        after = tokens, held_bytes, store.count_read_bytes(heads)
+        before, self._layers[layer] = self._layers[layer], after
+        totals = self._tokens, self._bytes, self._read_bytes
+        self._tokens, self._bytes, self._read_bytes = map(_exchange, totals, before, after)
+        self.held[segment][layer], self.held_bytes[segment][layer] = self._tokens, self._bytes
         self.longest[segment][layer] = [*map(max, rows)]
         self.peak_bytes = max(self.peak_bytes, self._stored_bytes)
         self.state_bytes = max(self.state_bytes, state_bytes)
@@ -328,6 +364,7 @@ def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger:
         ledgers[0].prompts,
         unprotected=[*map(sum, zip(*(ledger.unprotected for ledger in ledgers), strict=True))],
         held_bytes=_join([ledger.held_bytes for ledger in ledgers], sum),
+        reads=add_reads([ledger.reads for ledger in ledgers]),
         lse=[
             [_average(layer) for layer in zip(*row, strict=True)]
             for row in zip(*(ledger.lse for ledger in ledgers), strict=True)

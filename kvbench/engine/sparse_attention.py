@@ -1,5 +1,7 @@
 """Sparse attention: only the slots that a method selected among past and present."""
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from kvbench.engine.schedule import ask_attended
@@ -9,17 +11,28 @@ from kvbench.kernels.ragged_attention import ragged_attention
 from kvbench.methods.shared.base import Method
 
 
-def attend_sparsely(method: Method, q: Tensor, view: CacheView, scale: float) -> tuple[Tensor, int] | None:
-    """Attend to copies of the slots that the method selects, at least one in every row.
+class SparseAttention(NamedTuple):
+    """Attention to a selection.
+
+    Attributes:
+        out: shaped like the queries.
+        copied: bytes of the copies that it reads.
+        cached: slots of each row that it reads and that were in the cache before its own tokens.
+    """
+
+    out: Tensor
+    copied: int
+    cached: list[int]
+
+
+def attend_sparsely(method: Method, q: Tensor, view: CacheView, scale: float) -> SparseAttention | None:
+    """Attend to copies of the slots that the method selects, at least one in every row; None if it selects all.
 
     Args:
         method: asked for the slots.
         q: queries [sequences, heads, queries, D].
         view: the layer, its keys and values as they are stored.
         scale: factor on q k^T.
-
-    Returns:
-        Output, shaped like q, and bytes of the copies; None if the method selects all.
     """
     chosen = ask_attended(method, view)
     if chosen is None:
@@ -34,4 +47,7 @@ def attend_sparsely(method: Method, q: Tensor, view: CacheView, scale: float) ->
     nothing = keys[:, None, :0].expand(-1, len(counts), -1, -1)  # the present is among the slots
     q_rows = q.reshape(1, len(counts), *q.shape[2:])
     out, _ = ragged_attention(q_rows, nothing, nothing, Past(keys, values, layout), scale)
-    return out.reshape(q.shape), sum(x.nbytes for x in (*cached, keys, values))
+    # Of a causal segment one token is new: the view is of the part up to it.
+    own = view.segment.end - (1 if view.segment.causal else view.segment.length)
+    read = (chosen & (view.position < own)).sum(1).tolist()
+    return SparseAttention(out.reshape(q.shape), sum(x.nbytes for x in (*cached, keys, values)), read)

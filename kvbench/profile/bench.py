@@ -147,6 +147,7 @@ class Bench:
             "rebuild_bytes": ledger.rebuild_bytes,
             "transient_bytes": ledger.transient_bytes,
             "state_bytes": ledger.state_bytes,
+            "read_bytes": ledger.reads.count(range(batch * job.model.spec.branches)),
             "full_bytes": full,
             "budget_bytes": allowed,
             "peak_of_full": ledger.peak_bytes / full,

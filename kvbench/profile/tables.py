@@ -38,6 +38,7 @@ MEMORY: Columns = {
     "of B": ("kv.peak_of_budget", 1, ".4f"),
     "rebuild": ("kv.rebuild_bytes", 1 / MIB, ".2f"),
     "in flight": ("kv.transient_bytes", 1 / MIB, ".2f"),
+    "read": ("kv.read_bytes", 1 / MIB, ".2f"),
     "state": ("kv.state_bytes", 1 / MIB, ".2f"),
     "allocator": ("allocator.peak_bytes", 1 / MIB, ".2f"),
     "reserved": ("allocator.reserved_bytes", 1 / MIB, ".2f"),

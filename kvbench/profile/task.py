@@ -17,7 +17,8 @@ Contents of `<runs_dir>/profile/<model>-<method>-<budget>-<hash>.json` (schema 1
       seconds_per_image, images_per_second, tokens_per_second, ratio_to_full (of medians; null without the full cache);
                             tokens of the images, without prompts and guidance
       kv                    {peak_tokens, peak_bytes, rebuild_bytes, transient_bytes, state_bytes} of the ledger,
-                            full_bytes and budget_bytes of the batch, peak_of_full, peak_of_budget
+                            read_bytes of attention from the cache, full_bytes and budget_bytes of the batch,
+                            peak_of_full, peak_of_budget
       allocator             {before_bytes, peak_bytes, reserved_bytes} on a GPU: in use before a generation, peak, and
                             peak reserved, of three generations with CUDA graphs (the second records); else null
       attention             [{path, segments[], calls, others{path: reason}}]: attention paths of a generation

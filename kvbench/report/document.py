@@ -11,7 +11,7 @@ from kvbench.report.code_notes import list_made, list_marks
 from kvbench.report.conditions import find_conditions
 from kvbench.report.drifts import make_tail_rows, read_drifts
 from kvbench.report.latex import format_latex, join_latex
-from kvbench.report.memory import IN_FLIGHT_COLUMN, describe_unused
+from kvbench.report.memory import IN_FLIGHT_COLUMN, READ_COLUMN, describe_unused
 from kvbench.report.runs_table import identifying_columns, make_csv_rows, make_rows, order_runs
 from kvbench.report.seeds import name_count, name_seeds
 from kvbench.report.tables import (
@@ -31,7 +31,9 @@ BOLD_NOTE = (
 )
 HALF_NOTE = "± half of the 95 % interval, or its ends"
 MIN_SHARE_COLUMN = "least / B"
-OMITTED_COLUMNS = ("peak tokens", "last / B", MIN_SHARE_COLUMN, IN_FLIGHT_COLUMN, "GPU MiB", "state MiB", "n")
+OMITTED_COLUMNS = (
+    "peak tokens", "last / B", MIN_SHARE_COLUMN, IN_FLIGHT_COLUMN, "GPU MiB", READ_COLUMN, "state MiB", "n",
+)  # fmt: skip
 """Columns that the LaTeX tables leave out, to fit a page."""
 
 

@@ -11,6 +11,8 @@ from kvbench.runs.record.results import WELL_USED, Memory, Results
 
 IN_FLIGHT_COLUMN = "cache + in flight %"
 """Column of the cache's peak bytes: stored, in flight, being rebuilt and held by the method."""
+READ_COLUMN = "MiB read"
+"""Column of the bytes that attention reads from the cache for an image or a token."""
 TIME_COLUMNS = ("s/image", "s/text", "s/sample")
 """Headings that `name_time` returns."""
 
@@ -59,6 +61,9 @@ def list_costs(runs: Sequence[Results]) -> list[dict[str, Cell]]:
             cells[IN_FLIGHT_COLUMN] = _write_percent(total)
         if on_gpu:
             cells["GPU MiB"] = f"{memory.gpu_peak_bytes / MIB:.0f}" if memory.gpu_peak_bytes else "-"
+        if any(run.memory.bytes_read is not None for run in runs):
+            read = memory.bytes_read
+            cells[READ_COLUMN] = "-" if read is None else f"{read / MIB:.4g}"
         times = {
             "state MiB": f"{memory.state_bytes / MIB:.2f}",
             time_column: f"{run.latency.seconds_per_image:.3f}{run.latency.mark}",

@@ -148,6 +148,10 @@ def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, 
         state = f", {memory.state_bytes / MIB:.2f} of method state" if memory.state_bytes else ""
         note = f"batch {memory.batch}; {rebuilt:.2f} during a layer's rebuild, {flying:.2f} more in flight{state}"
         yield "MiB stored", f"{memory.peak_bytes / MIB:.2f}", "", note
+        if memory.bytes_read is not None:
+            each = "an image" if speed is None else "a token"
+            note = f"from the cache by attention for {each}: all steps and sequences"
+            yield "MiB read", f"{memory.bytes_read / MIB:.4g}", "", note
     notes = [latency.device, f"batch {latency.batch}"]
     if latency.others:
         total = latency.samples + latency.others

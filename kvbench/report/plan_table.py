@@ -27,12 +27,25 @@ def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
         table.add_row(*map(str, [*cells, row.pruned, row.early] if scheduled else cells))
     console.print(table)
     console.print(_tabulate_memory(plan))
+    console.print(_describe_reads(plan), highlight=False)
     console.print(
         f"largest batch by estimate: {plan.largest_batch['full']} full, {plan.largest_batch['method']} with this "
         f"method{'' if plan.at_once else ', both in 16 bits'}; calibration: {plan.calibration}",
         highlight=False,
     )
     console.print(f"methods for {spec.name}, a {spec.family} model: {', '.join(methods)}", highlight=False)
+
+
+def _describe_reads(plan: Plan) -> str:
+    """Return a line on the bytes that attention reads from the cache."""
+    each = plan.spec.branches / plan.samples
+    full, read = (each * plan.reads.get(name, 0) for name in ("full", "method"))
+    what = "a token of the longest text" if plan.spec.writes_text else "an image"
+    line = f"MiB that attention reads from the cache for {what}: {full / MIB:.4g} full"
+    if not read:
+        return f"{line}; this method selects what it reads, which a run measures"
+    at_most = "" if plan.at_once else "at most "
+    return f"{line}, {at_most}{read / MIB:.4g} with this method, {100 * read / full:.2f} %"
 
 
 def _tabulate_memory(plan: Plan) -> Table:

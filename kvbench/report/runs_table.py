@@ -8,7 +8,7 @@ from kvbench.data import flatten
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.code_notes import is_now, list_digests, list_notes, name_code
 from kvbench.report.full_scores import list_columns
-from kvbench.report.memory import IN_FLIGHT_COLUMN, TIME_COLUMNS, describe_unused, list_costs
+from kvbench.report.memory import IN_FLIGHT_COLUMN, READ_COLUMN, TIME_COLUMNS, describe_unused, list_costs
 from kvbench.report.seeds import count_seeds, find_seeds, is_calibrated, list_members, name_seeds
 from kvbench.report.tables import Cell, Row, drop_columns, list_shown, print_rows
 from kvbench.runs.record.results import NEUTRAL, Results
@@ -17,7 +17,7 @@ INTERVAL_WIDTH = 120
 """Smallest width of a terminal at which intervals are shown."""
 WIDE_COLUMNS = (*TIME_COLUMNS, "n")
 """Columns that a narrower terminal leaves out."""
-VERBOSE_COLUMNS = ("peak tokens", "last / B", IN_FLIGHT_COLUMN, "GPU MiB", "state MiB")
+VERBOSE_COLUMNS = ("peak tokens", "last / B", IN_FLIGHT_COLUMN, "GPU MiB", READ_COLUMN, "state MiB")
 """Columns of memory that only `verbose` shows."""
 SEED_COLUMNS = ("noise seed", "calibration seed")
 """Columns of seeds in which runs of equal settings differ."""

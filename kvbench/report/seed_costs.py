@@ -11,7 +11,7 @@ LOWEST = ("last_tokens", "last_bytes", "least_share", "budget_tokens")
 """Numbers of `Memory` whose smallest value is the bound."""
 TIMES = ("seconds_per_image", "seconds_per_image_median", "images_per_second", "tokens_per_second")
 """Numbers of `Latency` whose mean counts."""
-AVERAGED = ("lse_drift", "utilisation")
+AVERAGED = ("lse_drift", "utilisation", "bytes_read")
 """Numbers of `Memory` whose mean counts; of all others the largest value is the bound."""
 
 

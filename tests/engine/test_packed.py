@@ -76,13 +76,14 @@ def test_attention_and_bytes_are_those_of_slow_storage(
         layer: SlowStorage(spec, layer, how, bits, fp8, rotation if layer in rotated else None, books)
         for layer in range(spec.layers)
     }
-    expected, held = attend_slowly(spec, inputs, seen, slow)
+    expected, held, reads = attend_slowly(spec, inputs, seen, slow)
     cache = open_cache(kind(seen), spec, packing=Packing(bits, how, fp8), rotation=rotation, books=books)
     check_attention(run(cache, inputs), expected)
     for k, row in enumerate(held):
         total = [sum(layer[s] for layer in row) for s in range(2)]
         assert cache.ledger.held_bytes[k][-1] in (total, [total[0]])
         assert max(total) <= cache.ledger.sequence_bytes
+    assert [cache.ledger.reads.count([s]) for s in range(2)] == reads
 
 
 @dataclass
@@ -109,7 +110,7 @@ def test_each_head_has_the_forms_that_a_method_chose(rotated: bool) -> None:
         layer: SlowStorage(spec, layer, CODEBOOKS, 0, False, rotation, books, menu[layer])
         for layer in range(spec.layers)
     }
-    expected, held = attend_slowly(spec, inputs, seen, slow)
+    expected, held, reads = attend_slowly(spec, inputs, seen, slow)
     method, packing = Formed(seen, menu), Packing(16, CODEBOOKS)
     cache = open_cache(method, spec, packing=packing, rotation=rotation, books=books)
     check_attention(run(cache, inputs), expected)
@@ -118,6 +119,9 @@ def test_each_head_has_the_forms_that_a_method_chose(rotated: bool) -> None:
         total = [sum(layer[s] for layer in layers) for s in range(4)]
         assert cache.ledger.held_bytes[k][-1] == [total[0]] == [foreseen[k, -1]]
         assert len(set(total)) == 1
+    assert {cache.ledger.reads.count([0]), predict_bytes(spec, method, packing, rotates=rotated).sum()} == {
+        *reads
+    }
 
 
 @pytest.mark.parametrize("storage", STORAGES)

@@ -60,6 +60,17 @@ def test_utilisation_is_a_mean_of_the_samples_that_dropped_anything() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tokens", "sizes", "each"),
+    [((None, None), (30, 10), 20), ((5, 3), (30, 10), 5), ((5, 3), (30, None), None)],
+)
+def test_bytes_read_are_of_an_image_or_a_token(
+    tokens: tuple[int | None, ...], sizes: tuple[int | None, ...], each: float | None
+) -> None:
+    costs = [replace(COST, tokens=n, bytes_read=size) for n, size in zip(tokens, sizes, strict=True)]
+    assert summarise_memory(costs, SPEC, Budget.parse("0.8", SPEC), itemsize=2).bytes_read == each
+
+
+@pytest.mark.parametrize(
     ("seconds", "mean", "median", "rate"),
     [
         ((5.0, 1.0, 3.0), 3.0, 3.0, 1 / 3),

@@ -37,13 +37,18 @@ def check_attention(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None
 
 def attend_slowly(
     spec: ModelSpec, inputs: list[list[tuple[Tensor, ...]]], seen: Tensor, slow: Mapping[int, SlowStorage]
-) -> tuple[list[Tensor], list[list[list[int]]]]:
-    """Attention over what slow storage reads back, and the bytes of each layer and sequence after each segment."""
+) -> tuple[list[Tensor], list[list[list[int]]], list[int]]:
+    """Attention over what slow storage reads back, with bytes of each layer and sequence after each segment.
+
+    The last are the bytes that the attention of each sequence reads.
+    """
     out, held = [], []
     sequences = len(inputs[0][0][0])
+    reads = [0] * sequences
     for at, layers in zip(spec.segments, inputs, strict=True):
         for layer, (q, k, v) in enumerate(layers):
             result = torch.empty_like(q)
+            reads = [size + slow[layer].count_bytes(s, read=True) for s, size in enumerate(reads)]
             for place in product(range(sequences), range(spec.heads)):
                 past = slow[layer].tokens.get(place, {})
                 order = sorted(past)
@@ -66,4 +71,4 @@ def attend_slowly(
             }
             slow[layer].store(k, v, at, kept)
         held.append([[slow[layer].count_bytes(s) for s in range(sequences)] for layer in range(spec.layers)])
-    return out, held
+    return out, held, reads

@@ -20,13 +20,19 @@ Place = tuple[int, int]
 
 @dataclass
 class Token:
-    """What is stored of a token: both numbers as they are read, bytes without the block's, the block of a key."""
+    """What is stored of a token: both numbers as they are read, bytes without the block's, the block of a key.
+
+    Attention reads `index` more bytes: an int32 for each number with a table of its own, and the position of a key that
+    it rotates.
+    """
 
     key: Numbers
     value: Numbers
     bytes: int
     block: tuple[int, int] | None = None
     young: bool = True
+    index: int = 0
+    sharers: int = 1
 
 
 @dataclass
@@ -73,6 +79,7 @@ class SlowStorage:
                 for position in [p for p in held if at.start <= p < at.end]:
                     held[position] = twin[position]
                     twin[position].bytes //= self.spec.branches
+                    twin[position].sharers = self.spec.branches
 
     def _store(self, place: Place, segment: Segment, exact: Mapping[int, tuple[Numbers, Numbers]]) -> None:
         bits = self.bits
@@ -116,7 +123,9 @@ class SlowStorage:
                 keys = self._turn(keys, block, 1)
             for position, key, value in zip(block, keys, values, strict=True):
                 of_block = (segment.index, first) if self._block_bytes else None
-                held[position] = Token(key, value, self._token_bytes, of_block, young=False)
+                tables = 0 if self.fp8 else sum(how in ("channel", "codebook") for how in self._codings)
+                index = 4 * tables + 8 * rotated
+                held[position] = Token(key, value, self._token_bytes, of_block, young=False, index=index)
 
     @property
     def _token_bytes(self) -> int:
@@ -168,13 +177,14 @@ class SlowStorage:
         nearest = np.abs(x[:, :, None] - table).argmin(2)
         return np.take_along_axis(table[None], nearest[:, :, None], 2)[:, :, 0]
 
-    def count_bytes(self, sequence: int) -> int:
-        """Bytes of what is stored of a sequence, the scales of each block once."""
+    def count_bytes(self, sequence: int, *, read: bool = False) -> int:
+        """Bytes of what is stored of a sequence, the scales of each block once; or of what its attention reads."""
         total = 0
         for place, held in self.tokens.items():
             if place[0] == sequence:
                 blocks = {token.block for token in held.values() if token.block is not None}
                 total += sum(token.bytes for token in held.values()) + len(blocks) * self._block_bytes
+                total += read * sum((one.sharers - 1) * one.bytes + one.index for one in held.values())
         return total
 
 

@@ -14,7 +14,7 @@ from kvbench.engine.memory import token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
-from kvbench.models.reading.reader import Reader
+from kvbench.models.reading.reader import Reader, TextReader
 from kvbench.plan import Plan, export, make_plan
 from kvbench.prompts.retrieval import Retrieval
 from kvbench.prompts.texts import Texts
@@ -61,9 +61,9 @@ def plan_cache(settings: Settings, model: Model, method: Method, longest: int | 
     if packing is not None:
         packing.check(model.spec)
         _, stored = bound_token_bytes(model.spec, packing)
-    return make_plan(
-        model, budget, method, settings.batch_size, settings.plan.gpu_gib, stored, flying, packing, longest
-    )
+    scored = model.schedule.length - model.schedule.given if isinstance(model, TextReader) else None
+    batch, gib = settings.batch_size, settings.plan.gpu_gib
+    return make_plan(model, budget, method, batch, gib, stored, flying, packing, longest, scored)
 
 
 def _show_paper_memory(name: str) -> None:

@@ -28,6 +28,11 @@ SCALE_BYTES = 4
 TOKEN_BYTES = {"token": SCALE_BYTES, "rotated": 2}
 """Bytes that each token's key or value takes besides its codes: scale and zero, or gain."""
 
+ENTRY_CODINGS = ("channel", "codebook")
+"""Codings whose slots share table entries; `Codes.entry` has the entry of each slot."""
+ENTRY_BYTES, POSITION_BYTES = 4, 8
+"""Bytes of a slot in `Codes.entry` and in `Plane.positions`."""
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -117,6 +122,11 @@ class PlaneFormat(NamedTuple):
     def count_block_bytes(self, channels: int) -> int:
         """Return the bytes of the scales that the tokens of one block share."""
         return channels * SCALE_BYTES * [self.keys.coding, self.values.coding].count("channel")
+
+    def count_index_bytes(self, *, rotates: bool) -> int:
+        """Return the bytes by which attention finds a token's scales or codebooks, and its rotation if it `rotates`."""
+        entries = sum(ENTRY_BYTES for side in (self.keys, self.values) if side.coding in ENTRY_CODINGS)
+        return entries + (POSITION_BYTES if rotates and self.keys.coding != "plain" else 0)
 
     def find_min_tokens(self, channels: int) -> int:
         """Return the smallest block, in tokens, that takes fewer bytes than in 16 bits; 2^30 if none does."""

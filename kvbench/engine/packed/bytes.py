@@ -103,14 +103,16 @@ def find_sure_capacity(budget: Budget, spec: ModelSpec, packing: Packing) -> Bud
     return replace(budget, capacity=min(capacity, Fraction(spec.full_tokens)))
 
 
-def predict_bytes(spec: ModelSpec, method: Method, packing: Packing) -> Ints:
+def predict_bytes(spec: ModelSpec, method: Method, packing: Packing, *, rotates: bool | None = None) -> Ints:
     """Return the bytes of one sequence in each layer after each cached segment, int64 [K - 1, L].
 
     Args:
         spec: the model's shapes.
         method: static, prepared for that model.
         packing: format of the numbers.
+        rotates: counts what attention reads, which rotates keys or not; None counts what is stored.
     """
+    branches = spec.branches if rotates is None else 1
     schedule = build_schedule(spec, method, find_free_slots=lambda _: 0)
     blocks = number_blocks(spec, packing.storage.group, "cpu")
     forms = list_layer_formats(spec, method, packing, "cpu")
@@ -119,14 +121,15 @@ def predict_bytes(spec: ModelSpec, method: Method, packing: Packing) -> Ints:
     sizes = np.zeros((len(spec.segments) - 1, spec.layers), np.int64)
     for segment in spec.segments[:-1]:
         due = find_quant_range(spec, segment, packing.storage.group, packing.storage.residual)
-        known: dict[tuple[int, int, int], tuple[Placement, int]] = {}  # shared by equal layers
+        known: dict[tuple[int, int, int, bool | None], tuple[Placement, int]] = {}  # shared by equal layers
         after = []
         for layer, (before, form) in enumerate(zip(placements, forms, strict=True)):
             change = schedule[layer, segment.index]
-            key = id(before), id(change), id(form)
+            turned = rotates and layer not in spec.unrotated
+            key = id(before), id(change), id(form), turned
             if key not in known:
                 placed = place_slots(before, change.layout, change.source, segment, due, blocks, form.rules)
-                rows = count_row_bytes(form.formats, placed.after, spec.head_dim, spec.branches)
+                rows = count_row_bytes(form.formats, placed.after, spec.head_dim, branches, rotates=turned)
                 known[key] = placed.after, sum(rows)
             placement, sizes[segment.index, layer] = known[key]
             after.append(placement)

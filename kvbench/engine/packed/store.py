@@ -79,6 +79,15 @@ class PackedStore(LayerState):
         channels = self.planes[0].keys.numbers.shape[-1]
         return count_rows(count_row_bytes(self.formats, self.placement, channels, branches), heads)
 
+    def count_read_bytes(self, heads: int) -> list[int]:
+        """Return the bytes that attention to all slots of a sequence reads: codes, scales and indices.
+
+        Every sequence reads shared tokens. Shaped like `count_sequence_bytes`.
+        """
+        channels = self.planes[0].keys.numbers.shape[-1]
+        rotates = any(plane.rotation is not None for plane in self.planes)
+        return count_rows(count_row_bytes(self.formats, self.placement, channels, rotates=rotates), heads)
+
     def read(self, sequences: range) -> Past:
         """Decode keys and values of some sequences, [sequences, slots, D].
 
@@ -97,7 +106,12 @@ class PackedStore(LayerState):
 
 
 def count_row_bytes(
-    formats: Sequence[PlaneFormat], placement: Placement, channels: int, branches: int
+    formats: Sequence[PlaneFormat],
+    placement: Placement,
+    channels: int,
+    branches: int = 1,
+    *,
+    rotates: bool | None = None,
 ) -> list[int]:
     """Return the bytes of codes and scales of each row of a layer.
 
@@ -106,10 +120,12 @@ def count_row_bytes(
         placement: plane and place of each slot.
         channels: of a head.
         branches: sequences that share tokens stored once.
+        rotates: adds the indices that attention reads, with positions if it rotates keys; None leaves them out.
     """
     rows = [0] * len(placement.planes[0].layout.counts)
     for fmt, plane_rows in zip(formats, placement.planes, strict=True):
         token, block = fmt.count_token_bytes(channels), fmt.count_block_bytes(channels)
+        token += 0 if rotates is None else fmt.count_index_bytes(rotates=rotates)
         readers = branches if fmt.shared else 1
         for row, (tokens, blocks) in enumerate(
             zip(plane_rows.layout.counts, plane_rows.entries, strict=True)

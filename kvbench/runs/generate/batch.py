@@ -111,8 +111,10 @@ def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
     def describe_cost(number: int) -> dict[str, object]:
         """Return the costs of a sample, without those that it does not have."""
         sequences = range(number, len(chunk) * spec.branches, len(chunk))
-        use = ledger.measure_use(spec, budget, sequences, count_drawn(outputs, number))
-        of_sample = cost(**use._replace(least_share=round(use.least_share, 6))._asdict())
+        drawn = count_drawn(outputs, number)
+        use = ledger.measure_use(spec, budget, sequences, drawn)._asdict()
+        use["least_share"] = round(use["least_share"], 6)
+        of_sample = cost(**use, bytes_read=ledger.reads.count(sequences, drawn))
         return {name: value for name, value in asdict(of_sample).items() if value is not None}
 
     records = [

@@ -21,6 +21,7 @@ class Cost:
         tokens: tokens of its text; None for an image.
         longest: tokens of the longest row between segments; None without rows.
         protected_drops: of this sample; None for none.
+        bytes_read: bytes that attention read from the cache for the sample; None in records of earlier versions.
         processes: processes that share the model, whose memory is summed; None for one.
         device: torch device.
         machine: its processor (`describe_machine`).
@@ -44,6 +45,7 @@ class Cost:
     gpu_reserved_bytes: int | None = None
     processes: int | None = None
     protected_drops: int | None = None
+    bytes_read: int | None = None
     sequence_bytes: int
     last_bytes: int
     device: str
@@ -68,7 +70,8 @@ LAST_COSTS = ("last_tokens", "last_bytes")
 def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, itemsize: int) -> Memory:
     """Return the worst costs of all batches, with capacity B and the full cache; `itemsize` in bytes."""
     worst: dict[str, Any] = {name: max(getattr(cost, name) for cost in costs) for name in MAX_COSTS}
-    longest_text = max(cost.tokens or 0 for cost in costs)
+    tokens = [cost.tokens or 0 for cost in costs]
+    longest_text = max(tokens)
     lasts = [cost for cost in costs if (cost.tokens or 0) == longest_text]
     worst |= {name: min(getattr(cost, name) for cost in lasts) for name in LAST_COSTS}
     worst["least_share"] = min(cost.least_share for cost in costs)
@@ -76,6 +79,7 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
     values = ([value for cost in costs if (value := getattr(cost, name)) is not None] for name in names)
     (drifts, longest, reserved, used), batch = values, worst["batch"]
     unprotected = sum(cost.protected_drops or 0 for cost in costs)
+    read = [cost.bytes_read for cost in costs if cost.bytes_read is not None]
     return Memory(
         **worst,
         budget_tokens=float(budget.capacity),
@@ -91,6 +95,7 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
         budget_bytes=None if budget.bytes is None else float(budget.bytes),
         full_sequence_bytes=spec.full_bytes,
         protected_drops=unprotected or None,
+        bytes_read=sum(read) / (sum(tokens) or len(costs)) if len(read) == len(costs) else None,
     )
 
 

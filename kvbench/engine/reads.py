@@ -1,0 +1,79 @@
+"""Bytes that the attention of each step reads from the cache."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvbench.core.segments import ModelSpec, Segment
+
+
+class Read(NamedTuple):
+    """Read of one step: the tokens that come at once.
+
+    Attributes:
+        after: tokens between the prompt and the step; negative for the prompt.
+        bytes: what each sequence read, over all layers; one number if all sequences hold the same.
+    """
+
+    after: int
+    bytes: list[int]
+
+
+@dataclass
+class Reads:
+    """Keys, values, scales and indices that attention reads: those which are in the cache before a step.
+
+    The step's own keys and values are left out, as are codebooks and what a method reads to make its choice.
+
+    Attributes:
+        steps: reads of each segment's steps, K lists.
+    """
+
+    steps: list[list[Read]] = field(default_factory=list)
+
+    def record(
+        self, spec: ModelSpec, segment: Segment, filled: int, stored: Sequence[int], slot_bytes: int
+    ) -> None:
+        """Record a step that attends to all that is held.
+
+        Args:
+            spec: the model's shapes.
+            segment: the segment of the step.
+            filled: the segment's tokens before the step.
+            stored: bytes of each sequence's stored tokens, as attention reads them.
+            slot_bytes: bytes of a token of this segment in one head.
+        """
+        pending = filled * spec.all_heads * slot_bytes
+        read = Read(segment.start + filled - spec.ends[0], [size + pending for size in stored])
+        if filled:
+            self.steps[segment.index].append(read)
+        else:  # a new list, as that of a repeated recording is used again
+            self.steps[segment.index] = [read]
+
+    def leave_out(self, segment: Segment, sequence: int, size: int) -> None:
+        """Take bytes that one layer did not select from what a sequence read in the last step of a segment."""
+        self.steps[segment.index][-1].bytes[sequence] -= size
+
+    def count(self, sequences: Iterable[int], drawn: int | None = None) -> int:
+        """Return the bytes that sequences read.
+
+        Args:
+            sequences: their numbers.
+            drawn: tokens of their text, of which the last is not fed back; None counts all steps.
+        """
+        steps = [one for segment in self.steps for one in segment if drawn is None or one.after + 1 < drawn]
+        return sum(one.bytes[at if len(one.bytes) > 1 else 0] for at in sequences for one in steps)
+
+
+def add_reads(parts: Sequence[Reads]) -> Reads:
+    """Return the reads of a generation whose heads were divided among several caches."""
+    joined = []
+    for segment in zip(*(part.steps for part in parts), strict=True):
+        steps = zip(*segment, strict=True)
+        joined.append(
+            [
+                Read(step[0].after, [*map(sum, zip(*(one.bytes for one in step), strict=True))])
+                for step in steps
+            ]
+        )
+    return Reads(joined)
