@@ -22,7 +22,7 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import build_schedule
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
-from kvbench.methods.pricekv.method import PriceKV
+from kvbench.methods.pricekv.blocks import PriceKVBlocks
 from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -121,7 +121,7 @@ def export(folder: Path, model: Any, method: Method, prompts: list[str], budget:
             ("var_tiny", BinaryHeatKV(sinks=1, fill=True), CLASSES, 0.2),
             ("var_tiny", FirstScales(), CLASSES, 0.1),
             ("llamagen_tiny", StreamingLLM(sinks=1), CAPTIONS, 0.5),
-            ("llamagen_tiny", PriceKV(sinks=1, queries=2), CAPTIONS, 0.4),
+            ("llamagen_tiny", PriceKVBlocks(sinks=1, queries=2), CAPTIONS, 0.4),
         ],
     ),
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -160,7 +160,7 @@ def test_a_policy_names_what_it_was_made_of(tmp_path: Path) -> None:
 
 def test_precisions_are_those_of_the_method() -> None:
     spec = small(sides=(1, 2, 3, 4))
-    method = PriceKV(menu=(16, 4), share=True)
+    method = PriceKVBlocks(menu=(16, 4), share=True)
     bytes_ = Budget.parse_bytes("0.4", spec, 2 * 2 * spec.head_dim)
     method.prepare(spec, bytes_, method.needs().make_stand_in(spec))
     tensors = tabulate_precisions(spec, method)

@@ -53,11 +53,15 @@ def _load(path: str) -> Mapping[str, Any]:
         return {}
     values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     folder = path.rpartition("/")[0]
-    bases = [base for base in values.pop("defaults", []) if isinstance(base, str) and base != "_self_"]
     merged: dict[str, Any] = {}
-    for base in bases:
-        name = base.removesuffix("@_here_")
-        merged = _merge(merged, _load(name[1:] if name.startswith("/") else f"{folder}/{name}"))
+    for base in values.pop("defaults", []):
+        if isinstance(base, Mapping):  # the method inside another
+            [(group, choice)] = base.items()
+            outer, _, key = group.removeprefix("override ").lstrip("/").partition("@")
+            merged |= {key: _load(f"{outer}/{choice}")} if key else {}
+        elif base != "_self_":
+            name = base.removesuffix("@_here_")
+            merged = _merge(merged, _load(name[1:] if name.startswith("/") else f"{folder}/{name}"))
     return _merge(merged, values)
 
 
@@ -147,6 +151,11 @@ def _list_differences(
         if name.startswith("_"):
             continue
         if isinstance(value, Mapping) and isinstance(default, Mapping):
+            if value.get("_target_") != default.get("_target_") and (
+                choice := _find_choice(run, "method", path)
+            ):
+                yield f"{path}={choice}"
+                default = _load(f"method/{choice}")
             yield from _list_differences(run, path, default, value)
         elif name not in defaults:
             yield f"++{path}={write_value(value)}"
@@ -161,7 +170,7 @@ def _resolve(value: object, run: Results) -> object:
     if reference is None:
         return value
     key, otherwise = reference.groups()
-    if (found := run.setting(key)) is not None:
+    if (found := run.setting(f"method{key}" if key.startswith(".") else key)) is not None:
         return found
     return None if otherwise is None else yaml.safe_load(otherwise)
 

@@ -185,6 +185,7 @@ class ModelDefaults:
         default_leading: first tokens of a text that methods keep if the configuration names no `protect.leading`.
         default_prompts: prompt set if the command, a sweep or a preset names none; None: the configuration's.
         default_windows: windows of methods likewise, `image` or `text`.
+        default_base: method around which `method=pricekv` is built; None: `forecast`, which is for images.
         default_eval: metrics likewise, one file of `conf/eval` or several.
         default_file_eval: the same for `prompts=file`; None: `default_eval`.
     """
@@ -192,6 +193,7 @@ class ModelDefaults:
     default_leading: int = 0
     default_prompts: str | None = None
     default_windows: str | None = None
+    default_base: str | None = None
     default_eval: str | Sequence[str] | None = None
     default_file_eval: str | Sequence[str] | None = None
 

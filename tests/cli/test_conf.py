@@ -19,7 +19,7 @@ from kvbench.methods.shared.base import Method
 from kvbench.report.papers.comparison import BASELINE_METHODS
 from kvbench.report.papers.published import find
 from tests.support.marks import slow_except
-from tests.support.methods import class_of, methods_for
+from tests.support.methods import class_of, list_variants, methods_for
 from tests.support.places import ROOT
 
 CONF = ROOT / "conf"
@@ -233,7 +233,7 @@ def test_protect_says_who_keeps_the_leading_scales(protect: str, scorers: int, a
 
 @pytest.mark.parametrize(("protect", "h2o", "hard_kv"), [("equal", 2, 2), ("paper", 0, 2)])
 def test_protect_says_who_keeps_the_first_tokens(protect: str, h2o: int, hard_kv: int) -> None:
-    for name, tokens in {"h2o": h2o, "hard_kv": hard_kv, "random": h2o, "pricekv": h2o}.items():
+    for name, tokens in {"h2o": h2o, "hard_kv": hard_kv, "random": h2o, "pricekv/blocks": h2o}.items():
         words = (f"method={name}", f"protect={protect}", "protect.leading=2")
         assert composed(*words, "model=reasoner_tiny").method.leading == tokens, name
 
@@ -259,3 +259,6 @@ def test_every_method_that_fits_is_there(path: Path) -> None:
     own = {name for name in methods_for(family) if class_of(name).__module__.startswith("kvbench.")}
     named = {name for name in methods_of(path) if "/" not in name} - {"heatkv"}
     assert named == own - LEFT_OUT[path.stem] - {"heatkv"}
+    priced = {name for name in list_variants() if name.startswith("pricekv/") and "menu" not in name}
+    of_images = set() if path.stem != "reasoner_tiny" else {"pricekv/by_score", "pricekv/by_token"}
+    assert {name for name in methods_of(path) if name.startswith("pricekv/")} == priced - of_images

@@ -26,6 +26,8 @@ def compose(words: list[str]) -> dict[str, object]:
         ("infinity_tiny", "full", ["cache_dtype=fp8", "storage.residual=64"]),
         ("infinity_tiny", "snapkv", ["protect=paper", "eval=paired", "seed=3", "batch_size=2"]),
         ("infinity_tiny", "pricekv", ["budget=0.1", "shuffle=3", "calibrate.seed=4", "calibrate.count=5"]),
+        ("infinity_tiny", "pricekv/by_score", ["budget=0.1", "method.base=snapkv", "method.base.window=9"]),
+        ("reasoner_tiny", "pricekv", ["budget=0.1", "prompts=math_tiny"]),
         ("infinity_tiny", "random", ["noise=counter"]),
         ("infinity_tiny", "random", ["device=cuda", "cuda_graph=false"]),
         ("infinity_tiny", "random", ["device=cuda", "noise=stream"]),

@@ -133,7 +133,7 @@ def test_few_methods_let_first_tokens_leave() -> None:
     told = {(name, shapes): describe(name, shapes) for name, shapes in CASES if name in list_shipped()}
     without = {name for (name, shapes), one in told.items() if count_protected(one, SPECS[shapes]) < LEADING}
     assert without == {
-        "ams_kv", "ams_kv_fixed", "first_scales", "full", "pricekv", "quest", "scale_groups", "swa",
+        "ams_kv", "ams_kv_fixed", "first_scales", "full", "forecast", "pricekv", "quest", "scale_groups", "swa",
     }  # fmt: skip
 
 
@@ -269,7 +269,7 @@ def test_any_budget_holds(case: tuple[str, str], share: Fraction) -> None:
 
 def test_first_tokens_are_counted_in_the_smallest_budget() -> None:
     spec = SPECS["text"]
-    for name in ("h2o", "heatkv", "pricekv", "headkv", "streaming_llm"):
+    for name in ("h2o", "heatkv", "pricekv/blocks", "headkv", "streaming_llm"):
         with pytest.raises(InfeasibleBudget, match="need 4 of"):
             describe(name, "text", leading=4).check(spec, parse_budget("3", spec))
 

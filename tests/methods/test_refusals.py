@@ -32,7 +32,7 @@ from kvbench.methods.linear_ar import LineAR
 from kvbench.methods.lukv.method import LUKV
 from kvbench.methods.merging.meda import MEDA
 from kvbench.methods.merging.method import LookM, MergingPress
-from kvbench.methods.pricekv.by_score import PriceKVByScore
+from kvbench.methods.pricekv.blocks import PriceKVBlocks
 from kvbench.methods.pricekv.forecast import Forecast
 from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.pyramidkv import PyramidKV
@@ -103,10 +103,10 @@ SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (LUKV, {"floor": 1.5, "base": H2O()}, SHARE),
     (LUKV, {"queries": 0, "base": H2O()}, ONE),
     (MEDA, {"statistic": "cross"}, "small does not attend from an image to a text"),
-    (PriceKV, {"queries": 0}, ONE),
-    (PriceKV, {"recent": 0}, "must lie in 1..14"),
-    (PriceKV, {"recent": 15}, "must lie in 1..14"),
-    (PriceKV, MENU, "precisions differ in bytes; set budget_unit=bytes"),
+    (PriceKVBlocks, {"queries": 0}, ONE),
+    (PriceKVBlocks, {"recent": 0}, "must lie in 1..14"),
+    (PriceKVBlocks, {"recent": 15}, "must lie in 1..14"),
+    (PriceKVBlocks, MENU, "precisions differ in bytes; set budget_unit=bytes"),
     (PyramidKV, {"beta": 0.5}, ONE),
     (PyramidKV, {"beta": NAN}, ONE),
     (Quest, {"attention_budget": 8}, "must be at least a page, method.page=16"),
@@ -165,12 +165,12 @@ def test_a_setting_out_of_range_is_named(kind: type[Method], settings: dict[str,
         (CUR(redraw=True), LINES, "0.5", "method.redraw=True: nothing is drawn without a projection"),
         (LazyEviction(), LINES, 5, "need 6 of 43 tokens per head"),
         (TriAttention(sinks=1), LINES, 3, "the smallest feasible budget is "),
-        (Forecast(), LINES, "0.5", "lines writes texts; around another method take method=pricekv/by_score"),
+        (Forecast(), LINES, "0.5", "lines writes texts; take method=h2o, or method.base=h2o around it"),
         (RandomAttention(window=18, sinks=1), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),
         (VaSE(window=18, sinks=1, large=0), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),
         (VaSE(window=15), LINES, 20, "the method's tokens need 21 of 43 tokens per head"),  # 5 of large values
-        (PriceKV(sinks=6), SCALES, "0.5", "sinks=6: small has 6 scales"),
-        (PriceKV(), MANY, "0.5", "many has 16 source scales, the maximum is 15"),
+        (PriceKVBlocks(sinks=6), SCALES, "0.5", "sinks=6: small has 6 scales"),
+        (PriceKVBlocks(), MANY, "0.5", "many has 16 source scales, the maximum is 15"),
         (ScaleGroups(condensed=3, local=3), SCALES, 1, "method.condensed=3, method.local=3: small caches 5 scales"),
         (StreamingLLM(1, 5), SCALES, "0.1", "the method's tokens need 6 of 55 tokens per head"),
         *((kind(sinks=2), SCALES, 4, "2 sink scales need 5 of 55 tokens") for kind in (SnapKV, H2O, RKV, ScaleKV)),
@@ -199,7 +199,7 @@ def test_menus_that_cannot_be_had_are_refused(
     settings: dict[str, Any], spec: ModelSpec, message: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        PriceKV(**settings).check(spec, Budget.parse_bytes("0.1", spec, 4 * D))
+        PriceKVBlocks(**settings).check(spec, Budget.parse_bytes("0.1", spec, 4 * D))
 
 
 OWN_CAPACITY = "shares capacity among heads or layers itself"
@@ -216,13 +216,13 @@ BASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: LUKV(base=CapKV(asked="prompt")), "needs scores of every segment; "),
     (lambda: LUKV(base=CapKV(asked="prompt")), "method.base.asked=every"),
     *(
-        (partial(PriceKVByScore, base=base), f"{kind} {OWN_CAPACITY}")
+        (partial(PriceKV, base=base), f"{kind} {OWN_CAPACITY}")
         for kind, base in (
             ("AdaKV", AdaKV()), ("PyramidKV", PyramidKV()), ("ScaleKV", ScaleKV()),
             ("Critical", Critical(base=SnapKV())), ("TriAttention", TriAttention(shared="layers")),
         )
     ),
-    (lambda: PriceKVByScore(base=SnapKV(refresh=2)), "set method.base.refresh=1 method.base.ema=0"),
+    (lambda: PriceKV(base=SnapKV(refresh=2)), "set method.base.refresh=1 method.base.ema=0"),
 ]  # fmt: skip
 
 
@@ -281,7 +281,7 @@ def test_the_smallest_budget_of_a_refusal_is_accepted(
         (HACKPlusPlus(), "method=hackpp:"),
         (HeatKV(2), "method.orders: give an order file, or"),
         (BinaryHeatKV(2), "method.orders: give an order file, or"),
-        (PriceKV(), "method=pricekv:"),
+        (PriceKVBlocks(), "method=pricekv/blocks:"),
         (Forecast(), "method=forecast:"),
         (ScaleKV(), "method.budgets: give a budget file, or"),
     ],

@@ -17,7 +17,7 @@ from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.files.readings import ReadingSet
 from kvbench.eval.text.forced import Kl, Perplexity, SameTop1
 from kvbench.methods.h2o import H2O
-from kvbench.methods.pricekv.by_score import PriceKVByScore
+from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.reading.reader import Reader
 from kvbench.prompts.base import Prompt
@@ -101,8 +101,8 @@ def test_metrics_are_means_and_quantiles_of_the_files(whole: Path) -> None:
 
 def test_a_method_is_calibrated_on_texts_that_are_read(tmp_path: Path) -> None:
     """The calibration is of the texts' schedule, not of the model's own."""
-    one = job(tmp_path, method=PriceKVByScore(base=H2O(sinks=0), floor=1))
-    one = replace(one, config={**one.config, "method": {"_target_": "PriceKVByScore"}})
+    one = job(tmp_path, method=PriceKV(base=H2O(sinks=0), floor=1))
+    one = replace(one, config={**one.config, "method": {"_target_": "PriceKV"}})
     assert execute.run(one).results is not None
     [path] = one.settings.runs_dir.rglob("calibration-*.safetensors")
     _, metadata = checkpoint.load(path)
@@ -115,7 +115,7 @@ def test_written_texts_are_calibrated_one_by_one(tmp_path: Path, reading: object
     prompts = list_prompts()
     if reading != "given":
         prompts = [replace(prompt, text=f"a{prompt.index} b c", reading=reading) for prompt in prompts]
-    one = job(tmp_path, prompts, method=PriceKVByScore(base=H2O(sinks=0), floor=1))
+    one = job(tmp_path, prompts, method=PriceKV(base=H2O(sinks=0), floor=1))
     one = replace(one, calibration_prompts=prompts[:2])
     assert _choose_batch_size(one) == batch
 

@@ -56,7 +56,7 @@ OTHER_SETTINGS = {  # whose defaults do not bring out a rule
     "noncausal": {"chunk": 4},
     "quest": {"page": 4, "attention_budget": 12, "dense_layers": 0},
 }
-NOT_OF_TEXTS = ("forecast", *(f"pricekv/by_{way}" for way in ("token", "token_surprise", "forecast")))
+NOT_OF_TEXTS = ("forecast", "pricekv", "pricekv/by_token")
 NAMES = [  # a menu of precisions needs a budget in bytes: tests/methods/pricekv
     name for name in dict.fromkeys((*list_methods(), *list_variants())) if not settings_of(name).get("menu")
 ]

@@ -29,8 +29,10 @@ _FILES: dict[tuple[str, str], Callable[[], Any]] = {}
 """Parsed files by search path and name; a call gives a copy."""
 _COMPOSED: dict[tuple[object, ...], Callable[[], Any]] = {}
 """Composed configurations by search path, choices of groups and mode; a call gives a copy."""
-USUAL_CHOICES = {"prompts": "scenes", "eval": "scenes", "windows": "image"}
-"""Choices of conf/config.yaml that a model's file can replace (`model.default_prompts` ...)."""
+USUAL_CHOICES = {"prompts": "scenes", "eval": "scenes", "windows": "image", "method@method.base": "forecast"}
+"""Choices of conf/config.yaml and conf/method/pricekv.yaml that a model's file can replace."""
+MODEL_KEYS = {group: f"default_{group.rpartition('.')[2]}" for group in USUAL_CHOICES}
+"""Keys of a model's file with its choices: `default_prompts`, `default_base` ..."""
 FILE_METRICS = "default_file_eval"
 """Key of a model's file with the metrics of `prompts=file`."""
 MAX_COMPOSED = 512  # 30 kB each
@@ -112,7 +114,7 @@ class CachingLoader(ConfigLoaderImpl):
     def _find_model_defaults(
         self, config_name: str | None, overrides: Sequence[str], run_mode: RunMode, *, without: Sequence[str]
     ) -> list[str]:
-        """Return words that choose the prompts, metrics and windows of the model's file, if nothing else names any.
+        """Return words for the choices of the model's file that nothing else names.
 
         Args:
             config_name: the primary file.
@@ -126,7 +128,7 @@ class CachingLoader(ConfigLoaderImpl):
         groups = [group for group in USUAL_CHOICES if group not in without]
         if config_name != "config" or run_mode is not RunMode.RUN or not groups:
             return []
-        keys = [f"model.{key}" for key in (*(f"default_{group}" for group in USUAL_CHOICES), FILE_METRICS)]
+        keys = [f"model.{key}" for key in (*MODEL_KEYS.values(), FILE_METRICS)]
         words = [
             word
             for word in overrides
@@ -135,7 +137,7 @@ class CachingLoader(ConfigLoaderImpl):
         cfg = self._compose(config_name, words, run_mode)
         choices = cfg.hydra.runtime.choices
         usual = [group for group in groups if choices.get(group) == USUAL_CHOICES[group]]  # of no sweep
-        found = {group: f"default_{group}" for group in usual}
+        found = {group: MODEL_KEYS[group] for group in usual}
         if "eval" in found and choices.get("prompts") == "file" and cfg.model.get(FILE_METRICS) is not None:
             found["eval"] = FILE_METRICS
         return [
@@ -147,7 +149,7 @@ class CachingLoader(ConfigLoaderImpl):
     def _check_choice(self, group: str, key: str, choice: object) -> str:
         """Return a model's choice of a group under a key as a word's value."""
         names = [choice] if isinstance(choice, str) else choice
-        known = self.get_group_options(group)
+        known = self.get_group_options(group.partition("@")[0])
         if not isinstance(names, Sequence) or not names or not all(name in known for name in names):
             choices = suggest(str(choice), known, group)
             raise ConfigError(f"model.{key}={show(choice)}: not a choice{choices}")

@@ -122,7 +122,8 @@ class Forecast(Scored):
         decay: discount of importance per segment.
         surprise: weight of the log of a slot's attention relative to its mean over prompts; None for 0.3 in next-scale
             models and 0.15 in next-token models.
-        memory: weight of the surprise at a segment relative to the next one.
+        memory: weight of the surprise at a segment relative to the next one; None for 1 in next-scale models and 0 in
+            next-token models.
         contrast: weight of a value's distance from the mean of its row (`measure_contrast`); None for 0 in next-scale
             models and 1 in next-token models.
         queries: number of evenly spaced queries of each segment in the calibration.
@@ -135,7 +136,7 @@ class Forecast(Scored):
     importance: Importance | None = None
     decay: float = 0.8
     surprise: float | None = None
-    memory: float = 1.0
+    memory: float | None = None
     contrast: float | None = None
     queries: int = 64
     condition: Condition = "tokens"
@@ -164,8 +165,8 @@ class Forecast(Scored):
         super().check(spec, budget)
         if spec.writes_text:
             raise ValueError(
-                f"method=forecast: forecasts are for positions of an image, and {spec.name} writes texts; around "
-                "another method take method=pricekv/by_score"
+                f"method=forecast: forecasts are for positions of an image, and {spec.name} writes texts; take "
+                "method=h2o, or method.base=h2o around it"
             )
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
@@ -175,13 +176,14 @@ class Forecast(Scored):
         is_rows = spec.family == "next-token"
         self._surprise = self.surprise if self.surprise is not None else (0.15 if is_rows else 0.3)
         self._contrast = self.contrast if self.contrast is not None else float(is_rows)
+        self._memory = self.memory if self.memory is not None else float(not is_rows)
 
     def observe(self, view: View) -> None:
         """Update the surprise of slots."""
         if self._surprise:
             usual = self._of_slots(self._usual, view)
             held = usual.masked_fill(view.position < 0, -torch.inf).logsumexp(1, keepdim=True)
-            view.state.mul_(self.memory).add_((view.mass() + EPSILON).log() - usual + held)
+            view.state.mul_(self._memory).add_((view.mass() + EPSILON).log() - usual + held)
 
     def score(self, view: View) -> Tensor:
         """Return the forecast with surprise and contrast, float32 [rows, slots]."""

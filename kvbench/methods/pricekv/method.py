@@ -1,153 +1,138 @@
-"""PriceKV: keeps the blocks of the past that minimise the error of attention's output under a shared budget."""
+"""PriceKV: calibrated capacities of heads, filled with the tokens that another method scores highest."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec, Segment
-from kvbench.core.storage import LEVELS, Precision
-from kvbench.methods.pricekv.allocate import Weights, add_precisions, allocate, build_problem
-from kvbench.methods.pricekv.errors import Importance, SubsetError
-from kvbench.methods.pricekv.noise import PrecisionError, count_bits, list_precisions
-from kvbench.methods.pricekv.problem import list_sources
-from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.calibration import Artifact, require_artifact
-from kvbench.methods.shared.limits import Limit, set_limits
-from kvbench.methods.shared.select import check_capacity, find_leading
-from kvbench.methods.shared.set_aside import set_aside
-from kvbench.methods.shared.uses import Uses
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.pricekv.curves import keep_best, measure_errors
+from kvbench.methods.pricekv.greedy import allocate_calibrated, choose_floor
+from kvbench.methods.shared.capacities import Ints
+from kvbench.methods.shared.full_scores import (
+    CalibratedCapacities,
+    FullScores,
+    find_existing,
+    find_min_capacity,
+    list_capacities,
+)
+from kvbench.methods.shared.limits import SHARE, Limit, set_limits
+from kvbench.methods.shared.utility import measure_lost_utility
 from kvbench.methods.shared.view import View
-
-MAX_SOURCES = 15
-"""Largest number of sources of a segment; the calibration has an error for each of their 2^n sets."""
 
 
 @dataclass
-class PriceKV(Method):
-    """Keep the past blocks whose removal changes a head's output most, with lifetimes optimised under the budget.
+class ScoreErrors(FullScores):
+    """Calibrates the error of heads that hold only the tokens that another method scores highest.
 
-    A method of this project. A block is the tokens of one source scale (or of the prompt, or of a row of an image) in
-    one head, and is kept or dropped as a whole. One calibration on full caches measures, for every head and every set
-    of past blocks, the distance of attention's output from the full one, through the output projection
-    (`errors.SubsetError`). Attention mass is only a proxy for this error: a large block may receive much attention but
-    contain nothing that the current block does not contain.
-
-    Capacity is allocated by Lagrange multipliers: a token has a price after every layer of every scale, the same for
-    all heads. At given prices each head finds its optimal lifetimes exactly (dynamic programming over sets of blocks; a
-    dropped block never comes back). Prices are iterated until the budget is nearly used wherever it can be. Then
-    lifetimes are shortened where least error is added per token and step, free capacity is allocated where most error
-    is saved, and blocks are exchanged while that lowers the error. The result never exceeds B, and no harmless block
-    that would fit is left out.
-
-    Nothing is computed during generation: the kept blocks depend only on layer, head and scale.
-
-    With a menu (`method=pricekv/menu`) each block also has a precision, stored as codes of static codebooks. With
-    `share` the unconditional branch may read the conditional branch's block and store none. The calibration then also
-    measures the error that each precision of each block adds (`noise.PrecisionError`). These noises are nearly
-    uncorrelated and add up, unlike the errors of dropped blocks. A precision never changes, capacity is in bytes, and
-    the budget must be in bytes. Each lifetime of a block has one best precision, independent of other blocks, so the
-    dynamic programme stays exact; local search also lowers and raises precisions.
+    The tensor `error` is float64 [L, H, segments, capacities]: the squared error of attention's output at each segment
+    but the first if a head keeps, after every segment, the tokens of highest score among those it still has, up to a
+    capacity (`full_scores.list_capacities`). It is a sum over the query heads of a KV head, and a power mean over
+    prompts, branches and queries, E[x^p]^(1/p) with p = `error_power`. Texts have one curve for all segments, since
+    they may end at any length. Scores are computed on the full cache, with the same capacity for all heads.
 
     Attributes:
-        sinks: leading segments that every head keeps to the end; 0: allocated like other blocks.
-        leading: first tokens of a sequence that every head keeps to the end; blocks and budget are counted without
-            them.
-        importance: calibrated error: `output`, the squared error of the output, or `mass`, the attention lost.
-        weights: weight of the error at a scale of t tokens: `inverse_tokens` 1/t, `uniform` 1, or `tokens` t.
-        queries: number of evenly spaced queries of each segment in the calibration.
-        recent: number of newest segments of a next-token model that a head can choose from, in addition to the first;
-            older ones stay only in free capacity. All scales can be chosen.
-        menu: numbers of bits that a block may be stored in, of 16, 8, 4, 3 and 2; null: the run's cache dtype.
-        share: whether the menu also has each precision stored once for both branches.
+        error: `output`: as above; `oracle`: the summed utility of the tokens that a head does not hold
+            (`utility.measure_lost_utility`), the loss of LU-KV.
+        error_power: exponent of the mean of squared errors; below 1, rare errors count less. None for 0.5 in next-token
+            image models and 1 elsewhere.
     """
 
-    sinks: int = 0
-    leading: int = field(default=0, kw_only=True)
-    importance: Importance = "output"
-    weights: Weights = "inverse_tokens"
-    queries: int = 16
-    recent: int = 8
-    menu: Sequence[int] | None = None
-    share: bool = False
+    error: Literal["output", "oracle"] = "output"
+    error_power: float | None = None
 
-    static: ClassVar[bool] = True
-    limits = set_limits(queries=Limit(1), recent=Limit(1, MAX_SOURCES - 1))
-    revision: ClassVar[int] = 2  # padding in front of a prompt reduced what is kept
+    kind: ClassVar[str] = "score_errors"
 
-    @property
-    def uses(self) -> Uses:
-        """Precisions with a menu."""
-        return Uses(precisions=bool(self.menu))
+    def own_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Return the shape of `error`."""
+        curves = 1 if spec.writes_text else len(spec.segments) - 1
+        return {"error": (spec.layers, spec.heads, curves, len(list_capacities(spec)))}
 
-    @property
-    def offered(self) -> tuple[Precision, ...]:
-        """The menu's precisions, largest first."""
-        return list_precisions(self.menu or (), shared=self.share)
+    def prepare(self, spec: ModelSpec) -> None:
+        """Set the sums to zero, and start the base's calibration if it has one."""
+        super().prepare(spec)
+        is_rows = spec.family == "next-token" and not spec.writes_text
+        self._power = 1.0 if self.error == "oracle" else self.error_power or (0.5 if is_rows else 1.0)
+        self._masks: dict[int, list[Tensor]] = {}
 
-    def needs(self) -> SubsetError:
-        """Return the calibration of errors by sets of blocks and, with a menu, by precisions."""
-        if self.menu:
-            return PrecisionError(self.importance, self.queries, self.recent, self.offered)
-        return SubsetError(self.importance, self.queries, self.recent)
+    def measure(self, view: View) -> None:
+        """Add the errors of a segment, and update the masks."""
+        if view.segment.index:
+            masks = self._masks[view.layer]
+            if self.error == "output":
+                errors = measure_errors(view, masks, self.queries, self._power)
+            else:
+                errors = measure_lost_utility(view, masks, self.queries)
+            curve = 0 if self.spec.writes_text else view.segment.index - 1
+            self.sums["error"][view.layer, :, curve] += errors / self.spec.branches
+        if not view.segment.last:
+            self._evict(view)
 
-    def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse too many scales, incompatible settings, and budgets below the sinks."""
-        super().check(spec, budget)
-        sources = list_sources(spec, self.recent)
-        if len(sources[-1]) > MAX_SOURCES:
-            raise ValueError(
-                f"method=pricekv: {spec.name} has {len(sources[-1])} source scales, the maximum is {MAX_SOURCES}"
-            )
-        available = self._check_menu(spec, budget) if self.menu else budget
-        check_capacity(spec, available, self.sinks, leading=self.leading)
+    def average(self) -> dict[str, Tensor]:
+        """Return the means over prompts, and the tensors of the base's calibration."""
+        means = super().average()
+        return means | {"error": means["error"].pow(1 / self._power)}
 
-    def _check_menu(self, spec: ModelSpec, budget: Budget) -> Budget:
-        """Check the settings that a menu requires; return the budget in tokens of the smallest precision."""
-        menu = "[" + ",".join(map(str, self.menu or ())) + "]"
-        if not set(self.menu or ()) <= set(LEVELS):
-            raise ValueError(f"method.menu={menu}: bits must be of {', '.join(map(str, LEVELS))}")
-        if self.importance != "output":
-            raise ValueError(f"method.menu={menu}: needs method.importance=output")
-        if self.leading:
-            raise ValueError(
-                f"method.leading={self.leading}: with method.menu a block is kept whole; set it to 0"
-            )
-        if self.share and not (spec.branches == 2 and spec.equal_branches):
-            raise ValueError(f"method.share=true: {spec.name} has no second branch with the same positions")
-        if budget.bytes is None:
-            raise ValueError(f"method.menu={menu}: precisions differ in bytes; set budget_unit=bytes")
-        bits = Fraction(count_bits(self.offered[-1], spec.branches), spec.branches)
-        return replace(budget, capacity=budget.bytes / (2 * spec.head_dim * bits / 8))
+    def _evict(self, view: View) -> None:
+        """Update the mask of positions of each capacity, bool [rows, c_k]."""
+        exists = find_existing(view)
+        before = self._masks[view.layer] if view.segment.index else [None] * len(self._capacities)
+        shared = self.rank(view, 0) if self.base.same_at_any_capacity else None
+        self._masks[view.layer] = [
+            exists
+            if capacity >= view.segment.end
+            else keep_best(self.rank(view, number) if shared is None else shared, mask, capacity)
+            for number, (mask, capacity) in enumerate(zip(before, self._capacities, strict=True))
+        ]
 
-    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Allocate lifetimes and precisions."""
-        super().prepare(spec, budget, artifact)
-        tensors, sources = require_artifact(artifact, "method=pricekv:"), list_sources(spec, self.recent)
-        rest, own = set_aside(spec, budget, self.sinks, self.leading)
-        self.problem = build_problem(
-            tensors["error"], rest, own, sources, weights=self.weights, forced=self.sinks
+
+@dataclass
+class PriceKV(CalibratedCapacities):
+    """Allocate capacity to heads by their calibrated error, and keep the tokens that the base scores highest.
+
+    A method of this project. Heads differ in how many tokens they need: some attend to the newest tokens only, others
+    anywhere. The calibration measures, on full caches of other prompts, the error of attention's output if a head holds
+    a number of the tokens of highest score (`ScoreErrors`). Capacity is allocated after every segment in the order of
+    error saved per token (`greedy.allocate_capacities`), the budget holds after every layer, and the base chooses the
+    tokens: in images the positions of highest forecast (`forecast.Forecast`), in texts, whose positions have no fixed
+    role, the tokens of highest accumulated attention (`h2o`). Loss curves of heads on full caches, their hulls and the
+    greedy sale are LU-KV's (arXiv:2602.08585), whose loss sums attention and which compresses a prompt once.
+
+    Attributes:
+        floor: minimum capacity of a head, at most B / T and at least what the base needs; null for
+            `greedy.choose_floor`.
+        price_decay: discount of the error per segment in the cost of a capacity.
+        queries: number of evenly spaced queries of each segment in the calibration.
+        error: loss of a capacity, `output` or `oracle` (`ScoreErrors`).
+        error_power: exponent of its mean (`ScoreErrors`).
+        calibration_prompts: default of `calibrate.count`.
+    """
+
+    floor: int | None = None
+    price_decay: float = 0.8
+    queries: int = 64
+    error: Literal["output", "oracle"] = "output"
+    error_power: float | None = None
+    calibration_prompts: int = 10
+
+    revision: ClassVar[int] = 3  # the class of this name was PriceKVBlocks until 2
+    limits = set_limits(
+        floor=Limit(1),
+        price_decay=SHARE,
+        queries=Limit(1),
+        error_power=Limit(0.1, 32),
+        calibration_prompts=Limit(1),
+    )
+
+    def needs(self) -> ScoreErrors:
+        """Return the calibration of the errors, which includes the base's calibration."""
+        return ScoreErrors(self.base, self.queries, self.error, self.error_power)
+
+    def allocate(self, tensors: dict[str, Tensor], spec: ModelSpec, budget: Budget) -> Ints:
+        """Return the capacity of each head after each cached segment, int64 [K - 1, L, H]."""
+        floor = max(self.floor or choose_floor(spec, budget), find_min_capacity(self.base, spec))
+        measured = list_capacities(self.calibrated_spec)
+        return allocate_calibrated(
+            tensors["error"], measured, spec, budget, floor=floor, decay=self.price_decay
         )
-        if self.menu:
-            self.problem = add_precisions(
-                self.problem, tensors["noise"], self.offered, spec, budget, self.weights
-            )
-        self.solution = allocate(self.problem)
-        self._until = torch.from_numpy(self.solution.until).unflatten(0, (spec.layers, -1))
-
-    def precisions(self, layer: int, segment: Segment) -> list[Precision] | None:
-        """Return the precision of the segment's block in each head; None without a menu."""
-        if not self.menu:
-            return None
-        of_layer = slice(layer * self.spec.heads, (layer + 1) * self.spec.heads)
-        return [self.offered[index] for index in self.solution.precision[of_layer, segment.index].tolist()]
-
-    def keep(self, view: View) -> Tensor:
-        """Keep the first tokens, and the blocks that the next segment reads."""
-        until = self._until[view.layer].to(view.segment_ids.device)
-        needed = until.gather(1, view.segment_ids.clamp(min=0)) > view.segment.index
-        return needed | find_leading(view, self.leading)

@@ -21,7 +21,7 @@ MAX_LOAD = 1.5
 """Load average per processor above which a machine is busy."""
 NEUTRAL = (
     "tensor_parallel", "default_alpha", "default_tau", "default_leading", "default_prompts", "default_eval",
-    "default_file_eval", "default_windows",
+    "default_file_eval", "default_windows", "default_base",
 )  # fmt: skip
 """Settings of a model that change no sample: rounding, and defaults that other groups have as settings of their own."""
 WELL_USED = 0.97

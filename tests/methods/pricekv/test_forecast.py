@@ -14,9 +14,9 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import sum_tokens
-from kvbench.methods.pricekv.by_score import PriceKVByScore, ScoreErrors
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import EPSILON, Forecast
+from kvbench.methods.pricekv.method import PriceKV, ScoreErrors
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.models.noise import PromptNoise
@@ -35,15 +35,15 @@ STILL: dict[str, Any] = {"surprise": 0.0, "contrast": 0.0}
 """Settings under which the forecast reads no data."""
 
 
-def stand_in(method: PriceKVByScore, spec: ModelSpec) -> Artifact:
+def stand_in(method: PriceKV, spec: ModelSpec) -> Artifact:
     return method.needs().make_stand_in(spec)
 
 
-def priced(floor: int | None = None, **chosen: Any) -> PriceKVByScore:
-    return PriceKVByScore(base=Forecast(**(STILL | chosen)), floor=floor)
+def priced(floor: int | None = None, **chosen: Any) -> PriceKV:
+    return PriceKV(base=Forecast(**(STILL | chosen)), floor=floor)
 
 
-def ready(spec: ModelSpec, budget: str, **chosen: Any) -> PriceKVByScore:
+def ready(spec: ModelSpec, budget: str, **chosen: Any) -> PriceKV:
     method = priced(**chosen)
     method.prepare(spec, Budget.parse(budget, spec), stand_in(method, spec))
     return method
@@ -173,12 +173,12 @@ def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, chosen: dict[str,
     assert cache.ledger.peak_tokens == method.budget.tokens
 
 
-def kept_by(method: PriceKVByScore, spec: ModelSpec, seed: int) -> list[list[list[int]]]:
+def kept_by(method: PriceKV, spec: ModelSpec, seed: int) -> list[list[list[int]]]:
     """Positions kept after each layer and segment by the rows of two prompts."""
     return kept_of(method, spec, tokens_of(spec, 2 * spec.branches, seed))
 
 
-def kept_of(method: PriceKVByScore, spec: ModelSpec, inputs: Inputs) -> list[list[list[int]]]:
+def kept_of(method: PriceKV, spec: ModelSpec, inputs: Inputs) -> list[list[list[int]]]:
     """Positions kept after each layer and segment of what comes in."""
     asked = listening(method)
     run(KVCache(spec, method, dtype=torch.float32), inputs)
@@ -273,11 +273,11 @@ def test_more_prompts_calibrate_it_unless_a_number_is_given() -> None:
         composed(*overrides).calibrate.count
         for overrides in (
             ["method=pricekv"],
-            ["method=pricekv/by_token"],
-            ["method=pricekv/by_token", "calibrate.count=7"],
+            ["method=pricekv", "calibrate.count=7"],
+            ["method=pricekv/by_score"],
         )
     ]
-    assert count == [10, 40, 7]
+    assert count == [40, 7, 10]
 
 
 @pytest.mark.slow

@@ -1,128 +1,167 @@
-"""PriceKV in the cache: what the ledger counts is what was allocated, B is used, settings are checked."""
+"""PriceKV: the calibration against H2O written out, what is sold, and which bases it goes around."""
 
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
-import hydra
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
+from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.core.storage import CODEBOOKS, Precision
 from kvbench.engine.cache import KVCache
-from kvbench.engine.coding.codebooks import Codebooks
-from kvbench.engine.coding.formats import Packing
-from kvbench.methods.pricekv.allocate import build_problem
-from kvbench.methods.pricekv.method import PriceKV
-from kvbench.methods.pricekv.problem import list_sources, measure_usage
+from kvbench.engine.schedule import sum_tokens
+from kvbench.methods.contents.norms import CUR
+from kvbench.methods.expected.method import ExpectedAttention
+from kvbench.methods.h2o import H2O
+from kvbench.methods.pricekv.method import PriceKV, ScoreErrors
+from kvbench.methods.random_attention import RandomAttention
 from kvbench.methods.shared.calibration import Artifact
-from kvbench.prompts.base import Prompt
-from kvbench.runs.calibrate import calibrate
-from tests.support.engine import D, open_cache, prepared, run, tokens_of
+from kvbench.methods.shared.full_scores import list_capacities
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.view import View
+from kvbench.methods.snapkv import SnapKV
+from tests.support.engine import D, listening, run, tokens_of
+from tests.support.layer_outputs import FOLD, attention, observe, project, projections
 
-SCALES = ModelSpec("scales", 3, 2, D, next_scale([(side, side) for side in (1, 2, 3, 4, 5)]))
-ROWS = ModelSpec("rows", 3, 2, D, next_token(5, [*[6] * 8, 5]), logit_scale=D**-0.5)
-
-
-def artifact_of(method: PriceKV, spec: ModelSpec) -> Artifact:
-    return method.needs().make_stand_in(spec)
-
-
-def ran(method: PriceKV, spec: ModelSpec, budget: str) -> KVCache:
-    there = open_cache(method, spec, budget, artifact_of(method, spec))
-    run(there, tokens_of(spec, 2))
-    return there
+SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
+TEXTS = replace(SCALES, name="texts", segments=next_token(3, [4, 4, 4, 4, 3]), branches=1)
+both = pytest.mark.parametrize("spec", [SCALES, TEXTS], ids=["scales", "texts"])
 
 
-@pytest.mark.parametrize("budget", ["0.2", "0.5"])
-@pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
-def test_the_ledger_counts_what_was_allocated(spec: ModelSpec, budget: str) -> None:
-    there = ran(PriceKV(recent=3), spec, budget)
-    held = measure_usage(there.method.problem, there.method.solution).reshape(-1, spec.layers + 1)
-    assert there.ledger.tokens_after == held[:, 1:].tolist()
+def ready(spec: ModelSpec, budget: str, method: PriceKV) -> PriceKV:
+    method.prepare(spec, Budget.parse(budget, spec), method.needs().make_stand_in(spec))
+    return method
 
 
-@cache
-def tiny() -> tuple[Any, Artifact]:
-    """The model that ships, and a calibration with one prompt."""
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        model = instantiate(hydra.compose("config", overrides=["model=infinity_tiny"]).model)
-    model.load("cpu")
-    observer = PriceKV().needs()
-    (found,) = calibrate(model, [Prompt(0, "a red circle")], [observer], 1, "cpu", lambda _: None)
-    return model, Artifact(observer.kind, found)
+@both
+@pytest.mark.parametrize("sinks", [0, 1])
+def test_errors_are_those_of_masked_attention_under_h2o(spec: ModelSpec, sinks: int) -> None:
+    prompts, last = 2, len(spec.segments) - 1
+    inputs = tokens_of(spec, prompts * spec.branches, groups=FOLD)
+    found = observe(ScoreErrors(H2O(sinks=sinks)), spec, [inputs])["error"]
+    expected = torch.zeros(spec.layers, spec.heads, last, found.shape[-1], dtype=torch.float64)
+    first = spec.leading_tokens(sinks)
+    for number, capacity in enumerate(list_capacities(spec)):
+        held: dict[tuple[int, ...], list[int]] = {}
+        received: dict[tuple[int, ...], Tensor] = {}
+        for k, layer in np.ndindex(last + 1, spec.layers):
+            at = spec.segments[k]
+            for sequence, head, p, v in attention(spec, inputs, layer, k):
+                row = (sequence, layer, head)
+                there = [*held.get(row, []), *range(at.start, at.end)]
+                if k:
+                    left = torch.zeros_like(p)
+                    left[..., there] = p[..., there]
+                    apart = project(left @ v / left.sum(-1, keepdim=True) - p @ v, spec, layer, head)
+                    error = apart.square().sum((0, -1)).mean()
+                    expected[layer, head, k - 1, number] += error / prompts / spec.branches
+                before = received.get(row, torch.zeros(0).double())
+                received[row] = torch.cat((before, torch.zeros(at.length))) + p.mean(0).sum(0)
+                worth = received[row].clone()
+                worth[:first] = worth[at.end - max(capacity, first, 1) // 2 :] = torch.inf
+                held[row] = sorted(there, key=lambda j, worth=worth: (-worth[j].item(), j))[:capacity]
+    if spec is TEXTS:
+        expected = expected.sum(2, keepdim=True)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+    assert (found[..., -1] < 1e-9).all()
+    assert (found[..., 0] > 0).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("budget", ["0.04", "0.4"])
-def test_a_real_calibration_uses_the_budget(budget: str) -> None:
-    model, artifact = tiny()
-    method = prepared(PriceKV(), model.spec, budget, artifact)
-    held = measure_usage(method.problem, method.solution)
-    assert 0.97 * method.budget.capacity <= held.max() <= method.budget.capacity
+@both
+def test_oracle_errors_are_the_utilities_of_what_is_not_held(spec: ModelSpec) -> None:
+    """Largest attention x share of the layer's ||W_o v|| of each past token, summed over what H2O dropped."""
+    prompts, last = 2, len(spec.segments) - 1
+    inputs = tokens_of(spec, prompts * spec.branches, groups=FOLD)
+    watched = ScoreErrors(H2O(), error="oracle")
+    held: dict[tuple[int, int], list[Tensor]] = {}
+    measure = watched.measure
+
+    def remember(view: View) -> None:
+        """What each capacity keeps, bool [rows, c_k]; by the same rules as the squared errors."""
+        measure(view)
+        held[view.segment.index, view.layer] = watched._masks[view.layer]
+
+    watched.measure = remember  # type: ignore[method-assign]
+    found = observe(watched, spec, [inputs])["error"]
+    expected = torch.zeros_like(found)
+    for k, layer in np.ndindex(last + 1, spec.layers):
+        if not k:
+            continue
+        start = spec.segments[k].start
+        rows = list(attention(spec, inputs, layer, k))
+        lengths = [project(v[None, :start], spec, layer, head).norm(dim=-1) for _, head, _, v in rows]
+        for row, (sequence, head, p, _) in enumerate(rows):
+            whole = sum(lengths[sequence * spec.heads + other].sum() for other in range(spec.heads))
+            utility = (p[..., :start].amax(1) * lengths[row] / whole).amax(0)
+            for number, masks in enumerate(held[k - 1, layer]):
+                curve = 0 if spec is TEXTS else k - 1
+                lost = utility[~masks[row]].sum()
+                expected[layer, head, curve, number] += lost / prompts / spec.branches
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-8)
+    assert (found[..., 0] > found[..., 5]).all()
 
 
-def test_weights_scale_the_errors_of_a_consumer() -> None:
-    budget, sources = Budget.parse("0.1", SCALES), list_sources(SCALES, 1)
-    error = artifact_of(PriceKV(), SCALES).tensors["error"]
-    inverse, uniform, tokens = (
-        build_problem(error, SCALES, budget, sources, weights=weights, forced=0).errors
-        for weights in ("inverse_tokens", "uniform", "tokens")
-    )
-    for k, length in enumerate(SCALES.lengths):
-        np.testing.assert_allclose(inverse[k] * length, uniform[k])
-        np.testing.assert_allclose(tokens[k], uniform[k] * length)
+def test_oracle_errors_do_not_change_with_the_scale_of_a_layer() -> None:
+    inputs = tokens_of(TEXTS, 2, groups=FOLD)
+    weights = projections(TEXTS)
+    louder = weights * torch.tensor([1.0, 7.0])[:, None, None]
+    for error, factor in (("oracle", 1), ("output", 49)):
+        quiet, loud = (
+            observe(ScoreErrors(H2O(), error=error), TEXTS, [inputs], weights=one)
+            for one in (weights, louder)
+        )
+        torch.testing.assert_close(loud["error"][1], quiet["error"][1] * factor, rtol=1e-4, atol=1e-8)
 
 
-def test_what_saw_nothing_fills_the_budget_all_the_same() -> None:
-    method, budget = PriceKV(), Budget.parse("0.5", SCALES)
-    blank = torch.zeros_like(artifact_of(method, SCALES).tensors["error"])
-    method.prepare(SCALES, budget, Artifact("subset_error", {"error": blank}))
-    held = measure_usage(method.problem, method.solution)
-    assert budget.tokens - max(SCALES.lengths[:-1]) < held.max() <= budget.tokens
-
-
-def in_bytes(menu: tuple[int, ...], share: bool, budget: str) -> KVCache:
-    """A cache of the menu's precisions, out of random errors, noises and codebooks."""
-    method = PriceKV(menu=menu, share=share)
-    artifact = artifact_of(method, SCALES)
-    artifact.tensors["noise"].mul_(1e-3)
-    method.prepare(SCALES, Budget.parse_bytes(budget, SCALES, token_bytes=4 * D), artifact)
-    books = Codebooks().make_stand_in(SCALES).tensors
-    cache = KVCache(SCALES, method, dtype=torch.float32, packing=Packing(16, CODEBOOKS), books=books)
-    run(cache, tokens_of(SCALES, 4))
-    return cache
-
-
-@pytest.mark.parametrize("share", [False, True])
-@pytest.mark.parametrize("budget", ["0.05", "0.1"])
-def test_the_ledger_counts_the_bytes_that_were_allocated(share: bool, budget: str) -> None:
-    there = in_bytes((16, 8, 4, 2), share, budget)
-    method = there.method
-    held = measure_usage(method.problem, method.solution).reshape(-1, SCALES.layers + 1)[:, 1:]
-    pairs = np.array(there.ledger.held_bytes).max(-1) * SCALES.branches
-    assert pairs.tolist() == held.tolist()
-    assert 0.9 * method.budget.bytes < there.ledger.sequence_bytes <= method.budget.bytes
-    used = {
-        precision
-        for layer in range(3)
-        for at in SCALES.segments[:-1]
-        for precision in method.precisions(layer, at)
+def test_each_setting_of_a_base_names_a_calibration_of_its_own() -> None:
+    bases = (CUR(), CUR(leading=4), CUR(project=2), CUR(seed=1, project=2), RandomAttention())
+    names = {
+        repr(PriceKV(base=base, error=error).needs()) for base in bases for error in ("output", "oracle")
     }
-    assert len({precision.bits for precision in used}) > 1
-    assert any(precision.shared for precision in used) == share
+    assert len(names) == 2 * len(bases)
 
 
-def test_a_menu_of_16_bits_holds_what_no_menu_does() -> None:
-    error = artifact_of(PriceKV(), SCALES)
-    tokens, precisions = PriceKV(), PriceKV(menu=[16])
-    tokens.prepare(SCALES, Budget.parse("0.3", SCALES), error)
-    noise = torch.zeros(precisions.needs().tensor_shapes(SCALES)["noise"])
-    with_noise = Artifact("precision_error", {**error.tensors, "noise": noise})
-    precisions.prepare(SCALES, Budget.parse_bytes("0.3", SCALES, token_bytes=4 * D), with_noise)
-    assert (tokens.solution.until == precisions.solution.until).all()
-    assert precisions.precisions(0, SCALES.segments[1]) == [Precision(16)] * SCALES.heads
-    assert tokens.precisions(0, SCALES.segments[1]) is None
+def test_a_calibrated_base_is_calibrated_first() -> None:
+    base = ExpectedAttention(statistics="calibrated", heads="even")
+    inputs = tokens_of(SCALES, 2 * SCALES.branches, groups=FOLD)
+    needs = base.needs()
+    assert needs is not None
+    alone = observe(needs, SCALES, [inputs])
+    found = observe(ScoreErrors(base), SCALES, [inputs], passes=2)
+    assert {*found} == {*alone, "error"}
+    for name, values in alone.items():
+        torch.testing.assert_close(found[name], values, rtol=0, atol=0)
+    assert (found["error"].diff(dim=-1) <= 1e-2 * found["error"][..., :1]).all()
+    method = PriceKV(base=base)
+    method.prepare(SCALES, Budget.parse("0.4", SCALES), Artifact("score_errors", found))
+    cache = KVCache(SCALES, method, dtype=torch.float32)
+    run(cache, inputs)
+    assert cache.ledger.peak_tokens == method.budget.tokens
+
+
+@both
+@pytest.mark.parametrize("make", [H2O, SnapKV, lambda: H2O(sinks=1)])
+def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, make: Callable[[], Scored]) -> None:
+    method = ready(spec, "0.4", PriceKV(base=make()))
+    asked = listening(method)
+    cache = KVCache(spec, method, dtype=torch.float32)
+    run(cache, tokens_of(spec, 2 * spec.branches))
+    assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
+    assert cache.ledger.peak_tokens == method.budget.tokens
+    assert len({*method.capacities[-1].flatten().tolist()}) > 1
+    condition = [*range(spec.leading_tokens(method.sinks))]
+    assert all(row[: len(condition)] == condition for one in asked for row in one.ids())
+
+
+def test_a_head_that_buys_nothing_holds_the_floor() -> None:
+    method = PriceKV(base=H2O(sinks=1), floor=2)
+    artifact = method.needs().make_stand_in(TEXTS)
+    artifact.tensors["error"].copy_(
+        -torch.tensor(list_capacities(TEXTS)).expand_as(artifact.tensors["error"])
+    )
+    artifact.tensors["error"][0, 0] = 0
+    method.prepare(TEXTS, Budget.parse(9, TEXTS), artifact)
+    assert method.capacities[-1, 0, 0] == 3  # the sinks, which are more than the floor
+    assert method.capacities[-1].sum() == 36

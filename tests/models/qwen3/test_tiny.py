@@ -9,7 +9,7 @@ from kvbench.eval.text.answers import find_answer
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
-from kvbench.methods.pricekv.by_score import PriceKVByScore
+from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.rkv import RKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact
@@ -92,7 +92,7 @@ def test_with_a_quarter_of_the_tokens_the_method_decides() -> None:
 def test_priced_capacities_hold_what_even_ones_lose() -> None:
     """At 40 tokens a head, calibrated on two other problems: few heads look up rooms, and need most tokens."""
     chosen, model, budget = range(8), tiny(), 40
-    priced = PriceKVByScore(base=H2O())
+    priced = PriceKV(base=H2O())
     tensors = calibrate(model, PROBLEMS[8:10], [priced.needs()], 0, "cpu", lambda _: None)[0]
     cache = open_cache(priced, model.spec, budget, Artifact("score_errors", tensors))
     texts = model.generate([PROBLEMS[i].text for i in chosen], cache, PromptNoise(3, chosen))
