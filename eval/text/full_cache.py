@@ -7,5 +7,10 @@ RETRIEVED_FULL = "retrieved_full"
 """Metric of the full cache's score of `retrieved`."""
 SOLVED = 0.5
 """Share under the full cache below which the model itself fails the task: such runs compare no methods."""
-CHANGES: Mapping[str, str] = {"accuracy": "accuracy_change", "exact_answer": "exact_answer_change"}
+STRING_MATCH_ALL, STRING_MATCH_PART = "string_match_all", "string_match_part"
+CHANGES: Mapping[str, str] = {
+    name: f"{name}_change" for name in ("accuracy", "exact_answer", STRING_MATCH_ALL, STRING_MATCH_PART)
+}
 """Metrics of an accuracy's difference to the full cache, by the accuracy."""
+TASKS = (RETRIEVED, STRING_MATCH_ALL, STRING_MATCH_PART)
+"""Accuracies of tasks that a model can solve in full."""

@@ -23,11 +23,12 @@ from kvbench.dashboard.samples import list_samples
 from kvbench.dashboard.sweeps import Sweep, find_sweeps
 from kvbench.eval.protocol.intervals import NORMAL_CLUSTERS, SEED, find_quantile
 from kvbench.eval.protocol.ranges import find_range
+from kvbench.eval.text.full_cache import TASKS
 from kvbench.report.code_notes import find_changes, name_origin
 from kvbench.report.conditions import group_conditions
 from kvbench.report.drifts import Drifts
 from kvbench.report.figures.method_styles import COLOURS, DARK_COLOURS, choose_styles
-from kvbench.report.full_scores import FAILED_NOTE
+from kvbench.report.full_scores import explain_mark
 from kvbench.report.runs_table import SEED_COLUMNS, list_metrics, name_methods
 from kvbench.report.seeds import find_seeds, is_calibrated
 from kvbench.runs.record.origins import list_origins
@@ -79,7 +80,7 @@ def make_document(
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "metrics": _describe_metrics(runs),
-        "failed": FAILED_NOTE,
+        "failed": explain_mark(*TASKS),
         "wellUsed": WELL_USED,
         "quantiles": _tabulate_quantiles(),
         "generator": _describe_generator(),

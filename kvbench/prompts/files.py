@@ -8,6 +8,7 @@ from pathlib import Path
 from kvbench.core.config import ConfigError
 from kvbench.core.files import read_text
 from kvbench.eval.files.prompt_lines import Entry, parse_json_lines, parse_lines
+from kvbench.eval.text.string_match import OUTPUTS, check_outputs
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
 
 
@@ -49,7 +50,7 @@ class PromptFile:
             line = text.count("\n", 0, null) + 1
             raise ConfigError(f"prompts.path={path}: is not text: line {line} has a null character")
         try:
-            entries = PARSERS[path.suffix](text)
+            entries = self._parse(text)
         except ValueError as error:
             raise ConfigError(f"prompts.path={path}: {error}") from None
         if not entries:
@@ -69,6 +70,31 @@ class PromptFile:
         else:
             prompts = [Prompt(index, *entry) for index, entry in enumerate(texts)]
         return [replace(prompt, place=place) for prompt, place in zip(prompts, places, strict=True)]
+
+    def _parse(self, text: str) -> list[Entry]:
+        return PARSERS[Path(self.path).suffix](text)
+
+
+@dataclass(frozen=True)
+class RulerFile(PromptFile):
+    """Questions of a .jsonl that RULER's own program writes (Hsieh et al., arXiv:2404.06654), with their `outputs`.
+
+    `input` ends with the beginning of the answer; newer files have that as `answer_prefix`.
+    """
+
+    def _parse(self, text: str) -> list[Entry]:
+        entries: list[Entry] = []
+        for number, asked, record in parse_json_lines(text, "input"):
+            meta = {key: value for key, value in record.items() if key != "input"}
+            try:
+                check_outputs(meta.get(OUTPUTS))
+            except ValueError as error:
+                raise ValueError(f"line {number} is not of RULER's form: {error}") from None
+            begun = meta.get("answer_prefix", "")
+            if not isinstance(begun, str):
+                raise ValueError(f"line {number}: `answer_prefix` must be a text")
+            entries.append((number, asked + begun, meta))
+        return entries
 
 
 def _parse_table(text: str) -> list[Entry]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvbench.eval.text.full_cache import CHANGES, RETRIEVED, RETRIEVED_FULL, SOLVED
+from kvbench.eval.text.full_cache import CHANGES, RETRIEVED, RETRIEVED_FULL, SOLVED, TASKS
 from kvbench.report.tables import Cell, format_number
 from kvbench.runs.record.results import Results
 
@@ -10,10 +10,14 @@ COLUMN = "{}, full cache"
 """Column beside an accuracy."""
 FAILED = "‡"
 """Mark of a full cache's score below `SOLVED`."""
-FAILED_NOTE = (
-    f"{FAILED}: the full cache itself fails the task ({RETRIEVED} below {SOLVED}), so that the values do not show "
-    "what a method loses"
-)
+
+
+def explain_mark(*names: str) -> str:
+    """Return what the mark means for metrics."""
+    return (
+        f"{FAILED}: the full cache itself fails the task ({' or '.join(names)} below {SOLVED}), so that the values do "
+        "not show what a method loses"
+    )
 
 
 def find_full(run: Results, name: str) -> float | None:
@@ -28,9 +32,9 @@ def find_full(run: Results, name: str) -> float | None:
 
 
 def is_failed(run: Results, name: str) -> bool:
-    """Return whether a metric is `retrieved`, and the full cache's is below `SOLVED`."""
+    """Return whether a metric is one of `TASKS`, and the full cache's is below `SOLVED`."""
     full = find_full(run, name)
-    return name == RETRIEVED and full is not None and full < SOLVED
+    return name in TASKS and full is not None and full < SOLVED
 
 
 def write_full(run: Results, name: str) -> str | None:
@@ -55,6 +59,7 @@ def list_columns(runs: Sequence[Results], cells: Sequence[Mapping[str, Cell]]) -
 
 def describe_failed(rows: Iterable[Results]) -> str:
     """Return a sentence on the tasks that the full cache itself fails, with its scores; empty without any."""
-    failed = [run for run in rows if is_failed(run, RETRIEVED)]
-    tasks = [f"{run.model_label}, {run.prompts_label}: {write_full(run, RETRIEVED)}" for run in failed]
-    return f"{FAILED_NOTE} ({'; '.join(dict.fromkeys(tasks))})." if failed else ""
+    failed = [(name, run) for run in rows for name in TASKS if is_failed(run, name)]
+    tasks = [f"{run.model_label}, {run.prompts_label}: {write_full(run, name)}" for name, run in failed]
+    names = dict.fromkeys(name for name, _ in failed)
+    return f"{explain_mark(*names)} ({'; '.join(dict.fromkeys(tasks))})." if failed else ""

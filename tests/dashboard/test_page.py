@@ -10,7 +10,8 @@ import pytest
 from kvbench.core.files import name_sample
 from kvbench.dashboard.page import write_dashboard
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.full_scores import FAILED_NOTE
+from kvbench.eval.text.full_cache import TASKS
+from kvbench.report.full_scores import explain_mark
 from tests.support.results import LPIPS, PSNR, made_up
 from tests.support.run_folders import HOSTILE, PROMPTS, WORTH, score, with_bytes, write_image_runs, write_run
 
@@ -57,7 +58,7 @@ def test_an_accuracy_stands_beside_the_full_caches(browser: Any, tmp_path: Path)
     page.goto(write_dashboard(tmp_path).as_uri())
     text = page.locator("#runs tbody .num", has_text="0.350").first.inner_text()
     assert text == "0.350±0.100, full cache 0.450‡"
-    assert FAILED_NOTE in page.locator("#meaning").inner_text()
+    assert explain_mark(*TASKS) in page.locator("#meaning").inner_text()
     page.close()
 
 

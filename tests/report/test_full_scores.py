@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from kvbench.dashboard.document import make_document
-from kvbench.eval.text.answers import Accuracy, AccuracyChange, ExactAnswer, ExactAnswerChange
-from kvbench.eval.text.full_cache import CHANGES
+from kvbench.eval.text.answers import AccuracyChange, ExactAnswerChange
+from kvbench.eval.text.full_cache import CHANGES, TASKS
+from kvbench.eval.text.string_match import StringMatchAllChange, StringMatchPartChange
 from kvbench.report.code_notes import list_notes
-from kvbench.report.full_scores import FAILED_NOTE, find_full, is_failed
+from kvbench.report.full_scores import explain_mark, find_full, is_failed
 from kvbench.report.runs_table import make_rows
 from kvbench.runs.record.results import Results
 from tests.report.test_texts import SHARE, asked
@@ -53,7 +54,7 @@ def test_a_task_is_failed_below_the_metrics_constant(full: float, failed: bool) 
     run = asked("h2o", 0.0, full)
     assert is_failed(run, "retrieved") == failed
     assert (list_notes([run], ()) != []) == failed
-    assert "below 0.5" in FAILED_NOTE
+    assert "below 0.5" in explain_mark(*TASKS)
     assert "fewer than half of the answers (`SOLVED`, 0.5)" in (ROOT / "docs" / "metrics.md").read_text(
         "utf-8"
     )
@@ -63,7 +64,7 @@ def test_the_page_has_the_score_and_the_mark(tmp_path: Path) -> None:
     for run in (FAILING[1], replace(SOLVED[1], run="h2o-solved")):
         write_run(tmp_path, run, [])
     page = make_document(tmp_path)
-    assert page["failed"] == FAILED_NOTE
+    assert page["failed"] == explain_mark(*TASKS)
 
     def read(run: Mapping[str, Mapping[str, Mapping[str, int]]]) -> tuple[object, object]:
         own = run["metrics"]["retrieved"]
@@ -73,5 +74,6 @@ def test_the_page_has_the_score_and_the_mark(tmp_path: Path) -> None:
 
 
 def test_changes_are_the_metrics_of_answers() -> None:
-    pairs = {Accuracy.name: AccuracyChange.name, ExactAnswer.name: ExactAnswerChange.name}
+    changes = (AccuracyChange, ExactAnswerChange, StringMatchAllChange, StringMatchPartChange)
+    pairs = {kind.__mro__[2].name: kind.name for kind in changes}
     assert pairs == CHANGES

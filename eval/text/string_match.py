@@ -1,0 +1,94 @@
+"""Correct outputs that texts contain, as RULER's program counts them (Hsieh et al., arXiv:2404.06654)."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvbench.eval.files.texts import TextSet
+from kvbench.eval.protocol.base import read_meta
+from kvbench.eval.text.answers import AnswerChange, Answers
+from kvbench.eval.text.full_cache import STRING_MATCH_ALL, STRING_MATCH_PART
+
+OUTPUTS = "outputs"
+"""Key of the correct outputs in a prompt's metadata."""
+
+
+def check_outputs(outputs: object) -> Sequence[str]:
+    """Return the outputs of a prompt's metadata.
+
+    Raises:
+        ValueError: they are no list of texts, or one of them is empty, which every text contains.
+    """
+    if (
+        not isinstance(outputs, list)
+        or not outputs
+        or not all(isinstance(one, str) and one for one in outputs)
+    ):
+        raise ValueError(f"`{OUTPUTS}` must be a list of texts, none of them empty")
+    return outputs
+
+
+def find_outputs(text: str, outputs: Sequence[str]) -> list[bool]:
+    r"""Return which outputs a text contains, regardless of case.
+
+    Control characters of the text count as line breaks, and those at its ends do not count.
+
+    >>> find_outputs("\tMadrid and\tRome", ["rome", "and\nrome", "Oslo"])
+    [True, True, False]
+    """
+    found = re.sub(r"[\x00-\x1f]", "\n", text.strip()).strip().lower()
+    return [one.lower() in found for one in outputs]
+
+
+@dataclass(frozen=True)
+class StringMatchAll(Answers):
+    """`string_match_all`: mean over texts of the share of correct outputs that a text contains."""
+
+    name: ClassVar[str] = STRING_MATCH_ALL
+    protocol: ClassVar[str] = "ruler"
+    required_meta: ClassVar[str] = OUTPUTS
+    meta_keys: ClassVar[tuple[str, ...]] = (OUTPUTS,)
+
+    def check_meta(self, meta: Mapping[str, object]) -> None:
+        """Check the outputs of one prompt.
+
+        Raises:
+            ValueError: they are missing or malformed.
+        """
+        super().check_meta(meta)
+        check_outputs(meta[OUTPUTS])
+
+    def count(self, found: Sequence[bool]) -> float:
+        """Return a text's score from the outputs that it contains."""
+        return sum(found) / len(found)
+
+    def _judge_all(self, texts: TextSet) -> list[float]:
+        outputs = read_meta(texts, OUTPUTS, "output", "(prompts=needles, chains, word_counts and ruler do)")
+        pairs = zip(texts.read(self.name), outputs, strict=True)
+        return [self.count(find_outputs(text, check_outputs(correct))) for (_, text), correct in pairs]
+
+
+@dataclass(frozen=True)
+class StringMatchPart(StringMatchAll):
+    """`string_match_part`: share of texts that contain any of their correct outputs."""
+
+    name: ClassVar[str] = STRING_MATCH_PART
+
+    def count(self, found: Sequence[bool]) -> float:
+        """Return 1 if the text contains an output, else 0."""
+        return float(any(found))
+
+
+@dataclass(frozen=True)
+class StringMatchAllChange(AnswerChange, StringMatchAll):
+    """`string_match_all_change`: difference of `string_match_all` to the reference run, by question."""
+
+    name: ClassVar[str] = f"{STRING_MATCH_ALL}_change"
+
+
+@dataclass(frozen=True)
+class StringMatchPartChange(AnswerChange, StringMatchPart):
+    """`string_match_part_change`: difference of `string_match_part` to the reference run, by question."""
+
+    name: ClassVar[str] = f"{STRING_MATCH_PART}_change"
