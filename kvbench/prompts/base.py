@@ -1,14 +1,15 @@
 """Prompts, the interface of their sources, and checks of their settings."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, islice
 from typing import Protocol
 
 from kvbench.core.config import MAX_PROMPTS, ConfigError, check_range, show
 from kvbench.core.files import hash_content
-from kvbench.core.reading import OwnOutput, Reading
+from kvbench.core.reading import OwnOutput, Part, Reading
+from kvbench.prompts.draft import Draft
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Prompt:
         meta: metadata for evaluators, such as a GenEval line; JSON values.
         place: key, file and line of its source, for messages; empty without a file.
         reading: what is read with forced tokens; None if the model generates from `text`.
+        draft: text that is fitted to the model's tokens in place of `text`; None for a text as it stands.
     """
 
     index: int
@@ -28,6 +30,7 @@ class Prompt:
     meta: dict[str, object] = field(default_factory=dict)
     place: str = ""
     reading: Reading | OwnOutput | None = None
+    draft: Draft | None = None
 
 
 class PromptSource(Protocol):
@@ -74,6 +77,27 @@ def load_ordered(source: PromptSource, seed: int | None) -> list[Prompt]:
     groups = [list(group) for _, group in groupby(prompts, key=lambda prompt: prompt.text)]
     random.Random(seed).shuffle(groups)
     return [replace(prompt, index=index) for index, prompt in enumerate(chain.from_iterable(groups))]
+
+
+def fit(prompt: Prompt, count_tokens: Callable[[str, bool], int]) -> Prompt:
+    """Return a prompt with its draft fitted to the tokens of a model; one without a draft as it is.
+
+    Args:
+        prompt: the prompt.
+        count_tokens: returns the tokens of a text, which is read if the second argument is true and else answered.
+
+    Raises:
+        ConfigError: its length is too small.
+    """
+    draft = prompt.draft
+    if draft is None:
+        return prompt
+    read = draft.read and prompt.reading is None  # else an own output is
+    text = draft.fit(lambda text: count_tokens(text, read))
+    if not read:
+        return replace(prompt, text=text, draft=None)
+    reading = Reading((Part(text), Part(draft.answer)), chunked=False)
+    return replace(prompt, text=text + draft.answer, reading=reading, draft=None)
 
 
 def hash_prompts(prompts: list[Prompt]) -> str:

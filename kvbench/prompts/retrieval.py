@@ -1,15 +1,12 @@
 """Retrieval in real text: a passkey or planted facts, and a question whose answer is known exactly."""
 
-import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import cycle
-from typing import ClassVar
+from dataclasses import dataclass
 
-from kvbench.core.config import MAX_SEED, ConfigError, check_range
-from kvbench.prompts.base import Prompt, check_choices, check_counts
-from kvbench.prompts.hay import bound_tokens, place_statements, read_hay
-from kvbench.prompts.text_files import DOMAINS
+from kvbench.core.config import ConfigError, check_range
+from kvbench.prompts.base import Prompt, check_choices
+from kvbench.prompts.hay import bound_tokens, place_statements
+from kvbench.prompts.questions import Questions
 
 MIN_CONTEXT, MAX_CONTEXT = 512, 2**20
 ASKED = ("within", "after")
@@ -29,62 +26,24 @@ SUBJECTS = (
 
 
 @dataclass(frozen=True)
-class Retrieval:
-    """Base of questions on statements in real text (`kvbench.prompts.hay`).
+class Retrieval(Questions):
+    """Base of questions whose answers are read, not generated.
 
-    The answer is read, not generated: it is right if each token is the likeliest one after the tokens before it.
+    An answer is right if each token is the likeliest one after the tokens before it. Metadata are the `answer`, its
+    statement's place in the context in per cent, `depth`, and the tokens of text between it and the question, `gap`.
 
     Attributes:
         context: tokens before the answer, the question included.
-        count: number of questions.
-        seed: seed of the set.
         asked: `within`: the context is compressed with the question in it; `after`: before the question is read.
-        domain: domain of the text around the statements.
-        path: own texts in its place, see `kvbench.prompts.texts.Texts`.
     """
 
     context: int = 1024
-    in_random_order: ClassVar[bool] = True
-
-    count: int = 20
-    seed: int = 0
     asked: str = "within"
-    domain: str = "manuals"
-    path: str | None = None
 
     def __post_init__(self) -> None:
-        check_counts(count=self.count)
+        super().__post_init__()
         check_range("prompts.context", self.context, MIN_CONTEXT, MAX_CONTEXT)
-        check_range("prompts.seed", self.seed, 0, 2 * MAX_SEED)  # a calibration adds its own
         check_choices("asked", self.asked, ASKED)
-        check_choices("domain", self.domain, DOMAINS)
-
-    def load(self) -> list[Prompt]:
-        """Return the questions, with `answer`, `depth` and `gap` as metadata.
-
-        `gap` is the number of tokens of text between the statement and the question, `depth` the statement's place in
-        the context in per cent.
-        """
-        return self._draw_all("evaluation")
-
-    def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return `count` questions of another seed, in calibration texts if the text is one that ships."""
-        return replace(self, count=count, seed=self.seed + seed + 1)._draw_all("calibration")
-
-    def _draw_all(self, part: str) -> list[Prompt]:
-        texts = read_hay(self.domain, self.path, part)
-        return [self._draw(index, self._shuffle(texts, index)) for index in range(self.count)]
-
-    def _draw(self, index: int, texts: Iterator[str]) -> Prompt:
-        """Return one question; `texts` has a text for every piece of hay."""
-        raise NotImplementedError
-
-    def _make_rng(self, index: int) -> random.Random:
-        return random.Random(f"{type(self).__name__} {self.seed} {index}")
-
-    def _shuffle(self, texts: tuple[str, ...], index: int) -> Iterator[str]:
-        """Yield the texts in random order, again and again."""
-        return cycle(random.Random(f"hay {self.seed} {index}").sample(texts, len(texts)))
 
     def _make_prompt(
         self,

@@ -19,8 +19,9 @@ from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
+from kvbench.models.reading.base import ReadableModel
 from kvbench.models.reading.reader import OwnReader, Reader, TextReader
-from kvbench.prompts.base import Prompt, hash_prompts
+from kvbench.prompts.base import Prompt, fit, hash_prompts
 from kvbench.runs.cache_plan import Allowance, CachePlan, find_allowance, plan_cache
 from kvbench.runs.code import list_classes
 from kvbench.runs.longest import LongestPrompt, find_longest
@@ -197,6 +198,30 @@ class Job:
             settings=replace(self.settings, **plain, storage=CHANNEL),
             config={**self.config, "method": method, **plain, "storage": asdict(CHANNEL)},
         )
+
+
+def fit_prompts(model: Model, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return prompts with their drafts fitted to the tokens of the model that reads or answers them.
+
+    Raises:
+        ConfigError: it is no language model, a length is too small, or its vocabulary lacks a word.
+        WeightsError: its tokenizer is missing.
+    """
+    if all(prompt.draft is None for prompt in prompts):
+        return list(prompts)
+    if not isinstance(model, ReadableModel):
+        raise ConfigError(f"prompts: these are questions for language models, and {model.name} is none")
+    tokenizer = model.open_tokenizer()
+
+    def count_tokens(text: str, read: bool) -> int:
+        return len(tokenizer.encode_part(text, first=True) if read else tokenizer.encode(text))
+
+    try:
+        return [fit(prompt, count_tokens) for prompt in prompts]
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"prompts: {error}") from None
 
 
 def read_or_write(model: Model, prompts: Sequence[Prompt], others: Sequence[Prompt]) -> Model:

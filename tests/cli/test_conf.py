@@ -79,6 +79,7 @@ PROBLEMS = "".join(json.dumps({"problem": f"what is {n}?", "answer": n}) + "\n" 
 FILES: dict[str, tuple[int, str]] = {
     **dict.fromkeys(("aime24", "aime25", "aime26", "hmmt25", "math500", "gsm8k", "umath"), (2, PROBLEMS)),
     "file": (2, "a red circle\n\ntwo blue rings\n"),
+    "ruler": (1, json.dumps({"input": "Who? Those are", "outputs": ["Bo"]})),
     "geneval": (4, TAGGED),
     "parti": (1, "Prompt\tCategory\tChallenge\na dog\tAnimals\tBasic\n"),
     "coco5k": (2, COCO),
@@ -93,7 +94,7 @@ FILES: dict[str, tuple[int, str]] = {
 """Number of prompts and a small file of each set that reads one."""
 COUNTS = {name: count for name, (count, _) in FILES.items()} | {
     "emoji_heldout": 104, "imagenet": 50_000, "imagenet50k": 50_000, "hpsv2": 4, "dpg": 4, "texts": 8, "passkey": 20,
-    "planted_facts": 20,
+    "planted_facts": 20, **dict.fromkeys(("needles", "chains", "word_counts"), 20),
 }  # fmt: skip
 """Prompts of the sets that have not 96."""
 

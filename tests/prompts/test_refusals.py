@@ -10,7 +10,7 @@ import pytest
 from kvbench.core.config import ConfigError
 from kvbench.prompts.base import PromptSource
 from kvbench.prompts.benchmarks import Coco, GenEval, GenEval2, HpsV2, OneIg, Parti, UniGenBench
-from kvbench.prompts.files import PromptFile
+from kvbench.prompts.files import PromptFile, RulerFile
 from kvbench.prompts.imagenet import ImageNet
 from kvbench.prompts.math_tiny import MathTiny
 from kvbench.prompts.own import Own
@@ -18,6 +18,7 @@ from kvbench.prompts.preferences import ImageReward, Mjhq30k
 from kvbench.prompts.problems import GpqaDiamond, Math500
 from kvbench.prompts.retrieval import Passkey, PlantedFacts
 from kvbench.prompts.scenes import Scenes
+from kvbench.prompts.tasks import Chains, Needles, WordCounts
 from kvbench.prompts.texts import Texts
 from tests.prompts.test_benchmarks import LINES
 from tests.prompts.test_problems import gpqa
@@ -45,6 +46,13 @@ SETTINGS: list[tuple[Callable[..., PromptSource], Mapping[str, object], str]] = 
     (PlantedFacts, {"facts": 9}, r"prompts\.facts=9: must be at most 8"),
     (PlantedFacts, {"distractors": 9}, r"prompts\.distractors=9: must be at most 8"),
     (PlantedFacts, {"times": 0}, r"prompts\.times=0"),
+    (Needles, {"length": 31}, r"prompts\.length=31: must be at least 32"),
+    (Needles, {"answer": "told"}, r"prompts\.answer=told: choose from written, read"),
+    (Needles, {"keys": 129}, r"prompts\.keys=129: must be at most 128"),
+    (Needles, {"queries": 5}, r"prompts\.queries=5: must be at most 4"),
+    (Chains, {"chains": 17}, r"prompts\.chains=17: must be at most 16"),
+    (WordCounts, {"times": 1}, r"prompts\.times=1: must be at least 2"),
+    (WordCounts, {"zipf": 0.9}, r"prompts\.zipf=0\.9: must be from 1 to 3, or null"),
     (Scenes, {"count": 4, "per_prompt": 10**6}, r"prompts\.per_prompt=1000000"),
     (Texts, {"domain": "poems"}, r"prompts\.domain=poems: choose from manuals, novels, code, chat"),
     (Texts, {"calibration": "x"}, r"prompts\.calibration"),
@@ -117,6 +125,8 @@ FILES: list[tuple[Callable[..., PromptSource], str, str | bytes, str]] = [
             ({"problem": "q", "answer": "A"}, "no Question"),
         )
     ),
+    (RulerFile, "p.jsonl", '{"input": "a", "outputs": []}', "line 1 is not of RULER's form: `outputs` must be a list"),
+    (RulerFile, "p.jsonl", '{"question": "a"}', "line 1 is not a JSON object with `input`"),
     (PromptFile, "p.csv", "", ".*has no column `prompt`"),
     (PromptFile, "p.csv", "text\na\n", ".*has no column `prompt`"),
     (PromptFile, "p.csv", "prompt\n", "contains no prompts"),

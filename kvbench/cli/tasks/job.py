@@ -22,7 +22,7 @@ from kvbench.kernels.batch_invariance import set_batch_invariant
 from kvbench.models.base import Model
 from kvbench.prompts.base import load_ordered
 from kvbench.runs.calibrate import choose_calibration
-from kvbench.runs.job import Job, read_or_write
+from kvbench.runs.job import Job, fit_prompts, read_or_write
 
 _LOADED: dict[str, Model] = {}
 """The model of this process's latest job of a sweep, by the hash of its configuration."""
@@ -83,6 +83,7 @@ def build_job(
     source, read_at = instantiate(parts["prompts"]), time.time_ns()
     prompts = load_ordered(source, settings.shuffle)
     model, others = make_model(), choose_calibration(settings.calibrate, source, prompts)
+    prompts, others = fit_prompts(model, prompts), fit_prompts(model, others)
     return Job(
         settings=settings,
         model=read_or_write(model, prompts, others),

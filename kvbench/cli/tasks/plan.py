@@ -16,11 +16,11 @@ from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.models.reading.reader import Reader, TextReader
 from kvbench.plan import Plan, export, make_plan
-from kvbench.prompts.retrieval import Retrieval
+from kvbench.prompts.questions import Questions
 from kvbench.prompts.texts import Texts
 from kvbench.report.plan_table import show_plan
 from kvbench.runs.cache_plan import find_dtype, find_packing, read_budget
-from kvbench.runs.job import read_or_write
+from kvbench.runs.job import fit_prompts, read_or_write
 
 
 def plan(cfg: DictConfig, settings: Settings) -> None:
@@ -30,8 +30,8 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
         return
     method = instantiate(cfg.method)
     model, source = instantiate(cfg.model), instantiate(cfg.prompts)
-    if isinstance(source, Texts | Retrieval):  # are read, with another schedule
-        model = read_or_write(model, source.load(), [])
+    if isinstance(source, Texts | Questions):  # may be read, with another schedule
+        model = read_or_write(model, fit_prompts(model, source.load()), [])
     try:
         made = plan_cache(settings, model, method)
     except InfeasibleBudget as error:

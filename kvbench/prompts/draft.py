@@ -1,0 +1,127 @@
+"""Prompts with any amount of filler, which is fitted to the tokens of the model that reads them."""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count, pairwise, takewhile
+from random import Random
+
+from kvbench.core.config import ConfigError
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A prompt whose filler is not measured yet.
+
+    Attributes:
+        length: most tokens of the prompt.
+        head: text before the filler.
+        question: text after it, up to the beginning of the answer.
+        answer: the right answer, which continues the prompt.
+        read: whether the answer is read token by token; otherwise the model writes one.
+    """
+
+    length: int
+    head: str
+    question: str
+    answer: str
+    read: bool
+
+    def write(self, size: int) -> str:
+        """Return the prompt with `size` more units of filler, of a token or more, than the least it can have."""
+        return f"{self.head}{self.fill(size)}{self.question}"
+
+    def fill(self, size: int) -> str:
+        """Return the text between head and question."""
+        raise NotImplementedError
+
+    def fit(self, count_tokens: Callable[[str], int]) -> str:
+        """Return the longest prompt that has at most `length` tokens.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        sizes = range(self.length + 1)
+        found = bisect_right(sizes, self.length, key=lambda size: count_tokens(self.write(size)))
+        if not found:
+            least = count_tokens(self.write(0))
+            raise ConfigError(
+                f"prompts.length={self.length}: a question with its statements and no text around them has {least} "
+                "tokens; raise prompts.length, or ask for less"
+            )
+        return self.write(found - 1)
+
+
+@dataclass(frozen=True)
+class Hidden(Draft):
+    """Statements in real text, whose words are the units of filler.
+
+    Attributes:
+        words: words of the text with the space after each, at least `length`.
+        statements: place of each one as a share of the words, in ascending order, and its text.
+    """
+
+    words: tuple[str, ...]
+    statements: tuple[tuple[float, str], ...]
+
+    def fill(self, size: int) -> str:
+        """Return `size` words with the statements between them, each a paragraph."""
+        parts, places = [], [int(share * size) for share, _ in self.statements]
+        for (_, statement), (start, end) in zip(self.statements, pairwise([0, *places]), strict=True):
+            parts.append(f"{''.join(self.words[start:end]).rstrip()}\n\n{statement}\n\n")
+        return "".join(parts) + "".join(self.words[max(places) : size]).rstrip()
+
+
+@dataclass(frozen=True)
+class Counted(Draft):
+    """A list of words in random order, in which some come more often than all others.
+
+    Attributes:
+        frequent: the words that come most often, in descending order of their numbers.
+        others: other words; behind the last one, pairs of them follow.
+        times: number of each frequent word, if they are equally frequent.
+        rest: number of each other word in that case.
+        zipf: exponent of Zipf's law, by which the numbers of all words fall instead; None for equal ones.
+        seed: seed of the order.
+    """
+
+    frequent: tuple[str, ...]
+    others: tuple[str, ...]
+    times: int
+    rest: int
+    zipf: float | None
+    seed: str
+
+    def fill(self, size: int) -> str:
+        """Return the list; a unit is one more of the other words, or one more of the most frequent word."""
+        number = len(self.frequent)
+        counts = [self.times] * number + [self.rest] * size if self.zipf is None else self._fall(size)
+        words = [*self.frequent, *(self.name_other(rank) for rank in range(len(counts) - number))]
+        listed = [word for word, times in zip(words, counts, strict=False) for _ in range(times)]
+        Random(self.seed).shuffle(listed)
+        return f"{', '.join(listed)}."
+
+    def name_other(self, rank: int) -> str:
+        """Return the other word of a rank from 0."""
+        pair, rank = divmod(rank, len(self.others))
+        word = self.others[rank]
+        return word if not pair else f"{word}-{self.others[(rank + pair) % len(self.others)]}"
+
+    def _fall(self, size: int) -> list[int]:
+        """Return the numbers of all words by rank, the first one's `size` more than the least."""
+        numbers = (self._count(self._least + size, rank) for rank in count(1))
+        return list(takewhile(bool, numbers))
+
+    def _count(self, most: int, rank: int) -> int:
+        """Return the number of the word of a rank from 1 by Zipf's law, if the first one comes `most` times."""
+        assert self.zipf is not None
+        return int(most / rank**self.zipf)
+
+    @cached_property
+    def _least(self) -> int:
+        """Smallest number of the first word with which the numbers of all frequent words and of the next one differ."""
+        ranks = range(1, len(self.frequent) + 2)
+        return next(
+            most for most in count(1) if len({self._count(most, rank) for rank in ranks}) == len(ranks)
+        )

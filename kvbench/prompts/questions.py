@@ -1,0 +1,59 @@
+"""Questions on what a text says, whose answers are known exactly: their number, their seed and the text around."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import cycle
+from typing import ClassVar
+
+from kvbench.core.config import MAX_SEED, check_range
+from kvbench.prompts.base import Prompt, check_choices, check_counts
+from kvbench.prompts.hay import read_hay
+from kvbench.prompts.text_files import DOMAINS
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Base of questions on statements that are drawn and put into real text (`kvbench.prompts.hay`).
+
+    Attributes:
+        count: number of questions.
+        seed: seed of the set.
+        domain: domain of the text around the statements.
+        path: own texts in its place, see `kvbench.prompts.texts.Texts`.
+    """
+
+    in_random_order: ClassVar[bool] = True
+
+    count: int = 20
+    seed: int = 0
+    domain: str = "manuals"
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(count=self.count)
+        check_range("prompts.seed", self.seed, 0, 2 * MAX_SEED)  # a calibration adds its own
+        check_choices("domain", self.domain, DOMAINS)
+
+    def load(self) -> list[Prompt]:
+        """Return the questions, with their answers as metadata."""
+        return self._draw_all("evaluation")
+
+    def load_others(self, count: int, seed: int) -> list[Prompt]:
+        """Return `count` questions of another seed, in calibration texts if the text is one that ships."""
+        return replace(self, count=count, seed=self.seed + seed + 1)._draw_all("calibration")
+
+    def _draw_all(self, part: str) -> list[Prompt]:
+        texts = read_hay(self.domain, self.path, part)
+        return [self._draw(index, self._shuffle(texts, index)) for index in range(self.count)]
+
+    def _draw(self, index: int, texts: Iterator[str]) -> Prompt:
+        """Return one question; `texts` has a text for every piece of hay."""
+        raise NotImplementedError
+
+    def _make_rng(self, index: int) -> random.Random:
+        return random.Random(f"{type(self).__name__} {self.seed} {index}")
+
+    def _shuffle(self, texts: tuple[str, ...], index: int) -> Iterator[str]:
+        """Yield the texts in random order, again and again."""
+        return cycle(random.Random(f"hay {self.seed} {index}").sample(texts, len(texts)))
