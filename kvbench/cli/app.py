@@ -25,8 +25,8 @@ from kvbench.cli.streams import repair_streams
 from kvbench.cli.submit.background import start_in_background
 from kvbench.cli.submit.slurm import submit
 from kvbench.cli.submit.summary import Summary, show_sweep, start_workers, watch_jobs
-from kvbench.cli.sweeps.folder import announce, compose_sweep, list_worker_words
-from kvbench.cli.sweeps.jobs import Recorder, label_sweep
+from kvbench.cli.sweeps.folder import announce, compose_sweep, list_checked, list_worker_words
+from kvbench.cli.sweeps.jobs import Recorder, label_sweep, read_entries
 from kvbench.cli.sweeps.launchers import SLURM, check_launcher
 from kvbench.cli.sweeps.outcomes import describe_failure, exiting_on_error
 from kvbench.cli.tasks.table import COMMANDS, load
@@ -80,7 +80,7 @@ def run_command(command: Command) -> None:
 def run_by_hydra(arguments: list[str]) -> None:
     """Run a sweep or an option of Hydra, such as `--cfg`."""
     if (command := Command.parse(arguments)).kind == "jobs":
-        announce(command.overrides)
+        check_first(announce(command.overrides))
     if (problem := check_arguments(arguments)) is not None:
         sys.exit(f"error: {problem}")
     if (parsed := parse_options(arguments)).multirun and parsed.cfg:  # of Hydra's two, one would be ignored
@@ -108,6 +108,12 @@ def run_by_hydra(arguments: list[str]) -> None:
             Summary.running.show()
 
 
+def check_first(jobs: Sequence[Sequence[str]]) -> None:
+    """Check the jobs of a sweep, which imports torch; nothing for none."""
+    if jobs:
+        load("kvbench.cli.tasks.check:check_jobs")(jobs)
+
+
 def run_on_sweep(words: list[str]) -> None:
     """Run a task on a sweep as a whole: work on its jobs, control them, show their status or report their runs."""
     with hydra_of_kvbench():
@@ -122,6 +128,7 @@ def run_on_sweep(words: list[str]) -> None:
         if cfg.task != "work":
             run_task(cfg)
             return
+        check_first(list_checked(cfg, folder, [entry.overrides for entry in read_entries(folder)]))
         workers = list_worker_words(cfg, words)
         jobs = prepare_workers(cfg, choices["hydra/launcher"], workers)
         if not cfg.work.wait:

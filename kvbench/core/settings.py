@@ -226,11 +226,15 @@ class ChooseSettings:
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """Settings of a sweep as a whole: the name by which tasks find it again."""
+    """Name by which tasks find a sweep again, whether all jobs are checked first, folder of a dataset of its runs."""
 
     name: str | None = None
+    check: bool = False
+    pack: str | None = None
 
     def __post_init__(self) -> None:
+        if self.pack == "":
+            raise ConfigError("sweep.pack is empty; name a folder, such as sweep.pack=published/mine")
         if self.name is not None and not re.fullmatch(r"\w[\w.-]{0,99}", self.name):
             raise ConfigError(
                 f"sweep.name={self.name}: must be up to 100 letters, digits, dots, hyphens or underscores, a letter or "
@@ -287,7 +291,7 @@ class Settings:
         runs_dirs: more folders, from which finished runs, references and calibrations are copied.
         sources: folders from which `task=merge` copies runs; `from` in a configuration.
         require: evaluators (names in `eval`) that must not be skipped.
-        published: table of a paper to print with a sweep's results.
+        published: table of a paper to print with a sweep's results, or several, whose numbers are printed by metric.
         against: method with which `task=report` compares all others, sample by sample.
         metric: metric that `task=choose` compares.
         methods: methods that `task=choose` compares; None for all that fit.
@@ -315,7 +319,7 @@ class Settings:
     cuda_graph: bool | Literal["auto"] = "auto"
     batch_invariant: bool = False
     require: tuple[str, ...] = ()
-    published: str | None = None
+    published: str | tuple[str, ...] | None = None
     against: str | None = None
     metric: str | None = None
     methods: tuple[str, ...] | None = None

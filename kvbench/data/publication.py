@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Collection, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path, hash_values, read_text
 
 FILE_LIST = "SHA256SUMS"
@@ -19,6 +21,18 @@ class Change(NamedTuple):
 
     name: str
     how: Literal["changed", "not listed", "missing"]
+
+
+def check_packages() -> None:
+    """Check that the packages that write a publication are installed.
+
+    Raises:
+        ConfigError: names those that are not.
+    """
+    if missing := ", ".join(
+        name for name in ("polars", "jinja2", "huggingface_hub") if find_spec(name) is None
+    ):
+        raise ConfigError(f'publish: not installed: {missing}; pip install "kvbench[data,dashboard,text]"')
 
 
 def write_file_list(folder: Path) -> None:

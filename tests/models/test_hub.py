@@ -13,7 +13,7 @@ from kvbench.models.files import hub as hub_module
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.hub import Listing
 from kvbench.models.files.stored import choose_files, find_digest, list_files
-from kvbench.models.files.weights import Source, locate_all, survey
+from kvbench.models.files.weights import Source, check_named, locate_all, survey
 from tests.support.fake_hub import COMMIT, FakeHub
 
 T5 = {
@@ -65,6 +65,16 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(revision: str | None, hub: Fak
     described = source.describe()
     assert (described["revision"], described["commit"]) == (revision or "main", COMMIT)
     assert described["sha256"] == find_digest(source.locate())
+
+
+def test_fetched_files_are_compared_with_the_hashes_that_name_them(hub: FakeHub) -> None:
+    text, net = locate_all([TEXT, NET])
+    assert [check_named(path) for path in (text, net)] == [find_digest(text), find_digest(net)]
+    net.resolve().write_bytes(b"nnnnmmmmooo0")
+    with pytest.raises(
+        WeightsError, match=r"net.pth: damaged, its SHA-256 is not [0-9a-f]{64}; delete .* again"
+    ):
+        check_named(net)
 
 
 def test_afterwards_no_network_is_asked(hub: FakeHub) -> None:

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Literal
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+
+from kvbench.core.config import ConfigError
 
 MULTIRUN = ("-m", "--multirun")
 SHORT_FORMS = dict.fromkeys(("-v", "--verbose"), "verbose=true")
@@ -47,8 +50,13 @@ class Command:
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> "Command":
-        """Parse the words of a command line."""
-        words = tuple(list_single_values([name_base(SHORT_FORMS.get(word, word)) for word in arguments]))
+        """Parse the words of a command line.
+
+        Raises:
+            ConfigError: see `name_file`.
+        """
+        spelled = name_file([name_base(SHORT_FORMS.get(word, word)) for word in arguments])
+        words = tuple(list_single_values(spelled))
         overrides = tuple(word for word in words if word not in MULTIRUN)
         options = tuple(word for word in overrides if word.startswith("-"))
         values = dict(word.split("=", 1) for word in overrides if "=" in word)
@@ -78,6 +86,27 @@ def name_base(word: str) -> str:
     """
     word = re.sub(r"^prompts\.of=(?=[a-z])", "prompts@prompts.of=", word)
     return re.sub(r"^method((?:\.base)+)=(?=[a-z_])", r"method@method\1=", word)
+
+
+def name_file(words: Sequence[str]) -> list[str]:
+    """Return words in which a folder of sweeps with a file per model is the file of the command's model.
+
+    >>> name_file(["-m", "sweeps=first_light", "model=var_d16"])
+    ['-m', 'sweeps=first_light/var_d16', 'model=var_d16']
+
+    Raises:
+        ConfigError: the folder has no file of that name, or the command names no model.
+    """
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+    name, model = values.get("sweeps", ""), values.get("model", "")
+    folder = files("kvbench.conf").joinpath("sweeps", name)
+    if not re.fullmatch(r"\w+", name) or not folder.is_dir():
+        return list(words)
+    known = sorted(one.name.removesuffix(".yaml") for one in folder.iterdir() if one.name.endswith(".yaml"))
+    if model not in known:
+        given = f"has no file for model={model}" if model else "has a file for each model; add model="
+        raise ConfigError(f"sweeps={name}: {given}; there are {', '.join(known)}")
+    return [f"sweeps={name}/{model}" if word == f"sweeps={name}" else word for word in words]
 
 
 def list_single_values(words: Sequence[str]) -> list[str]:

@@ -147,7 +147,11 @@ def check_values(values: Mapping[str, object]) -> Settings:
     if settings.published is not None:
         from kvbench.report.papers.published import find
 
-        find(settings.published)
+        names = (settings.published,) if isinstance(settings.published, str) else settings.published
+        if not names:
+            raise ConfigError("published=[]: name one or more tables, or leave it out")
+        for name in names:
+            find(name)
     return settings
 
 

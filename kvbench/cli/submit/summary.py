@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.console import CONSOLE, say, show_device
@@ -34,6 +34,7 @@ from kvbench.cli.sweeps.launchers import LOCAL, SLURM, check_launcher, count_tas
 from kvbench.cli.sweeps.outcomes import exiting_on_error, list_equal, list_failures, list_profiles, list_runs
 from kvbench.cli.sweeps.progress import watch
 from kvbench.cli.sweeps.sweeper import list_jobs
+from kvbench.cli.tasks.table import COMMANDS, load
 from kvbench.core.claims import claim
 from kvbench.core.gpus import resolve_device
 
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
-    """Print the tables of a sweep's runs and send them to its logger; return whether every job is finished.
+    """Print the tables of a sweep's runs, send them to its logger and pack them; return whether every job is finished.
 
     `name` is the choice of `sweeps`, or the folder's name.
     """
@@ -54,11 +55,12 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
     entries = read_entries(folder)
     folders, failures = list_runs(entries), list_failures(entries)
     runs_dir = Path(config.runs_dir).expanduser()
-    if timed := list_profiles(entries):
+    timed, published = list_profiles(entries), config.published
+    if timed and not folders:
         show_runs(CONSOLE, [], failures)
         from kvbench.report.papers.speed import show_speed
 
-        show_speed(CONSOLE, config.published, timed, runs_dir)
+        show_speed(CONSOLE, published, timed, runs_dir)
         return not failures
     runs = read_with_bounds(folders)
     joined = combine_seeds(runs, runs_dir)
@@ -66,11 +68,17 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
     for line in list_equal(entries):
         say(line)
     show_calibrations(CONSOLE, joined, runs_dir, folder, config.against)
-    if config.published is not None:
+    if isinstance(published, ListConfig):
+        from kvbench.report.papers.by_metric import show_by_metric  # imports torch
+        from kvbench.report.papers.speed import read_timings
+
+        compared, timings = read_with_references(folders), read_timings(timed)
+        show_by_metric(CONSOLE, list(published), compared, timings, runs_dir)
+    elif published is not None:
         from kvbench.report.papers import comparison, stability  # imports torch
         from kvbench.report.papers.published import find
 
-        table = find(config.published)
+        table = find(published)
         if table.figure == "stability":
             model, sinks = str(config.model.name), int(config.sinks)
             artifacts = [Path(file) for entry in entries for file in entry.files]
@@ -80,6 +88,9 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
             comparison.show_comparison(CONSOLE, table, compared, runs_dir)
     if config.logger:
         _send(config, folder, name, folders)
+    if config.sweep.pack is not None and folders and not failures:
+        load(COMMANDS["publish"])([*map(str, folders), f"out={config.sweep.pack}"])
+        say(f"draw a part of it again, here or elsewhere: kvbench verify {config.sweep.pack}")
     return not failures
 
 

@@ -12,7 +12,14 @@ from kvbench.cli.config.loader import parse_words
 from kvbench.cli.config.messages import EXPECTED
 from kvbench.cli.config.search_path import check_search_path
 from kvbench.cli.console import say
-from kvbench.cli.sweeps.jobs import describe_sweep, find_folder, find_named, name_folder, name_sweep
+from kvbench.cli.sweeps.jobs import (
+    describe_sweep,
+    find_folder,
+    find_named,
+    name_folder,
+    name_sweep,
+    read_entry,
+)
 from kvbench.cli.sweeps.sweeper import split_jobs
 from kvbench.core.config import ConfigError, check_part
 from kvbench.core.settings import SweepSettings
@@ -54,12 +61,15 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
     return cfg, hydra_cfg
 
 
-def announce(words: Sequence[str], *, every: bool = False) -> None:
+def announce(words: Sequence[str], *, every: bool = False) -> list[tuple[str, ...]]:
     """Print the name, the folder and the number of jobs of a sweep; nothing if a word is wrong, which is checked next.
 
     Args:
         words: words of the command without `-m`.
         every: also print the words of every job, by its number.
+
+    Returns:
+        The unfinished jobs that are checked before the first one (`sweep.check`).
     """
     try:
         with hydra_of_kvbench():
@@ -70,8 +80,17 @@ def announce(words: Sequence[str], *, every: bool = False) -> None:
             say(describe_sweep(folder, _read_name(cfg), len(jobs)))
             for number, job in enumerate(jobs if every else ()):
                 say(f"{number:>{len(str(len(jobs)))}}  {shlex.join(job)}")
+            return list_checked(cfg, folder, jobs)
     except (*EXPECTED, TypeError):  # `runs_dir` may have another type
-        return
+        return []
+
+
+def list_checked(cfg: DictConfig, folder: Path, jobs: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the unfinished jobs of a sweep if they are checked before the first one starts, else none."""
+    if cfg.sweep.check is not True:
+        return []
+    entries = (read_entry(folder, number, job) for number, job in enumerate(jobs))
+    return [entry.overrides for entry in entries if entry.outcome != "finished"]
 
 
 def _compose_shared(words: Sequence[str]) -> tuple[DictConfig, HydraConf, bool]:

@@ -9,19 +9,23 @@ from omegaconf import DictConfig
 from rich.markup import escape
 from rich.table import Table
 
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.console import CONSOLE
+from kvbench.cli.tasks.expected import count_samples, expect_time, format_time
 from kvbench.cli.tasks.job import make_job
 from kvbench.cli.tasks.plan import plan_cache
 from kvbench.core.config import ConfigError, UserError
 from kvbench.core.files import count_free_bytes
 from kvbench.core.settings import Settings
+from kvbench.data.publication import check_packages
 from kvbench.engine.memory import MIB
 from kvbench.eval.files.weights import find_wrong
 from kvbench.eval.protocol.base import find_missing
+from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.models.files.hub import Listing, format_bytes
-from kvbench.models.files.weights import survey
+from kvbench.models.files.weights import check_named, survey
 from kvbench.report.collect import read_runs
 from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
@@ -50,29 +54,44 @@ def show_findings(findings: Sequence[Finding]) -> None:
     for finding in findings:
         table.add_row(finding.subject, f"[{COLOURS[finding.state]}]{finding.state}[/]", escape(finding.text))
     CONSOLE.print(table)
-    if errors := [finding.subject for finding in findings if finding.state == "error"]:
+    if errors := dict.fromkeys(finding.subject for finding in findings if finding.state == "error"):
         raise ConfigError(f"task=check: the run cannot start: {', '.join(errors)}")
 
 
 def check(cfg: DictConfig, settings: Settings) -> None:
     """Do `task=check`: print what the run needs; no weights are loaded and nothing is generated."""
-    job = make_job(cfg, settings)
-
-    def describe_memory() -> str:
-        longest = None if job.longest is None else job.longest.tokens
-        peaks = plan_cache(settings, job.model, instantiate(cfg.method), longest).at_once
-        if not peaks:
-            raise ConfigError("what a cache in few bits needs is measured by its run")
-        cache, full = peaks["method"] / MIB, peaks["full"] / MIB
-        weights = job.model.parameters * job.model.compute_dtype(settings.device).itemsize / MIB
-        caches = f"cache at most {cache:.1f} MiB at batch {settings.batch_size} (full cache {full:.1f})"
-        return f"{caches}, weights {weights:.1f} MiB"
-
-    show_findings(list(check_run(job, describe_memory)))
+    show_findings(list(check_run(make_job(cfg, settings), instantiate(cfg.method))))
 
 
-def check_run(job: Job, describe_memory: Callable[[], str]) -> Iterator[Finding]:
-    """Yield the findings of a run; `describe_memory` raises ConfigError if the memory of the cache depends on data."""
+def check_jobs(jobs: Sequence[Sequence[str]]) -> None:
+    """Check the jobs of a sweep as `task=check` does, each finding once, and print the time that all may take.
+
+    Args:
+        jobs: words of each job.
+
+    Raises:
+        ConfigError: a job cannot start.
+    """
+    found: dict[Finding, None] = {}
+    sources: dict[str, None] = {}
+    seconds, samples = 0.0, 0
+    with hydra_of_kvbench():
+        for words in jobs:
+            cfg, _ = compose_job([*words])
+            job = make_job(cfg, read_settings(cfg), keep_model=True)
+            if (place := job.settings.sweep.pack) is not None:
+                found[_try("sweep.pack", lambda: _describe_place(place))] = None
+            findings = check_run(job, instantiate(cfg.method))
+            found |= dict.fromkeys(one for one in findings if one.subject not in ("time", "disk"))
+            expected, count = expect_time(job, _find_alike(job)), count_samples(job)
+            seconds, samples = seconds + count * expected.seconds, samples + count
+            sources[expected.source] = None
+    told = f"about {format_time(seconds)} for {samples} samples in {len(jobs)} jobs, scores not counted"
+    show_findings([*found, Finding("time", "note", f"{told}, as {'; '.join(sources)}")])
+
+
+def check_run(job: Job, method: Method) -> Iterator[Finding]:
+    """Yield the findings of a run; `method` is another object of its method, which its plan prepares."""
     yield _try("method, prompts", lambda: _describe_job(job))
     yield _try("weights", lambda: _find_weights(job.model))
     if job.logger is not None:
@@ -87,7 +106,7 @@ def check_run(job: Job, describe_memory: Callable[[], str]) -> Iterator[Finding]
             yield Finding(f"eval={name}", "error", line)
     complete = [name for name, reasons in missing.items() if not reasons]
     yield Finding("metrics", "ok" if complete else "note", ", ".join(complete) or "none")
-    memory = _try("memory", describe_memory)
+    memory = _try("memory", lambda: _describe_memory(job, method))
     yield memory if memory.state == "ok" else memory._replace(state="note")
     yield from _estimate(job)
 
@@ -106,6 +125,24 @@ def _describe_job(job: Job) -> str:
     return f"{job.method_name} at budget={job.settings.budget} ({tokens}), {len(job.prompts)} prompts"
 
 
+def _describe_memory(job: Job, method: Method) -> str:
+    """Return the memory of the cache and of weights; raise ConfigError if that of the cache depends on data."""
+    settings, longest = job.settings, None if job.longest is None else job.longest.tokens
+    peaks = plan_cache(settings, job.model, method, longest).at_once
+    if not peaks:
+        raise ConfigError("what a cache in few bits needs is measured by its run")
+    cache, full = peaks["method"] / MIB, peaks["full"] / MIB
+    weights = job.model.parameters * job.model.compute_dtype(settings.device).itemsize / MIB
+    caches = f"{job.method_name}: cache at most {cache:.1f} MiB at batch {settings.batch_size} (full cache {full:.1f})"
+    return f"{caches}, weights {weights:.1f} MiB"
+
+
+def _describe_place(place: str) -> str:
+    """Return where a dataset will be written; raise ConfigError if its packages are not installed."""
+    check_packages()
+    return f"{place}, when all jobs are finished"
+
+
 def _describe_logger(logger: object) -> str:
     check_logger(logger)
     return type(logger).__name__
@@ -119,42 +156,38 @@ def _find_weights(model: Model) -> str:
 
 
 def _describe_weights(place: Path | Listing) -> str:
+    """Return the name of weights and their SHA-256, or the size of their download; raise WeightsError if damaged."""
     if isinstance(place, Path):
-        return place.name
+        return f"{place.name}, sha256 {check_named(place)[:12]}"
     return f"{place.part.repo} from the Hub ({format_bytes(sum(place.missing.values()))} to download)"
 
 
 def _estimate(job: Job) -> Iterator[Finding]:
     """Yield time and disk space, estimated from finished runs of the model on the device, of the method if possible."""
+    alike, folder = _find_alike(job), job.settings.runs_dir / job.model.name
+    expected, count = expect_time(job, alike), len(job.prompts) * (1 if job.is_reference else 2)
+    told = f"about {format_time(expected.seconds * count)} for {count} samples, reference included"
+    yield Finding("time", "note" if expected.scaled else "ok", f"{told}, as {expected.source}")
+    if not alike:
+        yield Finding("disk", "note", f"no finished run of {job.model.name} in {job.settings.runs_dir}")
+        return
+    free = count_free_bytes(folder)
+    needed = count * median(_measure(folder / run.run, run) for run in alike)
+    detail = f"about {needed / MIB:.1f} MiB of {free / MIB:.0f} that are free"
+    yield Finding("disk", "ok" if needed < free else "error", detail)
+
+
+def _find_alike(job: Job) -> list[Results]:
+    """Return the finished runs of a job's model on its device, those of its method if there are any."""
     folder = job.settings.runs_dir / job.model.name
     known = [
         run
         for run in read_runs(path.parent for path in sorted(folder.glob(f"*/{FILE}")))
         if run.latency.device == job.settings.device
     ]
-    alike = [run for run in known if run.method == job.method_name] or known
-    free = count_free_bytes(folder)
-    if not alike:
-        yield Finding("time, disk", "note", f"no finished run of {job.model.name} in {job.settings.runs_dir}")
-        return
-    count = len(job.prompts) * (1 if job.is_reference else 2)
-    seconds = median(run.latency.seconds_per_image for run in alike) * count
-    yield Finding("time", "ok", f"about {_format_time(seconds)} for {count} samples, reference included")
-    needed = count * median(_measure(folder / run.run, run) for run in alike)
-    detail = f"about {needed / MIB:.1f} MiB of {free / MIB:.0f} that are free"
-    yield Finding("disk", "ok" if needed < free else "error", detail)
+    return [run for run in known if run.method == job.method_name] or known
 
 
 def _measure(folder: Path, run: Results) -> float:
     """Return the bytes of a run's folder per sample."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / run.n
-
-
-def _format_time(seconds: float) -> str:
-    """Format a time in its largest unit.
-
-    >>> _format_time(5400)
-    '1.5 h'
-    """
-    size, unit = next(one for one in ((3600, "h"), (60, "min"), (0, "s")) if seconds >= one[0])
-    return f"{seconds / max(size, 1):.1f} {unit}"

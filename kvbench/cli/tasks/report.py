@@ -20,7 +20,7 @@ from kvbench.report.document import Section, make_tail, write_report
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.paper_latex import write_paper
 from kvbench.report.paper_tables import Layout, check_metrics, make_paper_tables
-from kvbench.report.papers.speed import show_speed
+from kvbench.report.papers.speed import read_timings, show_speed
 from kvbench.report.row_keys import Composed, write_keys
 from kvbench.report.runs_table import order_runs, show_runs
 from kvbench.report.seeds import combine_seeds, list_members
@@ -104,8 +104,13 @@ def _compare(settings: Settings, runs: Sequence[Results], place: Path) -> Sectio
     """Print the published table beside what was measured, if there is one; return it as a section."""
     if settings.published is None:
         return None
-    from kvbench.report.papers import comparison, published  # take long to import
+    from kvbench.report.papers import by_metric, comparison, published  # take long to import
 
+    if not isinstance(settings.published, str):
+        sweep = settings.work.folder
+        timings = read_timings([] if sweep is None else list_profiles(read_entries(Path(sweep))))
+        by_metric.show_by_metric(CONSOLE, settings.published, runs, timings, place)
+        return None
     table = published.find(settings.published)
     comparison.show_comparison(CONSOLE, table, runs, place)
     return comparison.make_section(table, runs)

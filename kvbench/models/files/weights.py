@@ -1,6 +1,7 @@
 """Sources of weights: a local path or files of a Hub repository, and their download, conversion and staging."""
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from kvbench.core.claims import claim
 from kvbench.core.files import read_text, resolve_path, write_whole
 from kvbench.models.files.checkpoints import Clean, WeightsError, is_safe, read, split_layers
 from kvbench.models.files.hub import HubError, Listing, RepoPart, fetch, find_fetched, list_part
-from kvbench.models.files.stored import find_digest, find_home, stage, write_tensors
+from kvbench.models.files.stored import find_digest, find_home, list_files, stage, write_tensors
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,21 @@ def locate_all(sources: Sequence[Source]) -> list[Path]:
     except HubError as error:
         raise WeightsError(str(error)) from None
     return [place.path if isinstance(place, Listing) else place for place in places]
+
+
+def check_named(path: Path) -> str:
+    """Return the SHA-256 of a file, or of a folder's files, and compare those that the Hub's cache names by theirs.
+
+    Raises:
+        WeightsError: a file has other contents than its name says.
+    """
+    for file in list_files(path):
+        blob = file.resolve()
+        if re.fullmatch(r"[0-9a-f]{64}", blob.name) and find_digest(blob) != blob.name:
+            raise WeightsError(
+                f"{file}: damaged, its SHA-256 is not {blob.name}; delete {blob} and fetch it again"
+            )
+    return find_digest(path)
 
 
 def check_sources(weights: str, sources: Mapping[str, Source], *needed: str) -> None:

@@ -165,7 +165,7 @@ def _list_cells(
     names = " / ".join(labels) if len(labels) < 3 and not table.sources else "published"
     for metric in table.metrics:
         if metric in COSTS:
-            cells[metric] = _format_cost(COSTS[metric](run))
+            cells[metric] = format_cost(COSTS[metric](run))
         elif any(metric in r.metrics for r in runs):
             cells[metric] = find_metric(run, metric)
         cells[f"{metric}, {names}"] = _list_printed(table, labels, where, metric, run)
@@ -185,7 +185,8 @@ def _list_printed(
     return " / ".join(cell or "-" for cell in cells.values()) if any(cells.values()) else "-"
 
 
-def _format_cost(value: float | None) -> str:
+def format_cost(value: float | None) -> str:
+    """Return a number of memory or time with four digits, or all digits before the point; `-` for none."""
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

@@ -13,7 +13,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +20,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import check_file, hash_path, hash_values, name_sample
 from kvbench.core.links import find_leaving_link
 from kvbench.data.frames import frame_runs, samples_df, write_frame
-from kvbench.data.publication import RUNS_FILE, SAMPLES_FILE, write_file_list
+from kvbench.data.publication import RUNS_FILE, SAMPLES_FILE, check_packages, write_file_list
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
 from kvbench.eval.files.readings import ReadingSet, strip_states
 from kvbench.eval.files.samples import SampleSet
@@ -120,7 +119,7 @@ def prepare_dataset(
         ConfigError: the folder cannot be written, holds other files, or packages are missing.
         SampleSetError: samples are missing or do not match their records.
     """
-    _check_packages()
+    check_packages()
     with replacing(out) as folder:
         _fill(folder, runs)
         card = write_card(runs, licence or UNKNOWN_LICENCE, repo, author)
@@ -128,13 +127,6 @@ def prepare_dataset(
         if make_page is not None:
             (folder / PAGE).write_text(make_page(), encoding="utf-8")
         write_file_list(folder)
-
-
-def _check_packages() -> None:
-    if missing := ", ".join(
-        name for name in ("polars", "jinja2", "huggingface_hub") if find_spec(name) is None
-    ):
-        raise ConfigError(f'publish: not installed: {missing}; pip install "kvbench[data,dashboard,text]"')
 
 
 def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:

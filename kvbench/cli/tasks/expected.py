@@ -1,0 +1,81 @@
+"""Time that a job will take: as finished runs here say, else scaled from a figure of docs/performance.md."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+import hydra
+
+from kvbench.cli.config.instantiate import instantiate
+from kvbench.methods.shared.calibration import Observer
+from kvbench.models.base import Model
+from kvbench.runs.job import Job
+from kvbench.runs.record.results import Results
+
+
+class Figure(NamedTuple):
+    """Seconds of an image of a model under the full cache at batch 8, of docs/performance.md."""
+
+    model: str
+    seconds: float
+    machine: str
+
+
+FIGURES = {
+    ("next-scale", "cuda"): Figure("infinity_2b", 0.625, "an H200"),
+    ("next-token", "cuda"): Figure("llamagen_xl", 576 / 1379, "an H200"),
+    ("next-scale", "cpu"): Figure("infinity_tiny", 33.14e-3, "two CPU cores"),
+    ("next-token", "cpu"): Figure("llamagen_tiny", 1.404 / 8, "two CPU cores"),
+}
+"""By family of models and kind of device."""
+
+
+class Expected(NamedTuple):
+    """Seconds of a sample, and where they come from; `scaled` ones are of another model or machine."""
+
+    seconds: float
+    source: str
+    scaled: bool
+
+
+def expect_time(job: Job, known: Sequence[Results]) -> Expected:
+    """Return the expected time of a sample: the median of finished runs, else a figure by parameters times tokens.
+
+    Args:
+        job: the job.
+        known: finished runs of its model on its device, those of its method if there are any.
+    """
+    if known:
+        times = [run.latency.seconds_per_image for run in known]
+        return Expected(median(times), f"{len(times)} finished runs", scaled=False)
+    figure = FIGURES[job.model.spec.family, job.settings.device.partition(":")[0]]
+    source = f"{figure.model} on {figure.machine} (docs/performance.md)"
+    if figure.model == job.model.name:
+        return Expected(figure.seconds, source, scaled=False)
+    reference = instantiate(hydra.compose("config", overrides=[f"model={figure.model}"]).model)
+    share = _count_work(job.model) / _count_work(reference)
+    return Expected(figure.seconds * share, f"{source}, by parameters times tokens", scaled=True)
+
+
+def count_samples(job: Job) -> int:
+    """Return the samples that a job generates without its reference: prompts, calibration, timed batches."""
+    calibration = len(job.calibration_prompts) if isinstance(job.method.needs(), Observer) else 0
+    if job.settings.task != "profile":
+        return len(job.prompts) + calibration
+    chosen = job.settings.profile
+    caches = 1 if job.is_reference or not chosen.against_full else 2
+    return calibration + sum(chosen.batch_sizes) * caches * (chosen.warmup + chosen.repeats + 2)
+
+
+def format_time(seconds: float) -> str:
+    """Format a time in its largest unit.
+
+    >>> format_time(5400)
+    '1.5 h'
+    """
+    size, unit = next(one for one in ((3600, "h"), (60, "min"), (0, "s")) if seconds >= one[0])
+    return f"{seconds / max(size, 1):.1f} {unit}"
+
+
+def _count_work(model: Model) -> int:
+    return model.parameters * sum(model.spec.lengths) * model.spec.branches

@@ -1,0 +1,179 @@
+"""Numbers of several published tables beside those of a sweep's runs, metric by metric, and what cannot be compared."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from kvbench.report.ablations import is_full
+from kvbench.report.memory import name_time
+from kvbench.report.papers.comparison import format_cost, list_variants
+from kvbench.report.papers.published import COSTS, PublishedTable, find, model_of, prompts_of
+from kvbench.report.papers.speed import MEASURES, Timing
+from kvbench.report.runs_table import find_metric, list_metrics, order_runs
+from kvbench.report.tables import Row, format_cell, publish
+from kvbench.runs.record.results import Results
+
+OF_SETS = re.compile(r"(s?fid|kid|cmmd|fd_|mind)|(is|precision|recall)\b")
+"""Names of metrics of a whole set of samples, which the number of samples moves."""
+OF_PROCESS = ("memory GB", "saving %", "images/s", "tokens/s", "latency s")
+"""Published columns that a paper's card, batch and program decide."""
+Printed = Mapping[str, Mapping[str, Sequence[str]]]
+"""Names of tables by number and metric."""
+
+
+def show_by_metric(
+    console: Console, names: Sequence[str], runs: Sequence[Results], timings: Sequence[Timing], folder: Path
+) -> None:
+    """Print the numbers of tables beside those of runs, and what cannot be compared.
+
+    Writes report-published-<model>.md into a folder.
+
+    Args:
+        console: where to print.
+        names: names of the tables.
+        runs: runs of one model.
+        timings: of `task=profile`, which has the phases of a generation.
+        folder: of the file.
+    """
+    if not runs:
+        console.print(f"published=[{', '.join(names)}]: no finished run", highlight=False)
+        return
+    tables, known = [find(name) for name in names], order_runs(runs)
+    ordered = [*(run for run in known if is_full(run)), *(run for run in known if not is_full(run))]
+    printed = [collect_printed(tables, run) for run in ordered]
+    rows = [
+        row
+        for run, cells in zip(ordered, printed, strict=True)
+        for row in make_rows(run, cells, _find_timing(run, timings), _find_full(ordered, timings))
+    ]
+    first = ordered[0]
+    title = (
+        f"published / yours: {first.model_label}, n = {first.n} of {first.prompts_label}, batch "
+        f"{first.latency.batch}, {first.latency.machine}; brackets: 95 % intervals"
+    )
+    notes = list(list_notes(tables, ordered, printed))
+    publish(console, title, rows, 3, folder / f"report-published-{first.model}.md", "\n".join(notes))
+
+
+def collect_printed(tables: Sequence[PublishedTable], run: Results) -> Printed:
+    """Return the printed numbers of a run's rows by metric, each with the tables that have it.
+
+    A model that no row of a table is of takes those of the table's first model.
+    """
+    found: dict[str, dict[str, list[str]]] = {}
+    for table in tables:
+        labels, where = _choose_labels(table, run), [table.rows[place] for place in table.find_rows(run)]
+        for label, settings, metric in ((a, b, c) for a in labels for b in where for c in table.metrics):
+            if (cell := table.cell(label, settings, metric)) is not None:
+                name = prompts_of(label) if table.sources else " ".join((table.name, *label.split(" ")[1:]))
+                found.setdefault(metric, {}).setdefault(cell, []).append(name)
+    return found
+
+
+def make_rows(run: Results, printed: Printed, timing: Timing | None, full: Timing | None) -> list[Row]:
+    """Return a row for each metric, cost and phase of a run, with the printed numbers of the same."""
+    yours = _measure(run, printed, timing, full)
+    lead = {"method": run.method, "budget": run.budget_text}
+    return [
+        lead
+        | {
+            "what": name,
+            "published": ", ".join(f"{cell} ({', '.join(by)})" for cell, by in printed.get(name, {}).items())
+            or "-",
+            "yours": yours.get(name, "-"),
+        }
+        for name in dict.fromkeys((*printed, *yours))
+        if name in yours or not OF_SETS.match(name)
+    ]
+
+
+def list_notes(
+    tables: Sequence[PublishedTable], runs: Sequence[Results], printed: Sequence[Printed]
+) -> Iterator[str]:
+    """Yield a line for each reason why printed and measured numbers cannot be compared."""
+    cells = {metric: one for own in printed for metric, one in own.items()}
+    yield from _describe_sources(
+        tables, runs[0], {name for one in cells.values() for by in one.values() for name in by}
+    )
+    if costs := [name for name in cells if name in OF_PROCESS]:
+        yield f"{', '.join(costs)}: of the papers' cards, batches and programs; compare ratios to `full` alone"
+    yield from _describe_missing([name for name in cells if name not in (*COSTS, *OF_PROCESS)], runs)
+    if alone := [run.method for run, own in zip(runs, printed, strict=True) if not own]:
+        yield f"no paper has a row: {', '.join(dict.fromkeys(alone))}"
+
+
+def _describe_sources(tables: Sequence[PublishedTable], run: Results, used: Collection[str]) -> Iterator[str]:
+    """Yield what the tables, and the sources of a table of several, that have a number are of."""
+    chosen = [table for table in tables if table.name in {name.split(" ")[0] for name in used}]
+    others = {model_of(_choose_labels(table, run)[0]) for table in chosen} - {run.model}
+    if others:
+        yield f"published numbers are of {', '.join(sorted(others))}: {run.model} only rehearses the command"
+    for table in chosen:
+        yield f"{table.name}: {table.source}; {table.data}, yours {run.n} of {run.prompts_label}"
+    for label, protocol in ((label, text) for table in tables for label, text in table.sources.items()):
+        if label in used:
+            yield f"{label}: {protocol}"
+
+
+def _describe_missing(metrics: Sequence[str], runs: Sequence[Results]) -> Iterator[str]:
+    """Yield why published metrics have no measured value of the same name."""
+    values = {name for run in runs for name in list_metrics([run], details=True)}
+    absent = [name for name in metrics if name not in values]
+    if sets := [name for name in absent if OF_SETS.match(name)]:
+        reason = f"the number of samples moves these metrics of a whole set, and n = {runs[0].n}"
+        yield f"left out: {', '.join(sets)}: {reason}"
+    for name in (name for name in absent if name not in sets):
+        reasons = [metric.reason for run in runs if (metric := find_metric(run, name)) and metric.reason]
+        if reasons:
+            yield f"{name} skipped: {reasons[0]}"
+        if own := _find_variants(name, runs):
+            yield f"{name}: yours is {own[0]}, by another detector or network"
+        elif not reasons:
+            yield f"{name}: not measured by this sweep"
+
+
+def _choose_labels(table: PublishedTable, run: Results) -> list[str]:
+    own = [label for label in table.models if model_of(label) == run.model]
+    return own or [label for label in table.models if model_of(label) == model_of(next(iter(table.models)))]
+
+
+def _measure(run: Results, printed: Printed, timing: Timing | None, full: Timing | None) -> dict[str, str]:
+    """Return the numbers of a run by name, as text."""
+    cells: dict[str, str] = {}
+    for name in list_metrics([run]):
+        if (metric := find_metric(run, name)) is not None:
+            cells[name] = format_cell(metric, "range")
+    for name in printed:
+        if name in COSTS:
+            cells[name] = format_cost(COSTS[name](run))
+        elif name in OF_PROCESS and timing is not None:
+            cells[name] = format_cost(MEASURES[name](timing, full))
+        elif name not in cells and (own := _find_variants(name, [run])):
+            cells[name] = f"{format_cell(find_metric(run, own[0]), 'range')}, {own[0]}"
+            cells.pop(own[0], None)
+    peak = run.memory.gpu_peak_bytes
+    cells["peak GiB"] = format_cost(peak / 2**30) if peak else "n/a on a CPU"
+    cells["cache GiB"] = format_cost(run.memory.peak_bytes / 2**30)
+    cells[time := name_time([run])] = format_cost(run.latency.seconds_per_image)
+    if timing is not None:
+        parts = timing.row["phases"]["seconds"].items()
+        cells |= {f"{time}, {name}": format_cost(each / timing.row["batch"]) for name, each in parts}
+    return cells
+
+
+def _find_variants(name: str, runs: Sequence[Results]) -> list[str]:
+    """Return the variants of a metric that runs have a value of, also of the one by its authors' program."""
+    others = list_variants(name.removesuffix("[official]"), runs)
+    return [
+        one for one in others if any(run.metrics[one].value is not None for run in runs if one in run.metrics)
+    ]
+
+
+def _find_timing(run: Results, timings: Sequence[Timing]) -> Timing | None:
+    return next((one for one in timings if one.is_ok and one.method == run.method), None)
+
+
+def _find_full(runs: Sequence[Results], timings: Sequence[Timing]) -> Timing | None:
+    return next((_find_timing(run, timings) for run in runs if is_full(run)), None)
