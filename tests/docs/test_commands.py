@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.cli.config.command import SHORT_FORMS, name_base
+from kvbench.cli.config.command import SHORT_FORMS, name_base, name_file
 from kvbench.cli.config.messages import check_arguments
 from kvbench.cli.tasks import new
 from kvbench.cli.tasks.listing import show_list
@@ -171,7 +171,7 @@ def find_problem(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | Non
     """Return what is wrong with a command, None for nothing; nothing of it is done."""
     match name_program(words):
         case ["python", "run.py", *arguments] | ["kvbench", *arguments]:
-            return compose([name_base(SHORT_FORMS.get(word, word)) for word in arguments])
+            return compose(name_file([name_base(SHORT_FORMS.get(word, word)) for word in arguments]))
         case ["torchrun", "--nproc-per-node", _, "run.py", *arguments]:
             return compose(arguments)
         case ["python", "-m", "benchmarks", "profile_task", *arguments]:
