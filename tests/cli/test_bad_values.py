@@ -134,6 +134,24 @@ def test_four_hundred_bad_values_are_refused_or_valid(bases: list[DictConfig], f
     assert refused > 250
 
 
+@pytest.mark.parametrize("answer", ["written", "read"])
+def test_a_job_fits_its_prompts_to_its_model(answer: str) -> None:
+    words = [
+        "model=qwen3_8b",
+        "model.weights=random",
+        "prompts=needles",
+        "prompts.count=2",
+        "prompts.length=150",
+    ]
+    with hydra_of_kvbench():
+        cfg, _ = compose_job([*words, f"prompts.answer={answer}"])
+        job = make_job(cfg, read_settings(cfg))
+    for prompt in (*job.prompts, *job.calibration_prompts):
+        asked = prompt.text if prompt.reading is None else prompt.reading.parts[0].text
+        assert len(asked.split()) == 150  # words are the tokens of random weights
+    assert job.reads == (answer == "read")
+
+
 def test_a_job_uses_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is allocated: Triton launches on the current device."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.core.config import ConfigError
+from kvbench.core.reading import OwnOutput
 from kvbench.eval.text.string_match import StringMatchAll, StringMatchPart
 from kvbench.models.reading.schedule import lay_text
 from kvbench.prompts.base import Prompt, fit
@@ -154,30 +155,19 @@ def test_a_length_without_room_and_a_text_without_words_are_refused(tmp_path: Pa
     (tmp_path / "a.txt").write_text("on and on " * 300, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"^prompts\.path=.*too few different words"):
         WordCounts(count=1, path=str(tmp_path / "a.txt")).load()
-    assert fitted(Needles(count=1, path=str(tmp_path / "a.txt")))[0].text.count("on and") > 20
+    assert "on and on on and" in fitted(Needles(count=1, path=str(tmp_path / "a.txt")))[0].text
 
 
-def test_a_model_fits_prompts_with_its_own_tokenizer() -> None:
+def test_prompts_whose_own_outputs_are_read_are_fitted_as_they_are_answered() -> None:
     model = small_writer(20)
-    for source, form in (
-        (Needles(count=2, length=150), "written"),
-        (Needles(count=2, length=150, answer="read"), "read"),
-    ):
-        prompts = fit_prompts(model, source.load())
-        assert (prompts[0].reading is not None) == (form == "read")
-        text = prompts[0].reading.parts[0].text if prompts[0].reading else prompts[0].text
-        assert len(model.open_tokenizer().encode(text)) == 150
-    [prompt] = fit_prompts(model, Own(Needles(count=1, length=150)).load())
-    assert (prompt.draft, len(model.open_tokenizer().encode(prompt.text))) == (None, 150)
-    plain = [Prompt(0, "a")]
-    assert fit_prompts(model, plain) == plain
+    [prompt] = fit_prompts(model, Own(Needles(count=1, length=150, answer="read")).load())
+    assert (prompt.reading, len(model.open_tokenizer().encode(prompt.text))) == (OwnOutput(), 150)
 
 
 def test_files_of_rulers_form_are_read(tmp_path: Path) -> None:
     path = tmp_path / "validation.jsonl"
     older = {"index": 0, "input": "Where is Ida? Ida is in", "outputs": ["Oslo"], "length": 9}
-    newer = {
-        "index": 1,
+    newer = older | {
         "input": "Who runs? ",
         "outputs": ["Bo", "Cy"],
         "length": 7,

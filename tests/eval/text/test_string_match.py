@@ -43,12 +43,9 @@ def test_shares_are_those_counted_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outputs", [[], "Oslo", ["Oslo", ""], [7], {"a": 1}])
-def test_outputs_that_are_no_texts_are_refused(outputs: object, tmp_path: Path) -> None:
+def test_outputs_that_are_no_texts_are_refused(outputs: object) -> None:
     with pytest.raises(ValueError, match="`outputs` must be a list of texts, none of them empty"):
         StringMatchAll().check_meta({"outputs": outputs})
-    assert "must be a list of texts" in reason(
-        StringMatchAll(), "failed", make(tmp_path / "a", ["Oslo"], [{"outputs": outputs}])
-    )
 
 
 def test_texts_without_outputs_are_skipped(tmp_path: Path) -> None:
