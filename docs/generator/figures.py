@@ -17,7 +17,7 @@ from kvbench.report.figures.method_styles import COLOURS, DARK_COLOURS, choose_s
 from kvbench.report.figures.plots import Point, draw_panels
 
 SOURCE = f"{FOLDER}/data/infinity_tiny/prices.csv"
-METHODS = ("ams_kv_fixed", "first_scales", "hackpp", "heatkv", "pricekv/blocks", "random")
+METHODS = ("ams_kv_fixed", "first_scales", "hackpp", "heatkv", "pricekv", "random")
 FIGURES = {"docs/images/fidelity.svg": False, "docs/images/fidelity-dark.svg": True}
 """Files that are drawn, and whether each is for dark pages."""
 PANELS = {
