@@ -16,7 +16,7 @@ RANGES: Mapping[str, Range] = {
     ),
     **dict.fromkeys(("agreement", "same_text"), (0.0, 1.0)),
     **dict.fromkeys(("accuracy_change", "exact_answer_change"), (-1.0, 1.0)),
-    "kl": (0.0, math.inf),
+    **dict.fromkeys(("kl", "mae", "lpips", "fid", "fd", "dreamsim"), (0.0, math.inf)),
     **dict.fromkeys(("dpg", "unigenbench", "geneval2"), (0.0, 100.0)),
 }
 """Smallest and largest value by metric, or by the first words of its name; an end may be infinite."""

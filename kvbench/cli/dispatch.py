@@ -18,7 +18,7 @@ from kvbench.cli.config.instantiate import allow_targets
 from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.console import CONSOLE, show_device
 from kvbench.cli.sweeps.extend import extend_sweeper
-from kvbench.cli.sweeps.jobs import Recorder, note_run
+from kvbench.cli.sweeps.jobs import is_alone, note_run
 from kvbench.cli.sweeps.outcomes import describe_failure
 from kvbench.cli.tasks.table import TASKS, load
 from kvbench.cli.workers.sigterm import TERMINATED, wait_to_be_killed
@@ -98,9 +98,9 @@ def run_task(cfg: DictConfig) -> object:
     if cfg.get("task") == "run" and (folder := show_finished(values, verbose=cfg.verbose)) is not None:
         return folder
     settings = check_values(values)
-    check_runs_dir(settings, alone=Recorder.current is None)
-    is_alone = HydraConfig.get().mode is not RunMode.MULTIRUN  # else the sweep has printed the device
-    if settings.task in COMPUTING and is_alone and os.environ.get("RANK", "0") == "0":
+    check_runs_dir(settings, alone=is_alone())
+    is_single = HydraConfig.get().mode is not RunMode.MULTIRUN  # else the sweep has printed the device
+    if settings.task in COMPUTING and is_single and os.environ.get("RANK", "0") == "0":
         show_device(cfg.device)
     if settings.task in COMPUTING:
         from kvbench.core.devices import keep_freed_memory  # imports torch
@@ -125,6 +125,6 @@ def show_finished(values: Mapping[str, object], *, verbose: bool) -> Path | None
     from kvbench.report.one_run import show_outcome  # imports numpy, which `--help` does not need
 
     note_run(outcome.folder, outcome.results.n)
-    if Recorder.current is None and os.environ.get("RANK", "0") == "0":
+    if is_alone() and os.environ.get("RANK", "0") == "0":
         show_outcome(CONSOLE, outcome, verbose=verbose)
     return outcome.folder

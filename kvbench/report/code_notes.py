@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvbench.eval.protocol.scores import Metric
+from kvbench.report.conditions import describe_sinks
 from kvbench.report.full_scores import describe_failed
 from kvbench.report.seeds import describe_means, find_code, find_settings, list_members
 from kvbench.runs.code import identify_engine, is_as_now
@@ -50,10 +51,12 @@ def list_notes(rows: Sequence[Results], shown: Iterable[Metric | None], *, peaks
 def list_marks(
     rows: Sequence[Results], shown: Iterable[Metric | None], *, df: str = "df", peaks: bool = True
 ) -> list[str]:
-    """Return the sentences on marks of a table: on failed tasks, means over seeds (`describe_means`) and times."""
-    notes = [describe_failed(rows), describe_means(rows, shown, df=df, peaks=peaks)]
-    if peaks and any(row.latency.others for row in rows):
-        notes.append("~: samples with another batch size, machine or load than most of a run's are left out.")
+    """Return the sentences on a table: on failed tasks, sinks, means over seeds (`describe_means`) and marked times."""
+    notes = [describe_failed(rows), describe_sinks(rows), describe_means(rows, shown, df=df, peaks=peaks)]
+    if peaks and any(row.latency.mark for row in rows):
+        notes.append(
+            "~: a time beside other work, or that leaves out samples of another batch size, machine or load than most."
+        )
     return [*filter(None, notes)]
 
 

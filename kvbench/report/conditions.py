@@ -1,12 +1,16 @@
 """Conditions of samples: only runs that share them stand in one figure or compete for a best value."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
+from kvbench.core.config import ConfigError, show
 from kvbench.runs.record.results import Results
 
 Conditions = tuple[tuple[str, str], ...]
 """Names and values: those of `LABELS`, then what else the samples depend on."""
 LABELS = ("model", "prompts", "n")
+PROTECTED = {"sinks": "Leading scales", "condensed": "Leading scales", "leading": "First tokens"}
+"""Settings of methods with what they keep whatever its score is."""
 UNCONDITIONAL = ("count", "download")
 """Settings of prompt sets that are no conditions: n is the number of prompts, and how files came is all one."""
 
@@ -38,3 +42,38 @@ def group_conditions(runs: Sequence[Results]) -> dict[str, list[Results]]:
         more = "".join(f", {name} = {values.get(name, '-')}" for name in differ)
         named[f"{values['model']} ({values['prompts']}), n = {values['n']}{more}"] = groups[own]
     return named
+
+
+def keep_one_count(runs: Sequence[Results], count: object = None) -> list[Results]:
+    """Return, of each model and set of prompts, the runs of `count` samples, else of the n of most runs.
+
+    Of several, it is the largest.
+
+    Raises:
+        ConfigError: no run has `count` samples.
+    """
+    counts = Counter((run.model_label, run.prompts_label, run.n) for run in runs)
+    known = sorted({n for *_, n in counts})
+    if count is not None and known and count not in known:
+        there = ", ".join(map(str, known))
+        raise ConfigError(
+            f"prompts.count={show(count)}: no finished run has so many samples; there are {there}"
+        )
+    ranked = sorted(counts, key=lambda one: (counts[one], one[2]))
+    most = {(model, prompts): n for model, prompts, n in ranked}  # the last
+    return [run for run in runs if run.n == (count or most[run.model_label, run.prompts_label])]
+
+
+def describe_sinks(runs: Iterable[Results]) -> str:
+    """Return a sentence on what methods keep whatever its score is, where their settings differ; empty if all agree."""
+    kept: dict[str, dict[object, dict[str, None]]] = {}
+    for run in runs:
+        for key, what in PROTECTED.items():
+            if (count := run.setting(f"method.{key}")) is not None:
+                kept.setdefault(what, {}).setdefault(count, {})[run.method] = None
+    told = ["Sinks differ."]
+    for what, counts in kept.items():
+        if len(set(map(tuple, counts.values()))) > 1:  # what differs within one method has a column
+            each = (f"{count} ({', '.join(counts[count])})" for count in sorted(counts, key=str))
+            told.append(f"{what}: {', '.join(each)}.")
+    return " ".join(told) if told[1:] else ""

@@ -11,10 +11,11 @@ from kvbench.report.tables import (
     HEADER_WIDTH,
     Cell,
     Row,
+    Style,
+    choose_style,
     format_cell,
     format_df,
     format_number,
-    is_lopsided,
     split_columns,
     stack_header,
 )
@@ -45,12 +46,16 @@ def format_latex(
     The cells (row, column) in `best` are bold, and a rule separates the `groups` of rows. A table that is wider than a
     page is divided into several, each with the first `lead` columns; a table of many rows is divided as well.
     """
+    styles = {name: choose_style(row[name] for row in rows) for name in rows[0]}
     cells = [
-        {name: write_cell(cell, bold=(place, name) in best) for name, cell in row.items()}
+        {name: write_cell(cell, styles[name], bold=(place, name) in best) for name, cell in row.items()}
         for place, row in enumerate(rows)
     ]
-    heads = {name: _write_head(name, rows) for name in rows[0]}
-    widths = {name: _count_letters(heads[name], [row[name] for row in rows]) for name in heads}
+    letters = {
+        name: max(len(format_cell(row[name], style)) for row in rows) for name, style in styles.items()
+    }
+    heads = {name: _write_head(name, rows, letters[name]) for name in styles}
+    widths = {name: max(letters[name], *map(len, head.split(r"\\"))) for name, head in heads.items()}
     kinds = {name: "r" if any(isinstance(row[name], Metric) for row in rows) else "l" for name in heads}
     bodies = []
     for names in split_columns(widths, min(lead, len(heads) - 1), MAX_LETTERS):
@@ -121,7 +126,7 @@ def _divide_pages(bodies: Sequence[tuple[str, Sequence[str]]]) -> Iterator[list[
     yield page
 
 
-def write_cell(cell: Cell, *, bold: bool = False) -> str:
+def write_cell(cell: Cell, style: Style, *, bold: bool = False) -> str:
     """Return a cell with half of its interval, or its ends, in small letters, and its degrees of freedom below."""
     if not isinstance(cell, Metric) or cell.value is None:
         return escape(format_cell(cell, "value"))
@@ -133,26 +138,20 @@ def write_cell(cell: Cell, *, bold: bool = False) -> str:
     mark = ""
     if isinstance(cell, MeanMetric) and cell.df is not None:
         mark = r"$^\dagger$" if cell.prompts_only else f"$_{{{format_df(cell.df)}}}$"
-    if is_lopsided(cell.value, low, high):
+    if style == "range":
         ends = ", ".join(format_number(end, cell.digits).replace("-", "$-$") for end in (low, high))
         return text + rf"\,{{\scriptsize[{ends}]{mark}}}"
     return text + rf"\,{{\scriptsize$\pm${(high - low) / 2:.{cell.digits}f}{mark}}}"
 
 
-def _write_head(name: str, rows: Sequence[Row]) -> str:
-    """Return the head of a column, in several lines if it is wider than its cells."""
+def _write_head(name: str, rows: Sequence[Row], longest: int) -> str:
+    """Return the head of a column, in several lines if it is wider than its longest cell."""
     metric = next((row[name] for row in rows if isinstance(row[name], Metric)), None)
-    longest = max(len(format_cell(row[name], "half")) for row in rows)
     stacked = stack_header(name, longest).split("\n") if len(name) > max(longest, HEADER_WIDTH) else [name]
     lines = [escape(line) for line in stacked]
     if isinstance(metric, Metric):
         lines[-1] += f" {ARROWS[metric.better]}"
     return r"\\".join(lines)
-
-
-def _count_letters(head: str, cells: Sequence[Cell]) -> int:
-    """Return the letters of the widest cell of a column, or of the widest line of its head."""
-    return max(*map(len, head.split(r"\\")), *(len(format_cell(cell, "half")) for cell in cells))
 
 
 def _wrap_head(head: str, kind: str) -> str:

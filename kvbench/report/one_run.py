@@ -18,7 +18,7 @@ from kvbench.report.full_scores import describe_failed, write_full
 from kvbench.report.memory import name_time
 from kvbench.report.tables import format_cell, format_name, format_number
 from kvbench.runs.record.origins import list_origins
-from kvbench.runs.record.results import MAX_LOAD, Memory, Outcome, Results
+from kvbench.runs.record.results import Memory, Outcome, Results
 
 REMEDY_SEPARATOR = ". Get it with: "
 """Separator between a reason and its remedy (`kvbench.eval.protocol.base.find_missing`)."""
@@ -160,18 +160,9 @@ def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, 
         )
     if speed is not None:
         notes.append(f"{speed:.1f} tokens/s")
-    if busy := _describe_load(run):
-        notes.append(busy)
+    if latency.busy:
+        notes.append("beside other work")
     yield name_time([run]), f"{latency.seconds_per_image:.4f}{latency.mark}", "", ", ".join(notes)
-
-
-def _describe_load(run: Results) -> str:
-    """Return a note if other processes used the processors when the run began; empty if not or unknown."""
-    known = run.provenance or {}
-    load, processors = known.get("load"), known.get("processors")
-    if not (isinstance(load, float) and isinstance(processors, int) and load > MAX_LOAD * processors):
-        return ""
-    return f"measured on a busy machine (load {load:.1f} of {processors} processors)"
 
 
 def _describe_budget(memory: Memory) -> str:

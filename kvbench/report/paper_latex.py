@@ -7,7 +7,7 @@ from kvbench.core.files import write_whole
 from kvbench.report.latex import ARROWS, MAX_LETTERS, divide_rows, join_latex, write_cell, write_tables
 from kvbench.report.latex_letters import escape
 from kvbench.report.paper_tables import PaperTable
-from kvbench.report.tables import format_cell, split_columns
+from kvbench.report.tables import Style, choose_style, format_cell, split_columns
 from kvbench.runs.record.folder import slug
 
 Column = tuple[str, str]
@@ -50,12 +50,19 @@ def _count_letters(table: PaperTable, columns: Sequence[Column]) -> dict[Column,
     widths = {("", ""): max(map(len, (*table.rows, table.head)))}
     for name, label in columns:
         cells = [table.cells.get((row, name, label)) for row in table.rows]
-        widths[name, label] = max(len(label), *(len(format_cell(cell, "half")) for cell in cells))
+        style = _choose_style(table, name)
+        widths[name, label] = max(len(label), *(len(format_cell(cell, style)) for cell in cells))
     for name in dict.fromkeys(name for name, _ in columns):
         own = [column for column in columns if column[0] == name]
         room = sum(widths[column] + 2 for column in own) - 2
         widths[own[-1]] += max(0, len(name) + len(table.metrics[name].unit) + 5 - room)
     return widths
+
+
+def _choose_style(table: PaperTable, metric: str) -> Style:
+    """Return the one form of a metric's intervals."""
+    cells = (*table.cells.items(), *table.whole.items())
+    return choose_style(cell for place, cell in cells if place[1] == metric)
 
 
 def _write_heads(table: PaperTable, columns: Sequence[Column]) -> list[str]:
@@ -76,13 +83,14 @@ def _write_cells(table: PaperTable, row: str, columns: Sequence[Column]) -> list
     """Return the cells of a row; the value of an uncompressed run spans the columns of its metric."""
     cells = []
     for place, (name, label) in enumerate(columns):
+        style = _choose_style(table, name)
         if (row, name) in table.whole:
             if place == 0 or columns[place - 1][0] != name:
                 count = sum(other == name for other, _ in columns)
-                cells.append(rf"\multicolumn{{{count}}}{{c}}{{{write_cell(table.whole[row, name])}}}")
+                cells.append(rf"\multicolumn{{{count}}}{{c}}{{{write_cell(table.whole[row, name], style)}}}")
         elif (row, name, label) in table.cells:
             bold = (row, name, label) in table.best
-            cells.append(write_cell(table.cells[row, name, label], bold=bold))
+            cells.append(write_cell(table.cells[row, name, label], style, bold=bold))
         else:
             cells.append("--")
     return cells

@@ -1,6 +1,7 @@
 """Tables of runs with all their metrics."""
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -10,7 +11,7 @@ from kvbench.report.code_notes import is_now, list_digests, list_notes, name_cod
 from kvbench.report.full_scores import list_columns
 from kvbench.report.memory import IN_FLIGHT_COLUMN, READ_COLUMN, TIME_COLUMNS, describe_unused, list_costs
 from kvbench.report.seeds import count_seeds, find_seeds, is_calibrated, list_members, name_seeds
-from kvbench.report.tables import Cell, Row, drop_columns, list_shown, print_rows
+from kvbench.report.tables import Cell, Row, drop_columns, format_cell, list_shown, print_rows
 from kvbench.runs.record.results import NEUTRAL, Results
 
 INTERVAL_WIDTH = 120
@@ -167,22 +168,28 @@ def identifying_columns(runs: Sequence[Results]) -> list[Row]:
     return rows
 
 
-def order_runs(runs: Sequence[Results]) -> list[Results]:
-    """Return runs sorted by model, budget, method, dtype, noise and seeds."""
+def order_runs(runs: Sequence[Results], *, as_given: bool = False) -> list[Results]:
+    """Return runs sorted by model, budget, method, dtype, noise and seeds.
+
+    With `as_given` models, budgets and methods come in the order of their first runs, which in a sweep is the user's.
+    """
+    ranks: dict[object, int] = {}
 
     def place(run: Results) -> tuple[object, ...]:
-        kind = run.method, run.stored, run.noise
-        return run.model_label, *run.memory.allowed, *kind, *find_seeds(list_members(run)[0])
+        kinds: tuple[Any, ...] = run.model_label, run.memory.allowed, run.method
+        if as_given:
+            kinds = tuple(ranks.setdefault(kind, len(ranks)) for kind in kinds)
+        return *kinds, run.stored, run.noise, *find_seeds(list_members(run)[0])
 
     return sorted(runs, key=place)
 
 
-def make_rows(runs: Sequence[Results], *, details: bool = False) -> list[Row]:
-    """Return a sorted row per run: identity, memory, time and the metrics of `list_metrics`.
+def make_rows(runs: Sequence[Results], *, details: bool = False, as_given: bool = False) -> list[Row]:
+    """Return a row per run, in the order of `order_runs`: identity, memory, time and the metrics of `list_metrics`.
 
     Without `details`, which have it, the full cache's score is beside every accuracy.
     """
-    ordered = order_runs(runs)
+    ordered = order_runs(runs, as_given=as_given)
     metrics = find_metrics(ordered, details=details)
     return [
         {**which, **costs, **own}
@@ -216,9 +223,13 @@ def show_runs(
     failures: Sequence[tuple[str, str]] = (),
     *,
     verbose: bool = False,
+    as_given: bool = False,
 ) -> None:
-    """Print one row per run, and the (name, reason) of failed runs; `verbose` adds `VERBOSE_COLUMNS`."""
-    rows = make_rows(runs)
+    """Print one row per run in the order of `order_runs`, and the (name, reason) of failed runs.
+
+    Metrics that are equal in all rows stand in a line below; `verbose` adds `VERBOSE_COLUMNS`.
+    """
+    rows = make_rows(runs, as_given=as_given)
     if rows:
         models = list(dict.fromkeys(run.model_label for run in runs))
         wide = console.width >= INTERVAL_WIDTH
@@ -226,24 +237,30 @@ def show_runs(
         left_out = [name for name in WIDE_COLUMNS if not wide and name not in kept]
         left_out += [*(() if verbose else VERBOSE_COLUMNS), *(("model",) if len(models) == 1 else ())]
         lead_names = list(identifying_columns(runs)[0])
-        shown = drop_columns(_list_once(rows, order_runs(runs), lead_names), left_out)
+        equal = _find_equal(rows)
+        shown = drop_columns(rows, [*left_out, *equal])
         shown = [{IN_WORDS.get(name, name): cell for name, cell in row.items()} for row in shown]
-        title = ", ".join(models) + (" (± half of the 95 % interval)" if wide else "")
+        title = ", ".join(models) + (" (95 % intervals, or ± half of them)" if wide else "")
         lead = len(shown[0].keys() & set(lead_names))
         print_rows(console, title, shown, lead, "half" if wide else "value")
-        for note in filter(None, [describe_unused(runs).strip(), *list_notes(runs, list_shown(shown))]):
+        same = (
+            "The same in every row that has it: "
+            + ", ".join(f"{name} {text}" for name, text in equal.items())
+            + "."
+        )
+        notes = [same * bool(equal), describe_unused(runs).strip(), *list_notes(runs, list_shown(shown))]
+        for note in filter(None, notes):
             console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     for name, reason in failures:
         console.print(f"failed {name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def _list_once(rows: Sequence[Row], runs: Sequence[Results], lead: Sequence[str]) -> list[Row]:
-    """Return the rows of runs, in their order, with one row of a full cache that has dashes for metrics at every n."""
-    scored = [
-        any(isinstance(cell, Metric) and cell.value is not None for cell in row.values()) for row in rows
-    ]
-    kept: dict[object, Row] = {}
-    for number, (row, run) in enumerate(zip(rows, runs, strict=True)):
-        is_empty = run.reference is None and any(scored) and not scored[number]
-        kept[tuple(row[name] for name in lead) if is_empty else number] = row
-    return list(kept.values())
+def _find_equal(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the metrics that more than two rows have, all of them the same text, with this text."""
+    equal = {}
+    for name in rows[0]:
+        cells = [cell for row in rows if isinstance(cell := row[name], Metric)]
+        texts = {format_cell(cell, "range") for cell in cells}
+        if len(cells) > 2 and len(texts) == 1:
+            equal[name] = texts.pop()
+    return equal

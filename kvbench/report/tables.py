@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -22,12 +22,12 @@ Cell = str | Metric | None
 Row = Mapping[str, Cell]
 """Cells by column; the rows of a table have the same columns."""
 Style = Literal["value", "half", "range"]
-"""Form of a metric: its value, value ± half of the 95 % interval (its ends if lopsided), or value with the interval."""
+"""Form of a metric: its value, value ± half of the 95 % interval, or value with the interval."""
 ARROWS: Mapping[Better, str] = {"higher": "↑", "lower": "↓"}
 PROMPTS_ONLY = "†"
 """Mark of an interval over prompts alone, where the one over prompts and seeds is wider than the metric's range."""
 LOPSIDED = 0.1
-"""Difference of an interval's halves, relative to their mean, from which tables show its ends in place of ±."""
+"""Difference of an interval's halves, relative to their mean, from which a column shows ends in place of ±."""
 HEADER_WIDTH = 11
 """Number of characters up to which a header is not broken."""
 
@@ -50,7 +50,9 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
     Columns that do not fit the terminal's width are printed in further blocks. The first `lead` columns, which identify
     a row, are repeated in each block.
     """
-    cells = {name: [format_cell(row[name], style) for row in rows] for name in rows[0]}
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    forms = {name: choose_style(column, style) for name, column in columns.items()}
+    cells = {name: [format_cell(cell, forms[name]) for cell in column] for name, column in columns.items()}
     longest = {name: max(map(len, cells[name])) for name in cells}
     headers = {name: stack_header(title, longest[name]) for name, title in name_columns(rows).items()}
     widths = {name: max(map(len, [*headers[name].split("\n"), *cells[name]])) for name in cells}
@@ -87,16 +89,19 @@ def format_cell(cell: Cell, style: Style) -> str:
     if cell.interval is None or style == "value":
         return text
     low, high = cell.interval
-    if style == "half" and not is_lopsided(cell.value, low, high):
+    if style == "half":
         return f"{text} ±{(high - low) / 2:.{cell.digits}f}{mark_interval(cell)}"
     return (
         f"{text} [{format_number(low, cell.digits)}, {format_number(high, cell.digits)}]{mark_interval(cell)}"
     )
 
 
-def is_lopsided(value: float, low: float, high: float) -> bool:
-    """Return whether the two halves of an interval differ by a tenth of their mean or more, so that ± misleads."""
-    return abs(high + low - 2 * value) >= LOPSIDED * (high - low) / 2 > 0
+def choose_style(cells: Iterable[Cell], style: Style = "half") -> Style:
+    """Return the one form of a column: in place of ± the ends, if some interval's halves differ by a tenth or more."""
+    known = [cell for cell in cells if isinstance(cell, Metric) and cell.value is not None]
+    ends = [(one.value, *one.interval) for one in known if one.interval is not None]
+    lopsided = (abs(high + low - 2 * value) >= LOPSIDED * (high - low) / 2 > 0 for value, low, high in ends)
+    return "range" if style == "half" and any(lopsided) else style
 
 
 def mark_interval(metric: Metric) -> str:

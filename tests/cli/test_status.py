@@ -111,8 +111,9 @@ def test_all_sweeps_and_running_runs_are_listed(tmp_path: Path) -> None:
     head, *rows = [line.split() for line in console.export_text().splitlines()]  # the folder says nothing
     assert head[:5] == ["sweep", "done", "running", "failed", "missing"]
     assert rows[0][:5] == ["main", "1", "1", "1", "2"]
-    assert rows[1][:5] == ["-", "0", "0", "0", "2"]
-    assert rows[2:] == [["runs", "in", "progress:", "1"], [str(run)]]
+    assert rows[1][:5] == [second.name[:8], "0", "0", "0", "2"]
+    assert " ".join(rows[3]) == f"{second}: full ... swa"
+    assert rows[4:] == [["runs", "in", "progress:", "1"], [str(run)]]
 
 
 def test_a_name_finds_the_sweep_that_got_it_last(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ REFUSED = """
 -m report.seeds=mean,each | report.seeds=mean,each: a command reads one value
 -m task=dashboard method=a,b | method=a,b: a command reads one value
 task=report method=heatkv | method: not read by task=report; leave it out
--m task=report prompts.count=4 | prompts.count: not read by task=report
+-m task=report prompts.seed=4 | prompts.seed: not read by task=report
 task=report runs_dirs=[a,b] | runs_dirs: not read by task=report
 task=dashboard sweeps=budget | sweeps: not read by task=dashboard
 task=export budget=0.2 | budget: not read by task=export

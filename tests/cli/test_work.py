@@ -148,11 +148,11 @@ def test_progress_counts_jobs_and_samples_and_foresees_the_rest(
     write_entry(folder, Entry(2, jobs[2], "failed", error="e", samples={str(tmp_path): 10}))
     write_entry(folder, Entry(3, jobs[3], "started"))
     with claim(claim_of(folder, 1)):
-        far = measure(folder)
+        far = measure(folder, read_entries(folder))
     assert (far.finished, far.running, far.failed, far.missing) == (1, 1, 1, 2)
     assert (far.drawn, far.samples) == (14, 10 + 10 + 2 * 10)
     assert far.seconds == pytest.approx(100 / 13 * 26)  # 13 after the first one, in 100 s
-    assert measure(folder).seconds is None
+    assert measure(folder, read_entries(folder)).seconds is None
 
 
 def test_the_folder_of_a_sweep_is_that_of_its_jobs(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ REASONS = {
     "kvbench/report/papers/published.py": (PACKAGE, 1),
     "kvbench/runs/code.py": (PACKAGE, 1),
     "kvbench/runs/record/folder.py": ("a file that is written, after `read_bytes`", 1),
-    "kvbench/runs/record/machine.py": ("the kernel's description of the processor", 1),
+    "kvbench/runs/record/machine.py": ("what the kernel says of the processor", 2),
     "kvbench/runs/score/tracker.py": ("`Tracker.open` opens no file", 2),
 }
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from kvbench.core.config import ConfigError
 from kvbench.engine.ledger import Step
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report import differences
 from kvbench.report.ablations import find_ablations, name_ablation
-from kvbench.report.conditions import group_conditions
+from kvbench.report.conditions import describe_sinks, group_conditions, keep_one_count
 from kvbench.report.document import find_group, list_sections, write_latex
 from kvbench.report.figures import draw, styles
 from kvbench.report.figures.plots import draw_metrics, trace_curves
@@ -82,6 +83,29 @@ def test_tables_say_n_where_it_differs() -> None:
         assert (" n " in printed(80, show_runs, runs)) == shown
         assert ("n" in comparison.make_rows(table, runs)[0]) == shown
         assert ("measured: m, scenes, n = 96, 16" in comparison.make_title(table, runs)) == shown
+
+
+def test_runs_of_one_number_of_samples_stay() -> None:
+    runs, smoke = [*SWEEP, *FEW], run("swa", 0.1, 9, 2, PASSKEY)
+    assert keep_one_count([*runs, smoke]) == [*SWEEP, smoke]
+    assert keep_one_count([*SWEEP[:2], *FEW]) == SWEEP[:2]  # as many of both
+    assert keep_one_count(runs, 16) == FEW
+    assert keep_one_count([]) == []
+    with pytest.raises(ConfigError, match=r"prompts\.count=8: .*; there are 16, 96"):
+        keep_one_count(runs, 8)
+
+
+def test_sinks_that_differ_are_told() -> None:
+    def one(method: str, **settings: object) -> Results:
+        return made_up(method, 0.1, {}, config={"model": {"name": "m"}, "method": settings})
+
+    equal = [one("h2o", sinks=1, leading=0), one("swa", sinks=1), one("full")]
+    assert describe_sinks(equal) == ""
+    more = [*equal, one("ams_kv", condensed=2, leading=4), one("hack", sinks=0), one("hack", sinks=3)]
+    assert describe_sinks(more) == (
+        "Sinks differ. Leading scales: 0 (hack), 1 (h2o, swa), 2 (ams_kv), 3 (hack). First tokens: 0 (h2o), 4 (ams_kv)."
+    )
+    assert describe_sinks(more[-2:]) == ""  # a column has them
 
 
 # Budgets in bytes: units are never mixed silently

@@ -17,7 +17,7 @@ from kvbench.report.latex_letters import escape
 from kvbench.report.paper_latex import format_paper_table
 from kvbench.report.paper_tables import Layout, PaperTable, check_metrics, find_significant, make_paper_tables
 from kvbench.report.seeds import MeanMetric, combine_seeds
-from kvbench.report.tables import split_columns
+from kvbench.report.tables import choose_style, split_columns
 from kvbench.runs.record.results import Results
 from tests.report.test_seeds import make_run
 
@@ -111,6 +111,7 @@ def test_latex_spans_the_reference_and_names_degrees_of_freedom(runs: list[Resul
 @pytest.mark.parametrize(
     ("metric", "text"),
     [
+        (Metric(1.0, "higher", digits=0, ci95=(0.0, 1.0)), r"1\,{\scriptsize[0, 1]}"),
         (Metric(-1.5, "higher", digits=1), "$-$1.5"),
         (MeanMetric(1.0, "higher", digits=0, ci95=(-2.0, 4.0), df=2.25), r"1\,{\scriptsize$\pm$3$_{2.2}$}"),
         (
@@ -122,7 +123,7 @@ def test_latex_spans_the_reference_and_names_degrees_of_freedom(runs: list[Resul
     ],
 )
 def test_cells_in_latex(metric: Metric | None, text: str) -> None:
-    assert write_cell(metric) == text
+    assert write_cell(metric, choose_style([metric])) == text
 
 
 def test_columns_are_divided_where_they_do_not_fit() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from kvbench.report.runs_table import (
     show_runs,
 )
 from kvbench.report.seeds import group_seeds
-from kvbench.report.tables import format_cell, print_rows, publish
+from kvbench.report.tables import choose_style, format_cell, print_rows, publish
 from kvbench.runs.record.results import Results
 from tests.report.test_texts import CHANNEL, GENEVAL, ROTATED
 from tests.support.results import LPIPS, PSNR, made_up, printed
@@ -58,6 +59,10 @@ def test_columns_are_the_metrics_that_runs_hold_by_evaluator() -> None:
     assert list_metrics([reference, *RUNS, fid]) == ["psnr", "geneval[scenes]", "fid"]
 
 
+LOPSIDED = Metric(7.0, "higher", ci95=(5.0, 8.0))
+"""A metric whose interval has halves of 2 and 1."""
+
+
 @pytest.mark.parametrize(
     ("metric", "style", "text"),
     [
@@ -75,7 +80,9 @@ def test_columns_are_the_metrics_that_runs_hold_by_evaluator() -> None:
     ],
 )
 def test_cells_have_the_metrics_own_digits(metric: Metric, style: str, text: str) -> None:
-    assert format_cell(metric, style) == text
+    assert format_cell(metric, choose_style([metric], style)) == text
+    assert choose_style([metric, LOPSIDED], "half") == "range"
+    assert choose_style([metric, LOPSIDED], "value") == "value"
 
 
 def test_settings_that_tell_runs_apart_have_columns() -> None:
@@ -167,33 +174,49 @@ def test_report_reads_folders_and_writes_beside_them(
 @pytest.mark.parametrize("width", [60, 80, 120, 160])
 @pytest.mark.parametrize("count", [1, 5, 25])
 def test_every_metric_is_shown_whole_however_many_there_are(width: int, count: int) -> None:
-    metrics = {
-        f"metric_number_{i}[of_some_network]": Metric(
-            100.0 + i, "lower", ci95=(i + 95.5, i + 104.5), digits=3
-        )
-        for i in range(count)
-    }
-    text = printed(width, show_runs, [made_up(f"method_{m}", 0.1, metrics) for m in range(3)])
+    def measure(place: int) -> dict[str, Metric]:
+        names = {i: f"metric_number_{i}[of_some_network]" for i in range(count)}
+        value = {i: 100.0 + i + place / 10 for i in names}
+        return {
+            name: Metric(value[i], "lower", ci95=(value[i] - 4.5, value[i] + 4.5), digits=3)
+            for i, name in names.items()
+        }
+
+    runs = [made_up(f"method_{m}", 0.1, measure(m)) for m in range(3)]
+    text = printed(width, show_runs, runs)
     assert max(map(len, text.splitlines())) <= width
     for i in range(count):
-        assert text.count(f" {100 + i}.000 ") == 3
+        assert all(text.count(f" {100 + i}.{m}00 ") == 1 for m in range(3))
     assert text.count("↓") == count
     blocks = text.split("method  ")[1:]
     assert all(block.count("method_1 ") == 1 for block in blocks)
     assert (len(blocks) > 1) == (count == 25 or (count == 5 and width < 160))
 
 
-def test_a_full_cache_without_metrics_is_listed_once() -> None:
-    runs = [replace(RUNS[0], method="full", metrics={}, n=n, run=f"full-{n}") for n in (4, 8)]
-    runs = [replace(one, reference=None) for one in runs]
-    for value, listed in (
-        (2.0, "full swa swa"),
-        (None, "full full swa swa"),
-    ):  # without any metric, rows tell memory
-        psnr = replace(PSNR, value=value)
-        runs[2:] = [made_up("swa", 1.0, {"psnr": psnr}, n=n, run=f"swa-{n}") for n in (4, 8)]
-        lines = [line.split() for line in printed(160, show_runs, runs).splitlines()]
-        assert " ".join(line[0] for line in lines if line and line[0] in ("full", "swa")) == listed
+def test_a_metric_that_is_equal_in_all_rows_is_one_line() -> None:
+    equal, other = replace(PSNR, value=25.0), replace(PSNR, value=24.0)
+    runs = [made_up(name, 0.1, {"psnr": equal, "ssim": other}) for name in ("h2o", "snapkv")]
+    for last, line in ((equal, True), (other, False), (replace(PSNR, value=None, status="failed"), False)):
+        text = printed(160, show_runs, [*runs, made_up("swa", 0.1, {"psnr": last, "ssim": equal})])
+        assert (
+            ("\nThe same in every row that has it: psnr 25.00.\n" in text) == line == ("psnr ↑" not in text)
+        )
+        assert "ssim ↑" in text
+
+
+def test_rows_of_a_sweep_keep_the_order_of_its_jobs() -> None:
+    runs = [made_up(name, budget, {}) for name in ("swa", "h2o", "cake") for budget in (0.4, 0.1)]
+    for as_given, wanted in (
+        (True, "swa 0.4 h2o 0.4 cake 0.4 swa 0.1 h2o 0.1 cake 0.1"),
+        (False, "cake 0.1 h2o 0.1 swa 0.1 cake 0.4 h2o 0.4 swa 0.4"),
+    ):
+        lines = [
+            line.split()[:2]
+            for line in printed(160, partial(show_runs, as_given=as_given), runs).splitlines()
+        ]
+        assert (
+            " ".join(" ".join(line) for line in lines if line and line[0] in ("swa", "h2o", "cake")) == wanted
+        )
 
 
 def test_a_column_wider_than_the_terminal_is_folded(tmp_path: Path) -> None:

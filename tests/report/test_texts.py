@@ -124,10 +124,7 @@ def list_costs() -> list[Results]:
         with_memory(
             replace(one, run="unused", method="cur"), budget_tokens=90, last_tokens=26, least_share=0.289
         ),
-        *(
-            replace(one, provenance={"load": load, "processors": 2}, run=f"load {load}", method=f"rkv{load}")
-            for load in (2.9, 3.1)
-        ),
+        with_latency(replace(one, run="busy", method="rkv"), busy=True),
     ]
 
 

@@ -1,6 +1,7 @@
 """Costs of a run, against numbers worked out by hand."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.memory import cache_bytes, paper_mib
 from kvbench.report.seed_costs import average_latency
+from kvbench.runs.record import machine
 from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
 from kvbench.runs.record.results import Latency
 
@@ -93,14 +95,14 @@ def test_latency(seconds: tuple[float, ...], mean: float, median: float, rate: f
     [
         {"batch": 4, "device": "cuda:1", "machine": "GPU"},
         {"batch": 8, "device": "cpu", "machine": "B"},
-        {"batch": 8, "device": "cpu", "machine": "A", "load": 1.6},
-        {"batch": 16, "device": "cpu", "machine": "A", "load": 1.5},
+        {"batch": 8, "device": "cpu", "machine": "A", "load": 1.25},
+        {"batch": 16, "device": "cpu", "machine": "A", "load": 1.2},
     ],
 )
 def test_times_of_other_conditions_are_left_out(other: dict[str, Any]) -> None:
     usual = replace(COST, batch=8, seconds=2.0, tokens=10)
     slow = replace(usual, seconds=100.0, tokens=7, **other)
-    latency = summarise_latency([slow, usual, replace(usual, seconds=4.0), slow, replace(usual, load=1.4)])
+    latency = summarise_latency([slow, usual, replace(usual, seconds=4.0), slow, replace(usual, load=1.1)])
     assert latency.seconds_per_image == pytest.approx((2 + 4 + 2) / 3)
     assert latency.seconds_per_image_median == 2
     assert latency.images_per_second == pytest.approx(3 / 8)
@@ -109,6 +111,16 @@ def test_times_of_other_conditions_are_left_out(other: dict[str, Any]) -> None:
     assert (latency.samples, latency.others, latency.mark) == (3, 2, "~")
     most = summarise_latency([slow, slow, usual])
     assert (most.seconds_per_image, most.samples, most.others) == (100, 2, 1)
+
+
+def test_a_load_is_what_the_process_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "WAITED", tmp_path / "schedstat")
+    monkeypatch.setattr("os.getloadavg", lambda: (6.0, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert (machine.read_waited(), machine.find_load(None, 2.0)) == (None, 1.5)
+    (tmp_path / "schedstat").write_text("700 3000000000 12\n")
+    assert machine.read_waited() == 3
+    assert [machine.find_load(3.0 - waited, 2.0) for waited in (0.0, 1.0, 3.0)] == [1, 2, 100]
 
 
 def test_times_of_several_seeds_are_of_one_condition() -> None:

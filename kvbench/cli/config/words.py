@@ -41,6 +41,7 @@ OF_RUNS = (
 )  # fmt: skip
 """Keys of a run's settings, without the keys of its model."""
 READERS: Mapping[str, Sequence[str]] = {
+    "prompts.count": (*RUNS, "report"),
     **dict.fromkeys(OF_RUNS, RUNS),
     **dict.fromkeys(("model", "sampling"), (*RUNS, "weights", "train")),
     "runs_dirs": (*RUNS, "dashboard"),
@@ -156,6 +157,13 @@ def _list_acting(command: Command, keys: Sequence[str]) -> set[str]:
         return {*RUNS}
     sweeps = command.kind == "jobs" and (task in RUNS or task not in TASKS)
     return {task, SWEEP} if sweeps else {task}
+
+
+def is_read(key: str, task: str) -> bool:
+    """Return whether a task reads a key, other than from a sweep."""
+    name = _find_name(key, READERS)
+    own = key != "task" and (task, key.partition(".")[0]) not in OWN_KEYS
+    return own and (task in READERS[name] if name else not key.startswith("work."))
 
 
 def _check_storage(command: Command, keys: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from kvbench.cli.submit.ray import runs_by_itself, submit_actors
 from kvbench.cli.submit.slurm import submit
 from kvbench.cli.sweeps.folder import list_worker_words
 from kvbench.cli.sweeps.jobs import (
+    Entry,
     Recorder,
     claim_of,
     label_sweep,
@@ -64,7 +65,8 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
         return not failures
     runs = read_with_bounds(folders)
     joined = combine_seeds(runs, runs_dir)
-    show_runs(CONSOLE, joined if config.report.seeds == "mean" else runs, failures, verbose=config.verbose)
+    rows = joined if config.report.seeds == "mean" else runs
+    show_runs(CONSOLE, rows, failures, verbose=config.verbose, as_given=True)
     for line in list_equal(entries):
         say(line)
     show_calibrations(CONSOLE, joined, runs_dir, folder, config.against)
@@ -120,15 +122,16 @@ def watch_jobs(config: DictConfig, folder: Path) -> AbstractContextManager[None]
     if shown:
         say(f"{len(shown)} of {len(before)} jobs found finished")
 
-    def show_ended() -> None:
-        entries = read_entries(folder)
-        names = name_jobs(entries)
+    names = name_jobs(before)
+    width = max(map(len, names), default=0)
+
+    def show_ended(entries: Sequence[Entry]) -> None:
         for entry, name in zip(entries, names, strict=True):
             if entry.outcome not in ("finished", "failed"):
                 shown.discard(entry.number)
             elif entry.number not in shown:
                 shown.add(entry.number)
-                label = name.ljust(max(map(len, names)))
+                label = name.ljust(width)
                 if entry.outcome == "failed":
                     say(f"{label}  failed: {entry.error}", "red")
                 for run in read_runs([Path(entry.folder)]) if entry.folder else ():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvbench.cli.config.messages import describe_error, is_expected
 from kvbench.cli.console import say
-from kvbench.cli.sweeps.jobs import Entry, Recorder
+from kvbench.cli.sweeps.jobs import Entry, is_alone
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def describe_failure(error: Exception) -> str:
     else:
         log.error("a job of the sweep failed", exc_info=error)
         line = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    if Recorder.current is None:  # else the sweep prints its jobs
+    if is_alone():
         say(f"error: {line}", "red")
     return line
 

@@ -78,9 +78,8 @@ def find_running(folder: Path, entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry, place in claims if place.name in claimed and is_held(place)]
 
 
-def measure(folder: Path) -> Progress:
-    """Return the progress of the sweep in a folder."""
-    entries = read_entries(folder)
+def measure(folder: Path, entries: Sequence[Entry]) -> Progress:
+    """Return the progress of the sweep in a folder from its jobs."""
     running = {entry.number for entry in find_running(folder, entries)}
     idle = [entry for entry in entries if entry.number not in running]
     ended = {name: sum(entry.outcome == name for entry in idle) for name in ("finished", "failed", "dropped")}
@@ -156,7 +155,7 @@ class _AboveBars:
 
 
 @contextmanager
-def watch(folder: Path, show_ended: Callable[[], None]) -> Iterator[None]:
+def watch(folder: Path, show_ended: Callable[[Sequence[Entry]], None]) -> Iterator[None]:
     """Call a function that prints ended jobs again and again, above a progress line if stderr is a terminal."""
     layout = {"bar_format": "{desc} {bar:20}", "leave": False, "disable": None}  # None: not in a file
     with (
@@ -166,9 +165,10 @@ def watch(folder: Path, show_ended: Callable[[], None]) -> Iterator[None]:
     ):
 
         def update() -> None:
-            show_ended()
+            entries = read_entries(folder)
+            show_ended(entries)
             if not bar.disable:
-                now = measure(folder)
+                now = measure(folder, entries)
                 bar.total, bar.n = max(now.samples, 1), now.drawn
                 bar.set_description_str(now.summary)
 
@@ -176,4 +176,4 @@ def watch(folder: Path, show_ended: Callable[[], None]) -> Iterator[None]:
             with repeating(update, REFRESH_INTERVAL * (5 if bar.disable else 1)):
                 yield
         finally:
-            show_ended()
+            show_ended(read_entries(folder))

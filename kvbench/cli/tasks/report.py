@@ -1,11 +1,13 @@
 """`task=report`: tables and figures of finished runs."""
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from kvbench.cli.config.compose import list_words
 from kvbench.cli.console import CONSOLE, say
 from kvbench.cli.sweeps.jobs import read_entries
 from kvbench.cli.sweeps.outcomes import list_failures, list_profiles, list_runs
@@ -15,6 +17,7 @@ from kvbench.dashboard.repeat import write_command
 from kvbench.report.calibrations import show_calibrations
 from kvbench.report.code_notes import keep_newest
 from kvbench.report.collect import collect_runs, read_with_references
+from kvbench.report.conditions import keep_one_count
 from kvbench.report.differences import find_pairs, show_differences
 from kvbench.report.document import Section, make_tail, write_report
 from kvbench.report.figures.draw import draw_figures
@@ -30,13 +33,14 @@ SWEEP_FOLDER = "report"
 """Folder of a report inside the folder of its sweep."""
 
 
-def report(_: DictConfig, settings: Settings) -> None:
+def report(cfg: DictConfig, settings: Settings) -> None:
     """Do `task=report`: tables and figures of every finished run under `runs_dir`, or of a sweep's.
 
     All files are written to one folder, whose path is the last line. A sweep of `task=profile` has one table, of times.
 
     Raises:
-        ConfigError: there is no finished run, or no run has a metric of `report.metrics`.
+        ConfigError: there is no finished run, none of `prompts.count` samples, or none with a metric of
+            `report.metrics`.
     """
     runs_dir, chosen = settings.runs_dir, settings.report
     runs, failures, place = _read_runs(settings)
@@ -46,13 +50,15 @@ def report(_: DictConfig, settings: Settings) -> None:
         show_speed(CONSOLE, settings.published, timed, place)
         return
     runs = _keep_code(runs, settings)
+    if sweep is None:
+        runs = _keep_count(runs, cfg)
     if runs:
         check_metrics(runs, chosen.metrics or ())
     joined = combine_seeds(runs, runs_dir)
     rows = joined if chosen.seeds == "mean" else runs
     if settings.against is not None and runs:
         find_pairs(rows, settings.against)  # a wrong name is an error before the tables
-    show_runs(CONSOLE, rows, failures, verbose=settings.verbose)
+    show_runs(CONSOLE, rows, failures, verbose=settings.verbose, as_given=sweep is not None)
     if not runs:
         raise ConfigError(
             f"runs_dir={runs_dir}: holds no finished runs" + " of this sweep" * (sweep is not None)
@@ -90,6 +96,17 @@ def _keep_code(runs: list[Results], settings: Settings) -> list[Results]:
     kept = keep_newest(runs, settings.against)
     if len(kept) < len(runs):
         say(f"left out: {len(runs) - len(kept)} runs of earlier code; report.code=all has them")
+    return kept
+
+
+def _keep_count(runs: list[Results], cfg: DictConfig) -> list[Results]:
+    """Return the runs of one number of samples, see `keep_one_count`; print how many others are left out."""
+    is_given = any(word.startswith("prompts.count=") for word in list_words())
+    kept = keep_one_count(runs, cfg.prompts.get("count") if is_given else None)
+    others = Counter(run.n for run in runs) - Counter(run.n for run in kept)
+    if others:
+        each = (f"{count} of n = {n} (prompts.count={n} shows these)" for n, count in sorted(others.items()))
+        say(f"left out: runs of other n: {', '.join(each)}")
     return kept
 
 

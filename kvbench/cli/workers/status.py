@@ -1,6 +1,6 @@
 """`task=status`: tables of a sweep's runs and workers, or of all sweeps; imports no torch."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvbench.cli.sweeps.jobs import PLAN, Entry, read_entries, read_name
+from kvbench.cli.sweeps.jobs import PLAN, Entry, name_jobs, read_entries, read_name
 from kvbench.cli.sweeps.progress import count_drawn, find_running, format_seconds, measure, measure_pace
 from kvbench.cli.workers.control import describe_host, read_hold, read_stopped_hosts
 from kvbench.cli.workers.log import WorkerLog, read_logs
@@ -23,7 +23,7 @@ ORDER = ("running", "failed", "interrupted", "dropped", "missing", OF_EARLIER_VE
 """States of runs in the order of the table."""
 STATES = {"started": "interrupted", "finished": "done", "earlier": OF_EARLIER_VERSION}
 """States of idle jobs, if other than the outcome."""
-LONG_COLUMNS = ("settings", "worker", "latest run", "sweep", "folder")
+LONG_COLUMNS = ("settings", "worker", "latest run", "sweep")
 """Columns of tables that break into lines."""
 SWEEP_COLUMNS = ("done", "running", "failed", "missing", "samples", "time left", "started")
 COLOURS = {"running": "green", "failed": "red", "interrupted": "yellow", "dropped": "yellow"}
@@ -50,7 +50,7 @@ def show_status(console: Console, folder: Path, *, verbose: bool = False) -> Non
     say(f"{folder}: {len(entries)} jobs")
     if shared:
         say("all jobs: " + " ".join(word for word in entries[0].overrides if word in shared))
-    say(str(measure(folder)))
+    say(str(measure(folder, entries)))
     for host, reason in read_stopped_hosts(folder).items():
         say(describe_host(host, reason), "red")
     if read_hold(folder) == "pause":
@@ -147,8 +147,15 @@ def show_all(console: Console, runs_dir: Path) -> None:
         except ConfigError as error:
             damaged.append(str(error))
     if rows:
-        console.print(_list_sweeps(rows))
-    lines = [*damaged, f"runs in progress: {len(running)}", *(f"  {folder}" for folder in running)]
+        table = _make_table(("sweep", *SWEEP_COLUMNS))
+        for cells in rows.values():
+            table.add_row(*map(Text, cells))
+        console.print(table)
+    jobs = {folder: name_jobs(read_entries(folder)) for folder in rows}
+    lines = [
+        f"{folder}: {' ... '.join(dict.fromkeys((own[0], own[-1])))}" for folder, own in jobs.items() if own
+    ]
+    lines += [*damaged, f"runs in progress: {len(running)}", *(f"  {folder}" for folder in running)]
     if earlier:
         lines += [f"runs {OF_EARLIER_VERSION}: {len(earlier)}", *(f"  {folder}" for folder in earlier)]
     for line in lines:
@@ -161,16 +168,10 @@ def find_running_folders(runs_dir: Path) -> list[Path]:
     return sorted({path.parent for path in claims if is_held(path)})
 
 
-def _list_sweeps(rows: Mapping[Path, Sequence[str]]) -> Table:
-    table = _make_table(("sweep", *SWEEP_COLUMNS, "folder"))
-    for folder, cells in rows.items():
-        table.add_row(Text(read_name(folder) or "-"), *cells, Text(str(folder)))
-    return table
-
-
 def _make_cells(folder: Path) -> list[str]:
-    now = measure(folder)
+    now = measure(folder, read_entries(folder))
     return [
+        read_name(folder) or folder.name[:8],
         *(str(count) for count in (now.finished, now.running, now.failed, now.missing)),
         f"{now.drawn}/{now.samples}",
         format_seconds(now.seconds),

@@ -22,7 +22,7 @@ from kvbench.runs.generate.retention import Retention, join_heads, measure_reten
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.prepare import prepare_method
 from kvbench.runs.record.costs import Cost
-from kvbench.runs.record.machine import describe_machine, find_load
+from kvbench.runs.record.machine import describe_machine, find_load, read_waited
 from kvbench.runs.record.steps import describe_rows
 
 LEDGER_COSTS = (
@@ -80,7 +80,7 @@ def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
     """
     settings, processes, spec = job.settings, job.processes, job.model.spec
     processes.broadcast((job.is_reference, chunk))
-    started = time.perf_counter()
+    waited, started = read_waited(), time.perf_counter()
     batches = processes.gather(_generate_batch(job, cache, chunk))
     seconds = time.perf_counter() - started
     outputs = batches[0].outputs
@@ -104,7 +104,7 @@ def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
         processes=processes.count if processes.count > 1 else None,
         device=settings.device,
         machine=describe_machine(settings.device),
-        load=find_load(),
+        load=find_load(waited, seconds),
     )
     watched = job.method.uses.lse_queries > 0
 

@@ -25,7 +25,7 @@ class Cost:
         processes: processes that share the model, whose memory is summed; None for one.
         device: torch device.
         machine: its processor (`describe_machine`).
-        load: load average per processor when the batch ended.
+        load: threads per processor during the batch, see `find_load`.
     """
 
     batch: int

@@ -8,6 +8,10 @@ from pathlib import Path
 import torch
 
 CPU_INFO = Path("/proc/cpuinfo")
+WAITED = Path("/proc/self/schedstat")
+"""File of Linux whose second number is how long the main thread waited for a processor, in nanoseconds."""
+LEAST_SHARE = 0.01
+"""Least share of a processor that a load stands for."""
 
 
 @cache
@@ -18,9 +22,24 @@ def describe_machine(device: str) -> str:
     return f"{_name_processor()}, {torch.get_num_threads()} threads"
 
 
-def find_load() -> float:
-    """Return the load average of the last minute per processor."""
-    return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
+def read_waited() -> float | None:
+    """Return the seconds that this process has waited for a processor so far; None where the system does not tell."""
+    return int(WAITED.read_text().split()[1]) / 1e9 if WAITED.is_file() else None
+
+
+def find_load(before: float | None, seconds: float) -> float:
+    """Return the threads per processor during a batch: 2 if this process waited half of the time for others.
+
+    Where the system does not tell, it is the load average of the last minute, which short work beside others escapes.
+
+    Args:
+        before: `read_waited` before the batch.
+        seconds: time of the batch.
+    """
+    after = read_waited()
+    if before is None or after is None:
+        return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
+    return round(1 / max(LEAST_SHARE, 1 - (after - before) / seconds), 2)
 
 
 def _name_processor() -> str:

@@ -17,8 +17,8 @@ from kvbench.runs.record.earlier import SCHEMA_VERSION, EarlierRun
 from kvbench.runs.record.sanity import check_results
 
 FILE = "results.json"
-MAX_LOAD = 1.5
-"""Load average per processor above which a machine is busy."""
+MAX_LOAD = 1.2
+"""Threads per processor above which a machine is busy."""
 NEUTRAL = (
     "tensor_parallel", "default_alpha", "default_tau", "default_leading", "default_prompts", "default_eval",
     "default_file_eval", "default_windows", "default_base",
@@ -166,7 +166,7 @@ class Latency:
         samples: number of these samples.
         tokens_per_second: tokens of these texts over total time; None for images.
         others: number of the samples that ran under other conditions and are left out.
-        busy: whether the machine's load was above 1.5 per processor.
+        busy: whether they ran beside other work: more than `MAX_LOAD` threads per processor.
     """
 
     seconds_per_image: float
@@ -182,8 +182,8 @@ class Latency:
 
     @property
     def mark(self) -> str:
-        """Mark of a time that leaves out samples of other conditions, empty otherwise."""
-        return "~" if self.others else ""
+        """Mark of a time beside other work, or that leaves out samples of other conditions; empty otherwise."""
+        return "~" if self.others or self.busy else ""
 
 
 @dataclass(frozen=True)

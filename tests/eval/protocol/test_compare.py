@@ -1,5 +1,6 @@
 """Paired differences: equal to plain arithmetic, narrower than unpaired ones, of the same samples; metrics' ranges."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -183,7 +184,7 @@ def test_a_difference_ends_at_the_largest_possible_one(tmp_path: Path) -> None:
         ("ssim_tm", (-1, 1)), ("ms_ssim", (0, 1)), ("dists", (0, 2)), ("geneval[scenes]/position", (0, 1)),
         ("geneval2_am[scenes]", (0, 100)), ("dpg[official]/entity", (0, 100)), ("exact[scenes]", (0, 1)),
         ("exact_answer_change", (-1, 1)), ("accuracy", (0, 1)), ("recall_adm", (0, 1)), ("psnr", None),
-        ("lpips", None),
+        ("lpips_scenes", (0, math.inf)), ("fid_scenes", (0, math.inf)), ("kid_scenes", None),
     ],
 )  # fmt: skip
 def test_a_metric_has_the_range_of_its_values(name: str, wanted: tuple[float, float] | None) -> None:
