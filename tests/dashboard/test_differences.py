@@ -14,7 +14,7 @@ from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.scores import Metric, MetricSpec, Score, share_score
 from kvbench.report.collect import collect_runs
 from kvbench.report.seeds import Combined, combine_seeds, compare_seeds
-from kvbench.report.tables import format_cell
+from kvbench.report.tables import choose_style, format_cell
 from kvbench.runs.record.results import Results
 from tests.support.results import made_up
 from tests.support.run_folders import with_bytes, write_run
@@ -183,9 +183,9 @@ def test_rows_are_means_over_seeds_unless_single_ones_are_asked_for(page: Any, s
         for name, metric in mean.metrics.items():
             if name == "exact_answer":  # the same in all rows: in the line above the table
                 continue
-            assert row[name].replace(" ", "").rstrip("†") == "".join(
-                format_cell(replace(metric, df=None), "half").split()
-            )
+            style = choose_style(one.metrics.get(name) for one in means.values())
+            text = format_cell(replace(metric, df=None), style)
+            assert row[name].replace(" ", "").rstrip("†") == text.replace(" ", "")
     points = page.locator("#pareto .hit")
     assert points.count() == 6
     page.select_option("#differ", "random")

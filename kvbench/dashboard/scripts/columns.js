@@ -9,7 +9,7 @@ function listColumns(rows) {
   const costs = Object.keys(COSTS).filter((key) => key !== "budget" && key !== "n" && known(key));
   const isShown = (key) => COSTS[key].shown || key === chooseShare(rows);
   const first = ["n", ...costs.filter(isShown)].map(makeCostColumn);
-  const metrics = chooseMetrics(rows).map((name) => makeMetricColumn(name, findBest(rows, name)));
+  const metrics = chooseMetrics(rows).map((name) => makeMetricColumn(name, rows));
   return [
     makeMethodColumn(rows),
     { ...makeCostColumn("budget"), cell: formatBudget },
@@ -76,12 +76,9 @@ function drawColumnMenu(columns, shown) {
 }
 
 function makeMethodColumn(rows) {
-  const alike = groupBy(rows, (run) => JSON.stringify([run.label, run.model, run.prompts, formatBudget(run)]));
-  const samples = new Map();
-  for (const own of alike.values())
-    if (new Set(own.map((run) => run.n)).size > 1) for (const run of own) samples.set(run.number, `n ${run.n}`);
-  const describe = (run) =>
-    [samples.get(run.number), hasSeveralSeeds() ? nameSeeds(run) : null].filter(Boolean).join(", ");
+  const count = (keys) => new Set(rows.map((run) => JSON.stringify(keys.map((key) => run[key])))).size;
+  const mixed = count(["model", "prompts", "n"]) > count(["model", "prompts"]);
+  const describe = (run) => [mixed && `n ${run.n}`, hasSeveralSeeds() && nameSeeds(run)].filter(Boolean).join(", ");
   return {
     key: "label",
     title: "method",
@@ -126,8 +123,10 @@ const VERIFIED = {
   },
 };
 
-function makeMetricColumn(name, best) {
+function makeMetricColumn(name, rows) {
   const { better, unit, digits } = DOC.metrics[name];
+  const best = findBest(rows, name);
+  const lopsided = rows.some((run) => isLopsided(findMetric(run, name)));
   const base = byId("differ").value;
   const value = (run) => findMetric(run, name)?.value;
   const text = (run) => (findMetric(run, name) ? format(value(run), digits) : null);
@@ -147,7 +146,8 @@ function makeMetricColumn(name, best) {
       const metric = findMetric(run, name);
       if (!metric) return makeAbsent(run, name);
       const ends = findInterval(metric);
-      const reach = ends && `${formatReach(metric, ends)}${metric.prompts_only ? "†" : ""}`;
+      const half = ends && `±${format((ends[1] - ends[0]) / 2, digits)}`;
+      const reach = ends && `${lopsided ? formatEnds(ends, digits) : half}${metric.prompts_only ? "†" : ""}`;
       return makeNumber(text(run), {
         more: [reach, formatFull(metric, "full cache ")].filter(Boolean).join(", "),
         best: best.has(run.number),
@@ -161,10 +161,10 @@ function formatFull({ full, digits, failed }, before = "") {
   return full === undefined ? null : `${before}${format(full, digits)}${failed ? "‡" : ""}`;
 }
 
-/** Return ± half of an interval, or its ends if the halves differ by a tenth or more, as is_lopsided in report/tables.py. */
-function formatReach({ value, digits }, [low, high]) {
-  const lopsided = high > low && Math.abs(high + low - 2 * value) >= (0.1 * (high - low)) / 2;
-  return lopsided ? formatEnds([low, high], digits) : `±${format((high - low) / 2, digits)}`;
+/** Return whether an interval's halves differ by a tenth or more: its column then has ends, as in report/tables.py. */
+function isLopsided(metric) {
+  const [low, high] = findInterval(metric) ?? [0, 0];
+  return high > low && Math.abs(high + low - 2 * metric.value) >= (0.1 * (high - low)) / 2;
 }
 
 function makeAbsent(run, name) {

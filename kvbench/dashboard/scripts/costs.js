@@ -64,7 +64,7 @@ const COSTS = {
     timed: true,
     about:
       "Mean over samples of the batch's generation time divided by its prompts; " +
-      "~: samples of another batch size, machine or load are left out.",
+      "~: beside other work, or without samples of another batch size, machine or load.",
     value: (run) => run.latency.seconds_per_image,
   },
   tokens_per_second: {
@@ -113,6 +113,6 @@ function formatCost(run, key) {
   if (key === "n") return countSamples(run);
   const { digits, least = -Infinity } = COSTS[key];
   const value = costOf(run, key);
-  const others = COSTS[key].timed && run.latency.others ? "~" : "";
+  const others = COSTS[key].timed && (run.latency.others || run.latency.busy) ? "~" : "";
   return format(value, digits) + (value < least ? "!" : others);
 }

@@ -45,7 +45,8 @@ function fillFilters() {
     "",
   );
   const counts = d3.sort(new Set(own.map((run) => run.n)), d3.descending);
-  fillSelect(byId("samples"), [["", "all"], ...counts.map((n) => [String(n), String(n)])], "");
+  const common = choices("prompts", own).length > 1 ? "" : mostCommon(own, "n"); // other sets have other numbers
+  fillSelect(byId("samples"), [["", "all"], ...counts.map((n) => [String(n), String(n)])], common);
   const chips = choices("label", own).map((label) =>
     make(
       "button",

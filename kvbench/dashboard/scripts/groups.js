@@ -46,10 +46,7 @@ function fillSeeds() {
 /** Update the select of groupings. */
 function fillGroups(runs) {
   const varying = findVarying(runs);
-  fillSelect(byId("group"), [
-    ["", "nothing"],
-    ...varying.map((path) => [path, path]),
-  ]);
+  fillSelect(byId("group"), [["", "nothing"], ...varying.map((path) => [path, path])]);
 }
 
 /** Return the heading of a run's value of a setting. */

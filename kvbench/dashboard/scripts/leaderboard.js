@@ -129,7 +129,7 @@ function explainNumbers(rows) {
   if (base)
     return `Differences to ${base} at the same model, prompts, seed and budget, with 95 % intervals of the paired differences${over}. Bold: better, and the interval excludes 0.${failed}`;
   const mark = some("prompts_only") ? ` †: over prompts alone (over seeds too it is wider than the metric's range).` : "";
-  return `Click a row for its folder and its command. ± is half of the 95 % interval${over}; brackets have its ends.${mark} Bold: best of its model, prompts, n, seeds and budget, regardless of intervals.${failed}${explainChanges(rows)}`;
+  return `Click a row for its folder and its command. Brackets have a 95 % interval${over}, ± half of it.${mark} Bold: best of its model, prompts, n, seeds and budget, regardless of intervals.${failed}${explainChanges(rows)}`;
 }
 
 function turnSort(column) {
