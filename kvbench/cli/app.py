@@ -58,6 +58,9 @@ def run_command(command: Command) -> None:
     if (text := find_text(command.words)) is not None:
         print(text)
         return
+    if (topic := command.help_topic) is not None:
+        load("kvbench.cli.tasks.keys:show_keys")(*topic)
+        return
     if (verb := command.words[0]) in COMMANDS:
         place, words = COMMANDS[verb], command.words[1:]
         if {"-h", "--help"} & {*words}:

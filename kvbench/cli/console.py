@@ -9,7 +9,10 @@ from kvbench.core.checkout import find_built_commit, run_git
 from kvbench.core.gpus import AUTO, resolve_device
 from kvbench.version import __version__
 
-CONSOLE = Console(width=None if sys.stdout.isatty() else 160)
+FILE_WIDTH = 160
+"""Letters of a line in a file or a pipe without `COLUMNS`."""
+ASKED = os.environ.get("COLUMNS", "")
+CONSOLE = Console(width=None if sys.stdout.isatty() else int(ASKED if ASKED.isdecimal() else 0) or FILE_WIDTH)
 
 
 def say(line: str, style: str | None = None) -> None:

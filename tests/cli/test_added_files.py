@@ -13,7 +13,7 @@ from kvbench.cli import app
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.loader import forget_files
 from kvbench.cli.config.messages import check_arguments, describe_error
-from kvbench.cli.config.search_path import PluginSearchPath, list_methods
+from kvbench.cli.config.search_path import REMEDY, PluginSearchPath, list_methods
 from kvbench.cli.tasks import calibrate, doctor
 
 Add = Callable[[str, str], str]
@@ -60,7 +60,7 @@ def test_a_slip_in_a_file_of_the_checkout_is_one_line(tmp_path: Path) -> None:
     file.write_text("half_life:100\nx: 3\n")
     with pytest.raises(YAMLError) as caught:
         OmegaConf.load(file)
-    assert describe_error(caught.value) == f"{file}:2: mapping values are not allowed here"
+    assert describe_error(caught.value) == f"{file}: line 2: mapping values are not allowed here; {REMEDY}"
 
 
 @pytest.mark.parametrize("text", DAMAGED)

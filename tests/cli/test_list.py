@@ -72,3 +72,20 @@ def test_the_tab_key_completes_what_hydra_does_not_know(
     line: str, words: list[str], is_setting: bool
 ) -> None:
     assert complete(line) == (words, is_setting)
+
+
+def test_several_kinds_and_words_are_listed(command: Command) -> None:
+    assert command("list")[1].splitlines()[0] == "kvbench list methods   method=..."
+    lines = command("list", "tasks", "sampling")[1].splitlines()
+    assert [line for line in lines if line[0] == "="] == ["== tasks ==", "== sampling =="]
+    [title, line] = command("list", "tasks", "sampling", "finished", "SWEEP")[1].splitlines()
+    assert (title, line.split()[0]) == ("== tasks ==", "task=report")
+
+
+def test_help_of_a_task_or_a_method_is_its_keys(command: Command) -> None:
+    read = [line.split()[0] for line in command("task=report", "--help")[1].splitlines()]
+    assert {"task=report", "report.seeds=mean", "against=null"} <= {*read}
+    assert not {"budget=1.0", "choose.block=16"} & {*read}
+    title, *keys = command("--help", "method=snapkv")[1].splitlines()
+    assert title.startswith("method=snapkv  Tokens with the most attention")
+    assert "  method.kernel=5             slots of the smoothing kernel, odd; 1 for none." in keys

@@ -133,6 +133,8 @@ model=llamagen_tiny prompts=file prompts.path=../files/mine.txt prompts.per_prom
 """Settings and files."""
 KEYS = r"""
 budgt=0.04 | budgt: no such key; did you mean budget?
+count=8 | count: no such key; did you mean prompts.count or calibrate.count or shard.count?
+method=heatkv naive=true | naive: no such key; did you mean method.naive?
 --cfg job budgt=0.04 | budgt: no such key; did you mean budget?
 budget=0.1,0.2 | budget=0.1,0.2: several values are a sweep; add -m
 method=glob(*) | method=glob(*): several values are a sweep; add -m
@@ -200,8 +202,11 @@ WORDS = r"""
 -m --cfg all | --multirun and --cfg: exclude each other; leave out --multirun
 publsh x | publsh: no such command; did you mean publish? there are list, ... ; settings are key=value
 Report | Report: no such command; did you mean task=report?
-list method | list method: not a kind and a word; did you mean methods? kvbench list methods|
+list method | list method: not a kind and words; did you mean methods? kvbench list methods|
 list prompts zz | list prompts zz: no line has this word;
+task=repot --help | task=repot: no such task; did you mean report?
+method=heatkvv -h | method=heatkvv: no such choice; did you mean heatkv?
+task=choose metric=fid_scenes budget=0.1 | metric=fid_scenes: is of a whole set of images, which prompts
 task=choose metric=pnsr | metric=pnsr: no such metric; did you mean psnr? choose from psnr, ... kvbench list metrics
 task=choose metric=psnr | budget=1: a race among full caches; give a smaller budget
 task=choose metric=psnr methods=[randm,swa] | methods: randm: no such method; did you mean random?

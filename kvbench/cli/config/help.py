@@ -23,9 +23,13 @@ def find_text(words: tuple[str, ...]) -> str | None:
 
 def read_help() -> str:
     """Return the help as `conf/config.yaml` has it; `--help -v` goes on with every choice and key."""
-    text = files("kvbench.conf").joinpath("config.yaml").read_text(encoding="utf-8")
-    header: str = yaml.safe_load(text)["hydra"]["help"]["header"]
+    header: str = yaml.safe_load(read_config())["hydra"]["help"]["header"]
     return header.rstrip()
+
+
+def read_config() -> str:
+    """Return the text of `conf/config.yaml`."""
+    return files("kvbench.conf").joinpath("config.yaml").read_text(encoding="utf-8")
 
 
 def check_verb(word: str, commands: Collection[str]) -> None:

@@ -3,7 +3,7 @@
 import errno
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from kvbench.cli.config.checks import check_runs_dir
 from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import check_values, compose_job, find_finished, hydra_of_kvbench, read_values
 from kvbench.cli.config.loader import parse_words
-from kvbench.cli.config.search_path import check_search_path, find_added, list_choices
+from kvbench.cli.config.search_path import check_search_path, describe_slip, find_added, list_choices
 from kvbench.cli.config.words import check_lists, parse_options
 from kvbench.core.config import ConfigError, UserError, shorten
 from kvbench.core.settings import CHOICE_KEYS
@@ -127,7 +127,7 @@ def _describe(error: BaseException, arguments: Sequence[str]) -> str:
         message = str(error) or str(error.__cause__) or type(error).__name__
         return _name_files(_describe_composition(message, error.__cause__, arguments), arguments)
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        return f"{error.problem_mark.name}:{error.problem_mark.line + 1}: {error.problem}"
+        return f"{error.problem_mark.name}: {describe_slip(error)}"
     line = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{line}; free disk space and run the same command again to resume"
@@ -159,9 +159,10 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
         key = match[1].rpartition("@")[2]
         if key in (keys := _list_keys(arguments)):
             return f"{key}: no such key in the choice of {key.partition('.')[0]}"
-        near = get_close_matches(key, keys, 3)
-        meant = next((one for one in near if one != key.rpartition(".")[0]), None)  # never a key's own group
-        return f"{key}: no such key" + ("" if meant is None else f"; did you mean {meant}?")
+        whole = [one for one in reversed(keys) if one.endswith(f".{key}")]  # of groups first
+        near = [one for one in get_close_matches(key, keys, 3) if one != key.rpartition(".")[0]]  # its group
+        meant = " or ".join(whole or near[:1])
+        return f"{key}: no such key" + (f"; did you mean {meant}?" if meant else "")
     if match := re.match(r"Missing mandatory value: (\S+)", lines[0]):
         key = next((line.partition(" ")[2] for line in lines if line.startswith("full_key")), match[1])
         return f"{key}: missing; set {key}=..."
@@ -215,11 +216,12 @@ def _list_keys(arguments: Sequence[str]) -> list[str]:
             values = read_values(compose_job(choices)[0])
         except EXPECTED:  # wrong choices, or lists
             values = read_values(compose_job([])[0])
-    inner = [
-        f"{key}.{name}"
-        for key, value in values.items()
-        if isinstance(value, dict)
-        for name in value
-        if name[0] != "_"
-    ]
-    return [*values, *inner]
+    return [*_flatten(values, "")]
+
+
+def _flatten(values: Mapping[str, object], prefix: str) -> Iterator[str]:
+    """Yield the keys of a configuration with dots, groups before what they hold."""
+    for name, value in values.items():
+        if name[0] != "_":
+            yield prefix + name
+            yield from _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else ()

@@ -3,6 +3,9 @@
 import re
 from collections.abc import Mapping
 
+import hydra
+from omegaconf import OmegaConf
+
 from kvbench.cli.config.instantiate import list_targets
 from kvbench.cli.config.search_path import describe_choice, list_choices
 from kvbench.cli.config.words import is_choice
@@ -12,6 +15,8 @@ from kvbench.core.suggestions import suggest
 NAME = r"[\w.]+(?:\[[^]]*\])?"
 NAMES = re.compile(rf".*: (?P<names>{NAME}(?:, {NAME})*)\.(?: .*)?")
 """Comment of a file of `conf/eval`, whose first sentence ends with a colon and the names of its metrics."""
+OF_SETS = ".eval.distribution."
+"""Package of the metrics of whole sets."""
 
 
 def name_metrics() -> dict[str, str]:
@@ -46,6 +51,12 @@ def check_race(values: Mapping[str, object]) -> None:
     is_own = all(target.startswith(("kvbench.", "hydra.")) for target in list_targets(values.get("eval")))
     if is_own and isinstance(metric, str) and strip_part(metric) not in map(strip_part, known):
         raise ConfigError(f"metric={shorten(metric)}: no such metric{suggest(metric, known, 'eval')}")
+    file = known.get(metric) if isinstance(metric, str) else None
+    node = None if file is None else OmegaConf.to_container(hydra.compose(f"eval/{file}"))
+    if any(OF_SETS in target for target in list_targets(node)):
+        raise ConfigError(
+            f"metric={metric}: is of a whole set of images, which prompts cannot be compared by; use psnr or lpips"
+        )
     if values.get("budget") == 1 and methods is None and values.get("cache_dtype") == "auto":
         raise ConfigError("budget=1: a race among full caches; give a smaller budget, such as budget=0.1")
 

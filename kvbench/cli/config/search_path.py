@@ -217,7 +217,7 @@ def _read_defaults(file: AddedFile, repository: Any) -> Iterator[str]:
     try:
         loaded = repository.load_config(file.name)
     except Exception as error:  # YAML, OmegaConf and Hydra have many
-        raise ConfigError(f"{file}: {_describe(error)}") from None
+        raise ConfigError(f"{file}: {describe_slip(error)}") from None
     if not isinstance(loaded.config, DictConfig):
         raise ConfigError(f"{file}: is not a group of keys; write `key: value` lines")
     group = file.name.rpartition("/")[0]
@@ -248,7 +248,8 @@ def _check_sweep(file: AddedFile, value: object) -> None:
             raise ConfigError(f"{file}: {key}: must be a group of keys; name each swept key with its values")
 
 
-def _describe(error: Exception) -> str:
+def describe_slip(error: Exception) -> str:
+    """Return what is wrong in a file of the configuration, and the remedy."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}; {REMEDY}"
     if isinstance(error, GrammarParseError):

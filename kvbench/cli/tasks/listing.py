@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvbench.cli.config.compose import hydra_of_kvbench
-from kvbench.cli.config.help import HELP, read_help
+from kvbench.cli.config.help import read_help
 from kvbench.cli.config.search_path import describe_choice, list_variants, make_each
 from kvbench.cli.console import CONSOLE, say
 from kvbench.core.config import ConfigError
 from kvbench.core.suggestions import LISTS, find_near
 
 GROUPS = {kind: group for group, kind in LISTS.items()}
-USAGE = f"kvbench list {'|'.join(GROUPS)} [WORD]"
+USAGE = f"kvbench list {'|'.join(GROUPS)} ... [WORD ...]"
 HEADS = {
     "method": ("method", "models", "calib.", "paper", "what it keeps"),
     "model": ("model", "family", "weights", "what it is"),
@@ -22,7 +22,7 @@ Row = tuple[str, ...]
 
 
 def show_list(words: Sequence[str]) -> None:
-    """Print a line for each choice of a kind, or for those whose line has a word.
+    """Print a line for each choice of some kinds, or for those whose line has all other words; without any, the kinds.
 
     Lines end at the width of a terminal; with a word they are whole, and variants in folders are listed too.
 
@@ -30,42 +30,43 @@ def show_list(words: Sequence[str]) -> None:
         words: words of the command after `list`.
 
     Raises:
-        ConfigError: the first word is no kind, no line has the second, or there are more.
+        ConfigError: no word is a kind, or no line has the others.
     """
-    if set(HELP) & set(words):
-        say(f"usage: {USAGE}")
-        return
     words = [word for word in words if not word.startswith("hydra.searchpath=")]  # which Hydra reads itself
-    kind, word = (*words, "", "")[:2]
-    if kind not in GROUPS or len(words) > 2:
-        near = find_near(kind, GROUPS)
+    kinds = [word for word in dict.fromkeys(words) if word in GROUPS]
+    if words and not kinds:
+        near = find_near(words[0], GROUPS)
         meant = "" if near is None else f" did you mean {near}?"
-        raise ConfigError(f"{' '.join(('list', *words))}: not a kind and a word;{meant} {USAGE}")
-    if kind == "tasks":
-        parts, hidden = read_help().split("\n\n")[2:-1], 0
-        lines = [line for part in parts for line in part.splitlines()[1:]]
-        rows: list[Row] = [(line,) for line in lines if word.lower() in line.lower()]
-    else:
-        with hydra_of_kvbench():
-            rows, hidden = list_rows(GROUPS[kind], word)
-    if not rows:
-        raise ConfigError(f"list {kind} {word}: no line has this word; kvbench list {kind} has all")
-    for line in align(rows, None if word or not CONSOLE.is_terminal else CONSOLE.width):
-        say(line)
-    if hidden:
-        say(f"and {hidden} variants in folders: kvbench list {kind} /")
+        raise ConfigError(f"{' '.join(('list', *words))}: not a kind and words;{meant} {USAGE}")
+    for kind, group in GROUPS.items() if not words else ():
+        say(f"kvbench list {kind:<9} {group}=...")
+    asked = [word.lower() for word in words if word not in kinds]
+    with hydra_of_kvbench():
+        found = {kind: list_rows(GROUPS[kind], asked) for kind in kinds}
+    if kinds and not any(rows for rows, _ in found.values()):
+        raise ConfigError(f"list {' '.join(words)}: no line has this word; kvbench list {kinds[0]} has all")
+    for kind, (rows, hidden) in found.items():
+        if len(kinds) > 1 and rows:
+            say(f"== {kind} ==")
+        for line in align(rows, None if asked or not CONSOLE.is_terminal else CONSOLE.width):
+            say(line)
+        if hidden:
+            say(f"and {hidden} variants in folders: kvbench list {kind} /")
 
 
-def list_rows(group: str, word: str) -> tuple[list[Row], int]:
-    """Return the rows of a group's choices that have a word, with a title, and the number of variants left out."""
+def list_rows(group: str, words: Sequence[str]) -> tuple[list[Row], int]:
+    """Return the rows of a group's choices that have all words, with a title, and the number of variants left out."""
     every = list_variants(group)
-    names = [name for name in every if word or "/" not in name]
+    names = [name for name in every if words or "/" not in name]
     rows: list[Row] = [(name,) for name in names]
     if group in HEADS:
         describe = describe_method if group == "method" else describe_model
         rows = [(name, *describe(name, one)) for name, one in make_each(group, names)]
     rows = [(*row, summarise(describe_choice(group, row[0]))) for row in rows]
-    found = [row for row in rows if word.lower() in " ".join(row).lower()]
+    if group == "task":
+        parts = read_help().split("\n\n")[2:-1]
+        rows = [(line,) for part in parts for line in part.splitlines()[1:]]
+    found = [row for row in rows if all(word in " ".join(row).lower() for word in words)]
     titles = [HEADS[group]] if found and group in HEADS else []
     return [*titles, *found], len(every) - len(names)
 

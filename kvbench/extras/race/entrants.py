@@ -18,10 +18,8 @@ from kvbench.cli.tasks.job import make_job
 from kvbench.core.bars import make_bar
 from kvbench.core.config import ConfigError, import_target
 from kvbench.core.suggestions import suggest
-from kvbench.eval.paired.dreamsim import DreamSim
 from kvbench.eval.protocol.base import Evaluator, find_missing
 from kvbench.eval.protocol.scores import MetricSpec
-from kvbench.eval.spaces.evaluator import SpaceEvaluator
 from kvbench.extras.race.values import score_block
 from kvbench.runs.check import check_job
 from kvbench.runs.execute import run as execute
@@ -109,10 +107,6 @@ def find_evaluator(cfg: Mapping[str, Any], metric: str) -> tuple[str, MetricSpec
     for name, evaluator in evaluators.items():
         if metric not in evaluator.metrics:
             continue
-        if isinstance(evaluator, SpaceEvaluator) and not isinstance(evaluator, DreamSim):
-            raise ConfigError(
-                f"metric={metric}: is of a whole set of images, which prompts cannot be compared by; use psnr or lpips"
-            )
         if lacking := find_missing(evaluator):
             raise ConfigError(f"metric={metric}: {'; '.join(lacking)}")
         return name, evaluator.metrics[metric]
