@@ -97,11 +97,16 @@ def format_cell(cell: Cell, style: Style) -> str:
 
 
 def choose_style(cells: Iterable[Cell], style: Style = "half") -> Style:
-    """Return the one form of a column: in place of ± the ends, if some interval's halves differ by a tenth or more."""
-    known = [cell for cell in cells if isinstance(cell, Metric) and cell.value is not None]
-    ends = [(one.value, *one.interval) for one in known if one.interval is not None]
-    lopsided = (abs(high + low - 2 * value) >= LOPSIDED * (high - low) / 2 > 0 for value, low, high in ends)
-    return "range" if style == "half" and any(lopsided) else style
+    """Return the one form of a column: the ends of intervals in place of ± if one of them is lopsided."""
+    return "range" if style == "half" and any(map(_is_lopsided, cells)) else style
+
+
+def _is_lopsided(cell: Cell) -> bool:
+    """Return whether an interval's halves differ by a tenth of their mean or more, so that ± misleads."""
+    if not isinstance(cell, Metric) or cell.value is None or cell.interval is None:
+        return False
+    low, high = cell.interval
+    return abs(high + low - 2 * cell.value) >= LOPSIDED * (high - low) / 2 > 0
 
 
 def mark_interval(metric: Metric) -> str:

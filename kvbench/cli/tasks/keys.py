@@ -70,8 +70,8 @@ def _list_fields(name: str) -> Iterator[tuple[str, str]]:
     )
     about = dict(FIELD.findall(docs))
     assert isinstance(values, dict)
-    for key, value in values.items():
+    for name, value in ((str(key), value) for key, value in values.items()):
         target = value.get("_target_") if isinstance(value, dict) else None
         shown = show(value) if target is None else target.rpartition(".")[2]
-        if key[0] != "_":
-            yield f"method.{key}={shown}", " ".join(about.get(key, "").split())
+        if name[0] != "_":
+            yield f"method.{name}={shown}", " ".join(about.get(name, "").split())
