@@ -15,7 +15,8 @@ from kvbench.prompts.draft import Counted, Draft, Hidden
 from kvbench.prompts.questions import Questions
 from kvbench.prompts.retrieval import ASKED_SUBJECT, CITIES, MAX_CONTEXT, SUBJECTS
 
-ANSWERS = ("written", "read")
+READ = "read"
+ANSWERS = ("written", READ)
 PEOPLE = (
     "Ada", "Alma", "Anton", "Bella", "Boris", "Carla", "Carlos", "Clara", "David", "Diana", "Edgar", "Elena",
     "Emil", "Erika", "Felix", "Flora", "Frank", "Gloria", "Greta", "Hanna", "Hector", "Helen", "Igor", "Irene",
@@ -65,7 +66,7 @@ class Task(Questions):
         words = tuple(islice(chain.from_iterable(re.findall(r"\S+\s*", text) for text in texts), self.length))
         placed = tuple(zip(places, statements, strict=True))
         return Hidden(
-            self.length, f"{head}\n\n", f"\n\n{question}", answer, self.answer == "read", words, placed
+            self.length, f"{head}\n\n", f"\n\n{question}", answer, self.answer == READ, words, placed
         )
 
 
@@ -191,7 +192,7 @@ class WordCounts(Task):
         if len(found) < self.answers or len(words) < 2:
             raise ConfigError(f"prompts.path={self.path}: has too few different words; choose longer texts")
         counted = Counted(
-            self.length, f"{head}\n\n", f"\n\n{question}", f" {', '.join(found)}.", self.answer == "read",
+            self.length, f"{head}\n\n", f"\n\n{question}", f" {', '.join(found)}.", self.answer == READ,
             tuple(found), tuple(words), self.times, self.rest, self.zipf, str(rng.random()),
         )  # fmt: skip
         return counted, found

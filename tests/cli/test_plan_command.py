@@ -83,6 +83,22 @@ def test_plan_of_a_class_conditional_model(command: Command) -> None:
     assert "381600" in out  # 30 layers, 30 heads, 424 tokens before the last scale
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("answer", "expected"), [("written", (0, False)), ("read", (1, True))])
+def test_only_answers_that_are_read_need_a_tokenizer(
+    command: Command, answer: str, expected: tuple[int, bool]
+) -> None:
+    """Their tokens decide the schedule, prompt_tokens that of written ones."""
+    words = (
+        "model=qwen3_8b",
+        "model.sources.weights.repo=null",
+        "prompts=needles",
+        f"prompts.answer={answer}",
+    )
+    status, out, err = command("task=plan", "method=full", *words)
+    assert (status, "weights missing" in out + err) == expected
+
+
 LISTED = """
 llamagen_xl token | headkv heatkv linear_ar | ams_kv hack hackpp scale_groups scalekv
 var_d30 scale | ams_kv hack hackpp heatkv scalekv | headkv linear_ar

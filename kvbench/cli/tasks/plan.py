@@ -16,7 +16,8 @@ from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.models.reading.reader import Reader, TextReader
 from kvbench.plan import Plan, export, make_plan
-from kvbench.prompts.questions import Questions
+from kvbench.prompts.retrieval import Retrieval
+from kvbench.prompts.tasks import READ, Task
 from kvbench.prompts.texts import Texts
 from kvbench.report.plan_table import show_plan
 from kvbench.runs.cache_plan import find_dtype, find_packing, read_budget
@@ -30,7 +31,8 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
         return
     method = instantiate(cfg.method)
     model, source = instantiate(cfg.model), instantiate(cfg.prompts)
-    if isinstance(source, Texts | Questions):  # may be read, with another schedule
+    if isinstance(source, Texts | Retrieval) or (isinstance(source, Task) and source.answer == READ):
+        # These are read, with another schedule.
         model = read_or_write(model, fit_prompts(model, source.load()), [])
     try:
         made = plan_cache(settings, model, method)
