@@ -38,7 +38,7 @@ from tqdm import tqdm
 
 from kvbench.core.bars import make_bar
 from kvbench.core.budget import Budget
-from kvbench.core.files import hash_values, write_whole
+from kvbench.core.files import hash_values, parse_json, read_text, write_whole
 from kvbench.engine.memory import cache_bytes
 from kvbench.methods.full import Full
 from kvbench.methods.shared.calibration import Artifact, Observer
@@ -53,6 +53,8 @@ from kvbench.runs.prepare import locate_calibration, prepare_method
 from kvbench.runs.record.provenance import provenance
 
 SCHEMA_VERSION = 1
+SAME = ("code", "versions", "machine", "cuda_graph")
+"""Provenance that two measurements share, so that the second repeats nothing."""
 RANDOM_CALIBRATION = "random numbers (timing only)"
 
 
@@ -82,7 +84,7 @@ def profile(job: Job) -> tuple[Path, ProfileRow]:
     contents = _describe(job, calibration, candidates[0].budget)
     rows: list[ProfileRow] = []
     contents |= {"rows": rows, "largest": None, "operators": None}
-    path = job.settings.runs_dir / "profile" / f"{job.model.name}-{make_label(job)}-{_hash_job(job)}.json"
+    path = _name_file(job)
 
     def save(status: str) -> None:
         write_whole(path, json.dumps({**contents, "status": status}, indent=1))
@@ -108,6 +110,22 @@ def profile(job: Job) -> tuple[Path, ProfileRow]:
         contents["operators"] = trace(bench.make_generation(mine, batch), path_of_trace, job.settings.device)
     save("done")
     return path, {**contents, "status": "done"}
+
+
+def find_measured(job: Job) -> Path | None:
+    """Return the finished file of a job, measured by the same code on the same machine; None if there is none."""
+    path, now = _name_file(job), provenance(job.settings.device, job.cache_plan.graph_obstacle)
+    try:
+        contents = parse_json(read_text(path))
+        then = {name: contents["provenance"][name] for name in SAME}
+        is_done = contents["status"] == "done" and then == {name: now[name] for name in SAME}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return path if is_done else None
+
+
+def _name_file(job: Job) -> Path:
+    return job.settings.runs_dir / "profile" / f"{job.model.name}-{make_label(job)}-{_hash_job(job)}.json"
 
 
 def _search_largest(bench: Bench, candidate: Candidate, known: int, bar: "tqdm[object]") -> int:

@@ -90,7 +90,9 @@ def test_it_runs_from_the_check_to_a_dataset_that_others_verify(tmp_path: Path, 
         "verify", f"{tmp_path}/elsewhere/first_light-infinity_tiny", "samples=1", "seed=5"
     )
     assert (status, out.count("verified: "), err) == (0, 4, "")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs" / "profile").iterdir()}
     again = run_program(tmp_path, *words)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs" / "profile").iterdir()} == before
     assert "5 of 5 jobs found finished" in again.stdout
     assert "docs/performance.md" not in again.stdout  # what is finished is not checked
 

@@ -167,15 +167,17 @@ def make_rows(table: PublishedTable | None, timings: Sequence[Timing]) -> list[R
     return [_make_row(table, labels, where, one, timings) for where, one in _match(table, timings)]
 
 
-def show_speed(console: Console, published: str | None, paths: Sequence[Path], folder: Path) -> None:
-    """Print the times and memory in some files of `task=profile`, with the published ones if there is a table.
+def show_speed(
+    console: Console, published: str | Sequence[str] | None, paths: Sequence[Path], folder: Path
+) -> None:
+    """Print the times and memory in some files of `task=profile`, with the published ones if there is one table.
 
     Writes report-speed-<table>.md (report-speed.md without a table) into a folder.
 
     Raises:
         ConfigError: there is no such table, or a file cannot be read.
     """
-    table, timings = None if published is None else find(published), read_timings(paths)
+    table, timings = find(published) if isinstance(published, str) else None, read_timings(paths)
     rows = make_rows(table, timings)
     lead = len(_list_settings(table, timings[0], timings))
     note = LEGEND + (f". {ON_CPU}" if any(UNMEASURED in row.values() for row in rows) else "")
