@@ -8,8 +8,10 @@ from multiprocessing import get_context
 
 import torch
 
-from benchmarks.compiled import SHARED, Variant, compile_variant, list_kernels, sized_for
+from benchmarks.compiled import SHARED, compile_variant
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, call_python
+from benchmarks.support.kernel_variants import list_kernels, sized_for
+from benchmarks.support.triton_launches import Variant
 from kvbench.runs.record.provenance import provenance
 
 REHEARSED_ARCH = 90

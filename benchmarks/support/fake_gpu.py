@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from benchmarks.support.build import built, composed, open_cache, prepare_method
 from benchmarks.support.device_watch import DeviceWatch
-from benchmarks.support.triton_launches import replace_launches
+from benchmarks.support.triton_launches import Variant, describe_launch, replace_launches
 from kvbench.engine.schedule import Ints, predict_row_lengths
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.methods.shared.base import Method
@@ -30,7 +30,7 @@ from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.next_token import LinedImageModel, NextTokenModel
 from kvbench.models.noise import CounterNoise, Kind, Noise
 from kvbench.models.parts.text_decoder import TextDecoder
-from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.models.text_model import TextModel
 from kvbench.models.var.model import VARModel
 from kvbench.scenes.grammar import evaluation_prompts
 
@@ -59,6 +59,8 @@ def run(
     before: int = 0,
     record: "CountedReplays | None" = None,
     kind: Kind = "counter",
+    stored: str | None = None,
+    variants: dict[str, Variant] | None = None,
 ) -> None:
     """Run one generation of a batch under a watch.
 
@@ -71,6 +73,8 @@ def run(
         before: generations before the one that is watched; the first builds a static method's tables.
         record: counts replays of steps, or of the scales recorded in the second generation; None runs all by launches.
         kind: of noise; `counter` is a GPU's.
+        stored: of a low-bit cache, as for `open_cache`.
+        variants: receives what every launch compiles, by source.
 
     Raises:
         ValueError: the number of tokens that the method keeps depends on data.
@@ -80,9 +84,12 @@ def run(
         raise ValueError(f"{type(method).__name__}: the number of tokens that it keeps depends on data")
     rows = lengths if method.static else np.tile(lengths, model.spec.branches * batch)
     prompts = list_prompts(model, batch)
-    with FakeTensorMode(allow_non_fake_inputs=True), stand_ins(rows.reshape(-1, rows.shape[2]), launched):
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        stand_ins(rows.reshape(-1, rows.shape[2]), launched, variants),
+    ):
         load(model)
-        cache = open_cache(model, method, CUDA, record=record)
+        cache = open_cache(model, method, CUDA, stored, record)
         for _ in range(before):
             with type(watch)():
                 model.generate(prompts, cache, make_noise_of(kind, batch))
@@ -109,7 +116,7 @@ def list_captions(count: int) -> list[str]:
 def load(model: Model) -> None:
     """Give a model networks on the device as `load` would, without data."""
     with torch.device(CUDA):
-        if isinstance(model, Qwen3Model):
+        if isinstance(model, TextModel):
             model._transformer = TextDecoder(model.transformer)
         else:
             transformer, tokenizer = model.networks
@@ -132,12 +139,15 @@ def load(model: Model) -> None:
 
 
 @contextmanager
-def stand_ins(lengths: Ints, launched: Counter[str] | None = None) -> Iterator[None]:
+def stand_ins(
+    lengths: Ints, launched: Counter[str] | None = None, variants: dict[str, Variant] | None = None
+) -> Iterator[None]:
     """Replace everything that needs a device or data: launches, pinned memory, the tables of a cache.
 
     Args:
         lengths: int64 [changes, rows], slots of every row after each change of a layer, in order.
         launched: counts launches by name.
+        variants: receives what every launch compiles, by source.
     """
 
     def replay_table(*given: Any) -> tuple[Layout, Tensor]:
@@ -146,9 +156,12 @@ def stand_ins(lengths: Ints, launched: Counter[str] | None = None) -> Iterator[N
         after = arrange_rows(positions, counts, free_slots)
         return after, torch.empty(after.capacity, dtype=torch.int32, device=CUDA)
 
-    def note(name: str, *_: object, **__: object) -> None:
+    def note(name: str, kernel: Any, *arguments: Any, **named: Any) -> None:
         if launched is not None:
             launched[name] += 1
+        if variants is not None:
+            variant = describe_launch(name, kernel, arguments, named)
+            variants.setdefault(variant.source, variant)
 
     convolve = functional.conv2d
 

@@ -23,6 +23,7 @@ from kvbench.kernels.triton.launch import (
     locate_row,
 )
 from kvbench.kernels.triton.softmax import add_scores, score_slots
+from kvbench.kernels.triton.tiles import choose_tile
 
 
 @kernel("lse", "token", "offsets", "lengths", "order")
@@ -178,9 +179,10 @@ def attention_mass_triton(
     mass = q.new_empty(batch, rows, longest + present, dtype=torch.float32)
     where = (layout.offsets, layout.lengths, layout.order, scale * LOG2_E, heads, rows, queries, present)
     strides = (past.keys.shape[1], *q_strides, *k_strides)
-    block, keys, warps = block_sizes(channels, q.dtype)
+    block, keys, warps, stages = choose_tile("mass", channels, q.dtype, queries, batch * rows, q.device)
     options = {
         **list_constants(q), "BLOCK_M": block, "BLOCK_N": keys, "CAUSAL": tokens is not None, "num_warps": warps,
+        "num_stages": stages,
     }  # fmt: skip
     token = layout.lengths if tokens is None else tokens  # not read unless causal
     if lse is None:
@@ -193,10 +195,3 @@ def attention_mass_triton(
         q, k, past.keys, lse, token, mass, *where, longest, *strides, **options, POWER=power
     )
     return mass
-
-
-def block_sizes(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Return queries per tile, keys per tile, and warps."""
-    if dtype == torch.float32:  # no tensor cores: products in registers, which a large head overflows
-        return (32, 32, 8) if head_dim <= 64 else (16, 32, 8) if head_dim <= 128 else (16, 16, 8)
-    return (64, 64, 4) if head_dim <= 128 else (64, 32, 4)

@@ -7,7 +7,6 @@ that one launch can be recorded and repeated.
 Shapes: B batch, R rows, M queries (query heads of a row), N keys of a tile, D channels, S shares of a row's keys.
 """
 
-import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -21,19 +20,8 @@ from kvbench.kernels.triton.launch import (
     make_partials,
     next_power_of_2,
 )
-from kvbench.kernels.triton.ragged_attention import Tile, count_splits
 from kvbench.kernels.triton.softmax import add_tile, attend_slots, merge_shares, score_tile, store_state
-
-
-def choose_tile(head_dim: int, dtype: torch.dtype, queries: int) -> Tile:
-    """Return the tile for a head dim, dtype and number of queries per row; one query needs no tensor cores."""
-    wide = head_dim > 128
-    if queries == 1:
-        return Tile(1, 32 if wide or dtype == torch.float32 else 64, 4, 3)
-    padded = max(16, next_power_of_2(queries))
-    if dtype == torch.float32:
-        return Tile(padded, 16 if wide else 32, 8, 2)
-    return Tile(padded, 32 if wide else 64, 4, 3)
+from kvbench.kernels.triton.tiles import choose_tile, count_splits
 
 
 @kernel("lse", "key_offsets", "value_offsets", "lengths", "order", "stride", "filled")
@@ -129,7 +117,8 @@ def decode_attention_triton(
     """
     batch, count, queries, channels = q.shape
     (q, q_strides), (k, k_strides), (v, v_strides) = align_rows(q), align_rows(k), align_rows(v)
-    sizes = choose_tile(channels, q.dtype, queries)
+    sizes = choose_tile("decode", channels, q.dtype, queries, batch * count, q.device)
+    sizes = sizes._replace(queries=max(sizes.queries, next_power_of_2(queries)))
     if share is None:
         share = count_splits(batch * count, rows.longest, sizes, q.device)
     out = q.new_empty(batch, count, queries, channels)

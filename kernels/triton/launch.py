@@ -1,7 +1,6 @@
 """Shared parts of Triton kernels and their launches: aligned strides, grids, addresses, tiles and outputs."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -11,8 +10,6 @@ from torch import Tensor
 
 UNITS = (8, 4)
 """Elements that head dims and strides may be multiples of: rows of 16 bits start on 16 bytes, or on 8."""
-SMALL_MEMORY = 128 << 10
-"""Bytes of shared memory per block below which large tiles do not fit; sm_86, 89 and 120 have 99 KiB, others 163."""
 LOG2_E = 1.4426950408889634
 
 
@@ -75,20 +72,6 @@ def cdiv(count: int, size: int) -> int:
 def next_power_of_2(number: int) -> int:
     """Return the smallest power of two >= `number`, in plain Python: Triton's takes microseconds."""
     return 1 << (number - 1).bit_length()
-
-
-@cache
-def count_processors(device: torch.device) -> int:
-    """Return the multiprocessors of a CUDA device; for interpreted kernels, of an H200."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
-@cache
-def has_small_memory(device: torch.device) -> bool:
-    """Return whether large tiles do not fit a CUDA device; False for interpreted kernels."""
-    if device.type != "cuda":
-        return False
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) < SMALL_MEMORY
 
 
 def list_constants(q: Tensor) -> dict[str, int | str | bool]:

@@ -23,21 +23,9 @@ from kvbench.kernels.triton.launch import (
     locate_row,
     make_partials,
 )
-from kvbench.kernels.triton.ragged_attention import Tile, choose_tile, count_splits, fit_keys, make_output
+from kvbench.kernels.triton.ragged_attention import make_output
 from kvbench.kernels.triton.softmax import add_tile, finish_shares, store_state
-
-
-def max_keys(sizes: Tile, head_dim: int) -> int:
-    """Return the keys of a tile for long rows: without pointers, registers suffice for 128 x 128 at 128 channels.
-
-    With smaller heads, two programs with fewer registers share a multiprocessor.
-    """
-    return 128 if sizes.queries == 128 and 64 < head_dim <= 128 else sizes.keys
-
-
-def with_keys(sizes: Tile, keys: int) -> Tile:
-    """Return sizes with `keys` keys per tile; shared memory has space for two of the largest tiles."""
-    return sizes._replace(keys=keys, stages=2 if keys == 128 else sizes.stages)
+from kvbench.kernels.triton.tiles import choose_tile, count_splits, fit_keys
 
 
 @kernel("lse", "offsets", "lengths", "order")
@@ -110,8 +98,8 @@ def past_attention_triton(
     batch, slots, _ = past.keys.shape
     rows = sequences * heads // batch
     q, q_strides = align_rows(q)
-    sizes = choose_tile(channels, q.dtype, queries, batch * rows, q.device)
-    sizes = with_keys(sizes, fit_keys(layout, 0, max_keys(sizes, channels)))
+    sizes = choose_tile("past", channels, q.dtype, queries, batch * rows, q.device)
+    sizes = sizes.with_keys(fit_keys(layout, 0, sizes.keys))
     blocks = cdiv(queries, sizes.queries)
     if share is None:
         share = count_splits(batch * rows * blocks, layout.longest, sizes, q.device)

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.batch_invariance import is_batch_invariant
 from kvbench.kernels.layout import State
 from kvbench.kernels.planes import Codes, Plane
 from kvbench.kernels.triton.codes import load_numbers, split_word
@@ -22,34 +21,17 @@ from kvbench.kernels.triton.launch import (
     LOG2_E,
     align_rows,
     cdiv,
-    count_processors,
-    has_small_memory,
     kernel,
     list_constants,
     make_partials,
     next_power_of_2,
 )
-from kvbench.kernels.triton.ragged_attention import Tile, count_splits, make_output
+from kvbench.kernels.triton.ragged_attention import make_output
 from kvbench.kernels.triton.softmax import add_tile, finish_shares, score_tile, store_state
+from kvbench.kernels.triton.tiles import choose_tile, count_splits
 
 ROTATION_WORDS = {torch.complex64: torch.int64, torch.complex32: torch.int32}
 """Integer dtypes of the size of a rotation."""
-
-
-def choose_tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: torch.device) -> Tile:
-    """Return the tile for a head dim and dtype; arguments as in `ragged_attention.choose_tile`."""
-    wide = head_dim > 128
-    less = wide and has_small_memory(device)
-    if queries == 1:
-        return Tile(1, 32, 4, 3 - less)
-    if dtype == torch.float32:
-        return Tile(16, 16 if wide else 32, 8, 2)
-    if queries <= 16:  # rotation of 128 channels spills with three stages
-        return Tile(16, 32, 4, 3 if head_dim <= 64 else 2 - less)
-    fills = is_batch_invariant() or rows * cdiv(queries, 128) >= 2 * count_processors(device)
-    if wide or not fills:
-        return Tile(64, 32, 8 if wide else 4, 2 - less)
-    return Tile(128, 32, 8, 2)
 
 
 class CodeArguments(NamedTuple):
@@ -273,7 +255,7 @@ def quantised_attention_triton(
     layout = plane.layout
     q, q_strides = align_rows(q)
     out = make_output(q, dtype) if state is None else state[0]
-    sizes = choose_tile(channels, q.dtype, queries, batch * rows, q.device)
+    sizes = choose_tile("quantised", channels, q.dtype, queries, batch * rows, q.device)
     blocks = cdiv(queries, sizes.queries)
     if share is None:
         share = count_splits(batch * rows * blocks, layout.longest, sizes, q.device)

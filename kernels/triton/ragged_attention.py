@@ -7,20 +7,15 @@ longest rows first. With few queries, several programs share the keys of a row.
 Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S shares of a row's keys.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.batch_invariance import is_batch_invariant
-from kvbench.kernels.layout import Layout, Past
+from kvbench.kernels.layout import Past
 from kvbench.kernels.triton.launch import (
     LOG2_E,
     align_rows,
     cdiv,
-    count_processors,
-    has_small_memory,
     kernel,
     list_constants,
     load_queries,
@@ -28,75 +23,7 @@ from kvbench.kernels.triton.launch import (
     make_partials,
 )
 from kvbench.kernels.triton.softmax import attend_slots, finish_shares, store_state
-
-
-class Tile(NamedTuple):
-    """Compile-time sizes: queries and keys per tile, warps, pipeline stages."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
-def choose_tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: torch.device) -> Tile:
-    """Return the tile for a head dim and dtype, one of at most three per generation.
-
-    With more than 128 channels and little shared memory there are fewer pipeline stages. In batch-invariance mode the
-    tile depends on the number of queries only.
-
-    Args:
-        head_dim: D.
-        dtype: dtype of the queries.
-        queries: queries per row.
-        rows: rows times batch.
-        device: device to fill.
-    """
-    wide = head_dim > 128
-    less = wide and has_small_memory(device)
-    if dtype == torch.float32:  # no tensor cores: products in registers, which a large head overflows
-        return Tile(32, 32, 8, 2) if head_dim <= 64 else Tile(16, 16 if wide else 32, 8, 2)
-    if queries <= 16:
-        return Tile(16, 32 if wide else 64, 4, 3)
-    if not is_batch_invariant() and rows * cdiv(queries, 128) < 2 * count_processors(device):
-        return Tile(64, 32, 8, 3 - less) if wide else Tile(64, 64, 4, 3)
-    return Tile(128, 32, 8, 2 - less) if wide else Tile(128, 64, 8, 3)
-
-
-def fit_keys(layout: Layout, tokens: int, largest: int) -> int:
-    """Return the number of keys per tile: short rows would leave most of a large tile empty.
-
-    Args:
-        layout: layout of the past.
-        tokens: current tokens, which have separate tiles.
-        largest: keys of a tile for long rows, a power of two of at least 16.
-
-    Returns:
-        The largest power of two from 16 to `largest` with at most a quarter of padding over all rows; `largest` in
-        batch-invariance mode.
-    """
-    if is_batch_invariant():
-        return largest
-    rows, size = len(layout.counts), largest
-    keys = layout.total + rows * tokens
-    while size > 16:
-        padded = sum(group.size * cdiv(group.length, size) for group in layout.groups) + rows * cdiv(
-            tokens, size
-        )
-        if 4 * size * padded <= 5 * keys:
-            break
-        size //= 2
-    return size
-
-
-def count_splits(programs: int, keys: int, sizes: Tile, device: torch.device) -> int:
-    """Return the number of programs that share a row's keys: enough to fill the device, at least four tiles each.
-
-    It is 1 in batch-invariance mode.
-    """
-    if is_batch_invariant():
-        return 1
-    return max(1, min(2 * count_processors(device) // max(1, programs), cdiv(keys, sizes.keys) // 4, 32))
+from kvbench.kernels.triton.tiles import choose_tile, count_splits, fit_keys
 
 
 @kernel("lse", "offsets", "lengths", "order")
@@ -207,8 +134,8 @@ def ragged_attention_triton(
     batch, slots, _ = past.keys.shape
     rows, tokens = sequences * heads // batch, k.shape[2]
     (q, q_strides), (k, k_strides), (v, v_strides) = align_rows(q), align_rows(k), align_rows(v)
-    sizes = choose_tile(channels, q.dtype, queries, batch * rows, q.device)
-    sizes = sizes._replace(keys=fit_keys(layout, tokens, sizes.keys))
+    sizes = choose_tile("attention", channels, q.dtype, queries, batch * rows, q.device)
+    sizes = sizes.with_keys(fit_keys(layout, tokens, sizes.keys))
     blocks = cdiv(queries, sizes.queries)
     if share is None:
         share = count_splits(batch * rows * blocks, layout.longest + tokens, sizes, q.device)

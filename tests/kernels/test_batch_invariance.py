@@ -25,8 +25,7 @@ def invariant() -> Iterator[None]:
 @pytest.fixture
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few programs fill it, so that small batches are divided."""
-    for module in ("ragged_attention", "quantised_attention"):
-        monkeypatch.setattr(f"kvbench.kernels.triton.{module}.count_processors", lambda _: 4)
+    monkeypatch.setattr("kvbench.kernels.triton.tiles.count_processors", lambda _: 4)
 
 
 def test_torch_may_not_round_inside_products_while_batches_are_invariant() -> None:
@@ -59,22 +58,27 @@ def test_what_a_user_forbade_stays_forbidden() -> None:
 
 def choices(rows: int, dtype: torch.dtype) -> list[object]:
     """Tile sizes and splits of every kernel for rows or codes, for a batch of `rows` rows of 400 slots."""
-    from kvbench.kernels.triton import quantised_attention, ragged_attention
+    from kvbench.kernels.triton import tiles
 
     device = torch.device(DEVICE)
     layout = arrange_rows(torch.zeros(rows + 1, 400, dtype=torch.int64), [400] + [3] * rows)
-    sizes = ragged_attention.choose_tile(128, dtype, 300, rows, device)
+    sizes = [
+        tiles.choose_tile(kernel, 128, dtype, 300, rows, device) for kernel in ("attention", "quantised")
+    ]
     return [
-        sizes,
-        quantised_attention.choose_tile(128, dtype, 300, rows, device),
-        ragged_attention.fit_keys(layout, 16, sizes.keys),
-        ragged_attention.count_splits(rows, 400, sizes, device),
+        *sizes,
+        tiles.fit_keys(layout, 16, sizes[0].keys),
+        tiles.count_splits(rows, 400, sizes[0], device),
     ]
 
 
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernels_look_at_the_batch_unless_it_is_invariant(dtype: torch.dtype, request: Any) -> None:
+@pytest.mark.parametrize("card", [80, 86, 90, 100, 120])
+def test_kernels_look_at_the_batch_unless_it_is_invariant(
+    dtype: torch.dtype, card: int, request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbench.kernels.triton.tiles.find_capability", lambda _: card)
     assert choices(1, dtype) != choices(1000, dtype)
     request.getfixturevalue("invariant")
     assert choices(1, dtype) == choices(1000, dtype)

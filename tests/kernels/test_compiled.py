@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 COMPILE = """
 import json, sys, torch
 sys.path.insert(0, ".")
-from benchmarks.compiled import attention, compile_variant, decode, past, quantised
+from benchmarks.compiled import compile_variant
+from benchmarks.support.kernel_variants import attention, decode, past, quantised
 from benchmarks.support.plane_cases import Stored
 sizes = [(head_dim, queries) for head_dim in (64, 128) for queries in (64, 4096)]
 whole = [attention(torch.bfloat16, d, n, 64) for d, n in sizes]
@@ -48,6 +49,10 @@ from kvbench.kernels.triton.softmax import merge_pair_triton
 from kvbench.kernels.triton.swiglu import silu_mul_triton
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import Past, arrange_rows, empty_layout
+
+from benchmarks.support.kernel_variants import sized_for
+sizes = sized_for(int(sys.argv[1]))
+sizes.__enter__()
 
 class Driver:
     def get_current_target(self): return GPUTarget("cuda", 90, 32)
@@ -108,14 +113,19 @@ print(json.dumps({"launches": launches, "variants": {name: len(keys) for name, k
 """
 
 
-def answer(script: str, root: Path) -> Any:
+def answer(script: str, root: Path, *arguments: str) -> Any:
     """What a script prints as JSON in a process of its own, where kernels are compiled and not interpreted."""
+    return json.loads(call(root, "-c", script, *arguments))
+
+
+def call(root: Path, *arguments: str) -> str:
+    """What Python prints where kernels are compiled and not interpreted."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", "-c", script]
+    command = [sys.executable, "-W", "ignore", *arguments]
     out = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    assert out.returncode == 0, out.stderr
-    return json.loads(out.stdout)
+    assert out.returncode == 0, out.stdout + out.stderr
+    return out.stdout
 
 
 @pytest.mark.slow
@@ -138,9 +148,9 @@ def test_attention_is_pipelined_and_spills_nothing(root: Path) -> None:
 
 @pytest.mark.slow
 def test_a_generation_compiles_few_variants(root: Path) -> None:
-    counted = answer(COUNT, root)
+    counted = answer(COUNT, root, "90")
     assert counted["launches"] > 150
-    assert counted["variants"] == {
+    most = {
         "attention_kernel": 5,  # one per number of queries and of keys in a tile
         "past_kernel": 5,
         "decode_kernel": 1,
@@ -155,26 +165,29 @@ def test_a_generation_compiles_few_variants(root: Path) -> None:
         "silu_mul_kernel": 1,
         "modulate_kernel": 1,
     }
-
-
-FIT = """
-import json, sys, torch
-sys.path.insert(0, ".")
-from benchmarks.compiled import SHARED, attention, compile_variant, quantised, sized_for
-from benchmarks.support.plane_cases import Stored
-found = {}
-for arch in (80, 86, 120):
-    with sized_for(arch):
-        variants = [attention(torch.bfloat16, 136, n, 64) for n in (64, 4096)]
-        variants.append(quantised(torch.bfloat16, 256, 4096, Stored(3, "channel", "token"), rotated=True))
-    found[arch] = max(compile_variant(variant, arch).shared / SHARED[arch] for variant in variants)
-print(json.dumps(found))
-"""
+    assert counted["variants"] == most
+    for card in ("80", "120"):
+        found = answer(COUNT, root, card)["variants"]
+        assert found.keys() == most.keys()
+        assert all(count <= most[name] for name, count in found.items())
 
 
 @pytest.mark.slow
 def test_the_largest_tiles_fit_shared_memory(root: Path) -> None:
     """`hard_kv merge=exact` has heads of 136 channels; RTX cards have 99 KiB."""
-    used = answer(FIT, root)
-    assert len(used) == 3
-    assert max(used.values()) <= 1
+    printed = call(root, "-m", "benchmarks", "compiled", "--only", "attention bf16", "--arch", "86")
+    assert "HEAD_DIM=136" in printed
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("arch", ["80", "86", "89", "90", "100", "120"])
+def test_what_default_runs_launch_fits_and_hardly_spills(arch: str, root: Path) -> None:
+    assert "\n| " in call(
+        root, "-m", "benchmarks", "compiled", "--summary", "--models", "all", "--arch", arch
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("arch", ["80", "86", "100", "120"])
+def test_tiles_are_those_that_the_compiler_gives(arch: str, root: Path) -> None:
+    assert "attention bf16" in call(root, "-m", "benchmarks", "tiles", "--only", "bf16", "--arch", arch)

@@ -97,14 +97,19 @@ def test_arranged_rows_attend_to_their_own_tokens(
 def test_a_token_attends_to_its_row_and_joins_it(
     held: list[int], dtype: torch.dtype, filled: int, share: int | None, scale: float, **given: object
 ) -> None:
+    check_token(make(held=held, dtype=dtype, **given), filled, share, scale)
+
+
+def check_token(case: Case, filled: int, share: int | None, scale: float) -> None:
+    """Assert that a step's token, after `filled` others, attends to its row and itself, and is stored behind them."""
     from kvbench.kernels.triton.decode_attention import decode_attention_triton
 
-    case = make(held=held, dtype=dtype, **given)
+    layout, dtype = case.stored.layout, case.q.dtype
     keys, values = case.stored.keys.clone(), case.stored.values.clone()
     came = torch.tensor([filled], device=DEVICE)
     out = decode_attention_triton(*case[:3], place_rows(case.stored, came), scale, share=share)
     assert (out.shape, out.dtype, out.is_contiguous()) == (case.q.shape, dtype, True)
-    for row, (start, length) in enumerate(zip(case.stored.layout.offsets.tolist(), held, strict=True)):
+    for row, (start, length) in enumerate(zip(layout.offsets.tolist(), layout.counts, strict=True)):
         end = start + length + filled
         keys[:, end], values[:, end] = case.k[:, row, 0].to(keys.dtype), case.v[:, row, 0].to(values.dtype)
         past, present = ([x[:, at].to(dtype) for x in (keys, values)] for at in (slice(start, end), [end]))

@@ -153,7 +153,7 @@ def test_backends_give_states_of_one_form(backend: str, causal: bool, folds: int
 )
 def test_tiles_fit_short_rows(held: list[int], tokens: int, largest: int) -> None:
     pytest.importorskip("triton")
-    from kvbench.kernels.triton.ragged_attention import fit_keys
+    from kvbench.kernels.triton.tiles import fit_keys
 
     layout = arrange_rows(torch.empty(len(held), max(held), dtype=torch.int64), held)
     found = fit_keys(layout, tokens, largest)

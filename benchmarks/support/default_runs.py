@@ -1,0 +1,85 @@
+"""What default runs on a GPU launch: the full cache of models, and every storage in few bits.
+
+Models have their real width and five layers, of which turboquant leaves four as they are, on tensors without data
+(`fake_gpu`). Where lengths depend on data, a run goes by a GPU's branches on a CPU, with zeros in place of what kernels
+compute: storages on few heads of a real number of channels.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from benchmarks.support.build import CONF, composed, list_choices, open_cache
+from benchmarks.support.cuda_branches import on_cuda_branches
+from benchmarks.support.device_watch import DeviceWatch
+from benchmarks.support.fake_gpu import CountedReplays, list_prompts, prepare, run
+from benchmarks.support.triton_launches import Variant, describe_launch, replace_launches
+from kvbench.models.noise import CounterNoise
+
+BATCH = 2
+BY_NUMBERS = ("infinity_tiny", "infinity_emoji", "llamagen_tiny")
+"""Models whose own text encoders drop padding."""
+NARROW = {
+    "infinity_2b": ("transformer.width=128", "transformer.heads=1", "pixels=0.06M"),
+    "var_d16": ("transformer.width=64", "transformer.heads=1"),
+    "llamagen_3b": (
+        "transformer.width=100", "transformer.heads=1", "transformer.kv_heads=1", "transformer.grid=[8,8]",
+    ),
+    "qwen3_4b": ("transformer.width=512", "transformer.heads=4", "transformer.kv_heads=1"),
+}  # fmt: skip
+"""Models whose heads stand for all, and what makes them small for storages."""
+Found = dict[str, Variant]
+"""Variants by `Variant.source`."""
+
+
+def list_launched(models: Sequence[str]) -> Found:
+    """Return what default runs of models launch, all if one is `all`, and storages for those of `NARROW`."""
+    found: Found = {}
+    if "all" in models:
+        models = [name for name in list_choices("model") if name != "decoder"]  # which others share
+    storages = sorted(
+        path.relative_to(CONF / "storage").with_suffix("") for path in CONF.glob("storage/**/*.yaml")
+    )
+    for name in models:
+        if name in BY_NUMBERS:
+            record_numbers(found, name, None, ())
+            continue
+        model = composed([f"model={name}"])["model"]
+        fewer = ["transformer.depth=5"]
+        fewer += ["transformer.block_chunks=1"] if "block_chunks" in model["transformer"] else []
+        fewer += ["max_tokens=256"] if "max_tokens" in model else []
+        given = prepare(list_overrides(name, fewer))
+        run(*given, BATCH, DeviceWatch(), record=CountedReplays(), variants=found)
+        for stored in [f"int4:{storage}" for storage in storages] + ["fp8:channel"] if name in NARROW else ():
+            record_numbers(found, name, stored, (*fewer, *NARROW[name]))
+    return found
+
+
+def list_overrides(name: str, settings: Sequence[str]) -> list[str]:
+    """Return the overrides of a run of a model with the full cache and some settings of its own."""
+    return [f"model={name}", "method=full", "budget=1", *(f"model.{setting}" for setting in settings)]
+
+
+def record_numbers(found: Found, name: str, stored: str | None, settings: Sequence[str]) -> None:
+    """Add what a generation on the CPU launches, by a GPU's branches and in its dtype."""
+
+    def note(kernel_name: str, kernel: Any, *arguments: Any, **named: Any) -> None:
+        variant = describe_launch(kernel_name, kernel, arguments, named)
+        found.setdefault(variant.source, variant)
+
+    model, method = prepare(list_overrides(name, settings))
+    keys = torch.zeros(BATCH, dtype=torch.int64)
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(type(model), "compute_dtype", lambda self, _: self.half))
+        model.load("cpu")
+        cache = open_cache(model, method, "cpu", stored)
+        stack.enter_context(patch.object(Tensor, "new_empty", Tensor.new_zeros))
+        for made in ("empty", "empty_like"):
+            stack.enter_context(patch(f"torch.{made}", getattr(torch, made.replace("empty", "zeros"))))
+        stack.enter_context(on_cuda_branches("kernel"))
+        stack.enter_context(replace_launches(note))
+        model.generate(list_prompts(model, BATCH), cache, CounterNoise(keys, keys[:1]))

@@ -1,0 +1,140 @@
+"""Tiles by capability: every tile of the table in the interpreter, and what the table may hold."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from tests.kernels import test_decode_attention as decode_cases
+from tests.kernels import test_quantised_attention as quantised_cases
+from tests.support.fake_gpus import Device
+from tests.support.ragged_rows import HALF, check, check_mass, make
+from tests.support.triton_device import needs_loops
+
+tiles = pytest.importorskip("kvbench.kernels.triton.tiles")
+
+MEASURED = {
+    ("attention", 64): "16x64x4x3 64x64x4x3 128x64x8x3",
+    ("attention", 100): "16x64x4x3 64x64x4x3 128x64x8x3",
+    ("attention", 128): "16x64x4x3 64x64x4x3 128x64x8x3",
+    ("attention", 256): "16x32x4x3 64x32x8x3 128x32x8x2",
+    ("past", 64): "16x64x4x3 64x64x4x3 128x64x8x3",
+    ("past", 128): "16x64x4x3 64x64x4x3 128x128x8x2",
+    ("past", 256): "16x32x4x3 64x32x8x3 128x32x8x2",
+    ("quantised", 64): "1x32x4x3 16x32x4x3 64x32x4x2 128x32x8x2",
+    ("quantised", 128): "1x32x4x3 16x32x4x2 64x32x4x2 128x32x8x2",
+    ("quantised", 256): "1x32x4x3 16x32x4x2 64x32x8x2",
+}
+"""Tiles of 16 bits with which the figures of an H200 were timed, by kernel and head dim, from few queries to many."""
+
+
+def list_sizes(*kernels: str) -> list[tuple[str, int, int]]:
+    """Every kernel, number of queries and number of keys of a tile that some card takes for long or short rows."""
+    found = set()
+    for row, card in product(tiles.read_rows(), tiles.CARDS):
+        tile, kernel = tiles.Tile.parse(row[str(card)]), row["kernel"]
+        fitted = 16 if kernel in ("attention", "past") else tile.keys
+        keys = [keys for keys in (16, 32, 64, 128) if fitted <= keys <= tile.keys]
+        found |= {(kernel, tile.queries, size) for size in keys if kernel in kernels}
+    return sorted(found)
+
+
+@pytest.fixture
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int, int]:
+    """Launchers take one tile for everything."""
+    _, queries, keys = request.param
+    monkeypatch.setattr(tiles, "list_tiles", lambda *_: {128: tiles.Tile(queries, keys, 4, 1)})
+    return request.param
+
+
+@needs_loops
+@pytest.mark.parametrize("tile", list_sizes("attention", "past", "mass"), indirect=True, ids=str)
+def test_ragged_rows_agree_with_double_precision(tile: tuple[str, int, int]) -> None:
+    """Rows end inside a tile and at its end, heads do not fill it, two branches keep different slots."""
+    from kvbench.kernels.triton.attention_mass import attention_mass_triton
+    from kvbench.kernels.triton.past_attention import past_attention_triton
+    from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
+
+    kernel, queries, keys = tile
+    case = make(2, [2 * keys + 3, keys, 0], 1, queries + 5, 24, dtype=HALF, apart=True)
+    if kernel == "attention":
+        check(ragged_attention_triton(*case, 0.3, share=2), case, 0.3)
+    elif kernel == "past":
+        out, lse = past_attention_triton(case.q, case.stored, 0.3, share=2)
+        alone = case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0])
+        check((out.to(case.q.dtype), lse), alone, 0.3)
+    else:
+        check_mass(attention_mass_triton(case.q, case.k, case.stored, 0.3), case, 0.3, 1, False)
+
+
+@needs_loops
+@pytest.mark.parametrize("tile", list_sizes("quantised"), indirect=True, ids=str)
+def test_planes_agree_with_double_precision(tile: tuple[str, int, int]) -> None:
+    from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
+
+    _, queries, keys = tile
+    held = [2 * keys + 3, keys, 0]
+    shape = quantised_cases.Shape(4, 4, "channel", "slot", True, 1, 2, held, queries + queries // 8, 24)
+    generator = torch.Generator().manual_seed(0)
+    q, plane = quantised_cases.queries_of(shape, generator), quantised_cases.make(shape, generator)
+    quantised_cases.agrees(quantised_attention_triton(q, plane, quantised_cases.SCALE, share=2), q, plane)
+
+
+@needs_loops
+@pytest.mark.parametrize("tile", list_sizes("decode"), indirect=True, ids=str)
+def test_steps_agree_with_double_precision(tile: tuple[str, int, int]) -> None:
+    _, queries, keys = tile
+    held = [2 * keys + 3, keys, 0]
+    case = decode_cases.make(2, held, 1 if queries == 1 else 5, 24, HALF)
+    decode_cases.check_token(case, 2, 2, 0.3)
+
+
+def test_tiles_of_an_h200_are_those_that_were_timed() -> None:
+    for (kernel, head_dim), cells in MEASURED.items():
+        found = list(tiles.list_tiles(kernel, 16, head_dim, 90).values())
+        assert found == [tiles.Tile.parse(cell) for cell in cells.split()]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "queries", "rows", "cell"),
+    [
+        (64, 16, 999, "16x64x4x3"), (64, 17, 999, "128x64x8x3"), (64, 17, 263, "64x64x4x3"),
+        (65, 128, 264, "128x128x8x2"), (128, 129, 132, "128x128x8x2"), (128, 129, 131, "64x64x4x3"),
+        (129, 1, 1, "16x32x4x3"), (300, 17, 264, "128x32x8x2"),
+    ],
+)  # fmt: skip
+def test_tiles_follow_queries_rows_and_channels(head_dim: int, queries: int, rows: int, cell: str) -> None:
+    """132 multiprocessors are full with two programs each."""
+    found = tiles.choose_tile("past", head_dim, torch.bfloat16, queries, rows, torch.device("cpu"))
+    assert found == tiles.Tile.parse(cell)
+    fewer = 3 if found.keys == 128 else found.stages
+    assert found.with_keys(16) == found._replace(keys=16, stages=fewer)
+    assert found.with_keys(found.keys) == found
+
+
+def test_no_card_compiles_more_variants_than_an_h200() -> None:
+    """Numbers of queries choose among the same rows of the table, lengths of rows among fewer numbers of keys."""
+    for row, card in product(tiles.read_rows(), tiles.CARDS):
+        tile, most = (tiles.Tile.parse(row[str(name)]) for name in (card, tiles.MEASURED))
+        assert tile.queries <= most.queries
+        assert 16 <= tile.keys <= most.keys
+        assert 1 <= tile.stages <= most.with_keys(tile.keys).stages
+        assert tile.warps in (most.warps, 8)
+        if row["kernel"] == "decode" or int(row["queries"]) <= 16:
+            assert tile.queries == most.queries  # all queries of a row
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "card"),
+    [(7, 5, 86), (8, 0, 80), (8, 6, 86), (8, 9, 86), (9, 0, 90), (10, 3, 100), (12, 1, 120)],
+)
+def test_a_card_without_a_column_has_the_tiles_of_an_older_one(
+    major: int, minor: int, card: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(major=major, minor=minor)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: device)
+    found = tiles.find_capability.__wrapped__(torch.device("cuda:0"))
+    assert found == 10 * major + minor
+    for kernel, head_dim in MEASURED:
+        assert tiles.list_tiles(kernel, 16, head_dim, found) == tiles.list_tiles(kernel, 16, head_dim, card)
+    assert tiles.find_capability(torch.device("cpu")) == tiles.MEASURED
