@@ -10,7 +10,7 @@ python -m benchmarks tiles [--arch 80 120] [--only "past bf16 128"] [--write]
 import argparse
 import csv
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import product
 from typing import Any
@@ -128,13 +128,8 @@ def main(options: argparse.Namespace) -> int:
         changed += cell != before
         if options.write:
             row[str(arch)] = cell
-            write_rows(rows)
+            with TABLE.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, row, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows)
     return int(changed > 0 and not options.write)
-
-
-def write_rows(rows: Sequence[dict[str, str]]) -> None:
-    """Write the table."""
-    with TABLE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)

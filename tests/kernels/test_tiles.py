@@ -1,92 +1,70 @@
 """Tiles by capability: every tile of the table in the interpreter, and what the table may hold."""
 
+import importlib
 from itertools import product
 
 import pytest
 import torch
 
 from tests.kernels import test_decode_attention as decode_cases
-from tests.kernels import test_quantised_attention as quantised_cases
+from tests.kernels import test_quantised_attention as planes
 from tests.support.fake_gpus import Device
 from tests.support.ragged_rows import HALF, check, check_mass, make
 from tests.support.triton_device import needs_loops
 
 tiles = pytest.importorskip("kvbench.kernels.triton.tiles")
 
+MODULES = {
+    "attention": "ragged_attention", "past": "past_attention", "mass": "attention_mass", "decode": "decode_attention",
+    "quantised": "quantised_attention",
+}  # fmt: skip
 MEASURED = {
-    ("attention", 64): "16x64x4x3 64x64x4x3 128x64x8x3",
     ("attention", 100): "16x64x4x3 64x64x4x3 128x64x8x3",
     ("attention", 128): "16x64x4x3 64x64x4x3 128x64x8x3",
     ("attention", 256): "16x32x4x3 64x32x8x3 128x32x8x2",
     ("past", 64): "16x64x4x3 64x64x4x3 128x64x8x3",
     ("past", 128): "16x64x4x3 64x64x4x3 128x128x8x2",
-    ("past", 256): "16x32x4x3 64x32x8x3 128x32x8x2",
     ("quantised", 64): "1x32x4x3 16x32x4x3 64x32x4x2 128x32x8x2",
     ("quantised", 128): "1x32x4x3 16x32x4x2 64x32x4x2 128x32x8x2",
-    ("quantised", 256): "1x32x4x3 16x32x4x2 64x32x8x2",
 }
 """Tiles of 16 bits with which the figures of an H200 were timed, by kernel and head dim, from few queries to many."""
 
 
-def list_sizes(*kernels: str) -> list[tuple[str, int, int]]:
+def list_sizes() -> list[tuple[str, int, int]]:
     """Every kernel, number of queries and number of keys of a tile that some card takes for long or short rows."""
     found = set()
     for row, card in product(tiles.read_rows(), tiles.CARDS):
         tile, kernel = tiles.Tile.parse(row[str(card)]), row["kernel"]
-        fitted = 16 if kernel in ("attention", "past") else tile.keys
-        keys = [keys for keys in (16, 32, 64, 128) if fitted <= keys <= tile.keys]
-        found |= {(kernel, tile.queries, size) for size in keys if kernel in kernels}
+        least = 16 if kernel in ("attention", "past") else tile.keys
+        found |= {(kernel, tile.queries, keys) for keys in (16, 32, 64, 128) if least <= keys <= tile.keys}
     return sorted(found)
 
 
-@pytest.fixture
-def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int, int]:
-    """Launchers take one tile for everything."""
-    _, queries, keys = request.param
-    monkeypatch.setattr(tiles, "list_tiles", lambda *_: {128: tiles.Tile(queries, keys, 4, 1)})
-    return request.param
-
-
 @needs_loops
-@pytest.mark.parametrize("tile", list_sizes("attention", "past", "mass"), indirect=True, ids=str)
-def test_ragged_rows_agree_with_double_precision(tile: tuple[str, int, int]) -> None:
+@pytest.mark.parametrize(("kernel", "queries", "keys"), list_sizes())
+def test_a_tile_agrees_with_double_precision(
+    kernel: str, queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows end inside a tile and at its end, heads do not fill it, two branches keep different slots."""
-    from kvbench.kernels.triton.attention_mass import attention_mass_triton
-    from kvbench.kernels.triton.past_attention import past_attention_triton
-    from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
-
-    kernel, queries, keys = tile
-    case = make(2, [2 * keys + 3, keys, 0], 1, queries + 5, 24, dtype=HALF, apart=True)
+    launch = importlib.import_module(f"kvbench.kernels.triton.{MODULES[kernel]}")
+    monkeypatch.setattr(tiles, "list_tiles", lambda *_: {128: tiles.Tile(queries, keys, 4, 1)})
+    held = [2 * keys + 3, keys, 0]
+    case = make(2, held, 1, queries + 5, 24, dtype=HALF, apart=True)
     if kernel == "attention":
-        check(ragged_attention_triton(*case, 0.3, share=2), case, 0.3)
+        check(launch.ragged_attention_triton(*case, 0.3, share=2), case, 0.3)
     elif kernel == "past":
-        out, lse = past_attention_triton(case.q, case.stored, 0.3, share=2)
-        alone = case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0])
-        check((out.to(case.q.dtype), lse), alone, 0.3)
+        out, lse = launch.past_attention_triton(case.q, case.stored, 0.3, share=2)
+        check((out.to(case.q.dtype), lse), case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0]), 0.3)
+    elif kernel == "mass":
+        check_mass(launch.attention_mass_triton(case.q, case.k, case.stored, 0.3), case, 0.3, 1, False)
+    elif kernel == "decode":
+        one = decode_cases.make(2, held, 1 if queries == 1 else 5, 24, HALF)
+        decode_cases.check_token(one, filled=2, share=2, scale=0.3)
     else:
-        check_mass(attention_mass_triton(case.q, case.k, case.stored, 0.3), case, 0.3, 1, False)
-
-
-@needs_loops
-@pytest.mark.parametrize("tile", list_sizes("quantised"), indirect=True, ids=str)
-def test_planes_agree_with_double_precision(tile: tuple[str, int, int]) -> None:
-    from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
-
-    _, queries, keys = tile
-    held = [2 * keys + 3, keys, 0]
-    shape = quantised_cases.Shape(4, 4, "channel", "slot", True, 1, 2, held, queries + queries // 8, 24)
-    generator = torch.Generator().manual_seed(0)
-    q, plane = quantised_cases.queries_of(shape, generator), quantised_cases.make(shape, generator)
-    quantised_cases.agrees(quantised_attention_triton(q, plane, quantised_cases.SCALE, share=2), q, plane)
-
-
-@needs_loops
-@pytest.mark.parametrize("tile", list_sizes("decode"), indirect=True, ids=str)
-def test_steps_agree_with_double_precision(tile: tuple[str, int, int]) -> None:
-    _, queries, keys = tile
-    held = [2 * keys + 3, keys, 0]
-    case = decode_cases.make(2, held, 1 if queries == 1 else 5, 24, HALF)
-    decode_cases.check_token(case, 2, 2, 0.3)
+        shape = planes.Shape(4, 4, "channel", "slot", True, 1, 2, held, queries + queries // 8, 24)
+        generator = torch.Generator().manual_seed(0)
+        q, plane = planes.queries_of(shape, generator), planes.make(shape, generator)
+        planes.agrees(launch.quantised_attention_triton(q, plane, planes.SCALE, share=2), q, plane)
 
 
 def test_tiles_of_an_h200_are_those_that_were_timed() -> None:
