@@ -92,6 +92,7 @@ def choices(*words: str) -> tuple[str, list[str]]:
         return cfg.prompts._target_.rsplit(".", 1)[1], sorted(cfg.eval or {})
 
 
+TEXT_MODELS = ["decoder", "qwen3_4b", "qwen3_8b", "qwen3_32b", "reasoner_notes_tiny", "smollm2_135m"]
 ANSWERS = ["exact_answer", "exact_answer_change", "text_length"]
 DIFFERING = ["fid_scenes", "geneval", "lpips_scenes", "psnr", "ssim"]
 """Default metrics of the embedded image models."""
@@ -142,6 +143,23 @@ def test_windows_are_those_of_texts_where_the_model_says_so(
         assert (method.window, method.queries, method.kernel) == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("method=pricekv", "Forecast"),
+        ("method=pricekv model=reasoner_tiny", "H2O"),
+        ("method=pricekv model=reasoner_tiny method@method.base=forecast", "Forecast"),
+        ("method=pricekv model=reasoner_tiny method@method.base=snapkv", "SnapKV"),
+        ("method=pricekv +model.default_base=snapkv", "SnapKV"),
+        ("method=pricekv/by_score", "H2O"),
+        *((f"method=pricekv model={name}", "H2O") for name in TEXT_MODELS),
+    ],
+)
+def test_the_scores_of_pricekv_are_a_forecast_but_for_texts(words: str, expected: str) -> None:
+    with hydra_of_kvbench():
+        assert compose_job(words.split())[0].method.base._target_.endswith(f".{expected}")
+
+
 def test_the_words_of_the_command_stay_what_was_typed() -> None:
     with hydra_of_kvbench():
         compose_job(["model=reasoner_tiny", "budget=128"])
@@ -159,4 +177,6 @@ def test_an_unknown_choice_of_a_model_is_refused_in_one_line(value: str) -> None
 def test_usual_choices_are_those_of_the_configuration() -> None:
     listed = OmegaConf.load(ROOT / "conf" / "config.yaml").defaults
     found = {key: value for entry in listed if not isinstance(entry, str) for key, value in entry.items()}
+    (base,) = OmegaConf.load(ROOT / "conf" / "method" / "pricekv.yaml").defaults[0].items()
+    found["method@method.base"] = base[1]
     assert {group: found[group] for group in USUAL_CHOICES} == USUAL_CHOICES

@@ -87,7 +87,7 @@ class CachingLoader(ConfigLoaderImpl):
         parsed = list(map(parse_word, overrides))
         if validate_sweep_overrides:
             self.validate_sweep_overrides_legal(parsed, run_mode=run_mode, from_shell=from_shell)
-        named, given = [override.key_or_group for override in parsed], parsed
+        named, given = [_name(override) for override in parsed], parsed
         if defaults := self._find_model_defaults(config_name, overrides, run_mode, without=named):
             overrides = [*overrides, *defaults]
             parsed = list(map(parse_word, overrides))
@@ -189,6 +189,11 @@ def _describe(cfg: DictConfig, overrides: list[Override]) -> None:
     cfg.hydra.job.override_dirname = get_overrides_dirname(
         own, kv_sep=form.kv_sep, item_sep=form.item_sep, exclude_keys=form.exclude_keys
     )
+
+
+def _name(override: Override) -> str:
+    """Return the key or group of an override, with its package: `method@method.base`."""
+    return override.key_or_group + (f"@{override.package}" if override.package else "")
 
 
 def _classify(override: Override) -> Literal["choice", "value", "key"]:
