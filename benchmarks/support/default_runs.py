@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.support.build import CONF, composed, list_choices, open_cache
+from benchmarks.support.build import CONF, built, composed, list_choices, open_cache
 from benchmarks.support.cuda_branches import on_cuda_branches
 from benchmarks.support.device_watch import DeviceWatch
 from benchmarks.support.fake_gpu import CountedReplays, list_prompts, prepare, run
@@ -26,12 +26,9 @@ BY_NUMBERS = ("infinity_tiny", "infinity_emoji", "llamagen_tiny")
 NARROW = {
     "infinity_2b": ("transformer.width=128", "transformer.heads=1", "pixels=0.06M"),
     "var_d16": ("transformer.width=64", "transformer.heads=1"),
-    "llamagen_3b": (
-        "transformer.width=100", "transformer.heads=1", "transformer.kv_heads=1", "transformer.grid=[8,8]",
-    ),
     "qwen3_4b": ("transformer.width=512", "transformer.heads=4", "transformer.kv_heads=1"),
-}  # fmt: skip
-"""Models whose heads stand for all, and what makes them small for storages."""
+}
+"""Models whose heads stand for all that storages take, and what makes them small."""
 Found = dict[str, Variant]
 """Variants by `Variant.source`."""
 
@@ -71,7 +68,11 @@ def record_numbers(found: Found, name: str, stored: str | None, settings: Sequen
         variant = describe_launch(kernel_name, kernel, arguments, named)
         found.setdefault(variant.source, variant)
 
-    model, method = prepare(list_overrides(name, settings))
+    overrides = list_overrides(name, settings)
+    model, method = prepare(overrides)
+    prompts = list_prompts(model, BATCH)
+    if name in BY_NUMBERS:
+        prompts = [prompt.text for prompt in built(composed(overrides)["prompts"]).load()[:BATCH]]
     keys = torch.zeros(BATCH, dtype=torch.int64)
     with ExitStack() as stack:
         stack.enter_context(patch.object(type(model), "compute_dtype", lambda self, _: self.half))
@@ -82,4 +83,4 @@ def record_numbers(found: Found, name: str, stored: str | None, settings: Sequen
             stack.enter_context(patch(f"torch.{made}", getattr(torch, made.replace("empty", "zeros"))))
         stack.enter_context(on_cuda_branches("kernel"))
         stack.enter_context(replace_launches(note))
-        model.generate(list_prompts(model, BATCH), cache, CounterNoise(keys, keys[:1]))
+        model.generate(prompts, cache, CounterNoise(keys, keys[:1]))
