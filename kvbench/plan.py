@@ -3,19 +3,32 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from kvbench.core.budget import Budget
+from kvbench.core.cards import Card
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.coding.formats import Packing, choose_format
 from kvbench.engine.memory import MIB
 from kvbench.engine.packed.bytes import bound_planned_bytes, fit_budget, predict_bytes
 from kvbench.engine.schedule import Ints, predict_ring_slots, predict_row_lengths, sum_tokens
+from kvbench.engine.work import (
+    HALF,
+    Held,
+    Steps,
+    Work,
+    hold,
+    list_steps,
+    measure_attention,
+    measure_products,
+    measure_writes,
+)
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, Observer
-from kvbench.models.base import Model
+from kvbench.models.base import LeastWork, Model
 
 
 @dataclass(frozen=True)
@@ -52,9 +65,9 @@ class Plan:
         at_once: upper bound of a batch's bytes (`count_at_once`) for the full cache and this method; empty for low-bit
             storage.
         largest_batch: prompts that fit `gpu_gib`, for the full cache and this method.
-        reads: bytes that the attention of one sequence reads from the cache (`count_reads`): of a full cache without
-            low-bit storage, and of this method, which is left out if it selects what it reads, and is a bound of
-            low-bit storage.
+        contents: of a full cache without low-bit storage, and of this method, which is left out if it selects what it
+            reads; low-bit storage of a method that looks at data is bounded.
+        steps: of a generation.
         samples: 1 for an image; tokens of the longest text, drawn or scored.
         calibration: origin of the calibration.
     """
@@ -68,7 +81,8 @@ class Plan:
     token_bytes: int
     at_once: dict[str, int]
     largest_batch: dict[str, int]
-    reads: dict[str, int]
+    contents: dict[str, Held]
+    steps: Steps
     samples: int
     calibration: str
 
@@ -123,11 +137,12 @@ def make_plan(
         stored = sum_tokens(predict_bytes(spec, method, packing)[..., None]).max(1)
     everything = np.broadcast_to(np.array(spec.ends[:-1])[:, None, None], lengths.shape)
     pending_bytes = token_bytes if packing is None else flight_bytes
-    reads = {"full": pending_bytes * everything.sum(2)}
+    contents = {"full": hold(everything, pending_bytes * everything.sum(2), pending_bytes)}
     if packing is not None:
-        reads["method"] = _bound_packed_reads(model, method, lengths, packing)
+        read = _bound_packed_reads(model, method, lengths, packing)
+        contents["method"] = hold(lengths, read, pending_bytes)
     elif not method.uses.sparse_reads:
-        reads["method"] = token_bytes * lengths.sum(2)
+        contents["method"] = hold(lengths, token_bytes * lengths.sum(2), pending_bytes)
     schedule = getattr(method, "schedule", None)
     counts = () if schedule is None else (schedule.pruned, schedule.early)
     return Plan(
@@ -150,13 +165,46 @@ def make_plan(
             "full": find_largest_batch(model, everything, gpu_gib),
             "method": find_largest_batch(model, lengths, gpu_gib),
         },
-        {
-            name: count_reads(spec, one, pending_bytes, at_once=scored is not None)
-            for name, one in reads.items()
-        },
+        contents,
+        list_steps(spec, at_once=scored is not None),
         scored or (spec.drawn_tokens if spec.writes_text else 1),
         "not needed" if needs is None else "none, heads and layers in order" if observed else str(needs),
     )
+
+
+class Floor(NamedTuple):
+    """Least work and time of a phase of one batch: operations, bytes and seconds."""
+
+    operations: float
+    bytes: float
+    seconds: float
+
+
+def find_floors(plan: Plan, least: LeastWork, card: Card) -> dict[str, dict[str, Floor]]:
+    """Return the floor of each phase on a card, for each of `plan.contents`.
+
+    In each step a phase takes as long as its operations or its bytes do at the card's rates, whichever is longer.
+    """
+    spec, steps, sequences = plan.spec, plan.steps, plan.batch * plan.spec.branches
+    size = 4 if least.arithmetic in ("float32", "tf32") else HALF
+    shared = {"transformer": measure_products(spec, steps, least.layers, least.head, sequences)}
+    decoding = Work(np.array([plan.batch * float(least.decoding)]), np.array([float(size * least.decoder)]))
+    floors = {}
+    for name, held in plan.contents.items():
+        phases = {
+            **shared,
+            "attention": measure_attention(spec, steps, held, sequences),
+            "cache writes": measure_writes(spec, held, sequences),
+        }
+        floors[name] = {phase: _bound(work, "bfloat16", card) for phase, work in phases.items()}
+        if least.decoding:
+            floors[name]["decoder"] = _bound(decoding, least.arithmetic, card)
+    return floors
+
+
+def _bound(work: Work, arithmetic: str, card: Card) -> Floor:
+    seconds = np.maximum(work.operations / card.find_rate(arithmetic), work.bytes / (1e9 * card.giga))
+    return Floor(*(float(numbers.sum()) for numbers in (*work, seconds)))
 
 
 def count_at_once(spec: ModelSpec, lengths: Ints, token_bytes: int, flight_bytes: int) -> int:
@@ -180,23 +228,6 @@ def count_at_once(spec: ModelSpec, lengths: Ints, token_bytes: int, flight_bytes
         for segment in spec.segments
     )
     return int(rebuilt) + max(flights)
-
-
-def count_reads(spec: ModelSpec, stored: Ints, pending_bytes: int, *, at_once: bool = False) -> int:
-    """Return the bytes that the attention of one sequence reads from the cache in a generation (`Reads`).
-
-    Args:
-        spec: the model's shapes.
-        stored: bytes of each layer after each cached segment, as attention reads them, int64 [K - 1, L].
-        pending_bytes: bytes of a token in one head before its segment is stored.
-        at_once: whether the tokens of every segment come at once; else causal segments after the prompt have a step for
-            each token.
-    """
-    past = np.pad(stored.sum(1), (1, 0))
-    single = [segment.causal and segment.index > 0 and not at_once for segment in spec.segments]
-    steps = np.where(single, spec.lengths, 1)
-    pending = spec.all_heads * pending_bytes * steps * (steps - 1) // 2
-    return int((steps * past + pending).sum())
 
 
 def _bound_packed_reads(model: Model, method: Method, lengths: Ints, packing: Packing) -> Ints:

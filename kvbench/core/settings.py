@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from kvbench.core.budget import UNITS, read_number
+from kvbench.core.cards import CARDS
 from kvbench.core.claims import LAPSE, MAX_LAPSE
 from kvbench.core.config import (
     MAX_PROMPTS,
@@ -349,8 +350,10 @@ class Settings:
             raise ConfigError("output is empty; use output=. for the current folder")
         if self.methods is not None and len(set(self.methods)) != max(len(self.methods), 2):
             raise ConfigError(f"methods={list(self.methods)}: name two or more methods, each once")
-        if not re.fullmatch(r"cpu(:0)?|cuda(:\d{1,3})?", self.device):
-            raise ConfigError(f"device={self.device}: only auto, cpu, cuda and cuda:N are supported")
+        cards = CARDS if self.task == "plan" else ()
+        if not re.fullmatch(r"cpu(:0)?|cuda(:\d{1,3})?", self.device) and self.device not in cards:
+            also = f"; with task=plan also {', '.join(cards)}" if cards else ""
+            raise ConfigError(f"device={self.device}: only auto, cpu, cuda and cuda:N are supported{also}")
         if self.cuda_graph is True and not self.device.startswith("cuda"):
             raise ConfigError(f"cuda_graph=true: device={self.device} has no CUDA graphs; use device=cuda")
         if self.batch_invariant and not self.device.startswith("cuda"):

@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -138,6 +138,24 @@ class TextFeatures:
         return values, mask
 
 
+class LeastWork(NamedTuple):
+    """Work of a generation beside attention that no program of the model avoids.
+
+    Attributes:
+        layers: weights of the matrix products that each token passes.
+        head: weights of those that only tokens pass after which one is drawn.
+        decoder: weights of an image's decoder.
+        decoding: operations of decoding an image.
+        arithmetic: of these on a GPU: a dtype or `tf32`.
+    """
+
+    layers: int = 0
+    head: int = 0
+    decoder: int = 0
+    decoding: int = 0
+    arithmetic: str = "float32"
+
+
 class Cache(Protocol):
     """Interface of a cache for models; implemented by `kvbench.engine.cache.KVCache`.
 
@@ -267,6 +285,11 @@ class Model(ModelDefaults, ABC):
     def parameters(self) -> int:
         """Number of parameters, for plans and profiles; available without weights."""
         return 0
+
+    @property
+    def least_work(self) -> LeastWork:
+        """Work of a generation beside attention, for plans; zero if it is unknown."""
+        return LeastWork()
 
     @property
     def calls(self) -> Calls:

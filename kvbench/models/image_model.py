@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from kvbench.core.devices import release_unused, use_device
 from kvbench.core.files import hash_content
-from kvbench.models.base import Cache, Calls, Model
+from kvbench.models.base import Cache, Calls, LeastWork, Model
 from kvbench.models.files.checkpoints import Clean
 from kvbench.models.files.parameters import build_on_meta, fill
 from kvbench.models.files.weights import Source, check_sources, locate_all, prepare
 from kvbench.models.noise import Noise
 from kvbench.models.parts.autoencoder import ImageTokenizer, NetworkConfig
 from kvbench.models.parts.decoding import HALVES, DecoderDtype, Decoding, Rounding, count_decoding_bytes
+from kvbench.models.parts.least_work import count_decoding, count_products
 
 N = TypeVar("N", bound=nn.Module)
 T = TypeVar("T", bound=ImageTokenizer)
@@ -83,6 +84,16 @@ class ImageModel(Model, Generic[N, T]):
     def parameters(self) -> int:
         """Parameters of transformer and tokenizer, counted on the meta device."""
         return sum(p.numel() for module in self._build() for p in module.parameters())
+
+    @property
+    def least_work(self) -> LeastWork:
+        """Work of transformer and decoder, counted on the meta device."""
+        transformer, tokenizer = self._build()
+        return count_products(transformer)._replace(
+            decoder=sum(p.numel() for p in tokenizer.decoder.parameters()),
+            decoding=count_decoding(tokenizer.decoder, self.tokenizer.networks, self.cells),
+            arithmetic=self.decoding.resolve(self.decoder_dtype, "cuda"),
+        )
 
     def decoding_bytes(self, prompts: int) -> int:
         """Return the peak bytes of decoding on a GPU without weights."""

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import release_unused, use_device
 from kvbench.core.segments import ModelSpec, Segment, next_token_image
-from kvbench.models.base import Cache, Calls, require_sizes
+from kvbench.models.base import Cache, Calls, LeastWork, require_sizes
 from kvbench.models.files.checkpoints import State, WeightsError
 from kvbench.models.files.generation_config import list_unfollowed, read_generation_config
 from kvbench.models.files.parameters import build_on_meta, fill_random, load_into
@@ -22,6 +22,7 @@ from kvbench.models.next_token import NextTokenModel
 from kvbench.models.noise import Noise
 from kvbench.models.outputs import Text
 from kvbench.models.parts.decoder_files import clean_decoder
+from kvbench.models.parts.least_work import count_products
 from kvbench.models.parts.tensor_parallel import split_config, split_state
 from kvbench.models.parts.text_decoder import TextDecoder, TextDecoderConfig
 from kvbench.models.parts.text_sampling import TextSampling
@@ -130,6 +131,11 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
     def parameters(self) -> int:
         """Parameters of the whole model, counted on the meta device."""
         return sum(p.numel() for p in build_on_meta(lambda: TextDecoder(self.shape)).parameters())
+
+    @property
+    def least_work(self) -> LeastWork:
+        """Work of the transformer, counted on the meta device."""
+        return count_products(build_on_meta(lambda: TextDecoder(self.shape)))
 
     @property
     def calls(self) -> Calls:

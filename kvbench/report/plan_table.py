@@ -1,12 +1,14 @@
 """Tables of a plan: a method's schedule and memory, computed from shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from kvbench.core.cards import Card
 from kvbench.engine.memory import MIB, cache_bytes, paper_mib
-from kvbench.plan import Plan
+from kvbench.engine.work import list_reads
+from kvbench.plan import Floor, Plan
 
 
 def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
@@ -39,13 +41,35 @@ def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
 def _describe_reads(plan: Plan) -> str:
     """Return a line on the bytes that attention reads from the cache."""
     each = plan.spec.branches / plan.samples
-    full, read = (each * plan.reads.get(name, 0) for name in ("full", "method"))
+    reads = {
+        name: each * list_reads(plan.spec, plan.steps, held).sum() for name, held in plan.contents.items()
+    }
+    full, read = reads["full"], reads.get("method")
     what = "a token of the longest text" if plan.spec.writes_text else "an image"
     line = f"MiB that attention reads from the cache for {what}: {full / MIB:.4g} full"
-    if not read:
+    if read is None:
         return f"{line}; this method selects what it reads, which a run measures"
     at_most = "" if plan.at_once else "at most "
     return f"{line}, {at_most}{read / MIB:.4g} with this method, {100 * read / full:.2f} %"
+
+
+def show_floors(console: Console, plan: Plan, floors: Mapping[str, Mapping[str, Floor]], card: Card) -> None:
+    """Print the least work and time of each phase of a batch on a card."""
+    rates = f"{card.tera:g} TFLOP/s in 16 bits, {card.giga:g} GB/s: {card.source}"
+    table = Table(title=f"least time at batch {plan.batch} on {card.name} ({rates})", title_justify="left")
+    table.add_column("")
+    for name in floors:
+        for unit in ("TFLOP", "GB", "ms"):
+            table.add_column(f"{name}, {unit}", justify="right")
+    for phase in floors["full"]:
+        table.add_row(phase, *(cell for phases in floors.values() for cell in _write_floor(phases[phase])))
+    sums = [Floor(*map(sum, zip(*phases.values(), strict=True))) for phases in floors.values()]
+    table.add_row("sum", *(cell for floor in sums for cell in _write_floor(floor)))
+    console.print(table)
+
+
+def _write_floor(floor: Floor) -> tuple[str, str, str]:
+    return f"{floor.operations / 1e12:.4g}", f"{floor.bytes / 1e9:.4g}", f"{1e3 * floor.seconds:.4g}"
 
 
 def _tabulate_memory(plan: Plan) -> Table:

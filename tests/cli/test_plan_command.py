@@ -99,6 +99,26 @@ def test_only_answers_that_are_read_need_a_tokenizer(
     assert (status, "weights missing" in out + err) == expected
 
 
+@pytest.mark.slow
+def test_plan_of_a_card_has_its_floors(command: Command) -> None:
+    """Of a model of 6 layers of 12 128^2 weights and 9 scales; the decoder's figure is torch's."""
+    status, out, _ = command(
+        "task=plan", "model=var_tiny", "method=streaming_llm", "budget=0.1", "device=h200"
+    )
+    assert status == 0
+    assert "H200 SXM (989 TFLOP/s in 16 bits, 4800 GB/s: NVIDIA H200 datasheet)" in out
+    table = out.split("least time")[1].splitlines()
+    lines = [line.strip("│ ").split("│") for line in table if line.startswith("│")]
+    rows = {name.strip(): [float(cell) for cell in cells] for name, *cells in lines}
+    full, method = rows["attention"][:3], rows["attention"][3:]
+    assert all(own < whole for own, whole in zip(method, full, strict=True))
+    weights = 6 * 12 * 128**2 + 128 * 256
+    assert rows["transformer"][1] == rows["transformer"][4] == pytest.approx(9 * 2 * weights / 1e9, rel=1e-3)
+    assert rows["sum"][2] == pytest.approx(
+        sum(row[2] for name, row in rows.items() if name != "sum"), rel=1e-3
+    )
+
+
 LISTED = """
 llamagen_xl token | headkv heatkv linear_ar | ams_kv hack hackpp scale_groups scalekv
 var_d30 scale | ams_kv hack hackpp heatkv scalekv | headkv linear_ar

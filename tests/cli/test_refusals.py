@@ -56,6 +56,8 @@ budget_unit=bits | budget_unit=bits: no such value; did you mean bytes? choose f
 budget_unit=null | budget_unit=null: must be text
 budget_unit=bytes budget=2.5 | budget=2.5 budget_unit=bytes: above 1 it is a number of bytes of a sequence
 device=mps | device=mps: only auto, cpu, cuda and cuda:N are supported
+device=h200 | device=h200: only auto, cpu, cuda and cuda:N are supported
+task=plan device=h201 | device=h201: only auto, cpu, cuda and cuda:N are supported; with task=plan also a100, l40s,
 device=meta | device=meta: only auto, cpu, cuda
 device=xla | device=xla: only auto, cpu, cuda
 device=hpu | device=hpu: only auto, cpu, cuda

@@ -8,13 +8,13 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.ledger import add_ledgers
 from kvbench.engine.schedule import predict_row_lengths
+from kvbench.engine.work import hold, list_reads, list_steps
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.quest import Quest
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.view import View
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.plan import count_reads
 from tests.support.engine import D, listening, open_cache, run, small, tokens_of
 from tests.support.steps import draw, generate, shapes
 
@@ -55,7 +55,8 @@ def test_a_step_reads_what_was_kept_and_what_came_since(method: Method, family: 
         assert cache.ledger.reads.count([sequence]) == count_slowly(spec, kept, steps)
     lengths = predict_row_lengths(spec, method)
     assert lengths is not None
-    assert cache.ledger.reads.count([0]) == count_reads(spec, TOKEN * lengths.sum(2), TOKEN)
+    held = hold(lengths, TOKEN * lengths.sum(2), TOKEN)
+    assert cache.ledger.reads.count([0]) == list_reads(spec, list_steps(spec), held).sum()
 
 
 def test_a_selection_reads_its_pages() -> None:

@@ -1,5 +1,6 @@
 """`task=plan`: schedule and memory of a run from shapes, or a paper's memory column."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import hydra
@@ -9,17 +10,18 @@ from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.search_path import list_choices, list_methods
 from kvbench.cli.console import CONSOLE, say
 from kvbench.core.budget import InfeasibleBudget
+from kvbench.core.cards import CARDS
 from kvbench.core.settings import Settings
 from kvbench.engine.memory import token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.models.reading.reader import Reader, TextReader
-from kvbench.plan import Plan, export, make_plan
+from kvbench.plan import Plan, export, find_floors, make_plan
 from kvbench.prompts.retrieval import Retrieval
 from kvbench.prompts.tasks import READ, Task
 from kvbench.prompts.texts import Texts
-from kvbench.report.plan_table import show_plan
+from kvbench.report.plan_table import show_floors, show_plan
 from kvbench.runs.cache_plan import find_dtype, find_packing, read_budget
 from kvbench.runs.job import fit_prompts, read_or_write
 
@@ -29,6 +31,9 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
     if settings.plan.table is not None:
         _show_paper_memory(settings.plan.table)
         return
+    card = CARDS.get(settings.device)
+    if card is not None:
+        settings = replace(settings, device="cuda")
     method = instantiate(cfg.method)
     model, source = instantiate(cfg.model), instantiate(cfg.prompts)
     if isinstance(source, Texts | Retrieval) or (isinstance(source, Task) and source.answer == READ):
@@ -44,6 +49,8 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
             f"{error}; a plan is for prompts of at most model.prompt_tokens={longest} tokens, a run for its own"
         ) from None
     show_plan(CONSOLE, made, list_methods(made.spec.family))
+    if card is not None:
+        show_floors(CONSOLE, made, find_floors(made, model.least_work, card), card)
     if settings.plan.export is not None:
         export(Path(settings.plan.export).expanduser(), made.spec, made.budget, method)
         say(f"schedule written to {settings.plan.export}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.core.config import ConfigError, quote_prompt
 from kvbench.core.reading import Reading
 from kvbench.core.segments import ModelSpec
-from kvbench.models.base import Cache, Calls, Model
+from kvbench.models.base import Cache, Calls, LeastWork, Model
 from kvbench.models.files.weights import Source
 from kvbench.models.noise import Noise
 from kvbench.models.outputs import ReadText
@@ -117,6 +117,11 @@ class Reader(Model, Generic[M]):
     def calls(self) -> Calls:
         """Calls of the loaded model that a profiler can time."""
         return self.inner.calls
+
+    @property
+    def least_work(self) -> LeastWork:
+        """Work of the model that reads."""
+        return self.inner.least_work
 
     def activation_bytes(self, prompts: int) -> int:
         """Return the peak bytes on a GPU without weights and cache, as of a generation."""
