@@ -46,8 +46,8 @@ class Work(NamedTuple):
     A multiplication and an addition are two operations.
     """
 
-    operations: NDArray[np.float64]
-    bytes: NDArray[np.float64]
+    operations: NDArray[np.floating]
+    bytes: NDArray[np.floating]
 
 
 def list_steps(spec: ModelSpec, *, at_once: bool = False) -> Steps:
