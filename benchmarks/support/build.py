@@ -58,13 +58,16 @@ def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
     for name in ("defaults", "hydra"):
         del values[name]
     values |= {group: read_choice(group, name) for group, name in choices(overrides).items()}
+    base = values["model"].get("default_base")
+    if base and values["method"].get("base") == read_choice("method", "forecast"):
+        values["method"]["base"] = read_choice("method", base)
     for override in overrides:
         key, _, text = override.partition("=")
         if key not in GROUPS:
             _put(values, key, yaml.safe_load(text))
     values["device"] = resolve_device(values["device"])
     values["noise"] = resolve_noise(values["noise"], values["device"])
-    resolved: dict[str, Any] = _resolved(values, values)
+    resolved: dict[str, Any] = _resolved(values, values, values)
     return resolved
 
 
@@ -176,19 +179,19 @@ def _put(values: dict[str, Any], key: str, value: object) -> None:
     values[last] = value
 
 
-def _resolved(node: Any, values: Mapping[str, Any]) -> Any:
+def _resolved(node: Any, values: Mapping[str, Any], around: Mapping[str, Any]) -> Any:
     if isinstance(node, dict):
-        return {key: _resolved(value, values) for key, value in node.items()}
+        return {key: _resolved(value, values, node) for key, value in node.items()}
     if isinstance(node, list):
-        return [_resolved(item, values) for item in node]
+        return [_resolved(item, values, around) for item in node]
     if isinstance(node, str) and node.startswith("${name_model:"):
         return node.removesuffix("}").rpartition(",")[2]  # of a model without files
     if isinstance(node, str) and node.startswith("${") and node.endswith("}"):
         name, _, default = node[2:-1].removeprefix("oc.select:").partition(",")
-        value: Any = values
-        for key in name.split("."):
+        value: Any = around if name.startswith(".") else values
+        for key in name.removeprefix(".").split("."):
             if default and key not in value:
                 return yaml.safe_load(default)
-            value = value[key]
-        return _resolved(value, values)
+            around, value = value, value[key]
+        return _resolved(value, values, around)
     return node

@@ -58,7 +58,7 @@ def test_configuration_is_the_one_hydra_makes(choices: list[str]) -> None:
         *choices,
         "budget=0.25",
         "sinks=2",
-        *(["prompts.path=x.txt"] if "prompts=file" in choices else []),
+        *(["prompts.path=x.txt"] if {"prompts=file", "prompts=ruler"} & {*choices} else []),
     ]
     with hydra_of_kvbench():
         expected = read_values(hydra.compose("config", overrides=overrides))
