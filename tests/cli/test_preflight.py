@@ -21,7 +21,7 @@ def test_a_run_that_can_start_is_estimated_from_those_before(tmp_path: Path, com
     status, out, _ = command(*CHECK, *words)
     found = " ".join(out.split())
     assert status == 0
-    assert "time, disk note no finished run of infinity_tiny in" in found
+    assert "disk note no finished run of infinity_tiny in" in found
     assert "weights ok transformer: transformer.safetensors" in found
     assert "error" not in found
     assert list(tmp_path.iterdir()) == []

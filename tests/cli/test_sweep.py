@@ -51,7 +51,7 @@ def test_jobs_end_in_one_table_and_a_failure_is_tried_again(how: str, tmp_path: 
         rows = [
             line.split()[:2] for line in table.splitlines() if line.strip().startswith(("full", "streaming_"))
         ]
-        assert rows == [["streaming_llm", "0.1"], ["streaming_llm", "0.2"], ["full", "1"]]
+        assert rows == [["full", "1"], ["streaming_llm", "0.1"], ["streaming_llm", "0.2"]]
         [failure] = [line for line in table.splitlines() if line.startswith("failed ")]
         assert "method=streaming_llm" in failure
         assert "smallest feasible budget is 0.00393" in " ".join(table.split())
