@@ -174,7 +174,7 @@ def wait_for_end(folder: Path) -> Path:
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         for log in folder.glob("runs/sweeps/*/background.log"):
-            if "these tables again: " in log.read_text():
+            if "peak %" in log.read_text():
                 return log.parent
         time.sleep(0.1)
     raise TimeoutError([path.read_text() for path in folder.glob("runs/sweeps/*/background.log")])
