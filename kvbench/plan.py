@@ -135,9 +135,9 @@ def make_plan(
     stored = held * token_bytes
     if packing is not None and method.static:
         stored = sum_tokens(predict_bytes(spec, method, packing)[..., None]).max(1)
-    everything = np.broadcast_to(np.array(spec.ends[:-1])[:, None, None], lengths.shape)
+    everything = _list_full_lengths(spec)
     pending_bytes = token_bytes if packing is None else flight_bytes
-    contents = {"full": hold(everything, pending_bytes * everything.sum(2), pending_bytes)}
+    contents = {"full": hold_everything(spec, pending_bytes)}
     if packing is not None:
         read = _bound_packed_reads(model, method, lengths, packing)
         contents["method"] = hold(lengths, read, pending_bytes)
@@ -180,26 +180,37 @@ class Floor(NamedTuple):
     seconds: float
 
 
-def find_floors(plan: Plan, least: LeastWork, card: Card) -> dict[str, dict[str, Floor]]:
-    """Return the floor of each phase on a card, for each of `plan.contents`.
+def find_floors(
+    spec: ModelSpec, steps: Steps, held: Held, batch: int, least: LeastWork, card: Card
+) -> dict[str, Floor]:
+    """Return the floor of each phase of a batch on a card.
 
     In each step a phase takes as long as its operations or its bytes do at the card's rates, whichever is longer.
     """
-    spec, steps, sequences = plan.spec, plan.steps, plan.batch * plan.spec.branches
+    sequences = batch * spec.branches
     size = 4 if least.arithmetic in ("float32", "tf32") else HALF
-    shared = {"transformer": measure_products(spec, steps, least.layers, least.head, sequences)}
-    decoding = Work(np.array([plan.batch * float(least.decoding)]), np.array([float(size * least.decoder)]))
-    floors = {}
-    for name, held in plan.contents.items():
-        phases = {
-            **shared,
-            "attention": measure_attention(spec, steps, held, sequences),
-            "cache writes": measure_writes(spec, held, sequences),
-        }
-        floors[name] = {phase: _bound(work, "bfloat16", card) for phase, work in phases.items()}
-        if least.decoding:
-            floors[name]["decoder"] = _bound(decoding, least.arithmetic, card)
+    phases = {
+        "transformer": measure_products(spec, steps, least.layers, least.head, sequences),
+        "attention": measure_attention(spec, steps, held, sequences),
+        "cache writes": measure_writes(spec, held, sequences),
+    }
+    floors = {phase: _bound(work, "bfloat16", card) for phase, work in phases.items()}
+    if least.decoding:
+        decoding = Work(np.array([batch * float(least.decoding)]), np.array([float(size * least.decoder)]))
+        floors["decoder"] = _bound(decoding, least.arithmetic, card)
     return floors
+
+
+def hold_everything(spec: ModelSpec, token_bytes: int) -> Held:
+    """Return what one sequence of the full cache holds, at `token_bytes` for a token in one head."""
+    lengths = _list_full_lengths(spec)
+    return hold(lengths, token_bytes * lengths.sum(2), token_bytes)
+
+
+def _list_full_lengths(spec: ModelSpec) -> Ints:
+    """Return the tokens of each row of the full cache after each cached segment, int64 [K - 1, L, H]."""
+    ends = np.array(spec.ends[:-1])
+    return np.broadcast_to(ends[:, None, None], (len(ends), spec.layers, spec.heads))
 
 
 def _bound(work: Work, arithmetic: str, card: Card) -> Floor:

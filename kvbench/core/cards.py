@@ -13,6 +13,7 @@ class Card:
         tera_float32: the same outside tensor cores.
         giga: 10^9 bytes per second of its memory.
         source: where the maker states them.
+        driver: as the driver names it.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Card:
     tera_float32: float
     giga: float
     source: str
+    driver: str
 
     def find_rate(self, arithmetic: str) -> float:
         """Return operations per second in `float32`, `tf32` (half of the 16-bit rate on all cards here), or 16 bits."""
@@ -28,12 +30,21 @@ class Card:
 
 
 CARDS = {
-    "a100": Card("A100 80 GB SXM", 312, 19.5, 2039, "NVIDIA A100 datasheet"),
-    "l40s": Card("L40S", 362, 91.6, 864, "NVIDIA L40S datasheet"),
-    "rtx4090": Card("RTX 4090", 165.2, 82.6, 1008, "NVIDIA Ada GPU architecture whitepaper"),
-    "h100": Card("H100 SXM", 989, 67, 3350, "NVIDIA H100 datasheet"),
-    "h200": Card("H200 SXM", 989, 67, 4800, "NVIDIA H200 datasheet"),
-    "b200": Card("B200 SXM", 2250, 75, 8000, "NVIDIA HGX B200 datasheet"),
-    "rtx5090": Card("RTX 5090", 209.5, 104.8, 1792, "NVIDIA RTX Blackwell GPU architecture whitepaper"),
+    "a100": Card("A100 80 GB SXM", 312, 19.5, 2039, "NVIDIA A100 datasheet", "NVIDIA A100-SXM4-80GB"),
+    "l40s": Card("L40S", 362, 91.6, 864, "NVIDIA L40S datasheet", "NVIDIA L40S"),
+    "rtx4090": Card(
+        "RTX 4090", 165.2, 82.6, 1008, "NVIDIA Ada GPU architecture whitepaper", "NVIDIA GeForce RTX 4090"
+    ),
+    "h100": Card("H100 SXM", 989, 67, 3350, "NVIDIA H100 datasheet", "NVIDIA H100 80GB HBM3"),
+    "h200": Card("H200 SXM", 989, 67, 4800, "NVIDIA H200 datasheet", "NVIDIA H200"),
+    "b200": Card("B200 SXM", 2250, 75, 8000, "NVIDIA HGX B200 datasheet", "NVIDIA B200"),
+    "rtx5090": Card(
+        "RTX 5090",
+        209.5,
+        104.8,
+        1792,
+        "NVIDIA RTX Blackwell GPU architecture whitepaper",
+        "NVIDIA GeForce RTX 5090",
+    ),
 }
 """By the word that `device` takes with `task=plan`."""

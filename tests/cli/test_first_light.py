@@ -2,8 +2,9 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import hydra
 import pytest
@@ -60,15 +61,33 @@ def test_figures_are_those_of_the_page() -> None:
     })  # fmt: skip
 
 
+def make_job(model: str, **settings: object) -> Job:
+    cfg, _ = compose_job([f"model={model}"])
+    chosen = replace(read_settings(cfg), **settings)  # type: ignore[arg-type]
+    return cast(Job, type("", (), {"model": instantiate(cfg.model), "settings": chosen}))
+
+
 def test_another_model_takes_the_time_of_its_parameters_and_tokens() -> None:
     with hydra_of_kvbench():
-        cfg, _ = compose_job(["model=var_tiny"])
-        job: Any = type("", (), {"model": instantiate(cfg.model), "settings": read_settings(cfg)})
-        expected = expect_time(cast(Job, job), [])
+        expected = expect_time(make_job("var_tiny"), [])
     assert expected.scaled
     assert "infinity_tiny" in expected.source
     # docs/models.md: 3.68 and 5.85 million parameters; both have 399 tokens in two sequences.
     assert expected.seconds == pytest.approx(33.14e-3 * 3.68 / 5.85, rel=2e-3)
+
+
+def test_on_another_card_the_time_follows_the_floors_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    names = iter(("NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA T4"))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: next(names))
+    with hydra_of_kvbench():
+        job = make_job("llamagen_xl", device="cuda")
+        measured, other, unknown = (expect_time(job, []) for _ in range(3))
+    assert not measured.scaled
+    assert unknown == measured
+    assert other.source.endswith("by the floors of task=plan on H100 SXM")
+    # Both compute as fast, and 97 % of the floor are reads of memory, at 4800 and 3350 GB/s.
+    assert other.seconds / measured.seconds == pytest.approx(4800 / 3350, rel=0.02)
 
 
 @pytest.mark.slow

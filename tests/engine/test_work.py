@@ -99,7 +99,14 @@ def test_a_floor_is_the_longer_of_operations_and_bytes_in_each_step() -> None:
     plan = make_plan(model, Budget.parse(1, model.spec), Full(), 2, 80, TOKEN, TOKEN)
     rates = {"operations": (1e-12, 1e30), "bytes": (1e30, 1e-9), "both": (1e-12, 1e-9)}
     found = {
-        name: find_floors(plan, model.least_work, Card(name, tera, tera, giga, ""))["full"]
+        name: find_floors(
+            plan.spec,
+            plan.steps,
+            plan.contents["full"],
+            2,
+            model.least_work,
+            Card(name, tera, tera, giga, "", ""),
+        )
         for name, (tera, giga) in rates.items()
     }
     assert list(found["both"]) == ["transformer", "attention", "cache writes", "decoder"]

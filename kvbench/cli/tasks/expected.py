@@ -5,25 +5,31 @@ from statistics import median
 from typing import NamedTuple
 
 import hydra
+import torch
 
 from kvbench.cli.config.instantiate import instantiate
+from kvbench.core.cards import CARDS, Card
+from kvbench.engine.memory import token_bytes
+from kvbench.engine.work import HALF, list_steps
 from kvbench.methods.shared.calibration import Observer
 from kvbench.models.base import Model
+from kvbench.plan import find_floors, hold_everything
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
 
 
 class Figure(NamedTuple):
-    """Seconds of an image of a model under the full cache at batch 8, of docs/performance.md."""
+    """Seconds of an image of a model under the full cache at batch 8, of docs/performance.md; `card` is of `CARDS`."""
 
     model: str
     seconds: float
     machine: str
+    card: str | None = None
 
 
 FIGURES = {
-    ("next-scale", "cuda"): Figure("infinity_2b", 0.625, "an H200"),
-    ("next-token", "cuda"): Figure("llamagen_xl", 576 / 1379, "an H200"),
+    ("next-scale", "cuda"): Figure("infinity_2b", 0.625, "an H200", "h200"),
+    ("next-token", "cuda"): Figure("llamagen_xl", 576 / 1379, "an H200", "h200"),
     ("next-scale", "cpu"): Figure("infinity_tiny", 33.14e-3, "two CPU cores"),
     ("next-token", "cpu"): Figure("llamagen_tiny", 1.404 / 8, "two CPU cores"),
 }
@@ -39,7 +45,10 @@ class Expected(NamedTuple):
 
 
 def expect_time(job: Job, known: Sequence[Results]) -> Expected:
-    """Return the expected time of a sample: the median of finished runs, else a figure by parameters times tokens.
+    """Return the expected time of a sample: the median of finished runs, else a figure of another model, scaled.
+
+    On a GPU it is scaled by the floors of `task=plan`, on the card of this process if `CARDS` has it; on a CPU by
+    parameters times tokens.
 
     Args:
         job: the job.
@@ -50,11 +59,17 @@ def expect_time(job: Job, known: Sequence[Results]) -> Expected:
         return Expected(median(times), f"{len(times)} finished runs", scaled=False)
     figure = FIGURES[job.model.spec.family, job.settings.device.partition(":")[0]]
     source = f"{figure.model} on {figure.machine} (docs/performance.md)"
-    if figure.model == job.model.name:
+    measured_on = None if figure.card is None else CARDS[figure.card]
+    card = None if measured_on is None else _find_card(job.settings.device) or measured_on
+    if figure.model == job.model.name and card is measured_on:
         return Expected(figure.seconds, source, scaled=False)
     reference = instantiate(hydra.compose("config", overrides=[f"model={figure.model}"]).model)
-    share = _count_work(job.model) / _count_work(reference)
-    return Expected(figure.seconds * share, f"{source}, by parameters times tokens", scaled=True)
+    if measured_on is None or card is None:
+        share, rule = _count_work(job.model) / _count_work(reference), "parameters times tokens"
+    else:
+        floors = _find_floor(job.model, card), _find_floor(reference, measured_on)
+        share, rule = floors[0] / floors[1], f"the floors of task=plan on {card.name}"
+    return Expected(figure.seconds * share, f"{source}, by {rule}", scaled=True)
 
 
 def count_samples(job: Job) -> int:
@@ -75,6 +90,20 @@ def format_time(seconds: float) -> str:
     """
     size, unit = next(one for one in ((3600, "h"), (60, "min"), (0, "s")) if seconds >= one[0])
     return f"{seconds / max(size, 1):.1f} {unit}"
+
+
+def _find_card(device: str) -> Card | None:
+    """Return the card that a device is; None for an unknown one, and on a machine without a GPU."""
+    name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
+    return next((card for card in CARDS.values() if card.driver == name), None)
+
+
+def _find_floor(model: Model, card: Card) -> float:
+    """Return the least seconds of a batch of 8 under the full cache in 16 bits on a card."""
+    spec = model.spec
+    held = hold_everything(spec, token_bytes(spec, HALF))
+    floors = find_floors(spec, list_steps(spec), held, 8, model.least_work, card)
+    return sum(floor.seconds for floor in floors.values())
 
 
 def _count_work(model: Model) -> int:

@@ -50,7 +50,11 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
         ) from None
     show_plan(CONSOLE, made, list_methods(made.spec.family))
     if card is not None:
-        show_floors(CONSOLE, made, find_floors(made, model.least_work, card), card)
+        floors = {
+            name: find_floors(made.spec, made.steps, held, made.batch, model.least_work, card)
+            for name, held in made.contents.items()
+        }
+        show_floors(CONSOLE, made, floors, card)
     if settings.plan.export is not None:
         export(Path(settings.plan.export).expanduser(), made.spec, made.budget, method)
         say(f"schedule written to {settings.plan.export}")
