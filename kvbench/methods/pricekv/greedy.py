@@ -13,7 +13,13 @@ from kvbench.methods.shared.select import USUAL_WINDOW
 
 
 def allocate_calibrated(
-    error: Tensor, measured: Sequence[int], spec: ModelSpec, budget: Budget, *, floor: int, decay: float
+    error: Tensor,
+    measured: Sequence[int],
+    spec: ModelSpec,
+    budget: Budget,
+    *,
+    floor: int | Ints,
+    decay: float,
 ) -> Ints:
     """Return the capacity of each head after each cached segment, int64 [K - 1, L, H].
 
@@ -23,11 +29,11 @@ def allocate_calibrated(
         measured: the capacities at which it was measured (`full_scores.list_capacities`).
         spec: the model.
         budget: the capacity B.
-        floor: minimum capacity of a head, limited to B / T.
+        floor: minimum capacity of a head, or of each head, int64 [L x H]; in sum at most B.
         decay: see `allocate_capacities`.
     """
     by_segment = error.expand(-1, -1, len(spec.segments) - 1, -1).flatten(0, 1).transpose(0, 1)
-    capacities, floor = np.array(measured), min(floor, budget.head_tokens)
+    capacities = np.array(measured)
     amounts = allocate_capacities(
         by_segment.numpy(), capacities, spec, budget.tokens, floor=floor, decay=decay
     )
@@ -35,7 +41,7 @@ def allocate_calibrated(
 
 
 def allocate_capacities(
-    errors: Floats, capacities: Ints, spec: ModelSpec, total: int, *, floor: int, decay: float
+    errors: Floats, capacities: Ints, spec: ModelSpec, total: int, *, floor: int | Ints, decay: float
 ) -> Ints:
     """Return the capacity of each head after each cached segment, int64 [K - 1, T].
 
@@ -49,7 +55,7 @@ def allocate_capacities(
         capacities: int64 [capacities], in rising order.
         spec: the model.
         total: B in whole tokens.
-        floor: minimum capacity of a head that has seen this number of tokens; at most B / T.
+        floor: minimum capacity of a head that has seen this number of tokens, or of each head; in sum at most B.
         decay: discount of the error per segment.
     """
     costs = errors.copy()
@@ -80,7 +86,7 @@ def choose_floor(spec: ModelSpec, budget: Budget) -> int:
     return max(spec.lengths[0] + max(spec.lengths[1:]), 3 * budget.head_tokens // 5)
 
 
-def allocate_by_gain(costs: Floats, capacities: Ints, limits: Ints, total: int, floor: int) -> Ints:
+def allocate_by_gain(costs: Floats, capacities: Ints, limits: Ints, total: int, floor: int | Ints) -> Ints:
     """Allocate tokens to heads in the order of error saved per token; returns int64 [T] with sum `total`.
 
     Increments are the edges of each head's lower convex hull, so that gains per token never rise with the capacity; the
@@ -91,7 +97,7 @@ def allocate_by_gain(costs: Floats, capacities: Ints, limits: Ints, total: int, 
         capacities: int64 [capacities], in rising order.
         limits: int64 [T], maximum capacity of each head; their sum exceeds `total`.
         total: number of tokens.
-        floor: minimum capacity of a head, limited to its maximum.
+        floor: minimum capacity of a head, or of each head, limited to its maximum.
     """
     amounts = np.minimum(floor, limits)
     increments = []

@@ -9,6 +9,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.pricekv.curves import keep_best, measure_errors
 from kvbench.methods.pricekv.greedy import allocate_calibrated, choose_floor
+from kvbench.methods.pricekv.retrieval import measure_retrieval, raise_floors
 from kvbench.methods.shared.capacities import Ints
 from kvbench.methods.shared.full_scores import (
     CalibratedCapacities,
@@ -32,22 +33,27 @@ class ScoreErrors(FullScores):
     prompts, branches and queries, E[x^p]^(1/p) with p = `error_power`. Texts have one curve for all segments, since
     they may end at any length. Scores are computed on the full cache, with the same capacity for all heads.
 
+    The tensor `retrieval` is float64 [L, H], `retrieval.measure_retrieval` summed over segments.
+
     Attributes:
         error: `output`: as above; `oracle`: the summed utility of the tokens that a head does not hold
             (`utility.measure_lost_utility`), the loss of LU-KV.
         error_power: exponent of the mean of squared errors; below 1, rare errors count less. None for 0.5 in next-token
             image models and 1 elsewhere.
+        retrieval: whether to measure `retrieval`.
     """
 
     error: Literal["output", "oracle"] = "output"
     error_power: float | None = None
+    retrieval: bool = False
 
     kind: ClassVar[str] = "score_errors"
 
     def own_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return the shape of `error`."""
+        """Return the shapes of `error` and `retrieval`."""
         curves = 1 if spec.writes_text else len(spec.segments) - 1
-        return {"error": (spec.layers, spec.heads, curves, len(list_capacities(spec)))}
+        shapes = {"error": (spec.layers, spec.heads, curves, len(list_capacities(spec)))}
+        return shapes | ({"retrieval": (spec.layers, spec.heads)} if self.retrieval else {})
 
     def prepare(self, spec: ModelSpec) -> None:
         """Set the sums to zero, and start the base's calibration if it has one."""
@@ -66,6 +72,8 @@ class ScoreErrors(FullScores):
                 errors = measure_lost_utility(view, masks, self.queries)
             curve = 0 if self.spec.writes_text else view.segment.index - 1
             self.sums["error"][view.layer, :, curve] += errors / self.spec.branches
+            if self.retrieval:
+                self.sums["retrieval"][view.layer] += measure_retrieval(view, self.queries)
         if not view.segment.last:
             self._evict(view)
 
@@ -99,6 +107,10 @@ class PriceKV(CalibratedCapacities):
     role, the tokens of highest accumulated attention (`h2o`). Loss curves of heads on full caches, their hulls and the
     greedy sale are LU-KV's (arXiv:2602.08585), whose loss sums attention and which compresses a prompt once.
 
+    A token that no query has asked for yet has a low score, and a fact in it is lost. With `retrieval`, heads that look
+    up distant tokens (retrieval heads, arXiv:2404.15574) hold all of them, as in RazorAttention (arXiv:2407.15891) and
+    DuoAttention (arXiv:2410.10819), which find them by repeated random tokens and by training.
+
     Attributes:
         floor: minimum capacity of a head, at most B / T and at least what the base needs; null for
             `greedy.choose_floor`.
@@ -106,6 +118,8 @@ class PriceKV(CalibratedCapacities):
         queries: number of evenly spaced queries of each segment in the calibration.
         error: loss of a capacity, `output` or `oracle` (`ScoreErrors`).
         error_power: exponent of its mean (`ScoreErrors`).
+        retrieval: share of B for heads that hold whole texts, those of highest `retrieval.measure_retrieval`; the rest
+            is allocated as without them.
         calibration_prompts: default of `calibrate.count`.
     """
 
@@ -114,6 +128,7 @@ class PriceKV(CalibratedCapacities):
     queries: int = 64
     error: Literal["output", "oracle"] = "output"
     error_power: float | None = None
+    retrieval: float = 0.0
     calibration_prompts: int = 10
 
     revision: ClassVar[int] = 3  # the class of this name was PriceKVBlocks until 2
@@ -122,16 +137,28 @@ class PriceKV(CalibratedCapacities):
         price_decay=SHARE,
         queries=Limit(1),
         error_power=Limit(0.1, 32),
+        retrieval=SHARE,
         calibration_prompts=Limit(1),
     )
 
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Refuse `retrieval` in image models, whose positions have fixed roles."""
+        super().check(spec, budget)
+        if self.retrieval and not spec.writes_text:
+            raise ValueError(
+                f"method.retrieval={self.retrieval}: for language models; set method.retrieval=0"
+            )
+
     def needs(self) -> ScoreErrors:
         """Return the calibration of the errors, which includes the base's calibration."""
-        return ScoreErrors(self.base, self.queries, self.error, self.error_power)
+        return ScoreErrors(self.base, self.queries, self.error, self.error_power, self.retrieval > 0)
 
     def allocate(self, tensors: dict[str, Tensor], spec: ModelSpec, budget: Budget) -> Ints:
         """Return the capacity of each head after each cached segment, int64 [K - 1, L, H]."""
-        floor = max(self.floor or choose_floor(spec, budget), find_min_capacity(self.base, spec))
+        lowest = max(self.floor or choose_floor(spec, budget), find_min_capacity(self.base, spec))
+        floor: int | Ints = min(lowest, budget.head_tokens)
+        if self.retrieval:
+            floor = raise_floors(floor, tensors["retrieval"], self.retrieval, spec, budget)
         measured = list_capacities(self.calibrated_spec)
         return allocate_calibrated(
             tensors["error"], measured, spec, budget, floor=floor, decay=self.price_decay

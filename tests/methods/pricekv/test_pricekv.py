@@ -103,6 +103,47 @@ def test_oracle_errors_are_the_utilities_of_what_is_not_held(spec: ModelSpec) ->
     assert (found[..., 0] > found[..., 5]).all()
 
 
+def test_retrieval_is_attention_to_distant_tokens_beyond_four_times_the_usual(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvbench.methods.pricekv.retrieval.DISTANT", 3)
+    spec = replace(TEXTS, segments=next_token(3, [9, 9, 4]))
+    inputs = tokens_of(spec, prompts := 2, groups=FOLD)
+    for layer in range(spec.layers):  # scores that differ enough to be beyond the usual
+        for segment in inputs:
+            segment[layer][0].mul_(6)
+    found = observe(ScoreErrors(H2O(), queries=9, retrieval=True), spec, [inputs])["retrieval"]
+    expected = torch.zeros_like(found)
+    for k, layer in np.ndindex(len(spec.segments), spec.layers):
+        for _, head, p, _ in attention(spec, inputs, layer, k) if k else ():
+            for one in p:
+                for query, row in enumerate(one):
+                    far = slice(0, max(0, spec.segments[k].start + query - 3 + 1))
+                    beyond = (row - 4 * one.mean(0))[far].clamp(min=0).sum()
+                    expected[layer, head] += beyond / one.shape[0] / len(p) / prompts
+    assert (expected > 0).all()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+
+
+def test_heads_that_retrieve_hold_whole_texts_and_b_holds() -> None:
+    method = PriceKV(base=H2O(), floor=2, retrieval=0.5)
+    artifact = method.needs().make_stand_in(TEXTS)
+    artifact.tensors["retrieval"].copy_(torch.tensor([[0.1, 0.4], [0.3, 0.2]]))
+    method.prepare(TEXTS, Budget.parse(10, TEXTS), artifact)
+    cache = KVCache(TEXTS, method, dtype=torch.float32)
+    run(cache, tokens_of(TEXTS, 2))
+    # Half of 40 tokens is one text of 19 cached tokens.
+    assert method.capacities[-1, 0, 1] == TEXTS.cached_length
+    assert (method.capacities[-1].flatten()[[0, 2, 3]] < TEXTS.cached_length).all()
+    assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
+    assert cache.ledger.peak_tokens == method.budget.tokens
+
+
+def test_images_have_no_heads_that_hold_whole_texts() -> None:
+    with pytest.raises(ValueError, match=r"^method.retrieval=0.5: for language models; .*=0$"):
+        PriceKV(base=H2O(), retrieval=0.5).check(SCALES, Budget.parse("0.4", SCALES))
+
+
 def test_oracle_errors_do_not_change_with_the_scale_of_a_layer() -> None:
     inputs = tokens_of(TEXTS, 2, groups=FOLD)
     weights = projections(TEXTS)

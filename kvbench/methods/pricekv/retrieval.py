@@ -1,0 +1,53 @@
+"""Heads that retrieve: their queries attend to distant tokens that the queries around them do not attend to."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.shared.capacities import Ints
+from kvbench.methods.shared.select import choose_window
+from kvbench.methods.shared.view import View
+
+DISTANT = 128
+"""Tokens between a query and the nearest token that it can retrieve."""
+CONTRAST = 4
+"""How many times the mean attention of a segment's queries to a token is usual."""
+
+
+def measure_retrieval(view: View, queries: int) -> Tensor:
+    """Return how much heads retrieve in a segment, float64 [H] on the CPU, a sum over sequences.
+
+    It is the attention of a query to tokens `DISTANT` before it and earlier, beyond `CONTRAST` times what the segment's
+    queries give to the token on average; the mean over queries and query heads. A head that looks up what a token asks
+    for attends to other distant tokens at each query; first tokens, punctuation and a diffuse past get the same from
+    all.
+
+    Args:
+        view: a layer of a full cache, after any segment but the first.
+        queries: number of evenly spaced queries of the segment.
+    """
+    chosen = choose_window("uniform", view.segment, queries).to(view.position.device)
+    attention = view.scores(chosen).softmax(-1)
+    distant = view.position[:, None] <= (view.segment.start + chosen - DISTANT)[:, None]
+    above = (attention - CONTRAST * attention.mean(2, keepdim=True)).clamp(min=0) * distant[:, None]
+    return above.sum(-1).mean((1, 2)).double().unflatten(0, (-1, view.heads)).sum(0).cpu()
+
+
+def raise_floors(floor: int, retrieval: Tensor, share: float, spec: ModelSpec, budget: Budget) -> Ints:
+    """Return the minimum capacity of each head, int64 [L x H]: the whole text in heads that retrieve most.
+
+    Args:
+        floor: minimum capacity of the other heads, at most B / T.
+        retrieval: how much each head retrieves, float64 [L, H].
+        share: share of B for whole texts; the other heads keep their minimum.
+        spec: the model.
+        budget: the capacity B.
+    """
+    whole, total = spec.cached_length, budget.tokens
+    spare = (total - floor * spec.all_heads) // max(whole - floor, 1)
+    count = min(int(share * total) // whole, spare)
+    floors = np.full(spec.all_heads, floor)
+    floors[torch.argsort(retrieval.flatten(), descending=True, stable=True)[:count].numpy()] = whole
+    return floors
