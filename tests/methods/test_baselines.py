@@ -61,10 +61,3 @@ def test_heads_compete_as_written_out(seed: int, room: int, safeguard: float) ->
         rest = sorted((s for s in slots if s not in safe), key=lambda s: (-float(scores[s]), s))
         expected = safe | set(rest[: 2 * room - len(safe)])
         assert {(row, slot) for row in rows for slot in range(9) if chosen[row, slot]} == expected
-
-
-def test_a_head_of_few_tokens_keeps_its_best_slot() -> None:
-    scores = torch.tensor([[9.0, 8, 7, 6, 5], [1, 2, 3, 4, 0]])
-    kept = choose_among_heads(scores, 2, 2, 0.2)
-    assert kept.int().tolist() == [[1, 1, 1, 0, 0], [0, 0, 0, 1, 0]]
-    assert choose_among_heads(scores, 2, 2, 0.0).sum(1).tolist() == [4, 0]

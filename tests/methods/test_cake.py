@@ -11,8 +11,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.cake import CAKE, AttentionSpread, measure_moments, share_officially
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.select import choose_best, smooth
-from kvbench.methods.snapkv import SnapKV
-from tests.support.engine import open_cache, prepared, run, small, tokens_of, watch
+from tests.support.engine import open_cache, prepared, run, small, watch
 from tests.support.evict_goldens import close_score, list_cases, load_case, load_parameters, mark
 
 
@@ -97,14 +96,3 @@ def test_equal_layers_have_equal_capacities() -> None:
     for segment in spec.segments[:-1]:
         rooms = {method.capacity(layer, segment) for layer in range(4)}
         assert rooms == {min(segment.end, method.budget.tokens // 12)}
-
-
-def test_without_variance_the_score_is_snapkv_s() -> None:
-    """The same slots stay under both when layers are alike."""
-    spec = small(layers=2, sides=(1, 2, 3, 4, 5))
-    numbers = torch.ones(2, 5, 2, dtype=torch.float64)
-    inputs = tokens_of(spec, 2)
-    same = {"window": 4, "queries": "last"}
-    found = watch(CAKE(gamma=0, **same), spec, inputs, "0.5", Artifact("", {"layers": numbers})).asked
-    expected = watch(SnapKV(pool="avg", **same), spec, inputs, "0.5").asked
-    assert [one.ids() for one in found] == [other.ids() for other in expected]

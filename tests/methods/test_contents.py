@@ -7,10 +7,9 @@ import torch
 
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.chunkkv import rank_chunks
-from kvbench.methods.contents.compactor import NonCausal, attend_unmasked, measure_leverage, standardise
+from kvbench.methods.contents.compactor import attend_unmasked, measure_leverage, standardise
 from kvbench.methods.contents.lagkv import LagKV, compare_chunks
 from kvbench.methods.contents.norms import weigh_norms
-from kvbench.methods.shared.grouped import sum_runs
 from kvbench.methods.shared.select import choose_best
 from tests.support.engine import D, tokens_of, watch
 from tests.support.evict_goldens import close_score, list_cases, load_case, load_parameters, mark
@@ -77,16 +76,6 @@ def test_compactor_of_kvpress(case: int) -> None:
     assert (both - g["compactor_score"].flatten(0, 1)[:, part]).abs().max() < 1e-4
 
 
-def test_a_last_chunk_that_is_not_full_is_a_chunk_of_its_own() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 2, 7, 4, generator=generator).unbind(0)
-    exists = torch.ones(2, 7, dtype=torch.bool)
-    found = attend_unmasked(q[:, None], k, v, exists, 5)
-    raw = torch.cat([(q[:, p] @ k[:, p].mT).softmax(-1).sum(1) for p in (slice(0, 5), slice(5, 7))], 1)
-    padded = torch.nn.functional.pad(raw * v.norm(dim=-1), (1, 1))
-    torch.testing.assert_close(found, (padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]) / 3)
-
-
 @pytest.mark.parametrize("tokens", [5, 7, 9, 10])
 def test_the_last_chunk_of_a_padded_row_is_padded_as_it_is_alone(tokens: int) -> None:
     """Row 1 has 12 slots: the other row's missing ones are in front of it, in the same chunk or in another one."""
@@ -102,17 +91,6 @@ def test_the_last_chunk_of_a_padded_row_is_padded_as_it_is_alone(tokens: int) ->
     torch.testing.assert_close(found, (scores[:-2] + scores[1:-1] + scores[2:]) / 3)
 
 
-@pytest.mark.parametrize(("line", "official"), [(0, True), (4, False)])
-def test_texts_pad_their_last_chunk_as_the_program_does_and_images_do_not(line: int, official: bool) -> None:
-    spec = ModelSpec("line", 1, 2, D, next_token(7, [4, 1]), branches=1, line=line)
-    inputs, exists = tokens_of(spec, 1), torch.ones(2, 7, dtype=torch.bool)
-    q, k, v = (x[0] for x in inputs[0][0])
-    received = attend_unmasked(q[:, None], k, v, exists, 5, official_padding=official)
-    asked = watch(NonCausal(chunk=5), spec, inputs, 4).asked
-    best = standardise(received, exists, 2).sort(1, descending=True).indices[:, :4]
-    assert asked[0].ids() == best.sort(1).values.tolist()
-
-
 @pytest.mark.parametrize("case", cases_of("chunkkv"))
 def test_chunks_of_kvpress(case: int) -> None:
     """The program takes the chunks of the batch's first sequence; here each has its own."""
@@ -121,12 +99,6 @@ def test_chunks_of_kvpress(case: int) -> None:
     kept = g["kept"][0]
     ranks = rank_chunks(g["score"][0], position, position // p["chunk"], p["H"], p["N"])
     assert torch.equal(choose_best(ranks, kept.shape[-1]), mark(kept, p["N"]))
-
-
-def test_sums_of_runs() -> None:
-    ids = torch.tensor([[0, 0, 1, 3, 3, 3], [2, 2, 2, 2, 2, 5]])
-    x = torch.arange(12.0).view(2, 6)
-    assert sum_runs(x, ids).tolist() == [[1, 1, 2, 12, 12, 12], [40, 40, 40, 40, 40, 11]]
 
 
 @pytest.mark.parametrize("cross", [False, True])

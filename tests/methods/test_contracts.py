@@ -103,11 +103,6 @@ class ProtectingAmongHeads(AdaptiveHeads, Protecting):
     """The same while heads compete."""
 
 
-def test_a_method_that_scores_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^method: Scored has no score; write it, or another keep$"):
-        open_cache(Scored(), SPEC, 0.3)
-
-
 @pytest.mark.parametrize("kind", [Protecting, ProtectingAmongHeads])
 def test_protected_slots_that_do_not_fit_are_counted_per_sequence(kind: type[Scored]) -> None:
     method = kind()

@@ -1,11 +1,10 @@
-"""CriticalKV against kvpress, and against its base."""
+"""CriticalKV against kvpress."""
 
 import pytest
 import torch
 
 from kvbench.methods.critical import choose_critical
 from kvbench.methods.shared.grouped import choose_among_heads
-from kvbench.methods.shared.select import choose_best
 from tests.support.evict_goldens import close_score, list_cases, load_case, mark
 
 
@@ -24,10 +23,3 @@ def test_critical_of_kvpress(case: int) -> None:
         safe = torch.tensor(int(p["alpha"] * p["n_kept"]))
         kept = choose_critical(score, norms, even.sum(1), p["first"], epsilon=p["eps"], safe=safe)
         assert torch.equal(kept, g["critical_ada_keep"][0])
-
-
-def test_the_first_stage_alone_is_the_base() -> None:
-    _, g = load_case("critical", 0)
-    score, norms = g["score"].flatten(0, 1), g["value_norm"].flatten(0, 1)
-    kept = choose_critical(score, norms, torch.tensor([24, 3]), 1.0, epsilon=1e-4)
-    assert torch.equal(kept, choose_best(score, torch.tensor([24, 3])))

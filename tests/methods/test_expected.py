@@ -14,7 +14,7 @@ from kvbench.methods.expected.gaussian import expect_logits, fit_gaussian, rotat
 from kvbench.methods.expected.method import ExpectedAttention, QueryGaussians
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.output_norms import measure_output
-from kvbench.methods.shared.select import choose_best, pair_halves
+from kvbench.methods.shared.select import choose_best
 from kvbench.methods.shared.view import View
 from kvbench.models.parts.rotary import rotate_line
 from tests.support.engine import listening, open_cache, prepared, run, small, tokens_of
@@ -60,10 +60,6 @@ def test_calibrated_statistics_of_kvpress() -> None:
     mean, cov = fit_gaussian(queries, unbiased=True)
     close_score(mean, g["mean"].view_as(mean))
     close_score(cov, g["cov"].view_as(cov))
-
-
-def test_neighbouring_channels_become_halves() -> None:
-    assert pair_halves(torch.arange(6)).tolist() == [0, 2, 4, 1, 3, 5]
 
 
 @pytest.mark.parametrize("case", list_cases("critical"))

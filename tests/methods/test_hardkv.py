@@ -172,18 +172,6 @@ def test_means_count_beside_a_hundred_votes() -> None:
     assert kept[0] == kept[1]
 
 
-@pytest.mark.parametrize("select", ["votes", "top_k"])
-def test_fixed_budgets_give_every_head_the_same(select: str) -> None:
-    method = HardKV(select=select, queries=ASKS, window=LATEST, sinks=1)  # type: ignore[arg-type]
-    cache, seen, _ = watch(method, SPEC, tokens_of(SPEC, 1, groups=2), 30)
-    for asked in seen[2:-2]:
-        held = asked.kept.sum(1)
-        assert (held == held[0]).all()
-        assert held[0] == min(30, asked.position.shape[1])
-        assert all(set(range(10)) <= set(ids) for ids in asked.ids())  # the prompt
-    assert cache.ledger.peak_tokens <= method.budget.capacity
-
-
 def test_the_most_voted_stay_and_the_latest_of_equals() -> None:
     """All keys are one, so that no query prefers any: every slot gets the votes of those who see it."""
     method = HardKV(select="votes", selector="vanilla", queries=ASKS, window=2, calibration="none")

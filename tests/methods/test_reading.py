@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.reads import count_pairs
-from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
+from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.core.storage import CHANNEL
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
@@ -18,7 +18,7 @@ from kvbench.methods.full import Full
 from kvbench.methods.hack.plus_plus import HACKPlusPlus
 from kvbench.methods.quest import Quest, bound_pages
 from kvbench.methods.shared.view import View
-from kvbench.methods.sparvar import SparVAR, enlarge
+from kvbench.methods.sparvar import SparVAR
 from tests.support.engine import D, open_cache, prepared, run, tokens_of
 from tests.support.steps import agree, draw, generate
 
@@ -103,15 +103,6 @@ def test_everything_selected_is_the_full_cache(packing: Packing | None) -> None:
         for method in (Everything(), Full())
     ]
     agree(*(generate(cache, inputs) for cache in caches))
-
-
-def test_a_larger_map_has_the_choice_of_the_smaller() -> None:
-    chosen = torch.tensor([[[True, False], [False, False]]])
-    assert enlarge(chosen, Segment(0, 0, 3, 4)).view(3, 4).tolist() == [
-        [True, True, False, False],
-        [True, True, False, False],
-        [False] * 4,
-    ]
 
 
 def test_later_scales_read_what_the_middle_one_attended_to() -> None:

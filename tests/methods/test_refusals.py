@@ -43,8 +43,10 @@ from kvbench.methods.rkv import RKV
 from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.scalekv import ScaleKV
 from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.scored import Scored
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.sparvar import SparVAR
+from kvbench.methods.ssd import SSD
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
 from kvbench.methods.triattention import TriAttention
@@ -123,6 +125,7 @@ SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (ScaleKV, {"strongest": 2}, SHARE),
     (ScaleKV, {"queries": 0}, ONE),
     (ScaleKV, {"window": 5}, "a grid has a square number"),
+    (SSD, {"threshold": 1.5, "sinks": 1}, SHARE),
     (SnapKV, {"refresh": 0}, ONE),
     (SnapKV, {"ema": 1.5}, SHARE),
     (SnapKV, {"window": 5}, "a grid has a square number"),
@@ -165,6 +168,7 @@ def test_a_setting_out_of_range_is_named(kind: type[Method], settings: dict[str,
         (CUR(redraw=True), LINES, "0.5", "method.redraw=True: nothing is drawn without a projection"),
         (LazyEviction(), LINES, 5, "need 6 of 43 tokens per head"),
         (TriAttention(sinks=1), LINES, 3, "the smallest feasible budget is "),
+        (Scored(), SCALES, "0.5", "method: Scored has no score; write it, or another keep"),
         (Forecast(), LINES, "0.5", "lines writes texts; take method=h2o, or method.base=h2o around it"),
         (RandomAttention(window=18, sinks=1), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),
         (VaSE(window=18, sinks=1, large=0), LINES, 21, "the method's tokens need 22 of 43 tokens per head"),

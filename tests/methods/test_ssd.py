@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.ssd import SSD, DistantAttention, count_line, share_classes
-from tests.support.engine import D, open_cache, prepared, run, tokens_of, watch
+from tests.support.engine import D, open_cache, run, tokens_of, watch
 
 CONDITION, LINE = 3, 5
 SPEC = ModelSpec("image", 2, 2, D, next_token(CONDITION, [LINE] * 5 + [4]), 2, 0.7, group=2, line=LINE)
@@ -105,7 +105,4 @@ def test_a_row_is_the_images_or_the_longest_segment() -> None:
 
 
 def test_options_of_the_calibration_are_those_of_the_method() -> None:
-    method = SSD(sinks=1, near=5, above=2)
-    assert method.needs() == DistantAttention(near=5, above=2)
-    with pytest.raises(ValueError, match=r"method\.threshold=1\.5"):
-        prepared(SSD(sinks=1, threshold=1.5), SPEC, 14, artifact(*[True] * 4))
+    assert SSD(sinks=1, near=5, above=2).needs() == DistantAttention(near=5, above=2)

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec, Segment, next_token
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact
-from kvbench.methods.triattention import QueryCentres, TriAttention, list_distances
+from kvbench.methods.triattention import QueryCentres, TriAttention
 from kvbench.models.parts.rotary import rotate_grid, rotate_line
 from tests.support.engine import listening, open_cache, prepared, run, tokens_of
 from tests.support.goldens import load_golden
@@ -257,8 +257,3 @@ def test_images_look_as_far_as_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
     # 7 tokens are to come after 9 of 16, and 3 after 13; before that all tokens fit.
     assert [len(phases) for phases in found] == [3, 2]
     assert torch.equal(found[1], rotation[[14, 15]].to(torch.complex128))
-
-
-def test_distances_are_powers_of_two() -> None:
-    assert len(list_distances(65536)) == 17
-    assert list_distances(1000).tolist() == [2**i for i in range(10)]

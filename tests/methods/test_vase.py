@@ -154,19 +154,6 @@ def ids_of(asked: list[Asked]) -> list[list[list[int]]]:
     return [one.ids() for one in asked]
 
 
-def test_large_values_and_the_window_stay_in_every_draw() -> None:
-    inputs, prompts, large = draw_inputs(1), 50, int(0.3 * CAPACITY)
-    [one] = generate(VaSE(window=WINDOW, large=0.3), inputs, prompts)
-    values = torch.cat([layers[0][2] for layers in inputs[:-1]], 2)[0].double()
-    end = CAPACITY + CHUNK
-    for head, rows in enumerate((one.ids()[::2], one.ids()[1::2])):
-        ranges = [float(value.max() - value.min()) for value in values[head, : end - WINDOW]]
-        largest = sorted(range(len(ranges)), key=lambda token: -ranges[token])[:large]
-        always = set(range(end)).intersection(*rows)
-        assert always == {*largest, *range(end - WINDOW, end)}
-        assert all(len(row) == CAPACITY for row in rows)
-
-
 def test_large_values_leave_room_for_the_window() -> None:
     """A chunk of 8 tokens is the window: it leaves 16 of 24 slots, of which 21 would be large."""
     [one] = generate(VaSE(large=0.9), draw_inputs(1), 5)

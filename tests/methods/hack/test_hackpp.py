@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
-from kvbench.methods.hack.budgets import group_heads, measure_reliance, share_budget, weigh_groups
+from kvbench.methods.hack.budgets import group_heads, share_budget, weigh_groups
 from kvbench.methods.hack.classes import HeadPatterns
 from kvbench.methods.hack.plus_plus import HACKPlusPlus, Structural, count_read
 from kvbench.methods.shared.calibration import Artifact
@@ -117,30 +117,6 @@ def test_published_shares_follow_reliance(tau: float, alpha: float) -> None:
             assert tokens - max(sizes) < method.capacities[k].sum() <= tokens
         else:
             assert (method.capacities[k] == SPEC.ends[k]).all()
-
-
-def test_equal_reliance_or_none_gives_equal_budgets() -> None:
-    artifact, tokens = patterns(), 12
-    alike = artifact.tensors["mass"][:1, :1].expand_as(artifact.tensors["mass"])
-    for tau, mass in ((1.0, alike), (2.0, alike), (0.0, artifact.tensors["mass"])):
-        same = Artifact(artifact.kind, {**artifact.tensors, "mass": mass})
-        for strict in (True, False):
-            method = ready(str(tokens), same, alpha=0.4, tau=tau, strict=strict)
-            expected = [min(end, tokens) for end in SPEC.ends[:-1]]
-            assert method.capacities.reshape(5, -1).tolist() == [[n] * SPEC.all_heads for n in expected]
-
-
-def test_reliance_is_of_later_scales_only() -> None:
-    mass = patterns(seed=2).tensors["mass"]
-    found = measure_reliance(mass, SPEC)
-    for k, layer, head in product(range(5), range(SPEC.layers), range(SPEC.heads)):
-        assert found[k, layer, head] == pytest.approx(slow_reliance(mass, SPEC, k, layer, head))
-    last = mass[:, :, 5, :5].sum(-1) / SPEC.ends[4]  # after the last cached scale one step reads
-    np.testing.assert_allclose(found[4], last.numpy())
-    other = mass.clone()
-    other[:, :, :5] = torch.rand_like(other[:, :, :5])
-    np.testing.assert_allclose(measure_reliance(other, SPEC)[4], found[4])
-    assert (np.diff(found, axis=0) < 0).all()
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -1,27 +1,21 @@
 """PriceKV by forecast: the calibration against masked attention, and what heads hold in a cache."""
 
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
 from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
-from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import EPSILON, Forecast
 from kvbench.methods.pricekv.method import PriceKV, ScoreErrors
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.full_scores import list_capacities
-from kvbench.models.noise import PromptNoise
-from kvbench.prompts.base import Prompt
-from kvbench.runs.calibrate import calibrate
 from tests.support.engine import D, listening, run, tokens_of
 from tests.support.layer_outputs import FOLD, Inputs, attention, observe, project
 from tests.support.small_models import composed
@@ -41,12 +35,6 @@ def stand_in(method: PriceKV, spec: ModelSpec) -> Artifact:
 
 def priced(floor: int | None = None, **chosen: Any) -> PriceKV:
     return PriceKV(base=Forecast(**(STILL | chosen)), floor=floor)
-
-
-def ready(spec: ModelSpec, budget: str, **chosen: Any) -> PriceKV:
-    method = priced(**chosen)
-    method.prepare(spec, Budget.parse(budget, spec), stand_in(method, spec))
-    return method
 
 
 # The calibration
@@ -163,16 +151,6 @@ def test_a_batch_finds_what_its_prompts_find_one_by_one() -> None:
 # The method
 
 
-@pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
-@pytest.mark.parametrize("chosen", [{}, {"surprise": 0.3}, {"contrast": 1.0}], ids=str)
-def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, chosen: dict[str, float]) -> None:
-    method = ready(spec, "0.4", **chosen)
-    cache = KVCache(spec, method, dtype=torch.float32)
-    run(cache, tokens_of(spec, 4))
-    assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
-    assert cache.ledger.peak_tokens == method.budget.tokens
-
-
 def kept_by(method: PriceKV, spec: ModelSpec, seed: int) -> list[list[list[int]]]:
     """Positions kept after each layer and segment by the rows of two prompts."""
     return kept_of(method, spec, tokens_of(spec, 2 * spec.branches, seed))
@@ -183,31 +161,6 @@ def kept_of(method: PriceKV, spec: ModelSpec, inputs: Inputs) -> list[list[list[
     asked = listening(method)
     run(KVCache(spec, method, dtype=torch.float32), inputs)
     return [one.ids() for one in asked]
-
-
-def test_positions_depend_on_the_branch_and_on_no_data() -> None:
-    method = ready(ROWS, "0.4")
-    one, other = (kept_by(deepcopy(method), ROWS, seed) for seed in (1, 2))
-    assert one == other
-    heads = ROWS.heads
-    for rows in one:
-        assert rows[:heads] == rows[heads : 2 * heads]
-        assert rows[2 * heads : 3 * heads] == rows[3 * heads :]
-    assert any(rows[:heads] != rows[2 * heads : 3 * heads] for rows in one)
-
-
-@pytest.mark.parametrize("setting", ["surprise", "contrast"])
-def test_data_of_this_prompt_decide_too(setting: str) -> None:
-    one, other = (kept_by(ready(ROWS, "0.4", **{setting: 0.3}), ROWS, seed) for seed in (1, 2))
-    assert one != other
-
-
-def test_contrast_does_not_depend_on_the_size_of_values() -> None:
-    """Nor on what is added to all of them."""
-    method = ready(ROWS, "0.4", contrast=1.0)
-    inputs = tokens_of(ROWS, 4)
-    moved = [[(q, k, 1000 * v + 3) for q, k, v in layers] for layers in inputs]
-    assert kept_of(deepcopy(method), ROWS, inputs) == kept_of(deepcopy(method), ROWS, moved)
 
 
 @pytest.mark.parametrize("setting", ["surprise", "contrast"])
@@ -278,18 +231,3 @@ def test_more_prompts_calibrate_it_unless_a_number_is_given() -> None:
         )
     ]
     assert count == [40, 7, 10]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "budget"), [("infinity_tiny", "0.1"), ("llamagen_tiny", "46")])
-def test_the_models_draw_images_from_their_own_calibration(name: str, budget: str) -> None:
-    model = instantiate(composed(f"model={name}").model)
-    model.load("cpu")
-    method = priced()
-    (found,) = calibrate(model, [Prompt(0, "a red circle")], [method.needs()], 1, "cpu", lambda _: None)
-    assert (found["error"][..., 0] > 2 * found["error"][..., -3]).double().mean() > 0.9
-    method.prepare(model.spec, Budget.parse(budget, model.spec), Artifact("score_errors", found))
-    cache = KVCache(model.spec, method, dtype=torch.float32)
-    images = model.generate(["two blue rings", "a green square"], cache, PromptNoise(0, (0, 1)))
-    assert (images.flatten(1).float().std(1) > 1).all()
-    assert 0.97 * method.budget.tokens < cache.ledger.peak_tokens <= method.budget.tokens

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.contents.norms import CUR
 from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.h2o import H2O
+from kvbench.methods.pricekv.forecast import Forecast
 from kvbench.methods.pricekv.method import PriceKV, ScoreErrors
 from kvbench.methods.random_attention import RandomAttention
 from kvbench.methods.shared.calibration import Artifact
@@ -182,8 +184,13 @@ def test_a_calibrated_base_is_calibrated_first() -> None:
     assert cache.ledger.peak_tokens == method.budget.tokens
 
 
-@both
-@pytest.mark.parametrize("make", [H2O, SnapKV, lambda: H2O(sinks=1)])
+@pytest.mark.parametrize(
+    ("spec", "make"),
+    [
+        *product([SCALES, TEXTS], [H2O, SnapKV, lambda: H2O(sinks=1)]),
+        *((SCALES, make) for make in (lambda: Forecast(surprise=0.0, contrast=0.0), Forecast)),
+    ],
+)
 def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, make: Callable[[], Scored]) -> None:
     method = ready(spec, "0.4", PriceKV(base=make()))
     asked = listening(method)
@@ -194,15 +201,3 @@ def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, make: Callable[[]
     assert len({*method.capacities[-1].flatten().tolist()}) > 1
     condition = [*range(spec.leading_tokens(method.sinks))]
     assert all(row[: len(condition)] == condition for one in asked for row in one.ids())
-
-
-def test_a_head_that_buys_nothing_holds_the_floor() -> None:
-    method = PriceKV(base=H2O(sinks=1), floor=2)
-    artifact = method.needs().make_stand_in(TEXTS)
-    artifact.tensors["error"].copy_(
-        -torch.tensor(list_capacities(TEXTS)).expand_as(artifact.tensors["error"])
-    )
-    artifact.tensors["error"][0, 0] = 0
-    method.prepare(TEXTS, Budget.parse(9, TEXTS), artifact)
-    assert method.capacities[-1, 0, 0] == 3  # the sinks, which are more than the floor
-    assert method.capacities[-1].sum() == 36
