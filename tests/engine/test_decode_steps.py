@@ -59,20 +59,6 @@ class Launch:
         return launch
 
 
-class FakeGraphs:
-    """Notes how often the host waits while work is recorded; nothing is repeated."""
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch, self.waits, self.operations = watch, 0, list[int]()
-
-    def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        before = self.watch.waits.total(), self.watch.operations.total()
-        out = work()
-        self.waits += self.watch.waits.total() - before[0]
-        self.operations.append(self.watch.operations.total() - before[1])
-        return out, lambda: None
-
-
 class Device:
     """A model on the device, watched; of a caption with many tokens, keys are split between programs."""
 
@@ -90,7 +76,7 @@ class Device:
         monkeypatch.setattr(softmax, "merge_kernel", self.merge)
         monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: fake_gpus.Device())
 
-    def generate(self, method: Method, graphs: FakeGraphs | None = None) -> None:
+    def generate(self, method: Method) -> None:
         chosen = prepared(method, self.spec, 1 if isinstance(method, Full) else self.config.condition + 10)
         schedule = build_schedule(self.spec, chosen)
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -103,7 +89,7 @@ class Device:
                     owner._parameters[name] = nn.Parameter(parameter.to(torch.bfloat16))
             model.prepare_for(CUDA)
             self._patch.setattr(model, "forward", self._note(model.forward))
-            cache = KVCache(self.spec, chosen, dtype=torch.bfloat16, device=CUDA, record=graphs)
+            cache = KVCache(self.spec, chosen, dtype=torch.bfloat16, device=CUDA)
             shape = (2 * PROMPTS, self.config.condition, self.config.width)
             condition = torch.empty(shape, dtype=torch.bfloat16, device=CUDA)
             sampling = LlamaGenSampling(top_k=20, top_p=0.9)
@@ -152,12 +138,3 @@ def test_steps_of_a_segment_are_alike(method: Method, caption: int, monkeypatch:
         assert len(set(operations[1:-1])) == 1
         start += segment.length
     assert len({launch[-7:] for launch in alike}) == 1  # one variant
-
-
-def test_nothing_waits_while_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(20, monkeypatch)
-    graphs = FakeGraphs(device.watch)
-    device.generate(Full(), graphs)
-    assert graphs.waits == 0
-    assert len(graphs.operations) == 1
-    assert len(device.kernel.given) == 2 * LAYERS  # the first step and the recorded one

@@ -29,7 +29,6 @@ from kvbench.methods.shared.select import sum_by_segment
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
-from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import Asked, D, Drawn, DrawnPerSequence, draw_seen, listening, open_cache, prepared
 from tests.support.marks import slow_except
 from tests.support.steps import PROMPT, agree, draw, generate, masked, shapes
@@ -123,20 +122,6 @@ def test_a_batch_equals_each_prompt_alone(method: Method, tokens: int, size: int
         expected = generate(KVCache(short, alone, dtype=torch.float32), own, None, size)
         agree([x[sequence : sequence + 1, :, behind:] for x in found], expected, [0])
         assert ids(seen, sequence, spec.heads) == ids(kept, 0, spec.heads, behind)
-
-
-def test_a_static_method_keeps_the_same_positions_less_the_padding() -> None:
-    spec = shapes()
-    inputs = draw(spec, len(PADDING))
-    method = prepared(StreamingLLM(sinks=1), spec, "0.6")
-    seen = listening(method)
-    cache = KVCache(spec, method, dtype=torch.float32)
-    found = generate(cache, inputs, PADDING)
-    table = torch.zeros(len(spec.segments), spec.layers, spec.heads, spec.segments[-1].end, dtype=torch.bool)
-    for asked in seen:
-        for head, kept in enumerate(asked.ids()):
-            table[asked.scale + 1, asked.layer, head, kept] = True
-    agree(found, masked(spec, inputs, PADDING, table), PADDING)
 
 
 @dataclass
