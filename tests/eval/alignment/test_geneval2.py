@@ -25,7 +25,7 @@ from kvbench.eval.alignment.geneval2 import (
     parse_line,
 )
 from kvbench.eval.alignment.judge import JudgeModel, VlmJudge
-from kvbench.eval.alignment.soft_tifa import Atom, Grade, Questions, SoftTifa, geometric_mean
+from kvbench.eval.alignment.soft_tifa import Atom, Grade, Questions, SoftTifa
 from kvbench.eval.files.fetch import fetch, list_weights
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.intervals import bootstrap
@@ -132,12 +132,6 @@ def test_a_skill_is_a_mean_over_questions_and_resamples_prompts() -> None:
     assert scores["geneval2[given]/count"].ci95 is None
     assert scores["geneval2[given]/atoms-3"].value == pytest.approx(100 * 0.25 ** (1 / 3))
     assert "geneval2[given]/verb" not in scores
-
-
-def test_geometric_mean_with_a_zero_is_zero() -> None:
-    assert geometric_mean([0.5, 0.0, 1.0]) == 0
-    rng = np.random.default_rng(0).random(9)
-    assert geometric_mean(rng.tolist()) == pytest.approx(np.prod(rng) ** (1 / 9))
 
 
 def test_soft_scores_are_those_of_the_authors(tmp_path: Path) -> None:

@@ -92,14 +92,6 @@ def test_kid_equals_the_stored_values(arrays: Sets) -> None:
     assert np.std(subsets) == pytest.approx(stored["subsets10_size32_std_ddof0"], abs=1e-12)
 
 
-@given(n=st.integers(4, 12), dim=st.integers(1, 5), seed=st.integers(0, 99), paired=st.booleans())
-@settings(max_examples=30, deadline=None)
-def test_kid_follows_its_definition(n: int, dim: int, seed: int, paired: bool) -> None:
-    rng = np.random.default_rng(seed)
-    a, b = rng.normal(size=(2, n, dim))
-    assert kid(a, b, paired=paired) == pytest.approx(slow_kid(a, b, paired=paired), abs=1e-9)
-
-
 def test_the_jackknife_of_kid_leaves_groups_out_of_both_sides(arrays: Sets) -> None:
     ref, cmp = arrays["features_ref"], arrays["features_cmp"]
     prompts = [str(row // 2) for row in range(64)]
@@ -180,11 +172,6 @@ def test_inception_score_equals_the_stored_values(arrays: Sets) -> None:
     assert inception_score(ordered, 15).mean() == pytest.approx(
         stored["splits4_sorted_by_class"]["mean"], abs=1e-9
     )
-
-
-def test_inception_score_spans_one_to_the_number_of_classes() -> None:
-    assert inception_score(np.zeros((6, 5)), 6) == pytest.approx([1])
-    assert inception_score(1e3 * np.eye(5), 5) == pytest.approx([5])
 
 
 # Bad input

@@ -49,14 +49,6 @@ def read(folder: Path) -> bytes:
     return (folder / "images" / "000001.png").read_bytes()
 
 
-def test_reads_by_index(tmp_path: Path) -> None:
-    images = make(tmp_path / "run", 4)
-    assert images.indices == [0, 1, 2, 3]
-    assert images.image(2).shape == (10, 12, 3)
-    assert images.meta(1) == {"tag": "x"}
-    assert images.samples[3].size == (12, 10)
-
-
 def test_a_file_that_a_network_lists_late_is_there(tmp_path: Path) -> None:
     made = make(tmp_path / "run", 3)
     late = tmp_path / "run/images/000002.png"

@@ -20,7 +20,7 @@ from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.protocol.base import evaluate
 from kvbench.eval.protocol.intervals import assign_groups
 from kvbench.eval.spaces.clip import ClipImages
-from kvbench.eval.spaces.dinov2 import VIT_L_14, Dinov2, resize_positions
+from kvbench.eval.spaces.dinov2 import VIT_L_14, Dinov2
 from kvbench.eval.spaces.efficientnet import LITE0, EfficientNetLite0, load_efficientnet
 from tests.support.image_sets import make_set, only, reason
 from tests.support.marks import needs
@@ -168,16 +168,6 @@ def test_dinov2_is_the_authors_network(dinov2: Dinov2, pair: tuple[ImageSet, Ima
     assert result.scores["fd_paired_dinov2"].value == pytest.approx(frechet_distance(*sides), rel=1e-3)
     real = only(FidReal(dinov2, str(pair[1].folder / "images")), pair[0])
     assert list(real.scores) == ["fd_dinov2"]
-
-
-def test_positions_keep_the_class_token_and_the_corners() -> None:
-    table = torch.arange(1 + 37 * 37).float().reshape(1, -1, 1)
-    small = resize_positions(table)
-    assert small.shape == (1, 257, 1)
-    assert small[0, 0] == 0
-    grid = small[0, 1:, 0].reshape(16, 16)
-    assert (grid.diff(dim=0) > 0).all()
-    assert (grid.diff(dim=1) > 0).all()
 
 
 def test_another_network_is_refused(dinov2: Dinov2, tmp_path: Path, pair: tuple[ImageSet, ImageSet]) -> None:

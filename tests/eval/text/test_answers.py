@@ -208,10 +208,6 @@ def test_a_run_of_texts_is_scored_on_its_own(tmp_path: Path, capsys: pytest.Capt
     assert "it scores images, and these are texts" in capsys.readouterr().out
 
 
-def test_the_conclusion_follows_the_last_thoughts() -> None:
-    assert find_conclusion("<think>a</think> 1, or <think>b</think> 2") == " 2"
-
-
 def test_agreement_is_the_share_before_the_first_difference(tmp_path: Path) -> None:
     ours, theirs = (
         make(tmp_path / "a", OURS),
