@@ -67,15 +67,6 @@ def test_the_default_splits_as_llama_cpp() -> None:
     ]
 
 
-def test_numbered_lists_keep_their_empty_line() -> None:
-    """The empty line is one token beside a digit; plain GPT-2 splits it."""
-    counts = {}
-    for pre in ("smollm", "gpt-2"):
-        tokenizer = make_tokenizer(Gguf(byte_vocabulary(pre, joined=("\n|\n",)), {}))
-        counts[pre] = len(tokenizer("\n\n1.")["input_ids"])
-    assert counts == {"smollm": 3, "gpt-2": 4}
-
-
 def test_special_tokens_template_and_first_token(tmp_path: Path) -> None:
     values = byte_vocabulary("llama-bpe", joined=("h|i", "hi|t"), control=("<|b|>", "<|u|>", "<|e|>"))
     numbers = {token: number for number, token in enumerate(values["tokenizer.ggml.tokens"])}  # type: ignore[arg-type]

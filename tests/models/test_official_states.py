@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from kvbench.models.emu3.files import clean_emu3
 from kvbench.models.emu3.tokenizer import Emu3VQ
 from kvbench.models.files.checkpoints import State, WeightsError
-from kvbench.models.files.llama_files import pair_neighbours
 from kvbench.models.files.parameters import check
 from kvbench.models.janus.files import clean_janus
 from kvbench.models.janus.transformer import Janus
@@ -51,11 +50,6 @@ def test_norms_read_the_code_of_each_place(layout: torch.memory_format, silu: bo
     out = norm(x, codes)
     assert out.is_contiguous(memory_format=layout)
     close(out, F.silu(expected) if silu else expected, 1e-5)
-
-
-def test_channels_that_turn_together_become_neighbours() -> None:
-    rows = torch.arange(2 * 6)[:, None]
-    assert pair_neighbours(rows, 6)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.models.noise import PromptNoise
 from tests.support import reference_emu3, reference_janus, reference_lumina
 from tests.support.marks import slow_except
-from tests.support.small_models import SMALL_TOKENIZER, full, load, shrink
+from tests.support.small_models import SMALL_TOKENIZER, configured, full, load, shrink
 
 CAPTIONS = ["a red circle", "two blue rings and a dog", "a blue circle"]
 CLASSES = ["3", "7 tench", "4"]
@@ -103,6 +103,16 @@ def test_prompts_too_long_are_refused_by_name(case: str, tiny: Any) -> None:
     needed = capacity + 1
     message = f"prompt {prompt!r} has {needed} tokens: set model.prompt_tokens={needed}, which is {capacity}"
     refuses(tiny, prompt, message)
+
+
+def test_an_unconditional_prompt_that_is_too_long_is_refused() -> None:
+    words = "one two three four five six seven eight"
+    long = configured(*reference_emu3.SMALL, f"model.negative='{words}'")
+    needed = "has 13 tokens with its frame: set model.prompt_tokens=13, which is 12"
+    for ask in (lambda: long.check_prompts(["a red circle"]), lambda: long.load("cpu")):
+        with pytest.raises(ValueError, match=rf"^model\.negative='one .* {needed}"):
+            ask()
+    replace(long, sampling=replace(long.sampling, cfg=1.0)).check_prompts(["a red circle"])
 
 
 @pytest.mark.parametrize("case", ["llamagen", "var"])

@@ -12,11 +12,11 @@ from kvbench.models.emu3.transformer import Emu3Config
 from kvbench.models.parts.decoder import Decoder
 from kvbench.models.parts.tokens import FramedTokens
 from tests.support.byte_tokenizer import write_byte_tokenizer
-from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
+from tests.support.published import read_meta, read_published, read_tensors
 from tests.support.reference_llamagen import filled, formula
 from tests.support.small_models import SMALL_TOKENIZER, shrink, split_numbers
 
-meta, published, raw_state = (partial(read, "emu3") for read in (read_meta, read_published, make_raw_state))
+meta, published = partial(read_meta, "emu3"), partial(read_published, "emu3")
 golden = partial(read_tensors, "emu3", "golden")
 SPECIAL = (
     "<|endoftext|>", "<|extra_200|>", "<|extra_201|>", "<|extra_203|>", "<|extra_204|>",

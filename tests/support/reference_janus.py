@@ -12,11 +12,11 @@ from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.parts.image_prompts import blank
 from kvbench.models.parts.tokens import FramedTokens
 from tests.support.places import GOLDENS
-from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
+from tests.support.published import read_meta, read_tensors
 from tests.support.reference_llamagen import filled
 from tests.support.small_models import SMALL_TOKENIZER, shrink, split_numbers
 
-meta, published, raw_state = (partial(read, "janus") for read in (read_meta, read_published, make_raw_state))
+meta = partial(read_meta, "janus")
 golden = partial(read_tensors, "janus")
 _SHAPE = {"depth": 3, "width": 64, "heads": 4, "head_dim": 16, "hidden": 96, "vocabulary": 96, "eps": 1e-6}
 CONFIGS = {

@@ -10,11 +10,11 @@ from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from kvbench.models.parts.tokens import FramedTokens
 from tests.support.places import GOLDENS
-from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
+from tests.support.published import read_meta, read_tensors
 from tests.support.reference_llamagen import filled
 from tests.support.small_models import SMALL_TOKENIZER, shrink, split_numbers
 
-meta, published, raw_state = (partial(read, "lumina") for read in (read_meta, read_published, make_raw_state))
+meta = partial(read_meta, "lumina")
 golden = partial(read_tensors, "lumina", "golden")
 _SHAPE = {"depth": 2, "width": 32, "heads": 4, "head_dim": 8, "hidden": 48}
 _FEW = {"vocabulary": 64, "image": (2, 2), "codes": 8}

@@ -6,12 +6,10 @@ import torch
 
 from kvbench.models.var.tokenizer import VQVAE, VQConfig
 from kvbench.models.var.transformer import VAR, VARConfig, is_rounded
-from tests.support.places import GOLDENS
-from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
+from tests.support.published import read_meta, read_tensors
 from tests.support.reference_llamagen import formula
 
-GOLDEN = GOLDENS / "var"
-meta, published, raw_state = (partial(read, "var") for read in (read_meta, read_published, make_raw_state))
+meta = partial(read_meta, "var")
 golden = partial(read_tensors, "var")
 SIDES = (1, 2, 3, 4, 6)
 TINY_VQ = VQConfig(codes=128, channels=8, widths=(32, 32, 64))

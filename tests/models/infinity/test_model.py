@@ -1,10 +1,9 @@
-"""Infinity as the harness sees it: positions of every ratio, negative prompts, settings that are refused."""
+"""Infinity as the harness sees it: a ratio that is set, negative prompts, settings that are refused."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,12 +17,9 @@ from kvbench.models.infinity.positive_prompt import FACES_SUFFIX
 from kvbench.models.infinity.sampling import Sampling
 from kvbench.models.noise import Noise, PromptNoise
 from kvbench.models.parts.text import HashedText
-from tests.support.places import GOLDENS
 from tests.support.reference import OneStream, packed
 from tests.support.reference_infinity import read_shape
 from tests.support.small_models import configured, full
-
-TABLES = np.load(GOLDENS / "infinity" / "rope.npz")
 
 
 def official(**settings: Any) -> InfinityModel:
@@ -35,18 +31,6 @@ def official(**settings: Any) -> InfinityModel:
 
 def images(model: InfinityModel, prompts: Sequence[str], noise: Noise | None = None) -> Tensor:
     return model.generate(prompts, full(model), noise or PromptNoise(0, range(len(prompts))))
-
-
-@pytest.mark.parametrize("ratio", [1, 1.5, 0.333])
-def test_positions_of_a_ratio_are_the_official_ones(ratio: float) -> None:
-    model = configured("model=infinity_2b", f"model.aspect={ratio}")
-    network, _ = model._build()
-    rotation = network.rotation(model.spec.segments, "cpu")
-    frequencies = 10_000.0 ** (-torch.arange(32, dtype=torch.float64) / 32)
-    where = torch.from_numpy(TABLES[f"ratio_{ratio:g}"]).double()
-    angles = (where[:, :, None] * frequencies).flatten(1)
-    expected = torch.polar(torch.ones_like(angles), angles)
-    torch.testing.assert_close(rotation.to(torch.complex128), expected, atol=1e-5, rtol=0)
 
 
 class Given:

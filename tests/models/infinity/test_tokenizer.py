@@ -32,14 +32,6 @@ def test_quantiser_and_decoder_equal_the_official_ones(name: str) -> None:
     assert torch.equal(rebuilt, summed)
 
 
-@pytest.mark.parametrize("name", ["vae_f16", "vae_f8p"])
-def test_patch_and_magnitude(name: str) -> None:
-    model = tokenizer(name)
-    assert model.config.networks.patch == {"vae_f16": 16, "vae_f8p": 8}[name]
-    codes = model.codes(torch.tensor([True, False]), 0)
-    assert codes.tolist() == pytest.approx([model.config.bits**-0.5, -(model.config.bits**-0.5)])
-
-
 CONFIGS = [
     BSQConfig(bits=8, base=32, encoder_widths=(32, 32), decoder_widths=(32, 32), blocks=1),
     BSQConfig(bits=8, base=32, encoder_widths=(32, 64), decoder_widths=(64, 32), blocks=2, stem=2),
@@ -81,8 +73,3 @@ def test_amplitudes_are_learned_and_fall() -> None:
     model.codes(torch.ones(3), 2).sum().backward()
     assert model.amplitudes.grad is not None
     assert model.amplitudes.grad.nonzero().flatten().tolist() == [2]
-
-
-def test_official_names_have_no_amplitudes_or_mixers() -> None:
-    names = BSQ(CONFIGS[0]).state_dict().keys()
-    assert not [name for name in names if "amplitude" in name or "mixer" in name or "place" in name]

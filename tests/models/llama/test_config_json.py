@@ -104,6 +104,8 @@ REFUSED: list[tuple[str, Mapping[str, object], str]] = [
     ("qwen3", {"layer_types": ["linear_attention"]}, "layer_types is ['linear_attention'], but"),
     ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers is [1], but must be a list with a value for each of 9 layers"),
     ("smollm3", {"no_rope_layers": [2] * 9}, "no_rope_layers is [2, 2, 2, 2, 2, 2, 2, 2, 2], but must have 1 for"),
+    *((kind, {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, but must be at most 16777216")
+      for kind in ("llama", "smollm3")),
     ("llama", {"hidden_size": None}, "hidden_size is None, but must be a whole number of at least 1"),
     ("llama", {"vocab_size": True}, "vocab_size is True, but must be a whole number of at least 1"),
     ("llama", {"num_key_value_heads": 5}, "model.transformer.kv_heads=5: must divide heads=32"),

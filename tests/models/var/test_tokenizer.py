@@ -5,7 +5,7 @@ import torch
 
 from kvbench.core.segments import next_scale
 from kvbench.models.var.loop import make_features
-from kvbench.models.var.tokenizer import choose_convolution, shrink
+from kvbench.models.var.tokenizer import choose_convolution
 from tests.support.drawing import close
 from tests.support.reference_var import FULL_VQ, SIDES, TINY_VQ, golden, meta, tokenizer
 
@@ -60,21 +60,6 @@ def test_inputs_of_the_transformer_equal_the_official_ones() -> None:
 def test_convolutions_of_the_published_schedules(schedule: str) -> None:
     scales = int(schedule.removeprefix("K4_S"))
     assert [choose_convolution(scale, scales) for scale in range(scales)] == meta()["phi_index"][schedule]
-
-
-def test_the_nearest_code_is_the_nearest() -> None:
-    model = tokenizer()
-    latents = torch.randn(1, 8, 3, 3, generator=torch.Generator().manual_seed(4))
-    tokens, _ = model.encode(latents, [(3, 3), (3, 3)])
-    distances = torch.cdist(
-        latents.double().flatten(2).transpose(1, 2), model.quantize.embedding.weight.double()
-    )
-    assert torch.equal(tokens[0].flatten(1), distances.argmin(-1))
-
-
-def test_windows_overlap_where_sizes_do_not_divide() -> None:
-    row = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0]).expand(1, 1, 5, 5)
-    assert shrink(row, (2, 2))[0, 0, 0].tolist() == [1.0, 3.0]  # columns 0..2 and 2..4
 
 
 def test_a_schedule_must_end_at_the_grid() -> None:

@@ -1,4 +1,4 @@
-"""VAR's transformer and its loop: equal to the official program, and to itself however it is run."""
+"""VAR's transformer, its sampling and its loop: equal to the official program, and to itself however it is run."""
 
 import math
 from collections.abc import Callable
@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models.base import NotFinite
 from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.layers import make_attend
 from kvbench.models.var import loop as var_generation
 from kvbench.models.var.loop import draw_codes, draw_token_scales
-from kvbench.models.var.sampling import VARSampling
+from kvbench.models.var.sampling import VARSampling, draw_tokens, truncate
 from kvbench.models.var.transformer import VARBlock, VARConfig
 from tests.support.drawing import close
 from tests.support.engine import open_cache
@@ -159,33 +158,6 @@ def test_one_pass_equals_the_official_one_and_the_loop(kind: str, monkeypatch: p
     close(at_once, stepped)
 
 
-def test_the_temperature_stops_at_100() -> None:
-    net = transformer("sep")
-    assert float(net.blocks[1].attn.scale_mul_1H11[0, 2]) == 5  # above ln 100
-    cache = Spying(net.config)
-    draw_token_scales(net, tokenizer(), torch.tensor([3]), cache, PromptNoise(0, (0,)), VARSampling())
-    (queries, *_), *_ = cache.given[1]
-    assert float(queries[:, 2].norm(dim=-1).max()) == pytest.approx(100, rel=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["sep", "shared"])
-def test_rounding_with_bf16_blocks(kind: str) -> None:
-    net = transformer(kind)
-    exact = net(golden(kind)["tf.label"], golden(kind)["tf.x_in"])
-    round_blocks(net, torch.bfloat16)
-    seen: list[torch.dtype] = []
-    net.blocks[2].register_forward_pre_hook(lambda module, given: seen.append(given[0].dtype))
-    cache = Spying(net.config)
-    cache.inner = KVCache(cache.inner.spec, cache.inner.method, dtype=torch.bfloat16)
-    draw_token_scales(net, tokenizer(), torch.tensor([3, 7]), cache, PromptNoise(0, (0, 1)), VARSampling())
-    assert {tensor.dtype for one in cache.given[0] for tensor in one} == {torch.bfloat16}
-    assert set(seen) == {torch.float32}  # the residual stream
-    rounded = net(golden(kind)["tf.label"], golden(kind)["tf.x_in"])
-    assert rounded.dtype == torch.float32
-    error = (rounded - exact).pow(2).mean().sqrt() / exact.std()
-    assert 1e-4 < error < 0.05
-
-
 def under_autocast(
     block: VARBlock, x: Tensor, gss: Tensor, attend: Callable[..., Tensor], dtype: torch.dtype
 ) -> Tensor:
@@ -232,20 +204,6 @@ def test_a_block_rounds_where_autocast_does(kind: str, dtype: torch.dtype) -> No
         torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.parametrize("kind", ["sep", "shared"])
-def test_what_autocast_never_casts_stays_float32(kind: str) -> None:
-    exact, net = transformer(kind), transformer(kind)
-    round_blocks(net, torch.float16)
-    kept = {"scale_mul_1H11", "ada_gss"}
-    for (name, parameter), whole in zip(
-        net.blocks.named_parameters(), exact.blocks.parameters(), strict=True
-    ):
-        same = name.rpartition(".")[2] in kept
-        assert parameter.dtype == (torch.float32 if same else torch.float16)
-        assert torch.equal(parameter, whole.to(parameter.dtype))
-    assert net.compute == torch.float16
-
-
 @pytest.mark.parametrize("smooth", [False, True])
 def test_a_batch_draws_as_single_runs(smooth: bool) -> None:
     # From equal logits: the mixture's low temperature makes two hundred times of what their rounding differs by.
@@ -257,6 +215,22 @@ def test_a_batch_draws_as_single_runs(smooth: bool) -> None:
     for row, index in enumerate(indices):
         alone = draw_codes(logits[row : row + 1], tokenizer(), PromptNoise(9, (index,)), sampling, 1.0)
         close(together[row : row + 1], alone, 1e-6)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_equals_the_official_sampler(number: int) -> None:
+    combination, expected = meta()["sampler_combos"][number], golden("sampler")
+    sampling = VARSampling(top_k=combination["top_k"], top_p=combination["top_p"])
+    found = truncate(expected["logits"], sampling)
+    assert torch.equal(found, expected[f"filtered.{number}"])
+    tokens = draw_tokens(found, OneStream(combination["seed"], len(found)))
+    assert torch.equal(tokens, expected[f"idx.{number}"].squeeze(-1))
+
+
+def test_ties_with_the_last_of_top_k_are_kept() -> None:
+    logits = torch.tensor([[[1.0, 3.0, 2.0, 2.0, 0.0]]])
+    kept = truncate(logits, VARSampling(top_k=2, top_p=0)).isfinite()
+    assert kept.flatten().tolist() == [False, True, True, True, False]
 
 
 def test_logits_that_are_not_finite_are_refused() -> None:
