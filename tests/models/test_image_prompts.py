@@ -17,10 +17,11 @@ from kvbench.models.parts.image_prompts import EMU3, JANUS, hash_chat, hash_line
 from kvbench.models.parts.tokens import FramedTokens, encode_prompts, lay_out, read_tokenizer
 from tests.support import reference_emu3 as emu3
 from tests.support import reference_lumina as lumina
-from tests.support.byte_tokenizer import TEXT, write_byte_tokenizer
+from tests.support.reference_emu3 import write_byte_tokenizer
 from tests.support.reference_janus import meta as janus_meta
 
 tokenizers = pytest.importorskip("tokenizers")
+TEXT = "Two  blue rings, café!"
 CHAT = (*JANUS, "<|User|>", "<|Assistant|>")
 CONFIG = replace(lumina.CONFIGS["lm"], vocabulary=65536, image=(48, 32))
 RESERVED = {"<s>": 0, "<racm3:break>": 8197} | {f"<reserved{i:05d}>": i + 4 for i in range(8194, 8850)}

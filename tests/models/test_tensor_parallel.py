@@ -17,8 +17,7 @@ from kvbench.models.parts.tensor_parallel import split_config, split_state
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
-from tests.support.reference_qwen3 import CONFIGS as QWEN3
-from tests.support.reference_qwen3 import write_folder, write_tokenizer
+from tests.support.reference_qwen3 import SHAPE, write_folder, write_tokenizer
 
 BASE = DecoderConfig(depth=1, width=24, heads=8, kv_heads=4, head_dim=6, hidden=40, vocabulary=11)
 CONFIGS = {
@@ -111,8 +110,8 @@ def test_processes_that_do_not_divide_are_refused(count: int, named: str) -> Non
 
 def test_a_share_is_read_out_of_the_files_of_the_whole(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    shape = QWEN3["shared heads"]
-    write_folder(shape, tmp_path)
+    shape = SHAPE
+    write_folder(tmp_path)
     write_tokenizer(tmp_path)
     sources = {"weights": Source("model.sources.weights", str(tmp_path))}
 

@@ -1,5 +1,6 @@
 """Support of the tests of Emu3: a tiny model with weights by formula, its tokenizer, and tensors of transformers."""
 
+from collections.abc import Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from kvbench.models.emu3.tokenizer import Emu3VQ, Emu3VQConfig
 from kvbench.models.emu3.transformer import Emu3Config
 from kvbench.models.parts.decoder import Decoder
 from kvbench.models.parts.tokens import FramedTokens
-from tests.support.byte_tokenizer import write_byte_tokenizer
 from tests.support.published import read_meta, read_published, read_tensors
 from tests.support.reference_llamagen import filled, formula
 from tests.support.small_models import SMALL_TOKENIZER, shrink, split_numbers
@@ -40,6 +40,22 @@ SMALL = shrink(
     "model.negative='low quality'", head_dim=8, vocabulary=250, image=[5, 6], codes=128,
 )  # fmt: skip
 """A small model with random weights, as overrides."""
+
+
+def write_byte_tokenizer(path: Path, special: Iterable[str], words: dict[str, int], first: int) -> Path:
+    """Write a `tokenizer.json` without merges: special tokens, words, and one token a byte from number `first` on."""
+    import tokenizers
+
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = words | {letter: first + i for i, letter in enumerate(letters)}
+    built = tokenizers.Tokenizer(tokenizers.models.BPE(words, []))
+    built.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = tokenizers.decoders.ByteLevel()
+    built.add_special_tokens(
+        [tokenizers.AddedToken(name, special=True, normalized=False) for name in special]
+    )
+    built.save(str(path))
+    return path
 
 
 def write_tokenizer(path: Path) -> Path:

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from tests.support.reference_qwen3 import END, PAD, VOCABULARY, write_tokenizer
+from tests.support.reference_qwen3 import END, PAD, VOCABULARY, make_official, write_tokenizer
 
 SIZES = {
     "vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3,
@@ -35,18 +33,9 @@ TWINS: Mapping[str, tuple[str, Mapping[str, object]]] = {
 
 
 def official(name: str) -> Any:
-    """transformers' model in float32, its norms, biases and projections random enough to tell any two apart."""
-    import transformers
-
+    """transformers' model of a name."""
     family, settings = TWINS[name]
-    config = getattr(transformers, f"{family}Config")(**SIZES | settings)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-        for key, parameter in model.named_parameters():
-            spread = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
-            torch.nn.init.normal_(parameter, mean=float("norm" in key), std=spread)
-    return model.requires_grad_(False)
+    return make_official(family, SIZES | settings)
 
 
 def write_twin(name: str, folder: Path) -> Any:

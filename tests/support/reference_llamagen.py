@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -46,13 +46,24 @@ def formula(name: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
     return torch.from_numpy((generator.standard_normal(shape) * spread + mean).astype(np.float16)).float()
 
 
+def is_earlier(query: int, key: int) -> bool:
+    return key <= query
+
+
 class PlainCache:
     """Keys and values that grow by `torch.cat`, under an explicit mask as in the official program.
 
     A token that does not exist sees itself and is seen by none.
+
+    Args:
+        sees: whether a query sees a key, by their places.
+        scale: of products; that of the heads' channels by default.
     """
 
     repetitions = None
+
+    def __init__(self, sees: Callable[[int, int], bool] = is_earlier, scale: float | None = None) -> None:
+        self._sees, self._scale = sees, scale
 
     def open_steps(self) -> None:
         """Each step runs by itself."""
@@ -70,10 +81,12 @@ class PlainCache:
             k, v = (torch.cat((old, new), 2) for old, new in zip(self.past[layer], (k, v), strict=True))
         self.past[layer] = (k, v)
         end = k.shape[2]
-        seen = torch.ones(end, end, dtype=torch.bool).tril().expand(len(q), 1, -1, -1).clone()
-        seen &= torch.arange(end) >= self._padding[:, None, None, None]
-        seen |= torch.eye(end, dtype=torch.bool)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, :, end - tokens :], enable_gqa=True)
+        seen = torch.tensor(
+            [[self._sees(row, key) for key in range(end)] for row in range(end - tokens, end)]
+        )
+        seen = seen & (torch.arange(end) >= self._padding[:, None, None, None])
+        seen |= torch.eye(end, dtype=torch.bool)[end - tokens :]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self._scale, enable_gqa=True)
 
 
 def slow_decoder(state: Mapping[str, Tensor], config: DecoderConfig, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Qwen3 as transformers has it: small models of random weights, and their logits on prompts of unequal length."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +15,33 @@ from tests.support.engine import open_cache
 
 VOCABULARY = 97
 PAD, END = 0, 1
-CONFIGS = {
-    "shared heads": Qwen3Config(
-        depth=3, width=40, heads=4, kv_heads=2, head_dim=16, hidden=72, vocabulary=VOCABULARY
-    ),
-    "tied": Qwen3Config(
-        depth=2, width=24, heads=6, kv_heads=2, head_dim=8, hidden=64, vocabulary=VOCABULARY, tied=True
-    ),
-}
+SHAPE = Qwen3Config(depth=3, width=40, heads=4, kv_heads=2, head_dim=16, hidden=72, vocabulary=VOCABULARY)
 
 
-def official(config: Qwen3Config) -> Any:
-    """transformers' model in float32, its norms and projections random enough to tell any two apart."""
+def make_official(family: str, settings: Mapping[str, object]) -> Any:
+    """transformers' model in float32, its norms, biases and projections random enough to tell any two apart."""
     import transformers
 
-    settings = transformers.Qwen3Config(
-        vocab_size=config.vocabulary, hidden_size=config.width, intermediate_size=config.hidden,
-        num_hidden_layers=config.depth, num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
-        head_dim=config.head_dim, rms_norm_eps=config.eps, tie_word_embeddings=config.tied,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_base},
-        max_position_embeddings=512, pad_token_id=PAD, eos_token_id=END, bos_token_id=None,
-    )  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**settings)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = transformers.Qwen3ForCausalLM(settings).eval()
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
         for name, parameter in model.named_parameters():
-            spread = 0.3 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
+            spread = 0.3 if parameter.ndim == 1 else 1.5 * parameter.shape[-1] ** -0.5
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=spread)
     return model.requires_grad_(False)
 
 
-def write_folder(config: Qwen3Config, folder: Path, shard: str = "40KB") -> Any:
-    """Write a model's folder in shards, as the Hub has it, and return the model."""
-    model = official(config)
-    model.save_pretrained(folder, max_shard_size=shard)
+def write_folder(folder: Path) -> Any:
+    """Write the folder of a model of `SHAPE` in shards, as the Hub has it, and return the model."""
+    model = make_official("Qwen3", {
+        "vocab_size": VOCABULARY, "hidden_size": SHAPE.width, "intermediate_size": SHAPE.hidden,
+        "num_hidden_layers": SHAPE.depth, "num_attention_heads": SHAPE.heads, "head_dim": SHAPE.head_dim,
+        "num_key_value_heads": SHAPE.kv_heads, "rms_norm_eps": SHAPE.eps, "tie_word_embeddings": SHAPE.tied,
+        "rope_parameters": {"rope_type": "default", "rope_theta": SHAPE.rope_base},
+        "max_position_embeddings": 512, "pad_token_id": PAD, "eos_token_id": END, "bos_token_id": None,
+    })  # fmt: skip
+    model.save_pretrained(folder, max_shard_size="40KB")
     return model
 
 

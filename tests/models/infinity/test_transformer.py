@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional as F
 
-from kvbench.core.segments import ModelSpec, Segment, next_scale
+from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.methods.full import Full
 from kvbench.models.base import NotFinite, TextFeatures
 from kvbench.models.infinity import loop as generation
@@ -23,24 +22,12 @@ from kvbench.models.parts.cross_attention import TextKeys
 from tests.support.engine import open_cache
 from tests.support.reference import OneStream, packed
 from tests.support.reference_infinity import read_shape
+from tests.support.reference_llamagen import PlainCache
 
 
-class Growing:
-    """The plainest cache: concatenate and attend."""
-
-    repetitions = None
-
-    def reset(self, sequences: int) -> None:
-        self.held: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def begin(self, segment: Segment) -> None:
-        pass
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: object = None) -> Tensor:
-        if layer in self.held:
-            k, v = (torch.cat(pair, 2) for pair in zip(self.held[layer], (k, v), strict=True))
-        self.held[layer] = (k, v)
-        return F.scaled_dot_product_attention(q, k, v, scale=1.0)
+def grow() -> PlainCache:
+    """A cache of which a scale sees all of itself."""
+    return PlainCache(lambda *_: True, scale=1.0)
 
 
 def transformer(name: str, grid: tuple[int, int] = (6, 6)) -> tuple[Infinity, BSQ]:
@@ -114,7 +101,7 @@ def rerun(model: str, case: str, *, rounding: str = "", engine: bool = False) ->
     noise, segments = OneStream(meta["seed"], len(text.lengths)), next_scale(sizes)
     config = net.config
     spec = ModelSpec("golden", config.depth, config.heads, config.width // config.heads, segments, 2)
-    cache = open_cache(Full(), spec, dtype=net.compute) if engine else Growing()
+    cache = open_cache(Full(), spec, dtype=net.compute) if engine else grow()
     summed = draw_bit_scales(net, codes, text, segments, cache, noise, sampling, negative=negative)
     return Run(expected, summed, vae)
 
@@ -198,7 +185,7 @@ def test_a_pass_equals_steps(model: str, seed: int, later: list[tuple[int, int]]
 
         patched.setattr(generation, "compute_logits", compute_logits)
         noise = PromptNoise(0, range(len(lengths)))
-        draw_bit_scales(net, Forced(vae, forced), text, segments, Growing(), noise, Sampling(cfg=1.0))
+        draw_bit_scales(net, Forced(vae, forced), text, segments, grow(), noise, Sampling(cfg=1.0))
     grid = (sizes[-1][0] * patch, sizes[-1][1] * patch)
     summed = torch.zeros(len(lengths), vae.config.bits, *grid)
     features = [torch.empty(len(lengths), 0, net.config.token_channels)]
@@ -218,10 +205,10 @@ def test_a_batch_of_unequal_prompts_equals_single_runs(model: str) -> None:
     text = random_text(5, lengths)
     sampling = Sampling(cfg=2.0, top_p=0.97)
     segments = next_scale(SIZES)
-    together = draw_bit_scales(net, vae, text, segments, Growing(), PromptNoise(9, (4, 7, 2)), sampling)
+    together = draw_bit_scales(net, vae, text, segments, grow(), PromptNoise(9, (4, 7, 2)), sampling)
     for row, (values, index) in enumerate(zip(text.values.split(lengths), (4, 7, 2), strict=True)):
         single = TextFeatures(values, (len(values),))
-        alone = draw_bit_scales(net, vae, single, segments, Growing(), PromptNoise(9, (index,)), sampling)
+        alone = draw_bit_scales(net, vae, single, segments, grow(), PromptNoise(9, (index,)), sampling)
         assert torch.equal(together[row : row + 1], alone), f"prompt {row}"
 
 
@@ -231,7 +218,7 @@ def test_logits_that_are_not_finite_are_refused(broken: float) -> None:
     text = random_text(1, (4, 2))
     text.values[5] = broken
     with pytest.raises(NotFinite, match="prompt 1 of the batch, scale 0"):
-        draw_bit_scales(net, vae, text, next_scale(SIZES), Growing(), PromptNoise(0, (0, 1)), Sampling())
+        draw_bit_scales(net, vae, text, next_scale(SIZES), grow(), PromptNoise(0, (0, 1)), Sampling())
 
 
 def test_initial_weights_are_reproducible_and_start_as_the_identity() -> None:

@@ -17,7 +17,7 @@ from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
-from tests.support.reference_qwen3 import CONFIGS, END, WORDS, pad, write_folder, write_tokenizer
+from tests.support.reference_qwen3 import END, SHAPE, WORDS, pad, write_folder, write_tokenizer
 from tests.support.small_models import SMALL_QWEN3, full, load
 
 SMALL = (*SMALL_QWEN3, "model.max_tokens=41", "model.sampling.temperature=1.0", "model.sampling.top_k=0")
@@ -99,7 +99,7 @@ def test_prompts_too_long_are_refused_by_name(tiny: Qwen3Model) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     pytest.importorskip("transformers")
     path = tmp_path_factory.mktemp("qwen3")
-    official = write_folder(CONFIGS["shared heads"], path)
+    official = write_folder(path)
     write_tokenizer(path)
     return path, official
 
@@ -107,7 +107,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 def reading(path: Path, **more: Any) -> Qwen3Model:
     sources = {"weights": Source("model.sources.weights", str(path))}
     settings = {"prompt_tokens": 7, "max_tokens": 30, "chunk": 8, **more}
-    return Qwen3Model("small", CONFIGS["shared heads"], TextSampling(0), sources, **settings)
+    return Qwen3Model("small", SHAPE, TextSampling(0), sources, **settings)
 
 
 @pytest.mark.parametrize("thinking", [True, False])

@@ -1,6 +1,5 @@
 """A language model that reads a text under a method, beside attention with a mask that leaves out what was evicted."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from benchmarks.support.tape import Tape
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.reading import Part, Reading
-from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
@@ -25,6 +23,7 @@ from kvbench.models.reading.reader import OwnReader, Reader, TextReader
 from kvbench.models.reading.scales import ForcedScales
 from kvbench.prompts.texts import Texts
 from tests.support.engine import open_cache
+from tests.support.reference_llamagen import PlainCache
 from tests.support.small_models import SMALL_QWEN3, configured, load
 
 CAPACITY = 9
@@ -49,33 +48,6 @@ def read(
     return reader.read(prompts, cache, PromptNoise(0, range(len(prompts))), tokens)
 
 
-class MaskedCache:
-    """All keys and values of a sequence; a token attends to earlier ones that `sees` allows."""
-
-    repetitions = None
-
-    def __init__(self, sees: Callable[[int, int], bool]) -> None:
-        self._sees = sees
-
-    def reset(self, sequences: int, padding: object = None) -> None:
-        self._past: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def begin(self, segment: Segment) -> None: ...
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, raw_queries: object = None) -> Tensor:
-        if layer in self._past:
-            k, v = (torch.cat(pair, 2) for pair in zip(self._past[layer], (k, v), strict=True))
-        self._past[layer] = k, v
-        start, group = k.shape[2] - q.shape[2], q.shape[1] // k.shape[1]
-        seen = [[self._sees(row, column) for column in range(k.shape[2])] for row in range(start, k.shape[2])]
-        keys, values = (x.repeat_interleave(group, 1) for x in (k, v))
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=torch.tensor(seen))
-
-
-def causal(query: int, key: int) -> bool:
-    return key <= query
-
-
 def test_texts_of_a_given_length_are_planned_from_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The schedule of `model=qwen3_8b` and its default prompts, without the Hub."""
 
@@ -97,7 +69,7 @@ def test_the_full_cache_reads_as_plain_attention(reader: TextReader) -> None:
         rows = torch.tensor(laid.tokens[:-1])[None]
         segments = reader.schedule.segments[-1:]
         whole = (segments[0]._replace(index=0, start=0, width=rows.shape[1]),)
-        plain = reader.inner.read_states(rows, whole, MaskedCache(causal), [0], laid.given - 1)[0]
+        plain = reader.inner.read_states(rows, whole, PlainCache(), [0], laid.given - 1)[0]
         torch.testing.assert_close(passed.states, plain, rtol=1e-4, atol=1e-4)
         assert passed.tokens.tolist() == list(laid.tokens[laid.given :])
 
@@ -113,7 +85,7 @@ def test_a_compressed_cache_reads_as_attention_to_what_is_kept(reader: TextReade
     [passed] = read(reader, StreamingLLM(sinks=0), str(CAPACITY), ["one"])
     laid = reader._lay("one")
     rows = torch.tensor(laid.tokens[:-1])[None]
-    masked = reader.inner.read_states(rows, reader.spec.segments, MaskedCache(sees), [0], laid.given - 1)[0]
+    masked = reader.inner.read_states(rows, reader.spec.segments, PlainCache(sees), [0], laid.given - 1)[0]
     full = read(reader, Full(), "1", ["one"])[0].states
     torch.testing.assert_close(passed.states, masked, rtol=1e-4, atol=1e-4)
     assert (passed.states - full).abs().max() > 0.1
