@@ -25,8 +25,7 @@ from kvbench.data.frames import import_polars, samples_df
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.memory import name_time
-from kvbench.report.shown import Shown
-from kvbench.report.tables import Row
+from kvbench.report.tables import Row, Shown
 from kvbench.runs.record.results import Latency, Memory, Results
 from kvbench.runs.record.samples import find_sample, read_finished
 

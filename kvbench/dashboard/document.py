@@ -10,17 +10,14 @@ from typing import Any
 import numpy as np
 
 from kvbench.dashboard.datasets import NO_DATASETS, Added, AddedRun, relate
-from kvbench.dashboard.folders import find_folders
-from kvbench.dashboard.means import list_means
-from kvbench.dashboard.metrics import SHARED_FIELDS, describe_metrics
+from kvbench.dashboard.folders import Sweep, find_folders, find_sweeps
+from kvbench.dashboard.metrics import SHARED_FIELDS, describe_metrics, list_means
+from kvbench.dashboard.packed import pack_drift, pack_retention
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.published_tables import list_tables
-from kvbench.dashboard.read_texts import pack_drift
 from kvbench.dashboard.readings import Readings, read_added
 from kvbench.dashboard.repeat import write_command
-from kvbench.dashboard.retention_maps import pack_retention
 from kvbench.dashboard.samples import list_samples
-from kvbench.dashboard.sweeps import Sweep, find_sweeps
 from kvbench.eval.protocol.intervals import NORMAL_CLUSTERS, SEED, find_quantile
 from kvbench.eval.protocol.ranges import find_range
 from kvbench.eval.text.full_cache import TASKS

@@ -1,7 +1,11 @@
-"""Metrics of runs as JSON values."""
+"""Metrics of runs as JSON values, and rows of means over runs that differ only in seeds."""
+
+from collections.abc import Sequence
+from pathlib import Path
 
 from kvbench.report.full_scores import find_full, is_failed
 from kvbench.report.runs_table import find_metric
+from kvbench.report.seeds import Combined, combine_seeds
 from kvbench.runs.record.results import Results
 
 SHARED_FIELDS = ("better", "unit", "digits", "detail")
@@ -29,6 +33,24 @@ def describe_metrics(run: Results) -> dict[str, object]:
         known = {key: value for key, value in fields.items() if value is not None}
         described[name] = {"value": _shorten(metric.value), **known}
     return described
+
+
+def list_means(runs: Sequence[Results], runs_dir: Path) -> list[dict[str, object]]:
+    """Return a row for each group of runs that differ only in seeds: the numbers of its runs, costs and metrics.
+
+    Runs whose records are damaged, or have other prompts, have no row.
+    """
+    places = {id(run): number for number, run in enumerate(runs)}
+    return [
+        {
+            "runs": [places[id(run)] for run in row.members],
+            "memory": vars(row.memory),
+            "latency": vars(row.latency),
+            "metrics": describe_metrics(row),
+        }
+        for row in combine_seeds(runs, runs_dir)
+        if isinstance(row, Combined)
+    ]
 
 
 def _shorten(value: object) -> object:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from kvbench.core.files import name_sample, read_text
+from kvbench.dashboard.packed import pack_reading
 from kvbench.dashboard.pool import Pool
-from kvbench.dashboard.read_texts import pack_reading
 from kvbench.dashboard.readings import Drawn, Reading
 from kvbench.eval.files.kinds import IMAGES, READINGS, TEXTS
 from kvbench.report.runs_table import find_metric

@@ -1,4 +1,4 @@
-"""Finished runs and their samples as polars frames (docs/data.md)."""
+"""Finished runs and their samples as polars frames (docs/data.md), and tables of other people, read within bounds."""
 
 import importlib
 import io
@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import find_obstacle, hash_content, hash_path, write_whole
+from kvbench.core.files import check_file, find_obstacle, hash_content, hash_path, write_whole
 from kvbench.core.kept import KeptValues
 from kvbench.data import flatten
 from kvbench.data.flatten import (
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 KEPT = ".rows.kept"
 """File under `runs_dir` with the rows of all runs, which may be deleted at any time."""
+MOST_BYTES = 2**30
+"""Most bytes of texts that are read from a table of other people."""
+
+
+class TooLargeError(ConfigError):
+    """A table holds more than its records give: rows, bytes of texts, or columns of other types."""
 
 
 def import_polars() -> ModuleType:
@@ -188,3 +194,37 @@ def write_frame(frame: "pl.DataFrame", path: Path) -> None:
     content = io.BytesIO()
     getattr(frame, f"write_{path.suffix.removeprefix('.')}")(content)
     write_whole(path, content.getvalue())
+
+
+def read_table(path: Path, most: int, run: str | None = None) -> "pl.DataFrame":
+    """Read a Parquet file of at most `most` rows of numbers and texts.
+
+    A file of a kilobyte may hold millions of rows, or gigabytes of one repeated text.
+
+    Args:
+        path: the file.
+        most: number of rows that the records give.
+        run: value of the column `folder` in the rows that are read and counted; None for all.
+
+    Raises:
+        TooLargeError: there are more rows, `MOST_BYTES` or more of texts, or columns of other types.
+        ConfigError: polars is not installed.
+    """
+    library = import_polars()
+    rows = library.scan_parquet(check_file(path), glob=False)
+    if run is not None:
+        rows = rows.filter(library.col("folder") == run)
+    count = rows.select(library.len()).collect().item()  # first, as texts take memory for each row
+    if count > most:
+        raise TooLargeError(
+            f"{path.name}: has {count} rows, the records give {most} at most; copy the dataset again"
+        )
+    kinds, plain = rows.collect_schema(), (library.String, library.Boolean, library.Null)
+    if other := [name for name, kind in kinds.items() if not (kind.is_numeric() or kind in plain)]:
+        raise TooLargeError(f"{path.name}: {other[0]!r:.60} is no column of numbers or texts; copy it again")
+    texts = [library.col(name) for name, kind in kinds.items() if kind == library.String]
+    sizes = [text.str.len_bytes().cast(library.UInt64).sum() for text in texts]
+    if sizes and sum(rows.select(sizes).collect().row(0)) >= MOST_BYTES:
+        raise TooLargeError(f"{path.name}: has a gibibyte of texts or more, which is not read; copy it again")
+    table: pl.DataFrame = rows.collect()
+    return table

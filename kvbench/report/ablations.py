@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.data.flatten import Value, list_settings
-from kvbench.report.conditions import find_conditions
+from kvbench.report.conditions import find_conditions, is_full
 from kvbench.report.memory import name_percent
 from kvbench.report.runs_table import SEED_COLUMNS, find_metrics
 from kvbench.report.seeds import name_count, name_seeds
@@ -73,11 +73,6 @@ def name_ablation(ablation: Ablation) -> str:
         f"{run.model_label}, {run.method} at {name_percent(run.memory)}{also} "
         f"({run.prompts_label}, n = {name_count(run)}): {ablation.setting}"
     )
-
-
-def is_full(run: Results) -> bool:
-    """Return whether a run compresses nothing: a reference or one of its bounds."""
-    return run.method.split(",")[0] == "full"
 
 
 def _list_settings(run: Results) -> dict[str, Value]:

@@ -1,9 +1,10 @@
 """Conditions of samples: only runs that share them stand in one figure or compete for a best value."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from kvbench.core.config import ConfigError, show
+from kvbench.report.seeds import name_seeds
 from kvbench.runs.record.results import Results
 
 Conditions = tuple[tuple[str, str], ...]
@@ -23,6 +24,18 @@ def find_conditions(run: Results) -> Conditions:
     others["weights"] = str((run.provenance or {}).get("weights_sha256") or "")[:8]
     labels = zip(LABELS, (run.model_label, run.prompts_label, str(run.n)), strict=True)
     return *labels, *((name, str(value)) for name, value in sorted(others.items()) if value)
+
+
+def is_full(run: Results) -> bool:
+    """Return whether a run compresses nothing: a reference or one of its bounds."""
+    return run.method.split(",")[0] == "full"
+
+
+def find_group(run: Results) -> Hashable:
+    """Return what competing runs share: conditions, budget, noise and seeds; None for a full cache."""
+    if is_full(run):
+        return None
+    return find_conditions(run), run.memory.allowed, run.noise, name_seeds(run)[0]
 
 
 def group_conditions(runs: Sequence[Results]) -> dict[str, list[Results]]:

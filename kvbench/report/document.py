@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from kvbench.core.files import write_whole
 from kvbench.eval.text.drift import TAIL
-from kvbench.report.ablations import find_ablations, is_full, make_ablation_rows, name_ablation
+from kvbench.report.ablations import find_ablations, make_ablation_rows, name_ablation
 from kvbench.report.code_notes import list_made, list_marks
-from kvbench.report.conditions import find_conditions
+from kvbench.report.conditions import find_group
 from kvbench.report.drifts import make_tail_rows, read_drifts
 from kvbench.report.latex import format_latex, join_latex
 from kvbench.report.memory import IN_FLIGHT_COLUMN, READ_COLUMN, describe_unused
 from kvbench.report.runs_table import identifying_columns, make_csv_rows, make_rows, order_runs
-from kvbench.report.seeds import name_count, name_seeds
+from kvbench.report.seeds import name_count
 from kvbench.report.tables import (
     Row,
     drop_columns,
@@ -123,13 +123,6 @@ def _list_dropped(rows: Sequence[Row]) -> list[str]:
 def describe_rows(runs: Sequence[Results], rows: Sequence[Row]) -> str:
     """Return sentences, each after a space, on marks and means over seeds; empty without any."""
     return describe_unused(runs) + "".join(f" {note}" for note in list_marks(runs, list_shown(rows)))
-
-
-def find_group(run: Results) -> Hashable:
-    """Return what competing runs share: conditions, budget, noise and seeds; None for a full cache."""
-    if is_full(run):
-        return None
-    return find_conditions(run), run.memory.allowed, run.noise, name_seeds(run)[0]
 
 
 def write_latex(sections: Sequence[Section]) -> str:

@@ -10,8 +10,7 @@ from kvbench.eval.files.readings import StoredReading, read_stored
 from kvbench.eval.files.samples import Sample, read_samples
 from kvbench.eval.text import drift as code
 from kvbench.eval.text.drift import TAIL, Band, Drift, Place, find_worst, trace_drift
-from kvbench.report.ablations import is_full
-from kvbench.report.conditions import group_conditions
+from kvbench.report.conditions import group_conditions, is_full
 from kvbench.report.runs_table import identifying_columns, name_methods, order_runs
 from kvbench.report.seeds import list_members, name_count
 from kvbench.report.tables import Row, format_number

@@ -1,24 +1,33 @@
-"""Tables in LaTeX (booktabs, graphicx): metrics with half of their 95 % interval, at most a text width wide."""
+"""Tables in LaTeX (booktabs, graphicx): metrics with half of their 95 % interval, at most a text width wide.
 
+Special letters are escaped, and those that pdflatex does not have are written by a command.
+"""
+
+import unicodedata
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import ceil
+from operator import itemgetter
+from pathlib import Path
 
+from kvbench.core.files import write_whole
 from kvbench.eval.protocol.scores import Better, Metric
-from kvbench.report.latex_letters import DEFINITION, LETTER, escape
-from kvbench.report.seeds import MeanMetric
+from kvbench.report.paper_tables import PaperTable
 from kvbench.report.tables import (
     HEADER_WIDTH,
+    PROMPTS_ONLY,
     Cell,
     Row,
     Style,
     choose_style,
     format_cell,
-    format_df,
-    format_number,
+    mark_interval,
     split_columns,
+    split_metric,
     stack_header,
 )
+from kvbench.runs.record.folder import slug
 
 ARROWS: dict[Better, str] = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
 MAX_FLOATS = 12
@@ -31,6 +40,38 @@ MAX_LETTERS = 84
 """Letters of a row, from which a table is divided; LaTeX shrinks what is wider than its text."""
 SCALE = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 """Start of a box that is no wider than the text."""
+Body = tuple[str, Sequence[str]]
+"""Kinds of a table's columns, and its lines."""
+Column = tuple[str, str]
+"""A metric and a label."""
+GREEK = (
+    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi",
+    "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "varsigma", "Gamma", "Delta", "Theta",
+    "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega",
+)  # fmt: skip
+"""Commands of Greek letters; the others have none."""
+SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "[": "{[}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": r"$<$", ">": r"$>$",
+    "|": "$|$", "†": r"$^\dagger$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "→": r"$\rightarrow$", "≤": r"$\leq$",
+    "≥": r"$\geq$", "≈": r"$\approx$", "\u2212": r"$-$", "\u00d7": r"$\times$", "∞": r"$\infty$",
+    **{letter: rf"$\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψωςΓΔΘΛΞΠΣΥΦΨΩ", GREEK, strict=True)},
+}  # fmt: skip
+"""LaTeX by letter. LaTeX reads a bracket after `\\\\` as the argument of that line break."""
+KNOWN = frozenset("¡¢£¥¦§¨©ª¬®¯°²³µ¶·¹º¼½¾¿Æßæ÷øØıŁłŒœ\u2010\u2011\u2012\u2013—\u2018\u2019“”‡•…‰€™")
+"""Letters of article's default encoding besides ASCII and letters with accents."""
+ACCENTS = frozenset("\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327")
+"""Combining accents of that encoding."""
+LATIN_END = "\u0180"
+"""First letter after those with accents that LaTeX declares."""
+LETTER = r"\unicodeletter"
+"""Command for any other letter: its code and itself."""
+DEFINITION = (
+    f"% {LETTER}{{code}}{{letter}} prints the code with pdflatex. For the letter, compile with lualatex or xelatex\n"
+    "% and a font that has it, such as \\usepackage{fontspec} \\setmainfont{Noto Serif CJK SC}\n"
+    f"\\providecommand{{{LETTER}}}[2]{{\\ifdefined\\Umathchar#2\\else{{\\tiny #1}}\\fi}}\n"
+)
+"""Its definition for all engines; pdfTeX alone lacks `Umathchar`."""
 
 
 def format_latex(
@@ -57,16 +98,12 @@ def format_latex(
     heads = {name: _write_head(name, rows, letters[name]) for name in styles}
     widths = {name: max(letters[name], *map(len, head.split(r"\\"))) for name, head in heads.items()}
     kinds = {name: "r" if any(isinstance(row[name], Metric) for row in rows) else "l" for name in heads}
-    bodies = []
+    ruled = [place for place, pair in enumerate(pairwise(groups), 1) if pair[0] != pair[1]]
+    bodies: list[Body] = []
     for names in split_columns(widths, min(lead, len(heads) - 1), MAX_LETTERS):
-        head = " & ".join(_wrap_head(heads[name], kinds[name]) for name in names) + r" \\"
-        for start, stop in divide_rows(len(rows)):
-            body = [head, r"\midrule"]
-            for place in range(start, stop):
-                if place > start and groups and groups[place] != groups[place - 1]:
-                    body.append(r"\midrule")
-                body.append(" & ".join(cells[place][name] for name in names) + r" \\")
-            bodies.append(("".join(kinds[name] for name in names), body))
+        head = [_wrap_head(heads[name], kinds[name]) for name in names]
+        lines = [[own[name] for name in names] for own in cells]
+        bodies += divide_rows("".join(kinds[name] for name in names), [join_cells(head)], lines, ruled)
     return "\n".join(write_tables(bodies, caption, label))
 
 
@@ -84,17 +121,30 @@ def join_latex(tables: Sequence[str]) -> str:
     return "\n".join(parts)
 
 
-def divide_rows(count: int) -> list[tuple[int, int]]:
-    """Return the first row of each part and the one after its last, in parts of at most `MAX_ROWS` rows."""
-    parts = max(1, ceil(count / MAX_ROWS))
-    return list(pairwise(round(count * part / parts) for part in range(parts + 1)))
+def join_cells(cells: Sequence[str]) -> str:
+    """Return a line of a table."""
+    return " & ".join(cells) + r" \\"
 
 
-def write_tables(bodies: Sequence[tuple[str, Sequence[str]]], caption: str, label: str) -> Iterator[str]:
+def divide_rows(
+    kinds: str, head: Sequence[str], rows: Sequence[Sequence[str]], ruled: Collection[int]
+) -> Iterator[Body]:
+    """Yield the parts of a table, of at most `MAX_ROWS` rows and each with the head; a rule stands before `ruled`."""
+    parts = max(1, ceil(len(rows) / MAX_ROWS))
+    for start, stop in pairwise(round(len(rows) * part / parts) for part in range(parts + 1)):
+        body = [*head, r"\midrule"]
+        for place in range(start, stop):
+            if place > start and place in ruled:
+                body.append(r"\midrule")
+            body.append(join_cells(rows[place]))
+        yield kinds, body
+
+
+def write_tables(bodies: Sequence[Body], caption: str, label: str) -> Iterator[str]:
     """Yield a table environment for the bodies that fit a page; further ones refer to the first.
 
     Args:
-        bodies: kinds of columns and lines of each table.
+        bodies: tables.
         caption: text of the first table's caption, not escaped.
         label: label of the first table.
     """
@@ -112,8 +162,8 @@ def write_tables(bodies: Sequence[tuple[str, Sequence[str]]], caption: str, labe
         )  # fmt: skip
 
 
-def _divide_pages(bodies: Sequence[tuple[str, Sequence[str]]]) -> Iterator[list[str]]:
-    """Yield the tables of each page, from the kinds of their columns and their lines."""
+def _divide_pages(bodies: Sequence[Body]) -> Iterator[list[str]]:
+    """Yield the tables of each page."""
     page: list[str] = []
     height = 0
     for kinds, lines in bodies:
@@ -130,18 +180,12 @@ def write_cell(cell: Cell, style: Style, *, bold: bool = False) -> str:
     """Return a cell with half of its interval, or its ends, in small letters, and its degrees of freedom below."""
     if not isinstance(cell, Metric) or cell.value is None:
         return escape(format_cell(cell, "value"))
-    value = format_number(cell.value, cell.digits).replace("-", "$-$")
+    value, *ends = (number.replace("-", "$-$") for number in split_metric(cell, style))
     text = rf"\textbf{{{value}}}" if bold else value
-    if cell.interval is None:
+    if not ends:
         return text
-    low, high = cell.interval
-    mark = ""
-    if isinstance(cell, MeanMetric) and cell.df is not None:
-        mark = r"$^\dagger$" if cell.prompts_only else f"$_{{{format_df(cell.df)}}}$"
-    if style == "range":
-        ends = ", ".join(format_number(end, cell.digits).replace("-", "$-$") for end in (low, high))
-        return text + rf"\,{{\scriptsize[{ends}]{mark}}}"
-    return text + rf"\,{{\scriptsize$\pm${(high - low) / 2:.{cell.digits}f}{mark}}}"
+    shown = rf"$\pm${ends[0]}" if style == "half" else f"[{', '.join(ends)}]"
+    return text + rf"\,{{\scriptsize{shown}{mark_interval(cell, escape(PROMPTS_ONLY), '$_{{{}}}$')}}}"
 
 
 def _write_head(name: str, rows: Sequence[Row], longest: int) -> str:
@@ -156,3 +200,95 @@ def _write_head(name: str, rows: Sequence[Row], longest: int) -> str:
 
 def _wrap_head(head: str, kind: str) -> str:
     return rf"\shortstack[{kind}]{{{head}}}" if r"\\" in head else head
+
+
+def write_paper(folder: Path, tables: Sequence[PaperTable]) -> list[Path]:
+    """Write tables as paper.tex into a folder and return the path; nothing without tables."""
+    if not tables:
+        return []
+    path = folder / "paper.tex"
+    write_whole(path, join_latex([format_paper_table(table) for table in tables]))
+    return [path]
+
+
+def format_paper_table(table: PaperTable) -> str:
+    """Return a table as one or several LaTeX tables, with whole metrics in each where these fit the text width."""
+    bodies: list[Body] = []
+    ruled = [len({row for row, _, column in table.cells if column is None})]
+    for columns in _split_metrics(table):
+        rows = [[escape(row), *_write_cells(table, row, columns)] for row in table.rows]
+        bodies += divide_rows("l" + "r" * len(columns), _write_heads(table, columns), rows, ruled)
+    return "\n".join(write_tables(bodies, table.caption, slug(table.title)))
+
+
+def _split_metrics(table: PaperTable) -> list[list[Column]]:
+    """Return the columns of each table: as many metrics as fit, or a part of one that does not fit."""
+    tables: list[list[Column]] = [[]]
+    for name in table.metrics:
+        columns = [(name, label) for label in table.columns]
+        blocks = list(split_columns(_count_letters(table, [*tables[-1], *columns]), 1, MAX_LETTERS))
+        if len(blocks) == 1:
+            tables[-1] += columns
+        else:
+            blocks = list(split_columns(_count_letters(table, columns), 1, MAX_LETTERS))
+            tables += [block[1:] for block in blocks]
+    return [columns for columns in tables if columns]
+
+
+def _count_letters(table: PaperTable, columns: Sequence[Column]) -> dict[Column, int]:
+    """Return the widths of the leading column and of others; a metric's name may be wider than its columns."""
+    widths = {("", ""): max(map(len, (*table.rows, table.head)))}
+    for name, label in columns:
+        cells = [table.cells.get((row, name, label)) for row in table.rows]
+        widths[name, label] = max(len(label), *(len(format_cell(one, table.styles[name])) for one in cells))
+    for name, block in groupby(columns, itemgetter(0)):
+        own = list(block)
+        room = sum(widths[column] + 2 for column in own) - 2
+        widths[own[-1]] += max(0, len(name) + len(table.metrics[name].unit) + 5 - room)
+    return widths
+
+
+def _write_heads(table: PaperTable, columns: Sequence[Column]) -> list[str]:
+    """Return the lines of the head: metrics over their columns, rules, and labels."""
+    above, rules, end = [""], [], 1
+    for name, count in Counter(name for name, _ in columns).items():
+        unit, arrow = escape(table.metrics[name].unit), ARROWS[table.metrics[name].better]
+        above.append(rf"\multicolumn{{{count}}}{{c}}{{{escape(name)}{f' ({unit})' * bool(unit)} {arrow}}}")
+        rules.append(rf"\cmidrule(lr){{{end + 1}-{end + count}}}")
+        end += count
+    labels = [table.head, *(escape(label) for _, label in columns)]
+    return [join_cells(above), " ".join(rules), join_cells(labels)]
+
+
+def _write_cells(table: PaperTable, row: str, columns: Sequence[Column]) -> Iterator[str]:
+    """Yield the cells of a row; the value of an uncompressed run spans the columns of its metric."""
+    for name, block in groupby(columns, itemgetter(0)):
+        own = list(block)
+        if (whole := table.cells.get((row, name, None))) is not None:
+            yield rf"\multicolumn{{{len(own)}}}{{c}}{{{write_cell(whole, table.styles[name])}}}"
+            continue
+        for _, label in own:
+            place = row, name, label
+            cell = table.cells.get(place)
+            yield "--" if cell is None else write_cell(cell, table.styles[name], bold=place in table.best)
+
+
+def escape(text: str) -> str:
+    """Return text for one line of LaTeX: special letters escaped, control characters and line ends as spaces."""
+    return "".join(map(_write_letter, text))
+
+
+def _write_letter(letter: str) -> str:
+    if letter in SPECIAL:
+        return SPECIAL[letter]
+    if letter.isspace() or unicodedata.category(letter) == "Cc":
+        return " "
+    if letter.isascii() or letter in KNOWN or _has_accent(letter):
+        return letter
+    return f"{LETTER}{{{ord(letter):04X}}}{{{letter}}}"
+
+
+def _has_accent(letter: str) -> bool:
+    """Return whether LaTeX composes a letter from one of ASCII and an accent."""
+    parts = unicodedata.normalize("NFD", letter)
+    return letter < LATIN_END and len(parts) == 2 and parts[0].isascii() and parts[1] in ACCENTS

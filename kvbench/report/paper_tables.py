@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.ablations import is_full
 from kvbench.report.code_notes import list_marks
-from kvbench.report.conditions import find_conditions
+from kvbench.report.conditions import find_conditions, find_group, is_full
 from kvbench.report.differences import find_pairs
-from kvbench.report.document import find_group
 from kvbench.report.memory import name_percent
 from kvbench.report.runs_table import choose_metrics, find_metric, list_metrics, name_methods, order_runs
 from kvbench.report.seeds import READ_ERRORS, compare_seeds, count_seeds
+from kvbench.report.tables import Style, choose_style
 from kvbench.runs.record.results import Results
 
 INTERVAL_NOTE = "± half of the 95 % interval, or its ends."
@@ -22,6 +22,8 @@ BOLD_NOTE = (
 )
 Values = Mapping[str, Mapping[str, Metric | None]]
 """Metrics by name of a run's folder and of the metric."""
+Place = tuple[str, str, str | None]
+"""Row, metric and column of a cell."""
 
 
 @dataclass(frozen=True)
@@ -48,25 +50,36 @@ class PaperTable:
         caption: title, and how its numbers were measured and what is bold.
         head: kind of the rows.
         metrics: an example of each metric by name.
-        columns: labels of the columns of each metric.
-        cells: metrics by row, name and column.
-        whole: metrics by row and name that are the same in all columns, of runs without compression.
-        best: bold cells: row, name and column.
+        cells: metrics by row, name and column; without a column what is the same in all, of runs without compression.
+        best: places of the bold cells.
     """
 
     title: str
     caption: str
     head: str
     metrics: Mapping[str, Metric]
-    columns: Sequence[str]
-    cells: Mapping[tuple[str, str, str], Metric]
-    whole: Mapping[tuple[str, str], Metric]
-    best: frozenset[tuple[str, str, str]]
+    cells: Mapping[Place, Metric]
+    best: frozenset[Place]
 
-    @property
+    @cached_property
     def rows(self) -> list[str]:
         """Labels of the rows, those without compression first."""
-        return list(dict.fromkeys(key[0] for key in (*self.whole, *self.cells)))
+        return list(
+            dict.fromkeys(row for row, _, _ in sorted(self.cells, key=lambda place: place[2] is not None))
+        )
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Labels of the columns of each metric."""
+        return list(dict.fromkeys(column for _, _, column in self.cells if column is not None))
+
+    @cached_property
+    def styles(self) -> dict[str, Style]:
+        """The one form of each metric's intervals."""
+        return {
+            name: choose_style(cell for (_, own, _), cell in self.cells.items() if own == name)
+            for name in self.metrics
+        }
 
 
 KINDS: Mapping[str, Callable[[Results], str]] = {
@@ -218,27 +231,22 @@ def _make_table(
 ) -> PaperTable:
     """Return the table of a group of runs; with `best`, the cells that are bold."""
     names = choose_metrics(runs, layout.metrics)
-    metrics: dict[str, Metric] = {}
-    cells: dict[tuple[str, str, str], Metric] = {}
-    whole: dict[tuple[str, str], Metric] = {}
-    bold = set()
+    cells: dict[Place, Metric] = {}
+    bold: set[Place] = set()
     for run in runs:
-        row, column = labels[run.run][layout.rows], labels[run.run][layout.columns]
+        row, column = (labels[run.run][kind] for kind in (layout.rows, layout.columns))
+        spans = is_full(run) and layout.columns == "budget"
         for name in names:
             metric = values[run.run].get(name)
             if metric is None or metric.value is None:
                 continue
-            metrics.setdefault(name, metric)
-            if is_full(run) and layout.columns == "budget":
-                whole[row, name] = metric
-            else:
-                cells[row, name, column] = metric
+            place = row, name, None if spans else column
+            cells[place] = metric
             if best and (run.run, name) in best:
-                bold.add((row, name, column))
-    ordered = {name: metrics[name] for name in names if name in metrics}
-    columns = list(dict.fromkeys(key[2] for key in cells))
+                bold.add(place)
+    known = {name: metric for (_, name, _), metric in reversed(cells.items())}
+    metrics = {name: known[name] for name in names if name in known}
     note = "" if best is None else f" {BOLD_NOTE}"
-    shown = [*cells.values(), *whole.values()]
-    notes = "".join(f" {one}" for one in list_marks(runs, shown, df="subscripts", peaks=False))
+    notes = "".join(f" {one}" for one in list_marks(runs, cells.values(), df="subscripts", peaks=False))
     caption = f"{title}. {INTERVAL_NOTE}{note}{notes}"
-    return PaperTable(title, caption, layout.rows, ordered, columns, cells, whole, frozenset(bold))
+    return PaperTable(title, caption, layout.rows, metrics, cells, frozenset(bold))

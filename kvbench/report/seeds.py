@@ -17,8 +17,7 @@ from kvbench.core.files import hash_values
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.crossed import Crossed, cross_runs
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.crossings import Crossings
-from kvbench.report.seed_costs import average_latency, average_steps, combine_memory
+from kvbench.report.means import Crossings, average_latency, average_steps, combine_memory
 from kvbench.runs.record.results import NEUTRAL, Results
 
 SHARED_SETTINGS = (

@@ -1,8 +1,10 @@
 """Tables of texts and metrics for the terminal, Markdown and CSV."""
 
 import csv
+import html
 import io
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -30,6 +32,8 @@ LOPSIDED = 0.1
 """Difference of an interval's halves, relative to their mean, from which a column shows ends in place of ±."""
 HEADER_WIDTH = 11
 """Number of characters up to which a header is not broken."""
+WIDTH = 120
+"""Characters of a line of text of `Shown`."""
 
 
 def publish(console: Console, title: str, rows: Sequence[Row], lead: int, path: Path, note: str = "") -> None:
@@ -67,6 +71,26 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
         console.print(table)
 
 
+class Shown(ABC):
+    """Base class of results that a terminal shows as text and a notebook as a table."""
+
+    @abstractmethod
+    def _list_rows(self) -> tuple[str, list[Row]]:
+        """Return a title and what is shown, whose first column identifies a row."""
+
+    def __repr__(self) -> str:
+        text = io.StringIO()
+        print_rows(Console(file=text, width=WIDTH, color_system=None), *self._list_rows(), 1, "range")
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
+
+    def _repr_html_(self) -> str:
+        title, rows = self._list_rows()
+        cells = [("th", [*name_columns(rows).values()])]
+        cells += [("td", [format_cell(cell, "range") for cell in row.values()]) for row in rows]
+        lines = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in line) for tag, line in cells)
+        return f"<table><caption>{html.escape(title)}</caption>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
 def list_shown(rows: Sequence[Row]) -> list[Metric]:
     """Return the metrics in the cells of a table."""
     return [cell for row in rows for cell in row.values() if isinstance(cell, Metric)]
@@ -85,15 +109,21 @@ def format_cell(cell: Cell, style: Style) -> str:
         return cell
     if cell.value is None:
         return "-" if cell.status == "ok" else cell.status
-    text = format_number(cell.value, cell.digits)
-    if cell.interval is None or style == "value":
-        return text
-    low, high = cell.interval
-    if style == "half":
-        return f"{text} ±{(high - low) / 2:.{cell.digits}f}{mark_interval(cell)}"
-    return (
-        f"{text} [{format_number(low, cell.digits)}, {format_number(high, cell.digits)}]{mark_interval(cell)}"
-    )
+    value, *ends = split_metric(cell, style)
+    if not ends:
+        return value
+    shown = f"±{ends[0]}" if style == "half" else f"[{', '.join(ends)}]"
+    return f"{value} {shown}{mark_interval(cell)}"
+
+
+def split_metric(metric: Metric, style: Style) -> list[str]:
+    """Return the value of a metric that has one in its own digits, then half of its interval or both ends, if any."""
+    assert metric.value is not None
+    numbers = [metric.value]
+    if metric.interval is not None and style != "value":
+        low, high = metric.interval
+        numbers += [(high - low) / 2] if style == "half" else [low, high]
+    return [format_number(number, metric.digits) for number in numbers]
 
 
 def choose_style(cells: Iterable[Cell], style: Style = "half") -> Style:
@@ -109,11 +139,11 @@ def _is_lopsided(cell: Cell) -> bool:
     return abs(high + low - 2 * cell.value) >= LOPSIDED * (high - low) / 2 > 0
 
 
-def mark_interval(metric: Metric) -> str:
-    """Return what follows an interval over several runs: its degrees of freedom, or `PROMPTS_ONLY`."""
+def mark_interval(metric: Metric, prompts_only: str = PROMPTS_ONLY, df: str = " df {}") -> str:
+    """Return what follows an interval over several runs: its degrees of freedom, or a mark if over prompts alone."""
     if not isinstance(metric, MeanMetric) or metric.df is None:
         return ""
-    return PROMPTS_ONLY if metric.prompts_only else f" df {format_df(metric.df)}"
+    return prompts_only if metric.prompts_only else df.format(format_df(metric.df))
 
 
 def format_df(df: float) -> str:

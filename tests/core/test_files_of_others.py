@@ -13,7 +13,7 @@ import pytest
 from kvbench.core import checkpoint
 from kvbench.core.config import UserError
 from kvbench.core.files import MAX_BYTES, MAX_STREAMED, check_file, hash_path, read_bytes, read_text
-from kvbench.data.bounded import read_table
+from kvbench.data.frames import read_table
 from kvbench.eval.distribution.dataset import Packed, Pictures
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.pictures import open_picture

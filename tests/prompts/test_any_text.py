@@ -18,7 +18,7 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import read_samples
 from kvbench.extras.share.publish.dataset import prepare_dataset, read_published
 from kvbench.prompts.files import PromptFile
-from kvbench.report.latex_letters import escape
+from kvbench.report.latex import escape
 from kvbench.runs.score.contact_sheet import draw_contact_sheet
 from tests.support.results import made_up
 from tests.support.run_folders import paint, write_run

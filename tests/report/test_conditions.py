@@ -5,23 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from kvbench.core.config import ConfigError
-from kvbench.engine.ledger import Step
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report import differences
 from kvbench.report.ablations import find_ablations, name_ablation
-from kvbench.report.conditions import describe_sinks, group_conditions, keep_one_count
-from kvbench.report.document import find_group, list_sections, write_latex
-from kvbench.report.figures import draw, styles
-from kvbench.report.figures.plots import draw_metrics, trace_curves
+from kvbench.report.conditions import describe_sinks, find_group, group_conditions, keep_one_count
+from kvbench.report.document import list_sections, write_latex
 from kvbench.report.papers import comparison, published
 from kvbench.report.runs_table import make_rows, name_methods, show_runs
 from kvbench.report.tables import find_best
 from kvbench.runs.record.results import Results
 from tests.support.published_rows import rows_of
-from tests.support.results import FULL_BYTES, PSNR, hold, made_up, printed
+from tests.support.results import PSNR, hold, made_up, printed
 
 SCENES = {"_target_": "kvbench.prompts.base.Scenes"}
 PASSKEY = {"_target_": "kvbench.prompts.passkey.Passkey", "digits": None, "context": 512}
@@ -37,26 +33,6 @@ SWEEP = [
 ]
 FEW = [run("h2o", 0.04, 5, 16), run("heatkv", 0.1, 90, 16)]
 """A sweep of 96 images and runs of 16, of a metric that depends on the number of images."""
-
-
-def test_a_curve_has_one_number_of_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures: dict[str, Figure] = {}
-    monkeypatch.setattr(styles, "save", lambda figure, path: figures.update({path.name: figure}) or path)
-    draw.draw_fidelity(tmp_path, [*SWEEP, *FEW], "fidelity")
-    [(name, figure)] = figures.items()  # methods of 16 images have one budget each
-    assert name == "fidelity.png"
-    assert [list(line.get_ydata()) for line in figure.axes[0].lines] == [[20, 10], [30, 15]]
-    title = "m (scenes), n = 96: metrics against measured memory, 95 % bands"
-    assert figure.get_suptitle() == title
-    figures.clear()
-    draw.draw_fidelity(tmp_path, [*SWEEP, *FEW, run("h2o", 0.1, 4, 16)], "fidelity")
-    heights = {name: list(one.axes[0].lines[0].get_ydata()) for name, one in figures.items()}
-    assert heights == {"fidelity-m-scenes-n-16.png": [5, 4], "fidelity-m-scenes-n-96.png": [20, 10]}
-    figures.clear()
-    steps = [replace(run("hard_kv", 0.5, 1, n), steps=(Step(9, 9, 9, 2.0, 2.0),)) for n in (4, 8)]
-    printed(200, comparison.draw_steps, published.find("hard_kv_fig9"), steps, tmp_path)
-    titles = {name: one.axes[0].get_title() for name, one in figures.items()}
-    assert titles == {f"hard_kv_fig9-m-scenes-n-{n}.png": f"m (scenes), n = {n}" for n in (4, 8)}
 
 
 def test_sets_of_prompts_and_weights_are_told_apart() -> None:
@@ -153,21 +129,6 @@ def test_papers_rows_are_no_budgets_in_bytes() -> None:
 
     assert fits(TOKENS[0])
     assert not fits(IN_BYTES[0])
-
-
-def test_figures_have_one_unit() -> None:
-    runs = [bounded("heatkv", budget, 30.0 + budget, "int4") for budget in (0.1, 0.2)] + [
-        bounded("swa", budget, 30.0, unit="bytes") for budget in (0.1, 0.2)
-    ]
-    assert [point.memory for point in trace_curves(runs, "psnr")["heatkv int4"]] == [
-        99 * 16 / FULL_BYTES,
-        198 * 16 / FULL_BYTES,
-    ]
-    [figure] = draw_metrics(runs, "title")
-    assert figure.axes[0].get_xlabel() == "measured memory, peak % of the full cache in 16 bits"
-    assert [point.memory for point in trace_curves(runs[:1] + TOKENS[:1], "psnr")["heatkv float16"]] == [
-        99 * 64 / FULL_BYTES
-    ]
 
 
 def test_methods_are_named_with_the_dtype_where_it_differs() -> None:

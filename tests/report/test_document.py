@@ -11,11 +11,10 @@ from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import find_ablations, make_ablation_rows
 from kvbench.report.figures.draw import draw_figures
-from kvbench.report.figures.latency_plots import Timing, draw_latencies, read_profiles
+from kvbench.report.figures.lines import Timing, draw_latencies, read_profiles
 from kvbench.report.figures.method_styles import METHODS, choose_styles
 from kvbench.report.figures.retention_plots import draw_retention, join_sources
-from kvbench.report.latex import format_latex
-from kvbench.report.latex_letters import escape
+from kvbench.report.latex import escape, format_latex
 from kvbench.report.tables import find_best
 from kvbench.runs.generate.retention import Retention
 from kvbench.runs.record.results import Results

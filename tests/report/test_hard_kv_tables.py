@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.report.papers import published
-from kvbench.report.papers.comparison import make_rows, make_title
 from kvbench.runs.record.results import Results
 from tests.support.places import ROOT
 from tests.support.published_rows import rows_of
@@ -125,35 +124,6 @@ def test_budgets_are_tokens_per_head(name: str) -> None:
     assert list(shares) == ["1024", "2048", "4096"]
     for share, count in zip(shares.values(), tokens, strict=True):
         assert float(share) == pytest.approx(count / spec.cached_length, abs=6e-6)
-
-
-def test_what_the_paper_lacks_has_rows_without_numbers() -> None:
-    for method in ("random", "streaming_llm", "hard_kv/rkv_top_p"):
-        for number in (1, 4):
-            table = published.find(f"hard_kv_table{number}")
-            [row] = make_rows(table, [run(method, 0.2, "reasoner_tiny", "MathTiny")])
-            assert {value for name, value in row.items() if "published" in name} == {"-"}
-    [row] = make_rows(
-        published.find("hard_kv_table1"), [run("hard_kv/rkv_top_k", 0.21322, "reasoner_tiny", "MathTiny")]
-    )
-    assert row["accuracy, published"] == "0.233 / 0.219 / 0.351"
-    assert (row["selector"], row["select"], row["calibration"]) == ("rkv", "top_k", "none")
-
-
-def test_published_numbers_are_those_of_the_prompts_that_were_measured() -> None:
-    table = published.find("hard_kv_table1")
-    aime = run("full", 1, prompts="Aime25")
-    [row] = make_rows(table, [aime])
-    assert row["accuracy, qwen3_8b (aime25)"] == "0.633"
-    assert "Published: qwen3_8b (aime25), " in make_title(table, [aime])
-    both = make_rows(table, [aime, run("full", 1, prompts="UMath")])
-    assert [row["prompts"] for row in both] == ["aime25", "umath"]
-    assert both[0]["accuracy, qwen3_8b (aime25) / qwen3_8b (umath)"] == "0.633 / 0.504"
-    [row] = make_rows(table, [run("full", 1, prompts="Math500")])
-    assert row["accuracy, published"] == "0.799 / 0.633 / 0.504"
-    [row] = make_rows(published.find("hard_kv_table3"), [run("full", 1, prompts="UMath")])
-    assert row["tokens/s, qwen3_8b (umath, upper block) / qwen3_8b (umath, lower block)"] == "580 / 580"
-    assert row["tokens/s"] == "-"  # of images
 
 
 def test_a_recorded_step_is_a_row_of_its_own() -> None:

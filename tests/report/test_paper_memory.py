@@ -10,8 +10,7 @@ from hydra.utils import instantiate
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.methods.ams_kv import effective_capacities
-from kvbench.report.papers import headkv_memory, memory, published
-from kvbench.report.papers.hackpp_costs import count_tera
+from kvbench.report.papers import memory, published
 from kvbench.report.papers.printed import prints_as, rounding_interval
 from tests.support.published_rows import rows_of
 from tests.support.results import made_up
@@ -49,7 +48,7 @@ def test_what_is_printed_and_what_follows_from_shapes(name: str) -> None:
 
 def test_a_model_that_is_not_there_is_left_out() -> None:
     assert {figure.model for figure in memory.ams_kv_eq4({"var_d30": SPECS["var_d30"]})} == {"var_d30"}
-    assert [make({}) for make in memory.TABLES.values()] == [[]] * len(memory.TABLES)
+    assert [list(make({})) for make in memory.TABLES.values()] == [[]] * len(memory.TABLES)
     assert memory.models("ams_kv_eq4") == ("var_d30", "var_d36", "infinity_2b")
     assert memory.models("hackpp_table1") == ("infinity_2b", "infinity_8b", "hart")
 
@@ -63,11 +62,11 @@ def test_operations_and_tokens_by_hand() -> None:
     """A token of LlamaGen XL: 128 prompts x 2 branches x 36 layers x 20 heads x 64 channels x 2 x 2 bytes."""
     spec = ModelSpec("small", 2, 3, 8, next_scale([(1, 1), (2, 2), (3, 3)]))
     each = 4 * 2 * 2 * 3 * 8 / 1e12  # operations, branches, layers, heads, channels
-    assert count_tera(spec, 1, None, None) == pytest.approx(each * (1 * 1 + 4 * 5 + 9 * 14))
-    assert count_tera(spec, 5, 2, None) == pytest.approx(5 * each * (1 * 1 + 4 * 5 + 9 * 11))
-    assert count_tera(spec, 1, None, 6) == pytest.approx(each * (1 * 1 + 4 * 5 + 9 * 6))
-    assert count_tera(spec, 1, 2, 10) == pytest.approx(each * (1 * 1 + 4 * 5 + 9 * 10))
-    assert headkv_memory.token_gb(XL) == 128 * 2 * 36 * 20 * 64 * 4 / 1e9
+    assert memory.count_tera(spec, 1, None, None) == pytest.approx(each * (1 * 1 + 4 * 5 + 9 * 14))
+    assert memory.count_tera(spec, 5, 2, None) == pytest.approx(5 * each * (1 * 1 + 4 * 5 + 9 * 11))
+    assert memory.count_tera(spec, 1, None, 6) == pytest.approx(each * (1 * 1 + 4 * 5 + 9 * 6))
+    assert memory.count_tera(spec, 1, 2, 10) == pytest.approx(each * (1 * 1 + 4 * 5 + 9 * 10))
+    assert memory.token_gb(XL) == 128 * 2 * 36 * 20 * 64 * 4 / 1e9
 
 
 @pytest.mark.parametrize(

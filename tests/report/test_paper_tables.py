@@ -1,6 +1,5 @@
 """Tables for papers: methods by budgets, bold where a paired difference is significant, never wider than a page."""
 
-import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -12,14 +11,20 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.latex import format_latex, join_latex, write_cell
-from kvbench.report.latex_letters import escape
-from kvbench.report.paper_latex import format_paper_table
-from kvbench.report.paper_tables import Layout, PaperTable, check_metrics, find_significant, make_paper_tables
+from kvbench.report.latex import escape, format_latex, format_paper_table, join_latex, write_cell
+from kvbench.report.paper_tables import (
+    Layout,
+    PaperTable,
+    Place,
+    check_metrics,
+    find_significant,
+    make_paper_tables,
+)
 from kvbench.report.seeds import MeanMetric, combine_seeds
 from kvbench.report.tables import choose_style, split_columns
 from kvbench.runs.record.results import Results
 from tests.report.test_seeds import make_run
+from tests.support.texts import check_text
 
 BASE = np.array([20.0, 30.0, 25.0, 35.0, 22.0, 28.0])
 SHIFTS = {"heatkv": 3.0, "snapkv": 2.0, "random": 0.0}
@@ -47,7 +52,7 @@ def test_methods_by_budgets_with_significant_best_values(runs: list[Results], tm
     [table] = make_paper_tables(rows, tmp_path, Layout())
     assert table.columns == ["4 %", "10 %"]
     assert table.rows == ["full", "heatkv", "random", "snapkv"]
-    assert table.whole["full", "psnr"].value == pytest.approx(BASE.mean())
+    assert table.cells["full", "psnr", None].value == pytest.approx(BASE.mean())
     value = table.cells["heatkv", "psnr", "10 %"]
     assert isinstance(value, MeanMetric)
     assert (value.value, value.runs) == (pytest.approx(BASE.mean() + 3.5), 2)
@@ -64,48 +69,27 @@ def test_best_values_compete_at_one_seed_and_budget(runs: list[Results], tmp_pat
     assert find_significant(runs, tmp_path, ["psnr"]) == set()
 
 
-def test_differences_follow_with_against(runs: list[Results], tmp_path: Path) -> None:
+def test_tables_of_every_layout(runs: list[Results], tmp_path: Path) -> None:
+    """References span the columns, best values are bold, and runs with equal labels have their hash."""
     rows = combine_seeds(runs, tmp_path)
-    _, table = make_paper_tables(rows, tmp_path, Layout(), "random")
-    assert table.rows == ["heatkv", "snapkv"]
-    assert table.cells["snapkv", "psnr", "10 %"].value == pytest.approx(2.0)
-    assert "differences to random, paired by prompt and seed" in table.caption
-    assert table.best == frozenset()
-    with pytest.raises(ConfigError, match="against=h2o: no finished run"):
-        make_paper_tables(rows, tmp_path, Layout(), "h2o")
-
-
-def test_other_rows_columns_and_metrics(runs: list[Results], tmp_path: Path) -> None:
-    rows = combine_seeds(runs, tmp_path)
-    [table] = make_paper_tables(rows, tmp_path, Layout("budget", "method"))
-    assert (table.rows, table.columns) == (["4 %", "10 %"], ["heatkv", "random", "snapkv"])
-    assert read_bold(table) == [("10 %", "heatkv")]
-    tables = make_paper_tables(rows, tmp_path, Layout("method", "model"))
-    assert [one.title for one in tables] == ["?, 4 %, n = 6 x 2", "?, 10 %, n = 6 x 2"]
-    assert tables[1].columns == ["m"]
-    assert tables[1].rows == ["full", "heatkv", "random", "snapkv"]
-    assert make_paper_tables(rows, tmp_path, Layout(metrics=("lpips",))) == []
-    with pytest.raises(ConfigError, match=r"^report\.metrics: no finished run has 'lpips'; there are psnr$"):
-        check_metrics(rows, ("psnr", "lpips"))
-
-
-def test_runs_with_equal_labels_have_their_hash(runs: list[Results], tmp_path: Path) -> None:
     first = next(run for run in runs if run.method == "random")
     other = replace(first, run="random-0.04-abcdef", config={**first.config, "batch_size": 3})
-    [table] = make_paper_tables([first, other], tmp_path, Layout())
-    assert table.rows == ["random", "random abcdef"]
-
-
-def test_latex_spans_the_reference_and_names_degrees_of_freedom(runs: list[Results], tmp_path: Path) -> None:
-    rows = combine_seeds(runs, tmp_path)
-    text = format_paper_table(make_paper_tables(rows, tmp_path, Layout())[0])
-    assert r"\multicolumn{2}{c}{psnr $\uparrow$}" in text
-    assert r"full & \multicolumn{2}{c}{" in text
-    assert r"\cmidrule(lr){2-3}" in text
-    assert re.search(r"\\textbf\{30\.1667\}\\,\{\\scriptsize\$\\pm\$[\d.]+\$_\{[\d.]+\}\$\}", text)
-    assert r"6 $\times$ 2" in text
-    widths = [line.count("&") for line in text.splitlines() if line.endswith(r"\\")]
-    assert widths == [1, 2, 1, 2, 2, 2]
+    cases = {
+        "methods by budgets, and differences": (rows, Layout(), "random"),
+        "budgets by methods": (rows, Layout("budget", "method"), None),
+        "methods by models": (rows, Layout("method", "model"), None),
+        "a metric that no run has": (rows, Layout(metrics=("lpips",)), None),
+        "equal labels": ([first, other], Layout(), None),
+    }
+    texts = []
+    for what, (own, layout, against) in cases.items():
+        tables = make_paper_tables(own, tmp_path, layout, against)
+        texts += [f"% {what}\n", *map(format_paper_table, tables)]
+    check_text("paper_tables.txt", "\n".join(texts))
+    with pytest.raises(ConfigError, match="against=h2o: no finished run"):
+        make_paper_tables(rows, tmp_path, Layout(), "h2o")
+    with pytest.raises(ConfigError, match=r"^report\.metrics: no finished run has 'lpips'; there are psnr$"):
+        check_metrics(rows, ("psnr", "lpips"))
 
 
 @pytest.mark.parametrize(
@@ -154,17 +138,16 @@ def make_long_tables() -> list[str]:
         rows = [{"method.sinks": str(one), **make_metrics(7)} for one in range(3)]
         tables.append(format_latex(rows, f"ablation {number}", f"ablation-{number}"))
     names = [f"critical_adakv base={number} norm=per_query" for number in range(40)]
-    cells = {
+    cells: dict[Place, Metric] = {
         (name, metric, column): value
         for name in names
         for column in ("4 %", "10 %", "20 %", "40 %")
         for metric, value in make_metrics(4).items()
     }
-    metrics = {metric: value for (_, metric, _), value in cells.items()}
-    columns = ["4 %", "10 %", "20 %", "40 %"]
-    whole = {("full", metric): value for metric, value in metrics.items()}
     best = frozenset(list(cells)[:5])
-    table = PaperTable("t", "caption", "method", metrics, columns, cells, whole, best)
+    metrics = {metric: value for (_, metric, _), value in cells.items()}
+    cells |= {("full", metric, None): value for metric, value in metrics.items()}
+    table = PaperTable("t", "caption", "method", metrics, cells, best)
     return [*tables, format_paper_table(table)]
 
 

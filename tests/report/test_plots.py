@@ -9,19 +9,25 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from omegaconf import OmegaConf
 from PIL import Image
 
 from kvbench.engine.ledger import Step
 from kvbench.eval.protocol.scores import Metric
 from kvbench.methods.heatkv.scores import rank_heads, scas
-from kvbench.report.figures import plots, step_plots, styles
+from kvbench.report.figures import draw, lines, plots, styles
 from kvbench.report.papers import comparison, published
 from kvbench.report.papers.stability import rank_deviation
 from kvbench.runs.record.results import Results
+from tests.report.test_conditions import bounded
 from tests.support.places import ROOT
 from tests.support.results import made_up, printed
+from tests.support.texts import check_text
 
+SWEEP = (("h2o", 0.1, 20.0), ("h2o", 0.2, 10.0), ("heatkv", 0.1, 30.0), ("heatkv", 0.2, 15.0))
+"""Methods at two budgets and their FID, which depends on the number of images."""
 BETTER = {"psnr": Metric(None, "higher", "dB"), "lpips_scenes": Metric(None, "lower")}
 
 
@@ -39,6 +45,46 @@ RUNS = [
     run("full", 1.0),
     run("swa", 0.1, psnr=20.0, lpips_scenes=0.4),
 ]
+
+
+def measure(budget: float) -> dict[str, Metric]:
+    """Metrics of several evaluators, one with parts and one that is the same everywhere."""
+    names = ("is", "dpg", "dpg/entity", "kid", "mine", "dists", "constant")
+    return {
+        name: Metric(
+            1.0 if name == "constant" else budget,
+            "lower",
+            evaluator=name.partition("/")[0],
+            detail="/" in name,
+        )
+        for name in names
+    }
+
+
+def varied(budget: float, p: float) -> Results:
+    config = {"model": {"name": "m"}, "method": {"sinks": 1, "p": p}}
+    return made_up("hard_kv", budget, {"psnr": Metric(budget + p, "higher")}, config=config)
+
+
+def describe(figure: Figure) -> str:
+    """What a figure shows: axes, lines, bands and legends, with colours and numbers."""
+    parts = [f"{figure.get_suptitle()}\n"]
+    for axes in figure.axes:
+        place = axes.get_subplotspec()
+        shape = "" if place is None else f" {place.get_geometry()[:3]}"
+        parts.append(f"axes{shape} {axes.get_title()}: {axes.get_xlabel()} | {axes.get_ylabel()}\n")
+        for line in axes.lines:
+            look = f"{line.get_color()} {line.get_marker()} {line.get_linestyle()} {line.get_linewidth()}"
+            points = zip(*(np.asarray(side, float).round(6) for side in line.get_data()), strict=True)
+            parts.append(f"  {look}: {' '.join(f'({x:g}, {y:g})' for x, y in points)}\n")
+        for one in axes.collections:
+            kind = "band" if isinstance(one, PolyCollection) else "ends"
+            corners = sorted({tuple(corner.round(6)) for path in one.get_paths() for corner in path.vertices})
+            parts.append(f"  {kind}: {' '.join(f'({x:g}, {y:g})' for x, y in corners)}\n")
+        bars = " ".join(f"{bar.get_height():g}" for bar in axes.patches if isinstance(bar, Rectangle))
+        parts.append(f"  bars: {bars}; ticks: {axes.get_xticks().tolist()}\n" if bars else "")
+    names = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    return "".join([*parts, f"  legend: {', '.join(names)}\n"])
 
 
 def masses(calibrations: int) -> list[torch.Tensor]:
@@ -75,73 +121,47 @@ def test_equal_calibrations_do_not_move_and_one_has_no_deviation() -> None:
         rank_deviation([mass, mass[:1]])
 
 
-def test_curves_are_sorted_and_leave_out_the_reference() -> None:
-    found = plots.trace_curves(RUNS, "psnr")
-    assert list(found) == ["heatkv", "swa"]
-    assert found["heatkv"] == [(0.099, 25.0, 24.5, 26.0, RUNS[0].n), (0.198, 30.0, 29.5, 31.0, RUNS[0].n)]
-    assert [
-        point.value for point in plots.trace_curves([*RUNS, run("swa", 0.1, psnr=12.0)], "psnr")["swa"]
-    ] == [20.0]
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+    """Figures by the name of their file, which is not written."""
+    figures: dict[str, Figure] = {}
+    monkeypatch.setattr(styles, "save", lambda figure, path: figures.update({path.name: figure}) or path)
+    return figures
 
 
-def test_settings_in_which_runs_differ_make_lines_of_their_own() -> None:
-    def one(budget: float, psnr: float, **settings: object) -> Results:
-        config = {"model": {"name": "m"}, "method": {"sinks": 1, **settings}}
-        return made_up("hard_kv", budget, {"psnr": Metric(psnr, "higher")}, config=config)
-
-    assert set(plots.trace_curves([one(0.1, 1, p=0.7), one(0.2, 2, p=0.9)], "psnr")) == {
-        "hard_kv p=0.7",
-        "hard_kv p=0.9",
+def test_figures_show_their_numbers(saved: dict[str, Figure], tmp_path: Path) -> None:
+    """Of runs of 96 images and of 16, of budgets in bytes and tokens, of steps, ranks and batches."""
+    several = [varied(budget, p) for budget in (0.1, 0.2) for p in (0.7, 0.9)]
+    parts = [made_up("heatkv", budget, measure(budget)) for budget in (0.1, 0.2)]
+    units = [bounded("heatkv", budget, 30.0 + budget, "int4") for budget in (0.1, 0.2)]
+    units += [bounded("swa", budget, 30.0, unit="bytes") for budget in (0.1, 0.2)]
+    worst = (2.0, "published: < 2 %")
+    drawn = {
+        "methods at two budgets, bands of those that have both": plots.draw_metrics(RUNS, "a model"),
+        "one budget": plots.draw_metrics(RUNS[1:], "a model"),
+        "of two runs the first": plots.draw_metrics([*RUNS, run("swa", 0.1, psnr=12.0)], "m", ["psnr"]),
+        "chosen metrics": plots.draw_metrics(RUNS, "a model", ["lpips_scenes"]),
+        "settings that differ": plots.draw_metrics(several, "m"),
+        "settings that differ between budgets": plots.draw_metrics([several[0], *several[2:]], "m"),
+        "metrics but parts and constants": plots.draw_metrics(parts, "a model"),
+        "bytes, if some run needs them": plots.draw_metrics(units, "m"),
+        "ranks": [plots.draw_stability(np.array([1.0, 3.0, 2.0]), 50, 4, "a model", worst)],
+        **{
+            kind: [lines.draw_steps([told(0.5), told(0.25, STEPS[:2], "rkv")], kind, "a model")]
+            for kind in lines.CURVES
+        },
     }
-    runs = [one(budget, budget + p, p=p) for budget in (0.1, 0.2) for p in (0.7, 0.9)]
-    found = plots.trace_curves(runs, "psnr")
-    assert {name: [point.value for point in points] for name, points in found.items()} == {
-        "hard_kv p=0.7": [0.1 + 0.7, 0.2 + 0.7],
-        "hard_kv p=0.9": [0.1 + 0.9, 0.2 + 0.9],
-    }
-
-
-def test_fidelity_has_a_line_and_a_band_per_method_in_every_panel() -> None:
-    [figure] = plots.draw_metrics(RUNS, "a model")
-    first, second = figure.axes
-    assert first.get_ylabel() == "psnr, dB (higher is better)"
-    assert second.get_ylabel() == "lpips_scenes (lower is better)"
-    for axes in figure.axes:
-        assert axes.get_xlabel() == "measured memory, peak % of the full cache"
-        assert len(axes.lines) == 2
-        bands = [c for c in axes.collections if isinstance(c, PolyCollection)]
-        assert len(bands) == 1  # of the method that has two budgets
-    band = first.collections[0].get_paths()[0].vertices
-    assert (band[:, 1].min(), band[:, 1].max()) == (24.5, 31.0)
-    assert len({line.get_color() for line in first.lines}) == 2
-    assert [line.get_color() for line in first.lines] == [line.get_color() for line in second.lines]
-    [legend] = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["heatkv", "swa"]
-    assert figure.get_suptitle() == "a model"
-
-
-def test_every_metric_but_details_has_a_panel_in_the_order_of_the_runs() -> None:
-    def measure(budget: float) -> dict[str, Metric]:
-        names = ("is", "dpg", "dpg/entity", "kid", "mine", "dists", "constant")
-        value = {"constant": 1.0}
-        return {
-            name: Metric(
-                value.get(name, budget), "lower", evaluator=name.partition("/")[0], detail="/" in name
-            )
-            for name in names
-        }
-
-    runs = [made_up("heatkv", budget, measure(budget)) for budget in (0.1, 0.2)]
-    assert list(plots.choose_panels(runs)) == ["is", "dpg", "kid", "mine", "dists"]
-    assert plots.choose_panels(runs)["mine"] == "mine (lower is better)"
-    [figure] = plots.draw_metrics(runs, "a model")
-    assert [axes.get_ylabel().split()[0] for axes in figure.axes] == ["is", "dpg", "kid", "mine", "dists"]
-    places = [axes.get_subplotspec().get_geometry()[:3] for axes in figure.axes]
-    assert places == [(2, 4, place) for place in range(5)]
-
-
-def test_one_budget_is_no_curve() -> None:
-    assert plots.draw_metrics(RUNS[1:], "a model") == []
+    few = [run("h2o", 0.04, 16, fid=5.0), run("heatkv", 0.1, 16, fid=90.0)]
+    sweep = [run(name, share, 96, fid=fid) for name, share, fid in SWEEP]
+    for what, own in {"of 96 images": few, "of both": [*few, run("h2o", 0.1, 16, fid=4.0)]}.items():
+        draw.draw_fidelity(tmp_path, [*sweep, *own], "fidelity")
+        drawn |= {f"{name}, {what}": [figure] for name, figure in saved.items()}
+        saved.clear()
+    steps = [replace(run("hard_kv", 0.5, n, fid=1.0), steps=STEPS[:1]) for n in (4, 8)]
+    printed(200, comparison.draw_steps, published.find("hard_kv_fig9"), steps, tmp_path)
+    drawn |= {name: [figure] for name, figure in saved.items()}
+    texts = (f"## {what}\n" + "".join(map(describe, figures)) for what, figures in drawn.items())
+    check_text("figures.txt", "\n".join(texts))
 
 
 def test_of_many_methods_at_most_eight_are_in_colour() -> None:
@@ -162,18 +182,8 @@ def test_of_many_methods_at_most_eight_are_in_colour() -> None:
     assert len(plots.draw_metrics(runs[:16], "a model")) == 1
 
 
-def test_chosen_metrics_are_the_panels() -> None:
-    [figure] = plots.draw_metrics(RUNS, "a model", ["lpips_scenes"])
-    assert [axes.get_ylabel() for axes in figure.axes] == ["lpips_scenes (lower is better)"]
-
-
-def test_stability_shows_ranks_the_share_and_the_published_worst_case(tmp_path: Path) -> None:
+def test_equal_figures_are_equal_files(tmp_path: Path) -> None:
     figure = plots.draw_stability(np.array([1.0, 3.0, 2.0]), 50, 4, "a model", (2.0, "published: < 2 %"))
-    axes = figure.axes[0]
-    assert [bar.get_height() for bar in axes.patches] == [1.0, 3.0, 2.0]
-    assert axes.get_xticks().tolist() == [4, 5, 6]
-    [line] = axes.lines
-    assert line.get_ydata()[0] == 1.0
     first, second = (styles.save(figure, tmp_path / f"{i}.png").read_bytes() for i in range(2))
     assert first == second
     picture = np.array(Image.open(io.BytesIO(first)).convert("RGB"))
@@ -208,19 +218,19 @@ def told(budget: float, steps: tuple[Step, ...] = STEPS, selector: str = "snapkv
     ],
 )
 def test_points_are_the_numbers_of_steps(kind: str, expected: list[tuple[float, float]]) -> None:
-    assert step_plots.list_points(STEPS, step_plots.CURVES[kind]) == expected
+    assert lines.list_points(STEPS, lines.CURVES[kind]) == expected
     blank = [replace(step, lse=None, kept_lse=None) for step in STEPS]
-    assert len(step_plots.list_points(blank, step_plots.CURVES[kind])) == 3 * (kind == "utilisation")
+    assert len(lines.list_points(blank, lines.CURVES[kind])) == 3 * (kind == "utilisation")
 
 
 def test_a_fit_finds_the_line_that_points_lie_on() -> None:
     points = [(x, 0.5 + 2 * log(x)) for x in (1.0, 3.0, 10.0, 200.0)]
-    assert step_plots.fit_line(points) == pytest.approx((2, 0.5, 1))
+    assert lines.fit_line(points) == pytest.approx((2, 0.5, 1))
 
 
 def test_budgets_tell_lines_apart_where_there_are_several() -> None:
-    assert step_plots.name_runs([told(0.5)]) == ["hard_kv"]
-    assert step_plots.name_runs([told(0.5), told(0.25)]) == ["hard_kv, 50 %", "hard_kv, 25 %"]
+    assert lines.name_runs([told(0.5)]) == ["hard_kv"]
+    assert lines.name_runs([told(0.5), told(0.25)]) == ["hard_kv, 50 %", "hard_kv, 25 %"]
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -1,13 +1,26 @@
-"""Measured runs stand beside the rows that papers published."""
+"""Measured runs and timings stand beside the rows that papers published: golden texts, a line for each case."""
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
+from typing import Any
 
+import pytest
+import yaml
+
+from kvbench.core.config import ConfigError
+from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.engine.memory import cache_bytes, paper_mib
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.papers import comparison as summary
-from kvbench.report.papers import published
-from kvbench.report.tables import Row, format_cell
-from tests.support.results import LPIPS, PSNR, configured_run
+from kvbench.report.papers import comparison, speed
+from kvbench.report.papers.by_metric import show_by_metric
+from kvbench.report.papers.published import find
+from kvbench.report.tables import Row, format_markdown
+from kvbench.runs.record.results import Results
+from tests.support.results import LPIPS, PSNR, configured_run, printed
+from tests.support.speed import make_profile, make_timing
+from tests.support.texts import check_text
 
 METRICS = {
     "psnr": replace(PSNR, value=21.0, ci95=(20.0, 22.0)),
@@ -16,163 +29,198 @@ METRICS = {
     "geneval[scenes]": Metric(0.9, "higher", digits=3),
     "geneval[scenes]/position": Metric(0.8, "higher", digits=3, detail=True),
 }
-run = partial(configured_run, metrics=METRICS)
+OFFICIAL = {
+    "geneval[official]": Metric(0.7, "higher", digits=3),
+    "geneval[official-rewritten]": Metric(0.74, "higher", digits=3),
+    "imagereward": Metric(0.5, "higher", digits=3),
+    "fid_adm": Metric(2.05, "lower", digits=2),
+    "is": Metric(310.0, "higher", digits=1),
+    "accuracy": Metric(0.75, "higher", digits=3),
+}
+PROMPTS = {
+    name: f"prompts._target_=kvbench.prompts.{target}"
+    for name, target in {
+        "GENEVAL": "benchmarks.GenEval",
+        "CLASSES": "imagenet.ImageNet",
+        "AIME25": "problems.Aime25",
+        "UMATH": "problems.UMath",
+        "MATH500": "problems.Math500",
+        "TINY": "math_tiny.MathTiny",
+    }.items()
+}
+CASES = """
+measured beside published, under its own name | heatkv_table1 | heatkv 0.1; full 1; newest 0.1
+methods that no paper has before those of their budget | heatkv_table1 | \
+    heatkv 0.1; random 0.1; first_scales 0.1; heatkv 0.2; random 0.2; first_scales 0.2; heatkv 0.3; random 0.3
+methods that no paper has beside settings that they lack | heatkv_table3b | \
+    heatkv 0.1 sinks=2; random 0.1 sinks=2; first_scales 0.1
+methods that no paper has beside what a method held, 2293 of 6425 tokens | ams_kv_table1 | \
+    scale_groups 1 method.remove=local memory.peak_tokens=2293; random 0.3569; random 0.6627; random 0.3569 var_tiny
+another noise | ams_kv_table1 | \
+    scale_groups 1 method.remove=local memory.peak_tokens=2293; random 0.3569 noise=counter
+no method of the table | ams_kv_table1 | random 0.3569
+a random choice beside full caches whatever it holds | reproduction | \
+    full 1 infinity_2b GENEVAL; random 0.1 infinity_2b GENEVAL
+a budget that is used | heatkv_table1 | heatkv 0.1 memory.least_share=0.97
+one that was left unused is marked | heatkv_table1 | \
+    heatkv 0.1 memory.least_share=0.97; heatkv 0.1 memory.least_share=0.969
+the paper's own model | heatkv_table1 | heatkv 0.10116732 infinity_8b
+two models | heatkv_table1 | heatkv 0.1 infinity_8b; heatkv 0.1
+random weights | heatkv_table1 | heatkv 0.1 infinity_8b model.weights=random
+another detector | heatkv_table4 | heatkv 0.1
+full caches of a benchmark | reproduction | full 1 infinity_2b GENEVAL OFFICIAL
+no full cache | reproduction | heatkv 0.1 infinity_2b GENEVAL
+prompts of no benchmark | reproduction | full 1 infinity_2b
+settings of classes | reproduction_classes | \
+    full 1 var_d30 CLASSES OFFICIAL model.sampling={"cfg":1.5,"top_k":900}; \
+    full 1 var_d30 CLASSES OFFICIAL model.sampling={"cfg":2.0,"top_k":600}
+two models of classes | reproduction_classes | \
+    full 1 var_d16 CLASSES OFFICIAL model.sampling={"cfg":1.5,"top_k":900}; \
+    full 1 var_d30 CLASSES OFFICIAL model.sampling={"cfg":1.5,"top_k":900}
+no model of the table | reproduction_classes | full 1 var_tiny CLASSES
+random weights of classes | reproduction_classes | full 1 var_d30 CLASSES model.weights=random
+texts | reproduction_texts | \
+    full 1 qwen3_8b AIME25 OFFICIAL model.max_tokens=38912 model.sampling={"temperature":0.6}
+what the paper lacks | hard_kv_table1 | \
+    random 0.2 reasoner_tiny TINY; streaming_llm 0.2 reasoner_tiny TINY; hard_kv 0.2 reasoner_tiny TINY RKV_TOP_P
+what the paper lacks of a smaller model | hard_kv_table4 | \
+    random 0.2 reasoner_tiny TINY; streaming_llm 0.2 reasoner_tiny TINY; hard_kv 0.2 reasoner_tiny TINY RKV_TOP_P
+a budget in tokens | hard_kv_table1 | hard_kv 0.21322 reasoner_tiny TINY RKV_TOP_K
+prompts that were measured | hard_kv_table1 | full 1 qwen3_8b AIME25
+two sets of prompts | hard_kv_table1 | full 1 qwen3_8b AIME25; full 1 qwen3_8b UMATH
+prompts that the paper lacks | hard_kv_table1 | full 1 qwen3_8b MATH500
+two blocks | hard_kv_table3 | full 1 qwen3_8b UMATH cuda_graph=false
+"""
+"""Title, published table, and runs: method, budget, model, and settings by dotted path."""
+SELECTORS = {
+    f"RKV_{select.upper()}": f"method.selector=rkv method.select={select} method.calibration=none"
+    for select in ("top_k", "top_p")
+}
 
 
-def texts(row: Row) -> dict[str, str]:
-    return {name: format_cell(cell, "half") for name, cell in row.items()}
-
-
-def test_measured_stands_beside_published_under_its_own_name() -> None:
-    runs = [run("heatkv", 0.1), run("full", 1), run("newest", 0.1)]
-    table = published.find("heatkv_table1")
-    full, heatkv = map(texts, summary.make_rows(table, runs))
-    assert (heatkv["method"], heatkv["budget"]) == ("heatkv", "0.1")
-    assert heatkv["cache MiB"] == "12.35"
-    assert heatkv["cache MiB, infinity_2b / infinity_8b"] == "3900 / 8531"
-    assert heatkv["psnr"] == "21.00 ±1.00"
-    assert heatkv["psnr, infinity_2b / infinity_8b"] == "25.40 / 24.41"
-    assert heatkv["lpips"] == "skipped"
-    assert heatkv["lpips_scenes"] == "0.5000 ±0.1000"
-    assert not any("lpips_scenes" in name and "infinity" in name for name in heatkv)
-    assert full["psnr"] == full["lpips"] == full["psnr, infinity_2b / infinity_8b"] == "-"
-    header = summary.make_title(table, runs)
-    assert "Published: infinity_2b / infinity_8b, MS-COCO 2017 validation, batch 8; " in header
-    assert "measured: infinity_tiny, scenes, n = 96, batch 16 " in header + " "
-
-
-def test_methods_that_no_paper_has_stand_before_those_of_their_budget() -> None:
-    runs = [
-        run(method, budget) for budget in (0.1, 0.2, 0.3) for method in ("heatkv", "random", "first_scales")
-    ]
-    rows = summary.make_rows(published.find("heatkv_table1"), runs)
-    assert [(row["method"], row["budget"]) for row in rows] == [
-        ("first_scales", "0.2"), ("random", "0.2"), ("heatkv", "0.2"), ("first_scales", "0.1"),
-        ("random", "0.1"), ("heatkv", "0.1"),
-    ]  # fmt: skip
-    assert [texts(row)["psnr, infinity_2b / infinity_8b"] for row in rows] == [
-        "-", "-", "28.43 / 27.44", "-", "-", "25.40 / 24.41",
-    ]  # fmt: skip
-    assert all(texts(row)["psnr"] == "21.00 ±1.00" for row in rows)
-
-
-def test_methods_that_no_paper_has_stand_beside_settings_that_they_lack() -> None:
-    runs = [run("heatkv", 0.1, sinks=2), run("random", 0.1, sinks=2), run("first_scales", 0.1)]
-    rows = summary.make_rows(published.find("heatkv_table3b"), runs)
-    assert [(row["method"], row["sinks"]) for row in rows] == [
-        ("first_scales", "-"),
-        ("random", "2"),
-        ("heatkv", "2"),
-    ]
-
-
-def test_methods_that_no_paper_has_stand_beside_what_a_method_held() -> None:
-    held = run("scale_groups", 1, method__remove="local")
-    held = replace(held, memory=replace(held.memory, peak_tokens=2293))  # of 6425
-    table = published.find("ams_kv_table1")
-    other = run("random", 0.3569, model="var_tiny")
-    rows = summary.make_rows(table, [held, run("random", 0.3569), run("random", 0.6627), other])
-    assert [(row["method"], row["budget"]) for row in rows] == [("random", "0.3569"), ("scale_groups", "1")]
-    assert summary.make_rows(table, [run("random", 0.3569)]) == []
-    counted = run("random", 0.3569, noise="counter")
-    assert [row["method"] for row in summary.make_rows(table, [held, counted])] == ["scale_groups"]
-
-
-def test_a_random_choice_stands_beside_full_caches_whatever_it_holds() -> None:
-    target = "kvbench.prompts.benchmarks.GenEval"
-    runs = [run(m, b, "infinity_2b", prompts___target_=target) for m, b in (("full", 1), ("random", 0.1))]
-    rows = summary.make_rows(published.find("reproduction"), runs)
-    assert [row["method"] for row in rows] == ["random", "full"]
-
-
-def test_budget_that_was_left_unused_is_marked_and_the_mark_explained() -> None:
-    table, one = published.find("heatkv_table1"), run("heatkv", 0.1)
-    underused, full = (replace(one, memory=replace(one.memory, least_share=share)) for share in (0.969, 0.97))
-    assert [row["budget"] for row in summary.make_rows(table, [underused, full])] == ["0.1!", "0.1"]
-    told = {len(runs): summary.make_section(table, runs) for runs in ([full], [full, underused])}
-    assert all(section is not None for section in told.values())
-    assert ["!: less than 97 %" in section.caption for section in told.values() if section] == [False, True]
-
-
-def test_the_papers_own_model_stands_beside_itself_only() -> None:
-    [row] = summary.make_rows(published.find("heatkv_table1"), [run("heatkv", 650 / 6425, "infinity_8b")])
-    assert row["psnr, infinity_8b"] == "24.41"
-    assert "model" not in row
-    both = summary.make_rows(
-        published.find("heatkv_table1"), [run("heatkv", 0.1, "infinity_8b"), run("heatkv", 0.1)]
-    )
-    assert [row["model"] for row in both] == ["infinity_8b", "infinity_tiny"]
-    assert both[1]["psnr, infinity_2b / infinity_8b"] == "25.40 / 24.41"
-
-
-def test_random_weights_are_not_the_papers_model() -> None:
-    one = run("heatkv", 0.1, "infinity_8b", model__weights="random")
-    table = published.find("heatkv_table1")
-    assert "measured: infinity_8b (random weights), scenes" in summary.make_title(table, [one])
-    [row] = summary.make_rows(table, [one])
-    assert row["psnr, infinity_2b / infinity_8b"] == "25.40 / 24.41"
-
-
-def test_scores_of_another_detector_keep_its_name() -> None:
-    [row] = summary.make_rows(published.find("heatkv_table4"), [run("heatkv", 0.1)])
-    assert row["geneval/position, infinity_2b / infinity_8b"] == "0.28 / 0.55"
-    assert texts(row)["geneval[scenes]/position"] == "0.800"
-    assert "geneval/position" not in row
-    assert "geneval" not in row
-
-
-def test_full_caches_stand_beside_the_numbers_of_their_own_benchmark() -> None:
-    table = published.find("reproduction")
-    scores = {
-        "geneval[official]": Metric(0.7, "higher", digits=3),
-        "geneval[official-rewritten]": Metric(0.74, "higher", digits=3),
-        "imagereward": Metric(0.5, "higher", digits=3),
+def parse_run(text: str) -> Results:
+    for name, words in (PROMPTS | SELECTORS).items():
+        text = text.replace(name, words)
+    method, budget, *others = text.split()
+    model = next((word for word in others if "=" not in word and word != "OFFICIAL"), "infinity_tiny")
+    settings = {
+        name.replace(".", "__", 1): yaml.safe_load(value)
+        for name, _, value in (word.partition("=") for word in others)
+        if value
     }
-    target = "kvbench.prompts.benchmarks.GenEval"
-    plain = replace(run("full", 1, "infinity_2b", prompts___target_=target), metrics=scores)
-    [row] = summary.make_rows(table, [plain])
-    assert texts(row)["geneval[official]"] == "0.700"
-    assert row["geneval[official], published"] == (
-        "0.69 (Infinity README), 0.680 (HeatKV), .68 (HACK), 0.711 (AMS-KV), 0.68276 (Infinity#16)"
+    memory = {name: settings.pop(name) for name in list(settings) if name.startswith("memory__")}
+    metrics = OFFICIAL if "OFFICIAL" in others else METRICS
+    one = configured_run(method, float(budget), model, metrics, **settings)
+    return replace(
+        one, memory=replace(one.memory, **{name.partition("__")[2]: value for name, value in memory.items()})
     )
-    assert row["geneval[official-rewritten], published"] == (
-        "0.73 (Infinity README), 0.73 (Infinity paper), 0.72601 (Infinity#42)"
-    )
-    assert row["imagereward, published"] == "-"
-    assert "infinity_2b (Infinity README) / infinity_2b (Infinity paper) / infinity_2b (HeatKV)" in (
-        summary.make_title(table, [plain])
-    )
-    assert summary.make_rows(table, [run("heatkv", 0.1, "infinity_2b", prompts___target_=target)]) == []
-    assert summary.make_rows(table, [run("full", 1, "infinity_2b")]) == []  # prompts of no benchmark
 
 
-def test_full_caches_of_classes_and_texts_stand_beside_theirs_with_the_settings_they_drew_with() -> None:
-    fid = {"fid_adm": Metric(2.05, "lower", digits=2), "is": Metric(310.0, "higher", digits=1)}
-    classes = {"prompts___target_": "kvbench.prompts.imagenet.ImageNet"}
-    runs = [
-        replace(run("full", 1, "var_d30", model__sampling={"cfg": cfg, "top_k": k}, **classes), metrics=fid)
-        for cfg, k in ((1.5, 900), (2.0, 600))
+def write_rows(rows: Sequence[Row]) -> str:
+    return format_markdown(rows) if rows else "no row\n"
+
+
+def test_runs_stand_beside_published_rows() -> None:
+    texts = []
+    for line in CASES.replace("\\\n", "").strip().splitlines():
+        title, name, words = line.split(" | ")
+        table, runs = find(name), [parse_run(one) for one in words.split(";")]
+        section = comparison.make_section(table, runs)
+        texts += [f"## {title}\n\n{comparison.make_title(table, runs)}\n"]
+        texts += [write_rows(comparison.make_rows(table, runs)), f"{section and section.caption}\n"]
+    check_text("published_comparison.txt", "\n".join(texts))
+
+
+def test_numbers_of_several_tables_metric_by_metric(tmp_path: Path) -> None:
+    """A number stands beside every table that prints it; what cannot be compared is named with the reason."""
+    metrics = {
+        "psnr": METRICS["psnr"],
+        "hpsv2.1": Metric(None, "higher", status="skipped", reason="weights missing"),
+        "geneval[mask2former-hf]": Metric(0.7, "higher", ci95=(0.6, 0.8), digits=2),
+    }
+    tables = ("heatkv_table1", "heatkv_table2", "ams_kv_text", "reproduction")
+    texts = []
+    for model in ("infinity_2b", "infinity_tiny"):
+        words = ("full 1", "heatkv 0.1", "pricekv 0.1")
+        runs = [replace(parse_run(f"{one} {model} GENEVAL"), metrics=metrics) for one in words]
+        timed = {"batch": 8, "decode": 2.4, "model": model}
+        full = make_timing("full", 1.0, seconds=4.0, reserved=32 * 10**9, **timed)
+        heatkv = make_timing("heatkv", 0.1, seconds=3.2, reserved=8 * 10**9, **timed)
+        texts.append(printed(200, show_by_metric, tables, runs, [full, heatkv], tmp_path))
+        texts.append((tmp_path / f"report-published-{model}.md").read_text())
+    check_text("published_by_metric.txt", "\n".join(texts).replace(str(tmp_path), ""))
+
+
+PROFILE = make_profile("heatkv", 0.1, model="infinity_2b", config={"method": {"sinks": 3}, "seed": 5})
+TURNS = [
+    speed.Timing(PROFILE, {**make_timing(name, 1.0, seconds=seconds, batch=2).row, "cache": name})
+    for name, seconds in (("heatkv", 3.0), ("full", 4.0))
+]
+"""A method and a full cache that were timed in turns, in one file."""
+TIMED: Mapping[str, tuple[str | None, Sequence[speed.Timing]]] = {
+    "batch 10: full 5 s, of which 1 s decodes, 8 GB; HeadKV 3 s, 1 s, 6 GB": (
+        "headkv_table4",
+        [
+            make_timing("headkv", 0.2622, batch=10, seconds=3.0, decode=1.0, reserved=6_000_000_000),
+            make_timing("full", 1.0, batch=10, seconds=5.0, decode=1.0, reserved=8_000_000_000),
+        ],
+    ),
+    "a CPU, and a batch that does not fit": (
+        "ams_kv_table6",
+        [
+            make_timing("ams_kv", 1.0, model="var_d30", batch=128, largest=300),
+            make_timing("full", 1.0, model="var_d30", batch=128, status="out of memory"),
+        ],
+    ),
+    "the full cache of the same file": (
+        "heatkv_fig5_speed",
+        [make_timing("full", 1.0, model="infinity_2b", batch=2, seconds=100.0), *TURNS],
+    ),
+    "without a table every timing is a row": (
+        None,
+        [make_timing("heatkv", 0.1, batch=batch) for batch in (4, 2)],
+    ),
+}
+
+
+def test_timings_stand_beside_published_ones() -> None:
+    texts = [
+        f"## {what}\n\n{write_rows(speed.make_rows(None if name is None else find(name), timings))}"
+        for what, (name, timings) in TIMED.items()
     ]
-    rows = summary.make_rows(published.find("reproduction_classes"), runs)
-    assert [(row["model.sampling.cfg"], row["model.sampling.top_k"]) for row in rows] == [
-        ("1.5", "900"),
-        ("2.0", "600"),
-    ]
-    assert texts(rows[0])["fid_adm"] == "2.05"
-    assert rows[0]["fid_adm, published"] == (
-        "1.97 (VAR README), 1.92 (VAR paper), 2.07 (AMS-KV 2.0), 2.03 (AMS-KV 1.5), 1.96 (HACK++)"
+    check_text("published_speed.txt", "\n".join(texts))
+
+
+@pytest.mark.parametrize(("dtype", "item"), [("float32", 4), ("bfloat16", 2)])
+def test_the_cache_is_counted_as_the_paper_counts_it(dtype: str, item: int) -> None:
+    spec = ModelSpec("x", 3, 2, 8, next_scale([(1, 1), (2, 2), (4, 4)]))
+    one = make_timing("full", 1.0, batch=16, dtype=dtype, peak=cache_bytes(30, spec, 16, item))
+    assert one.paper_mib == pytest.approx(paper_mib(30, spec, 16))
+    assert make_timing("full", 1.0, dtype="int4").paper_mib is None
+
+
+def test_a_full_cache_timed_in_turns_has_no_setting_of_the_method() -> None:
+    heatkv, full = TURNS
+    assert (full.method, full.find_setting("budget"), full.find_setting("method.sinks")) == (
+        "full",
+        1.0,
+        None,
     )
-    smaller = run("full", 1, "var_d16", model__sampling={"cfg": 1.5, "top_k": 900}, **classes)
-    table, two = published.find("reproduction_classes"), [replace(smaller, metrics=fid), runs[0]]
-    assert [(row["model"], row["is, published"]) for row in summary.make_rows(table, two)] == [
-        ("var_d16", "274.4 (VAR paper), 281.71 (VAR#83)"),
-        ("var_d30", "323.1 (VAR paper), 336.15 (AMS-KV 2.0), 305.19 (AMS-KV 1.5), 302.23 (HACK++)"),
-    ]
-    for other in ({"model": "var_tiny"}, {"model": "var_d30", "model__weights": "random"}):
-        assert summary.make_rows(table, [run("full", 1, **other, **classes)]) == []  # no model of the table
-    solved = {"accuracy": Metric(0.75, "higher", digits=3)}
-    target = {"prompts___target_": "kvbench.prompts.problems.Aime25"}
-    own = run("full", 1, "qwen3_8b", model__max_tokens=38912, model__sampling={"temperature": 0.6}, **target)
-    [row] = summary.make_rows(published.find("reproduction_texts"), [replace(own, metrics=solved)])
-    assert (row["model.max_tokens"], texts(row)["accuracy"]) == ("38912", "0.750")
-    assert row["accuracy, published"] == "0.673 (Qwen3 report), 0.633 (Hard-KV), 0.408 (TriAttention)"
+    assert (heatkv.find_setting("method.sinks"), full.find_setting("seed")) == (3, 5)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 3}'])
+def test_a_file_of_another_kind_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"x.json: no file of task=profile") as told:
+        speed.read_timings([tmp_path / "x.json"])
+    assert "\n" not in str(told.value)
+
+
+def test_files_are_read_once_and_in_order(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.json", "b.json")]
+    for path, batch in zip(paths, (3, 4), strict=True):
+        one = make_timing("full", 1.0, batch=batch)
+        contents: dict[str, Any] = {**one.profile, "rows": [one.row]}
+        path.write_text(json.dumps(contents))
+    assert [one.row["batch"] for one in speed.read_timings([*paths, paths[0]])] == [3, 4]

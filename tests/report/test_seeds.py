@@ -16,9 +16,9 @@ from scipy import stats
 
 from kvbench.eval.protocol.scores import Metric, MetricSpec, Score
 from kvbench.report.ablations import find_ablations, name_ablation
-from kvbench.report.crossings import KEPT
-from kvbench.report.document import find_group
+from kvbench.report.conditions import find_group
 from kvbench.report.figures.plots import trace_curves
+from kvbench.report.means import KEPT
 from kvbench.report.runs_table import make_csv_rows, make_rows, show_runs
 from kvbench.report.seeds import (
     Combined,

@@ -11,26 +11,17 @@ import pytest
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import find_ablations
 from kvbench.report.collect import collect_runs
-from kvbench.report.document import find_group, write_report
-from kvbench.report.runs_table import (
-    list_metrics,
-    list_settings,
-    make_rows,
-    name_methods,
-    read_settings,
-    show_runs,
-)
+from kvbench.report.conditions import find_group
+from kvbench.report.document import write_report
+from kvbench.report.runs_table import identifying_columns, list_metrics, name_methods, show_runs
 from kvbench.report.seeds import group_seeds
-from kvbench.report.tables import choose_style, format_cell, print_rows, publish
+from kvbench.report.tables import choose_style, format_cell, format_markdown, print_rows, publish
 from kvbench.runs.record.results import Results
 from tests.report.test_texts import CHANNEL, GENEVAL, ROTATED
 from tests.support.results import LPIPS, PSNR, made_up, printed
+from tests.support.texts import check_text
 
 SKIPPED = replace(LPIPS, status="skipped", reason="weights missing: alexnet.pth. Get it from [there]")
-
-
-def find_settings(runs: Sequence[Results]) -> list[str]:
-    return list_settings([(run, read_settings(run)) for run in runs])
 
 
 def run_with(method: str, budget: float, psnr: float | None, model: str = "infinity_tiny") -> Results:
@@ -85,70 +76,76 @@ def test_cells_have_the_metrics_own_digits(metric: Metric, style: str, text: str
     assert choose_style([metric, LOPSIDED], "value") == "value"
 
 
-def test_settings_that_tell_runs_apart_have_columns() -> None:
-    def one(method: str, prompts: str = "scenes", **settings: object) -> Results:
-        config = {
-            "model": {"name": "m"}, "prompts": {"path": f"here/{prompts}.txt"}, "method": {"sinks": 1, **settings},
-        }  # fmt: skip
-        return made_up(method, 0.1, {}, config=config)
-
-    runs = [one("hard_kv", p=p, selector="rkv") for p in (0.7, 0.9)]
-    assert find_settings(runs) == ["p"]
-    rows = make_rows([*runs, one("random", seed=3)])  # its seed and selector tell it from nothing
-    assert [list(row)[:4] for row in rows] == [["model", "method", "budget", "p"]] * 3
-    assert [row["p"] for row in rows] == ["0.7", "0.9", "-"]
-    assert find_settings([one("a", p=1), one("b", p=2), one("a", "parti", p=3)]) == []
-    snap, heavy = {"_target_": "x.y.SnapKV", "sinks": 1}, {"_target_": "x.z.H2O", "sinks": 1, "recent": 0.5}
-    based = [one("lookm", base=base) for base in (snap, heavy, {**heavy, "recent": 0.3})]
-    assert [row["base"] for row in make_rows(based[:2])] == ["SnapKV", "H2O"]
-    assert find_settings(based[:2]) == ["base"]
-    assert find_settings(based[1:]) == ["base.recent"]
-    assert find_settings(based) == ["base", "base.recent"]
-    both = make_rows([one("a"), one("a", "parti")])
-    assert [row["prompts"] for row in both] == ["scenes", "parti"]
-    assert "prompts" not in rows[0]
-
-
-def stored(dtype: str, storage: Mapping[str, object], method: str = "heatkv", **more: object) -> Results:
+def one(method: str, prompts: str = "scenes", **settings: object) -> Results:
     config = {
-        "model": {"name": "m"}, "method": {"sinks": 1}, "cache_dtype": dtype, "storage": storage, **more,
-    }  # fmt: skip
-    return replace(made_up(method, 0.1, {}, config=config), provenance={"calibration_sha256": "0"})
+        "model": {"name": "m"},
+        "prompts": {"path": f"here/{prompts}.txt"},
+        "method": {"sinks": 1, **settings},
+    }
+    return made_up(method, 0.1, {}, config=config)
 
 
-PLAIN = {
+SNAP = {"_target_": "x.y.SnapKV", "sinks": 1}
+HEAVY = {"_target_": "x.z.H2O", "sinks": 1, "recent": 0.5}
+PLAIN: Mapping[str, object] = {
     "model": {"name": "m", "sampling": {"tau": 1.0}, "default_eval": "psnr"},
-    "prompts": {"context": 256, "count": 4}, "calibrate": {"count": 10, "seed": 1},
-}  # fmt: skip
+    "prompts": {"context": 256, "count": 4},
+    "calibrate": {"count": 10, "seed": 1},
+    "method": {"sinks": 1},
+    "cache_dtype": "auto",
+    "storage": CHANNEL,
+    "noise": "stream",
+}
 
 
-@pytest.mark.parametrize(
-    ("section", "values", "column"),
-    [
-        ("model", {"sampling": {"tau": 0.5}}, "model.sampling.tau"),
-        ("model", {"default_eval": "kl", "tensor_parallel": 2}, None),
-        ("prompts", {"context": 512, "count": 8}, "prompts.context"),
-        ("calibrate", {"count": 4}, "calibrate.count"),
-        ("storage", ROTATED, None),
-        ("shuffle", 0, "shuffle"),
-        ("batch_invariant", True, "batch_invariant"),
+def changed(path: str, value: object) -> Results:
+    """A calibrated run in which one key of `PLAIN` has another value."""
+    section, _, name = path.partition(".")
+    own = PLAIN.get(section)
+    config = {**PLAIN, section: {**own, name: value} if name and isinstance(own, dict) else value}
+    run = made_up("heatkv", 0.1, {}, config=config, run=f"heatkv-{path}")
+    return replace(run, provenance={"calibration_sha256": "0"})
+
+
+def weighted(digit: str, **more: object) -> Results:
+    return replace(one("heatkv"), provenance={"weights_sha256": digit * 64}, run=digit, **more)
+
+
+CHANGES = {
+    "model.sampling": {"tau": 0.5},
+    "model.default_eval": "kl",
+    "model.tensor_parallel": 2,
+    "prompts.context": 512,
+    "prompts.count": 8,
+    "calibrate.count": 4,
+    "storage": ROTATED,
+    "shuffle": 0,
+    "batch_invariant": True,
+    "noise": "counter",
+}
+TOLD: Mapping[str, Sequence[Results]] = {
+    "a setting of one method": [one("hard_kv", p=0.7), one("hard_kv", p=0.9), one("random", seed=3)],
+    "settings of other methods and prompts": [one("a", p=1), one("b", p=2), one("a", "parti", p=3)],
+    "inner methods": [one("lookm", base=SNAP), one("lookm", base=HEAVY)],
+    "a setting of an inner method": [one("lookm", base=HEAVY), one("lookm", base={**HEAVY, "recent": 0.3})],
+    "both": [one("lookm", base=base) for base in (SNAP, HEAVY, {**HEAVY, "recent": 0.3})],
+    "prompts": [one("a"), one("a", "parti")],
+    "weights of one name": [
+        *map(weighted, "ab"),
+        weighted("c", config={"model": {"name": "n"}}),
+        one("heatkv"),
     ],
-)
-def test_rows_that_differ_in_a_key_have_its_column(section: str, values: object, column: str | None) -> None:
-    changed = {**PLAIN.get(section, {}), **values} if isinstance(values, dict) else values
-    runs = [
-        stored("auto", CHANNEL, **PLAIN),
-        stored("auto", **{"storage": CHANNEL, **PLAIN, section: changed}),
+    **{path: [changed("seed", 0), changed(path, value)] for path, value in CHANGES.items()},
+}
+"""Runs by what tells them apart, or does not."""
+
+
+def test_columns_and_names_are_what_tells_runs_apart() -> None:
+    texts = [
+        f"## {what}\n\n{format_markdown(identifying_columns(runs))}\nnames: {', '.join(name_methods(runs))}\n"
+        for what, runs in TOLD.items()
     ]
-    assert find_settings(runs) == ([] if column is None else [column])
-
-
-def test_weights_of_one_name_are_told_apart() -> None:
-    runs = [replace(RUNS[0], provenance={"weights_sha256": digit * 64}) for digit in "ab"]
-    assert [row["model.weights_sha256"] for row in make_rows(runs)] == ["a" * 8, "b" * 8]
-    other = replace(run_with("heatkv", 0.1, 25.0, model="var_tiny"), provenance={"weights_sha256": "c" * 64})
-    told = [f"heatkv model.weights_sha256={digit * 8}" for digit in "ab"]
-    assert name_methods([*runs, other, RUNS[2]]) == [*told, "heatkv", "heatkv"]
+    check_text("columns.txt", "\n".join(texts))
 
 
 def test_report_reads_folders_and_writes_beside_them(
@@ -242,9 +239,6 @@ def test_runs_of_both_kinds_of_noise_never_meet() -> None:
         for number, noise in enumerate(({"noise": "stream"}, {"noise": "counter"}, {}))
         for run in [run_with("heatkv", 0.1, 25.0)]
     )
-    assert [row.get("noise") for row in make_rows([stream, counter])] == ["counter", "stream"]
-    assert "noise" not in make_rows([counter])[0]
-    assert name_methods([stream, counter]) == ["heatkv", "heatkv noise=counter"]
     assert find_group(stream) == find_group(before) != find_group(counter)
     assert len(group_seeds([stream, counter, before])) == 2
     other = replace(counter, run="other", config={**counter.config, "method": {"sinks": 2}})

@@ -1,4 +1,4 @@
-"""Golden texts of the report for runs of every kind: terminal, Markdown, LaTeX and CSV."""
+"""Golden texts of the report for runs of every kind: terminal, Markdown, LaTeX, CSV; scores of the full cache."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.dashboard.document import make_document
 from kvbench.eval.protocol.scores import Metric
+from kvbench.eval.text.answers import AccuracyChange, ExactAnswerChange
+from kvbench.eval.text.full_cache import CHANGES, TASKS
+from kvbench.eval.text.string_match import StringMatchAllChange, StringMatchPartChange
+from kvbench.report.code_notes import list_notes
 from kvbench.report.document import write_report
+from kvbench.report.full_scores import explain_mark, is_failed
 from kvbench.report.one_run import describe_run, show_run
 from kvbench.report.runs_table import show_runs
 from kvbench.runs.record.results import Evaluated, Results
+from tests.support.places import ROOT
 from tests.support.results import LPIPS, PSNR, hold, made_up, printed
+from tests.support.run_folders import write_run
 from tests.support.texts import check_text
 
 GENEVAL = Metric(0.5, "higher", evaluator="geneval", digits=3, n=96)
@@ -133,6 +141,27 @@ def list_answers() -> list[Results]:
     return [*known, asked("full", 0.9, 0.5, model={"name": "n"}), asked("h2o", 0.2, 0.5, model={"name": "n"})]
 
 
+def answered(method: str, accuracy: float, **more: float | None) -> Results:
+    """A run of problems, of which `accuracy_change` makes the full cache's accuracy known."""
+    right = replace(SHARE, evaluator="accuracy", needs_reference=True)
+    metrics = {name: replace(right, value=value) for name, value in more.items()}
+    metrics["accuracy"] = replace(right, value=accuracy, needs_reference=False)
+    return made_up(method, 1.0 if method == "full" else 0.25, metrics, "qwen3_8b")
+
+
+def list_problems() -> list[Results]:
+    """A hard set of problems is no failed task."""
+    return [answered("full", 0.3, accuracy_change=None), answered("rkv", 0.1, accuracy_change=-0.2)]
+
+
+def list_solved() -> list[Results]:
+    return [asked("full", 0.9, 0.9), asked("h2o", 0.2, 0.9)]
+
+
+def list_unpaired() -> list[Results]:
+    return [answered("rkv", 0.5)]
+
+
 def list_counts() -> list[Results]:
     return [
         replace(run("h2o", budget, 10.0 + n), n=n, run=f"{n}")
@@ -147,7 +176,8 @@ def list_code() -> list[Results]:
 
 SETS = {
     "plain": list_plain, "settings": list_settings, "stored": list_stored, "bytes": list_bytes, "costs": list_costs,
-    "answers": list_answers, "counts": list_counts, "code": list_code,
+    "answers": list_answers, "solved": list_solved, "problems": list_problems, "unpaired": list_unpaired,
+    "counts": list_counts, "code": list_code,
 }  # fmt: skip
 """Runs by the name of their golden text."""
 
@@ -163,3 +193,36 @@ def test_the_report_is_the_golden_text(name: str, tmp_path: Path) -> None:
     write_report(tmp_path, runs, figures=[tmp_path / "fidelity.png"])
     texts += [(tmp_path / f"report.{end}").read_text(encoding="utf-8") for end in ("md", "tex", "csv")]
     check_text(f"report_{name}.txt", "\n".join(texts).replace("\r\n", "\n"))
+
+
+# Scores of the full cache beside accuracies, and the mark of a task that it fails
+
+
+@pytest.mark.parametrize(("full", "failed"), [(0.0, True), (0.499, True), (0.5, False), (1.0, False)])
+def test_a_task_is_failed_below_the_metrics_constant(full: float, failed: bool) -> None:
+    run = asked("h2o", 0.0, full)
+    assert is_failed(run, "retrieved") == failed
+    assert (list_notes([run], ()) != []) == failed
+    assert "below 0.5" in explain_mark(*TASKS)
+    assert "fewer than half of the answers (`SOLVED`, 0.5)" in (ROOT / "docs" / "metrics.md").read_text(
+        "utf-8"
+    )
+
+
+def test_the_page_has_the_score_and_the_mark(tmp_path: Path) -> None:
+    for run in (asked("h2o", 0.0, 0.05), replace(asked("h2o", 0.2, 0.9), run="h2o-solved")):
+        write_run(tmp_path, run, [])
+    page = make_document(tmp_path)
+    assert page["failed"] == explain_mark(*TASKS)
+
+    def read(run: Mapping[str, Mapping[str, Mapping[str, int]]]) -> tuple[object, object]:
+        own = run["metrics"]["retrieved"]
+        return own["full"], own.get("failed")
+
+    assert sorted(map(read, page["runs"])) == [(0.05, True), (0.9, None)]
+
+
+def test_changes_are_the_metrics_of_answers() -> None:
+    changes = (AccuracyChange, ExactAnswerChange, StringMatchAllChange, StringMatchPartChange)
+    pairs = {kind.__mro__[2].name: kind.name for kind in changes}
+    assert pairs == CHANGES

@@ -9,7 +9,7 @@ import pytest
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.memory import cache_bytes, paper_mib
-from kvbench.report.seed_costs import average_latency
+from kvbench.report.means import average_latency
 from kvbench.runs.record import machine
 from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
 from kvbench.runs.record.results import Latency

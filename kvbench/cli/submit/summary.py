@@ -48,8 +48,8 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
     `name` is the choice of `sweeps`, or the folder's name.
     """
     # These import numpy, and Hydra makes the callback for `--help` too.
-    from kvbench.report.calibrations import show_calibrations
     from kvbench.report.collect import read_with_bounds, read_with_references
+    from kvbench.report.differences import show_calibrations
     from kvbench.report.runs_table import show_runs
     from kvbench.report.seeds import combine_seeds
 

@@ -89,5 +89,5 @@ def _show_paper_memory(name: str) -> None:
             specs[model] = instantiate(hydra.compose("config", overrides=[f"model={model}"]).model).spec
         else:
             say(f"left out: model={model} has no configuration here")
-    if figures := memory.TABLES[name](specs):
+    if figures := list(memory.TABLES[name](specs)):
         comparison.show_printed(CONSOLE, name, memory.sources(name), figures)

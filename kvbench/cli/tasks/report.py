@@ -14,14 +14,13 @@ from kvbench.cli.sweeps.outcomes import list_failures, list_profiles, list_runs
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import Settings
 from kvbench.dashboard.repeat import write_command
-from kvbench.report.calibrations import show_calibrations
 from kvbench.report.code_notes import keep_newest
 from kvbench.report.collect import collect_runs, read_with_references
 from kvbench.report.conditions import keep_one_count
-from kvbench.report.differences import find_pairs, show_differences
+from kvbench.report.differences import find_pairs, show_calibrations, show_differences
 from kvbench.report.document import Section, make_tail, write_report
 from kvbench.report.figures.draw import draw_figures
-from kvbench.report.paper_latex import write_paper
+from kvbench.report.latex import write_paper
 from kvbench.report.paper_tables import Layout, check_metrics, make_paper_tables
 from kvbench.report.papers.speed import read_timings, show_speed
 from kvbench.report.row_keys import Composed, write_keys

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvbench.core.config import ConfigError
-from kvbench.report.ablations import is_full
-from kvbench.report.conditions import group_conditions
+from kvbench.report.conditions import group_conditions, is_full
 from kvbench.report.drifts import group_drifts
 from kvbench.report.seeds import count_seeds, find_seeds, list_counts, list_members, name_seeds
 from kvbench.runs.generate.retention import read_retention
@@ -84,10 +83,10 @@ def draw_drift(runs_dir: Path, place: Path, runs: Sequence[Results]) -> list[Pat
     """
     if not (groups := group_drifts(runs_dir, runs)):
         return []
-    from kvbench.report.figures import drift_plots  # takes long to import
+    from kvbench.report.figures import lines  # takes long to import
 
     what = "divergence from the full cache over positions, 95 % bands"
-    figures = {where: drift_plots.draw_drifts(drifts, f"{where}: {what}") for where, drifts in groups.items()}
+    figures = {where: lines.draw_drifts(drifts, f"{where}: {what}") for where, drifts in groups.items()}
     return save_groups(place, "drift", figures)
 
 
@@ -103,14 +102,14 @@ def draw_latency(runs_dir: Path, place: Path) -> list[Path]:
 
     Of many methods there are several figures.
     """
-    from kvbench.report.figures import latency_plots, plots  # take long to import
+    from kvbench.report.figures import lines, plots  # take long to import
 
     groups = {
         where: [
-            latency_plots.draw_latencies({name: curves[name] for name in names}, where)
+            lines.draw_latencies({name: curves[name] for name in names}, where)
             for names, _ in plots.split_methods(sorted(curves))
         ]
-        for where, curves in latency_plots.read_profiles(runs_dir).items()
+        for where, curves in lines.read_profiles(runs_dir).items()
     }
     return save_groups(place, "latency", groups)
 

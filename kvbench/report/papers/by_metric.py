@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvbench.report.ablations import is_full
+from kvbench.report.conditions import is_full
 from kvbench.report.memory import name_time
 from kvbench.report.papers.comparison import format_cost, list_variants
 from kvbench.report.papers.published import COSTS, PublishedTable, find, model_of, prompts_of

@@ -8,10 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from kvbench.core.files import write_whole
-from kvbench.report.ablations import is_full
 from kvbench.report.code_notes import list_made
-from kvbench.report.conditions import find_conditions, group_conditions
-from kvbench.report.document import BOLD_NOTE, Section, describe_rows, find_group, write_latex
+from kvbench.report.conditions import find_conditions, find_group, group_conditions, is_full
+from kvbench.report.document import BOLD_NOTE, Section, describe_rows, write_latex
 from kvbench.report.figures.draw import NOT_INSTALLED, can_draw, describe_joined, draw_fidelity, save_groups
 from kvbench.report.memory import mark_unused
 from kvbench.report.papers.printed import PrintedFigure
@@ -119,7 +118,7 @@ def show_comparison(console: Console, table: PublishedTable, runs: Sequence[Resu
 
 def draw_steps(console: Console, table: PublishedTable, runs: Sequence[Results], runs_dir: Path) -> None:
     """Plot the cached tokens of each step into <table>.png, for the runs that recorded them and share conditions."""
-    from kvbench.report.figures import step_plots  # takes long to import
+    from kvbench.report.figures import lines  # takes long to import
 
     with_steps = [run for run in runs if run.steps]
     if not with_steps or table.figure is None:
@@ -127,7 +126,7 @@ def draw_steps(console: Console, table: PublishedTable, runs: Sequence[Results],
         return
     figures = {}
     for where, own in group_conditions(with_steps).items():
-        figures[where] = [step_plots.draw_steps(own, table.figure, where + describe_joined(own))]
+        figures[where] = [lines.draw_steps(own, table.figure, where + describe_joined(own))]
     for path in save_groups(runs_dir, table.name, figures):
         console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
 

@@ -1,21 +1,29 @@
-"""Memory columns of papers, computed from shapes; some of them do not follow from shapes.
+"""Memory and operations in papers' tables, computed from shapes; some of them do not follow from shapes.
 
-HeatKV (arXiv:2605.14877) counts the tokens cached before the last scale, in MiB. AMS-KV (arXiv:2511.16047) counts all
-scales and writes GB for 1000 MiB. Both hold fp32 keys and 16-bit values, for both branches of guidance. HeadKV's table
-is in `headkv_memory`, HACK++'s tables are in `hackpp_costs`.
+Both branches of guidance count. Keys have fp32 and values 16 bits, but in HeadKV's table.
+
+* HeatKV (arXiv:2605.14877) counts the tokens cached before the last scale, in MiB.
+* AMS-KV (arXiv:2511.16047) counts all scales and writes GB for 1000 MiB.
+* HeadKV's Table 4 (arXiv:2605.20600) has the memory of the whole process, with weights, activations and the allocator's
+  reserve, which do not follow from shapes. Differences between budgets do: only the cache changes. Keys and values have
+  16 bits; GB are 10^9 bytes, as the difference between LineAR's budgets confirms.
+* HACK++ (arXiv:2606.08302) counts every token, including the last scale. Memory is the stated share of T_K tokens in
+  every head, in GiB. Attention takes 4 operations for each query, key and channel. A query of scale k reads its own
+  scale and at most B_c cached tokens, and at most B_a tokens altogether where a method selects before attention.
+  "ScaleKV 10 %" is therefore 1052 tokens, not the 650 of its own files.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
+from fractions import Fraction
 from functools import partial
-from math import floor
+from itertools import pairwise
+from math import ceil, floor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.memory import MIB, paper_mib
+from kvbench.engine.memory import MIB, PAPER_BYTES, cache_bytes, paper_mib
 from kvbench.methods.ams_kv import effective_capacities
-from kvbench.report.papers.hackpp_costs import BATCHES, compare_tables
-from kvbench.report.papers.headkv_memory import headkv_table4
 from kvbench.report.papers.printed import (
     PrintedFigure,
     Specs,
@@ -36,6 +44,20 @@ CONDENSED = 2
 would need at least 26 % of the cache of VAR-d30, where Table 3 reports 21 %."""
 EQ4_BYTES, FITTING_BYTES = 16, 12
 """Bytes per token and channel in AMS-KV's Eq. 4, and those that give its tables: two branches of 4 + 2 bytes."""
+
+HEADKV_BATCHES = {"llamagen_xl": 128, "janus_pro_7b": 55, "lumina_mgpt_7b_768": 6}
+"""Prompts at a time in HeadKV's Table 4, by model."""
+HEADKV_METHODS = ("linear_ar", "headkv")
+"""Methods of the table, at the same budgets."""
+RECENT_ROWS = 2
+"""Rows of the image that a local head holds (HeadKV, section 5.1)."""
+HACKPP_BATCHES = {"hackpp_table1": 1, "hackpp_table2": 32}
+"""Prompts at a time, by table of HACK++."""
+COUPLED = ("streaming_llm", "h2o", "snapkv", "lookm", "cake", "meda", "hack")
+"""Methods that read no more tokens than they keep."""
+ROUNDINGS: dict[Callable[[float], int], Verdict] = {floor: "reproduced", ceil: "under one reading"}
+"""Verdict by rounding of a share of all tokens to a number of tokens."""
+GIB, TERA = 2**30, 10**12
 
 
 def all_scales(spec: ModelSpec) -> int:
@@ -60,9 +82,8 @@ def thousands(tokens: float, spec: ModelSpec, batch: int) -> float:
     return paper_mib(tokens, spec, batch) / 1000
 
 
-def heatkv_table1(specs: Specs) -> list[PrintedFigure]:
+def heatkv_table1(specs: Specs) -> Iterator[PrintedFigure]:
     """Compare HeatKV's Table 1, batch 8: every cell follows from 1300, 650 and 265 tokens per head."""
-    figures = []
     rows = list_rows("heatkv_table1", specs)
     printed = {(name, row.where["budget"][0]): str(row.cells["cache MiB"]) for _, name, row in rows}
     for (name, budget), text in printed.items():  # which all methods share
@@ -73,32 +94,26 @@ def heatkv_table1(specs: Specs) -> list[PrintedFigure]:
         how = f"{tokens} tokens per head"
         if tokens != spec.cached_length:
             how += f", b = {tokens / spec.cached_length:.4f}; {budget} itself would give {nominal:.0f}"
-        figures.append(compare(name, f"budget {budget}", text, value, "MiB", how))
-    return figures
+        yield compare(name, f"budget {budget}", text, value, "MiB", how)
 
 
-def ams_kv_table3(specs: Specs) -> list[PrintedFigure]:
+def ams_kv_table3(specs: Specs) -> Iterator[PrintedFigure]:
     """Compare AMS-KV's Table 3: no whole number of demanding layers gives the compressed caches."""
-    figures = []
     for spec, label, row in list_rows("ams_kv_table3", specs):
         size = re.search(r"batch (\d+)", label)
         if "CFG" not in label:  # the same memory under other sampling
-            figures += _ams_row(spec, row, int(size[1]) if size else AMS_BATCH)
-    return figures
+            yield from _ams_row(spec, row, int(size[1]) if size else AMS_BATCH)
 
 
-def ams_kv_table6(specs: Specs) -> list[PrintedFigure]:
+def ams_kv_table6(specs: Specs) -> Iterator[PrintedFigure]:
     """Compare AMS-KV's Table 6: compressed caches need another number of demanding layers than in Table 3."""
-    rows = list_rows("ams_kv_table6", specs)
-    return [one for spec, _, row in rows for one in _ams_row(spec, row, int(row.where["latency.batch"][0]))]
+    for spec, _, row in list_rows("ams_kv_table6", specs):
+        yield from _ams_row(spec, row, int(row.where["latency.batch"][0]))
 
 
-def ams_kv_eq4(specs: Specs) -> list[PrintedFigure]:
+def ams_kv_eq4(specs: Specs) -> Iterator[PrintedFigure]:
     """Compare AMS-KV's Eq. 4 and the figures of its text, which follow under other readings only."""
-    figures: list[PrintedFigure] = []
-    full = {
-        label: str(rows[0].cells["cache 1000 MiB"]) for label, rows in find("ams_kv_table3").models.items()
-    }
+    printed = find("ams_kv_table3").models
     for label, batch in (("var_d30", 50), ("var_d36 (batch 25)", 25)):
         name = model_of(label)
         for factor in (EQ4_BYTES, FITTING_BYTES) if name in specs else ():
@@ -108,32 +123,12 @@ def ams_kv_eq4(specs: Specs) -> list[PrintedFigure]:
             if factor == FITTING_BYTES:
                 how = f"the factor {FITTING_BYTES}: fp32 keys, 16-bit values"
             what = f"full cache, batch {batch}, factor {factor}"
-            figures.append(compare(name, what, full[label], value, "x 1000 MiB", how))
-    return figures + _compare_text(specs)
+            full = str(printed[label][0].cells["cache 1000 MiB"])
+            yield compare(name, what, full, value, "x 1000 MiB", how)
+    yield from _compare_text(specs)
 
 
-TABLES: Mapping[str, Callable[[Specs], list[PrintedFigure]]] = {
-    "heatkv_table1": heatkv_table1,
-    "ams_kv_table3": ams_kv_table3,
-    "ams_kv_table6": ams_kv_table6,
-    "ams_kv_eq4": ams_kv_eq4,
-    "headkv_table4": headkv_table4,
-    **{name: partial(compare_tables, name) for name in BATCHES},
-}
-"""Accepted values of `plan.table`."""
-
-
-def sources(name: str) -> list[PublishedTable]:
-    """Return the published tables that a memory table uses."""
-    return [find(part) for part in (("ams_kv_table3", "ams_kv_text") if name == "ams_kv_eq4" else (name,))]
-
-
-def models(name: str) -> tuple[str, ...]:
-    """Return the models whose shapes a memory table needs."""
-    return tuple(dict.fromkeys(model_of(label) for table in sources(name) for label in table.models))
-
-
-def _ams_row(spec: ModelSpec, row: PublishedRow, batch: int) -> list[PrintedFigure]:
+def _ams_row(spec: ModelSpec, row: PublishedRow, batch: int) -> Iterator[PrintedFigure]:
     text, saving = str(row.cells["cache 1000 MiB"]), row.cells.get("saving %")
     number = re.search(r"\d[\d.]*", text)
     if row.where["method"] == ("full",):
@@ -143,22 +138,19 @@ def _ams_row(spec: ModelSpec, row: PublishedRow, batch: int) -> list[PrintedFigu
         if number is None or not text[0].isdigit():
             verdict: Verdict = "no number printed" if number is None else "not derivable"
             how += "" if number is None else f"; the caption says about {number[0]} GB"
-            return [PrintedFigure(spec.name, what, text, f"{value:.3f} x 1000 MiB", verdict, how)]
-        return [compare(spec.name, what, text, value, "x 1000 MiB", how)]
+            yield PrintedFigure(spec.name, what, text, f"{value:.3f} x 1000 MiB", verdict, how)
+        else:
+            yield compare(spec.name, what, text, value, "x 1000 MiB", how)
+        return
     capacity, full = effective_capacities(spec, CONDENSED), all_scales(spec)
-    unit = thousands(1, spec, batch)
-    figures = [_two_class(spec, f"AMS-KV, batch {batch}", text, "x 1000 MiB", lambda tokens: tokens * unit)]
+    unit, what = thousands(1, spec, batch), f"AMS-KV, batch {batch}"
+    yield _two_class(spec, what, text, "x 1000 MiB", lambda tokens: tokens * unit)
     if saving is not None:
-        what = f"AMS-KV, batch {batch}, saving"
-        figures.append(_two_class(spec, what, saving, "%", lambda tokens: 100 * (1 - tokens / full)))
+        yield _two_class(spec, f"{what}, saving", saving, "%", lambda tokens: 100 * (1 - tokens / full))
     if batch == 25:  # the only table that another whole split gives
         tokens = spec.heads * (20 * capacity[1] + 16 * sum(spec.lengths[:7]))
-        what, how = (
-            f"AMS-KV, batch {batch}",
-            "20 layers at C_max, 16 stuck with scales 1 to 7; not in the text",
-        )
-        figures.append(compare(spec.name, what, text, tokens * unit, "x 1000 MiB", how, "under one reading"))
-    return figures
+        how = "20 layers at C_max, 16 stuck with scales 1 to 7; not in the text"
+        yield compare(spec.name, what, text, tokens * unit, "x 1000 MiB", how, "under one reading")
 
 
 def _two_class(
@@ -182,8 +174,7 @@ def _two_class(
     return PrintedFigure(spec.name, what, f"{text} {unit}", ours, verdict, how)
 
 
-def _compare_text(specs: Specs) -> list[PrintedFigure]:
-    figures: list[PrintedFigure] = []
+def _compare_text(specs: Specs) -> Iterator[PrintedFigure]:
     text = find("ams_kv_text").models
     if "var_d30" in specs:
         spec, printed = specs["var_d30"], str(text["var_d30 (largest saving)"][0].cells["saving %"])
@@ -192,7 +183,7 @@ def _compare_text(specs: Specs) -> list[PrintedFigure]:
         tokens = two_class_tokens(spec, spec.layers // 6, capacity)
         value = 100 * (1 - tokens / all_scales(spec))
         how = f"a sixth of the layers at {capacity[1]}, the others at {capacity[0]} tokens, a scale less than C_min"
-        figures.append(compare(spec.name, "abstract, saving", printed, value, "%", how, "under one reading"))
+        yield compare(spec.name, "abstract, saving", printed, value, "%", how, "under one reading")
     if "infinity_2b" in specs:
         spec, rows = specs["infinity_2b"], text["infinity_2b"]
         full, less = (Decimal(str(row.cells["memory GB"])) for row in rows)
@@ -200,10 +191,148 @@ def _compare_text(specs: Specs) -> list[PrintedFigure]:
         value = paper_mib(all_scales(spec) - tokens, spec, 2) / 1024
         how = "2 prompts in GiB, 28 demanding layers of 32, last scale counted; batch and unit are not stated"
         saved = f"{full} - {less} = {full - less} GB"
-        figures.append(
-            PrintedFigure(spec.name, "memory saved", saved, f"{value:.3f} GiB", "under one reading", how)
-        )
+        yield PrintedFigure(spec.name, "memory saved", saved, f"{value:.3f} GiB", "under one reading", how)
         share = float(100 * (full - less) / full)
         what, how = "memory saved, share", f"({full} - {less}) / {full}; the text's own numbers disagree"
-        figures.append(compare(spec.name, what, str(rows[1].cells["saving %"]), share, "%", how))
-    return figures
+        yield compare(spec.name, what, str(rows[1].cells["saving %"]), share, "%", how)
+
+
+def headkv_table4(specs: Specs) -> Iterator[PrintedFigure]:
+    """Compare HeadKV's Table 4: the whole process, and the savings of methods and of smaller budgets."""
+    for name, (full, *others) in find("headkv_table4").models.items():
+        if name not in specs:
+            continue
+        spec = specs[name]
+        tokens = spec.segments[-1].end
+        how = f"{tokens} tokens in each of {spec.all_heads} heads; the printed number includes weights and activations"
+        value = f"cache {tokens * token_gb(spec):.2f} GB"
+        yield PrintedFigure(name, "full", f"{_memory(full)} GB", value, "not derivable", how)
+        for row in others:
+            yield from _compare_saving(spec, full, row)
+        by_method = [[row for row in others if row.where["method"] == (one,)] for one in HEADKV_METHODS]
+        yield from (_step(spec, *pair) for own in by_method for pair in pairwise(own))
+        yield from (_compare_heads(spec, *pair) for pair in zip(*by_method, strict=True))
+
+
+def token_gb(spec: ModelSpec) -> float:
+    """Return the GB (10^9 bytes) of one token in all heads of a batch, with 16-bit keys and values."""
+    return cache_bytes(spec.all_heads, spec, HEADKV_BATCHES[spec.name], 2) / 1e9
+
+
+def _count(spec: ModelSpec, row: PublishedRow) -> int:
+    """Return the image tokens per head of a row's budget, a share of the image."""
+    return int(Fraction(row.where["budget"][0]) * spec.drawn_tokens)
+
+
+def _memory(row: PublishedRow) -> Decimal:
+    return Decimal(str(row.cells["memory GB"]))
+
+
+def _name(spec: ModelSpec, row: PublishedRow) -> str:
+    return f"{row.where['method'][0]}, {_count(spec, row)} tokens"
+
+
+def _compare_saving(spec: ModelSpec, full: PublishedRow, row: PublishedRow) -> Iterator[PrintedFigure]:
+    """Compare the savings of a method: GB from shapes, percent from the table's own GB."""
+    saved, fewer = _memory(full) - _memory(row), spec.segments[-1].end - _count(spec, row)
+    value, what = fewer * token_gb(spec), _name(spec, row)
+    how = f"{fewer} tokens less in every head ({value * 1e9 / GIB:.2f} GiB); the program's other memory is not given"
+    if row.where["method"] == ("headkv",):
+        how += "; which heads are local depends on the images"
+    printed, source = f"{_memory(full)} - {_memory(row)} = {saved} GB", "from the printed memory alone"
+    share = float(100 * saved / _memory(full))
+    yield PrintedFigure(spec.name, f"{what}, saved", printed, f"{value:.2f} GB", "not derivable", how)
+    yield compare(spec.name, f"{what}, saving", str(row.cells["saving %"]), share, "%", source)
+
+
+def _step(spec: ModelSpec, more: PublishedRow, less: PublishedRow) -> PrintedFigure:
+    """Compare the savings of a method from one budget to the next; other memory is the same."""
+    fewer = _count(spec, more) - _count(spec, less)
+    value, printed = fewer * token_gb(spec), _memory(more) - _memory(less)
+    how = f"{fewer} tokens in every head, {value * 1e9 / GIB:.2f} GiB"
+    if more.where["method"] == ("headkv",):
+        how += "; local heads hold the same at both budgets, which should save even less"
+    what = f"{_name(spec, more)} to {_count(spec, less)}"
+    return compare(spec.name, what, str(printed), value, "GB", how)
+
+
+def _compare_heads(spec: ModelSpec, plain: PublishedRow, row: PublishedRow) -> PrintedFigure:
+    """Return the share of local heads that explains HeadKV's saving over LineAR, in the layout of section 4."""
+    less, history = _memory(plain) - _memory(row), _count(spec, row) - RECENT_ROWS * spec.segments[1].length
+    share = float(less) / (history * token_gb(spec))
+    what = f"{_count(spec, row)} tokens, headkv below linear_ar"
+    how = f"a local head lacks {history} tokens; heads are sorted once, so all budgets should imply one share"
+    return PrintedFigure(
+        spec.name, what, f"{less} GB", f"{100 * share:.1f} % local heads", "not derivable", how
+    )
+
+
+def count_tera(spec: ModelSpec, batch: int, cached: int | None, read: int | None) -> float:
+    """Return the operations of attention for a batch of images, in 10^12.
+
+    Args:
+        spec: the model's shapes.
+        batch: prompts at a time.
+        cached: largest number of earlier tokens that a head keeps; None for all.
+        read: largest number of tokens that a query reads, including its own scale; None for all.
+    """
+    pairs = 0
+    for at in spec.segments:
+        keys = min(at.start, at.start if cached is None else cached) + at.length
+        pairs += at.length * min(keys, keys if read is None else read)
+    return 4 * spec.branches * batch * spec.all_heads * spec.head_dim * pairs / TERA
+
+
+def hackpp_table(name: str, specs: Specs) -> Iterator[PrintedFigure]:
+    """Compare HACK++'s table of Infinity (HART is not supported) or of VAR, one of `HACKPP_BATCHES`."""
+    batch = HACKPP_BATCHES[name]
+    for spec, _, row in list_rows(name, specs):
+        method, share = row.where["method"][0], float(row.where["budget"][0])
+        memory, work = row.cells["cache GiB"], row.cells["attention TFLOPs"]
+        what = f"{method} at {share:g}"
+        if memory is not None:
+            how = f"{share:g} of {spec.segments[-1].end} tokens in each of {spec.all_heads} heads, batch {batch}"
+            rows = spec.branches * batch * spec.all_heads
+            value = share * spec.segments[-1].end * rows * spec.head_dim * PAPER_BYTES / GIB
+            yield compare(spec.name, what, memory, value, "GiB", how)
+        if work is not None:
+            read = share if method in COUPLED else float(row.where.get("method.attention_budget", ("1",))[0])
+            yield _compare_work(spec, what, work, batch, 1 if method in COUPLED else share, read)
+
+
+def _compare_work(
+    spec: ModelSpec, what: str, text: str, batch: int, kept: float, read: float
+) -> PrintedFigure:
+    """Compare operations with shares rounded down to whole tokens, or up where only that reproduces the paper."""
+    tokens, candidates = spec.segments[-1].end, []
+    for whole, verdict in ROUNDINGS.items():
+        cached, seen = (None if share == 1 else whole(share * tokens) for share in (kept, read))
+        limits = [f"{n} {word}" for n, word in ((cached, "cached"), (seen, "read")) if n is not None]
+        value, how = count_tera(spec, batch, cached, seen), f"{' and '.join(limits) or 'all'} tokens a head"
+        if prints_as(value, text):
+            return compare(spec.name, what, text, value, "TFLOPs", how, verdict)
+        candidates.append((value, how))
+    value, how = candidates[0]
+    how += f": {100 * (value / float(text) - 1):+.1f} %; its heads have unequal budgets, or protect tokens beyond them"
+    return compare(spec.name, what, text, value, "TFLOPs", how)
+
+
+TABLES: Mapping[str, Callable[[Specs], Iterator[PrintedFigure]]] = {
+    "heatkv_table1": heatkv_table1,
+    "ams_kv_table3": ams_kv_table3,
+    "ams_kv_table6": ams_kv_table6,
+    "ams_kv_eq4": ams_kv_eq4,
+    "headkv_table4": headkv_table4,
+    **{name: partial(hackpp_table, name) for name in HACKPP_BATCHES},
+}
+"""Accepted values of `plan.table`."""
+
+
+def sources(name: str) -> list[PublishedTable]:
+    """Return the published tables that a memory table uses."""
+    return [find(part) for part in (("ams_kv_table3", "ams_kv_text") if name == "ams_kv_eq4" else (name,))]
+
+
+def models(name: str) -> tuple[str, ...]:
+    """Return the models whose shapes a memory table needs."""
+    return tuple(dict.fromkeys(model_of(label) for table in sources(name) for label in table.models))

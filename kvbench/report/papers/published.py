@@ -15,7 +15,7 @@ from kvbench.runs.record.results import Results
 TOLERANCE = 0.05
 """Largest relative difference of budgets: HeatKV's "10 %" is 650 of 6425 tokens per head, 10.1 %."""
 STEP_FIGURES = ("utilisation", "density", "lse")
-"""Plots of cached tokens by step (`kvbench.report.figures.step_plots`)."""
+"""Plots of cached tokens by step (`kvbench.report.figures.lines`)."""
 FIGURES = ("fidelity", "stability", *STEP_FIGURES)
 """Plots that a table may name."""
 COSTS: Mapping[str, Callable[[Results], float | None]] = {

@@ -77,11 +77,6 @@ class Timing:
         return node
 
     @property
-    def seconds(self) -> float:
-        """Median seconds of a batch."""
-        return float(self.row["latency"]["median"])
-
-    @property
     def decoding(self) -> float | None:
         """Seconds in which a batch's pixels, or texts, are made of its tokens; None if the model times no such call."""
         seconds = self.row["phases"]["seconds"].get("decode")
@@ -90,7 +85,7 @@ class Timing:
     @property
     def generation(self) -> float:
         """Seconds of a batch without decoding."""
-        return self.seconds - (self.decoding or 0.0)
+        return float(self.row["latency"]["median"]) - (self.decoding or 0.0)
 
     @property
     def reserved_gb(self) -> float | None:
@@ -105,12 +100,6 @@ class Timing:
         # A stored token has two numbers of `item` bytes in each channel, the papers' PAPER_BYTES.
         return None if item is None else self.row["kv"]["peak_bytes"] / (2 * item) * PAPER_BYTES / MIB
 
-    @property
-    def largest(self) -> int | None:
-        """Largest batch that fits, if it was searched."""
-        found = self.profile["largest"]
-        return None if found is None else found.get(self.row["cache"])
-
 
 Value = Callable[[Timing, Timing | None], float | None]
 """Number of a timing, given the full cache's at the same batch, if that was timed."""
@@ -119,14 +108,14 @@ MEASURES: Mapping[str, Value] = {
     "saving %": lambda one, full: _save(one, full),
     "cache MiB": lambda one, _: one.paper_mib,
     "cache 1000 MiB": lambda one, _: None if one.paper_mib is None else one.paper_mib / 1000,
-    "latency s": lambda one, _: one.seconds,
+    "latency s": lambda one, _: one.row["latency"]["median"],
     "images/s": lambda one, _: one.row["images_per_second"],
     "tokens/s": lambda one, _: one.row["tokens_per_second"],
     "x full": lambda one, full: None if full is None else one.generation / full.generation,
 }
 """Published columns that a timing has; `x full` is the time of a generation without decoding."""
 PARTS: Mapping[str, Value] = {
-    "s/batch": lambda one, _: one.seconds,
+    "s/batch": MEASURES["latency s"],
     "generation s": lambda one, _: one.generation,
     "decoding s": lambda one, _: one.decoding,
     "x full": MEASURES["x full"],
@@ -261,7 +250,8 @@ def _make_row(
             cells[f"{metric}, {names}"] = " / ".join(text or "-" for text in printed) if any(printed) else "-"
     same = [PART_OF.get(name, name) for name in cells]
     cells |= {name: _format(name, value, one, full) for name, value in PARTS.items() if name not in same}
-    return {**cells, "largest batch": "-" if one.largest is None else str(one.largest)}
+    largest = (one.profile["largest"] or {}).get(one.row["cache"])
+    return {**cells, "largest batch": "-" if largest is None else str(largest)}
 
 
 def _format(name: str, value: Value, one: Timing, full: Timing | None) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import read_text
-from kvbench.data.bounded import TooLargeError, read_table
+from kvbench.data.frames import TooLargeError, read_table
 from kvbench.data.publication import FILE_LIST, RUNS_FILE, SAMPLES_FILE, list_changes
 from kvbench.data.verification import WHOLE
 from kvbench.eval.files.samples import read_samples

@@ -1,12 +1,26 @@
-"""Memory, times and steps of several runs, as one run's."""
+"""Memory, times, steps and metrics of several runs that differ in seeds, as one run's.
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
+Means over metrics are made of the values of all samples, and kept with the runs.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
 from statistics import fmean
 
+from kvbench.core.files import hash_files
+from kvbench.core.kept import KeptValues
 from kvbench.engine.ledger import Step
+from kvbench.eval.protocol import compare, crossed, intervals, ranges, scores
+from kvbench.eval.protocol.compare import RECORDS
+from kvbench.eval.protocol.crossed import Crossed, cross_runs
+from kvbench.eval.protocol.records import read_fields
 from kvbench.runs.record.results import Latency, Memory
 
+KEPT = ".seeds.kept"
+"""File under `runs_dir`."""
+MAKERS = (compare, crossed, intervals, ranges, scores)
+"""Modules whose code decides what is kept."""
 LOWEST = ("last_tokens", "last_bytes", "least_share", "budget_tokens")
 """Numbers of `Memory` whose smallest value is the bound."""
 TIMES = ("seconds_per_image", "seconds_per_image_median", "images_per_second", "tokens_per_second")
@@ -59,3 +73,33 @@ def average_steps(every: Sequence[Sequence[Step]]) -> tuple[Step, ...]:
 def _average(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if len(known) == len(values) else None
+
+
+class Crossings:
+    """Means over runs below a folder, kept in one file of it; `save` writes them."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs_dir = runs_dir
+        version = hash_files(Path(str(module.__file__)) for module in MAKERS)
+        self._kept = KeptValues(runs_dir / KEPT, version)
+
+    def cross(self, folders: Sequence[Path], choices: Sequence[Sequence[Hashable]]) -> dict[str, Crossed]:
+        """Return the result of `cross_runs`, known if no record of the runs changed since.
+
+        Raises:
+            Exception: as `cross_runs`, whose failures are not kept.
+        """
+        names = [folder.relative_to(self._runs_dir).as_posix() for folder in folders]
+        files = [folder / RECORDS for folder in folders]
+        files += [path for folder in folders for path in sorted((folder / "metrics").glob("*.json*"))]
+        name = " ".join(f"{name} {choice}" for name, choice in zip(names, choices, strict=True))
+        values = self._kept.get(name, files, lambda: _cross(folders, choices))
+        return {metric: read_fields(Crossed, value) for metric, value in values.items()}
+
+    def save(self) -> None:
+        """Write what is known: of runs that still exist, also what was not asked for."""
+        self._kept.save(lambda name: (self._runs_dir / name.partition(" ")[0]).is_dir())
+
+
+def _cross(folders: Sequence[Path], choices: Sequence[Sequence[Hashable]]) -> dict[str, object]:
+    return {name: asdict(one) for name, one in cross_runs(folders, choices=choices).items()}

@@ -1,4 +1,4 @@
-"""Texts and images that were read, packed for the page: their tokens, and the divergence at each."""
+"""What runs read and kept, packed for the page: tokens of texts and images with their divergence, maps of retention."""
 
 import base64
 import math
@@ -7,17 +7,21 @@ from pathlib import Path
 
 import numpy as np
 
+from kvbench.core.config import ConfigError
 from kvbench.dashboard.pool import Pool
 from kvbench.eval.files.readings import read_stored
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.text.drift import find_before, find_unit, name_token
 from kvbench.report.drifts import Drifts
+from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.record.results import Results
 
 CELL = "  "
 """Token of an image."""
 MAX_GIVEN = 600
 """Characters of the given tokens, before the scored ones, that the page shows."""
+MAX_UINT16 = 65535
+"""Packed value of a share of 1."""
 
 
 def pack_reading(path: Path, prompt: object, pool: Pool) -> dict[str, object] | None:
@@ -69,6 +73,29 @@ def pack_drift(drifts: Drifts, run: Results, pool: Pool) -> dict[str, object] | 
             for name in ("kl", "same_top1")
         },
         "tail": {name: _shorten(value) for name, value in drift.tail.items()},
+    }
+
+
+def pack_retention(folder: Path) -> dict[str, object] | None:
+    """Return a run's retention with its shares as base64 of 16-bit numbers; None if it was not recorded.
+
+    `kept` is [layers, KV heads, sources], little-endian. A damaged file gives only its `reason`.
+    """
+    try:
+        retention = read_retention(folder)
+        if retention is None:
+            return None
+        kept = np.asarray(retention.kept, np.float64)
+    except (ConfigError, ValueError) as error:
+        return {"reason": str(error)}
+    packed = np.rint(kept.clip(0, 1) * MAX_UINT16).astype("<u2").tobytes()
+    return {
+        "segment": retention.segment,
+        "sources": retention.sources,
+        "tokens": retention.tokens,
+        "prompts": retention.prompts,
+        "shape": kept.shape,
+        "kept": base64.b64encode(packed).decode(),
     }
 
 

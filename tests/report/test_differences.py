@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvbench.eval.protocol.crossed import cross_runs
-from kvbench.report.calibrations import choose_calibrated, make_calibration_rows, show_calibrations
+from kvbench.report.differences import choose_calibrated, make_calibration_rows, show_calibrations
 from kvbench.report.seeds import combine_seeds
 from kvbench.runs.record.results import Results
 from tests.report.test_seeds import make_run
