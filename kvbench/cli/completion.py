@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from hydra.plugins.completion_plugin import CompletionPlugin
 
 from kvbench.cli.config.compose import hydra_of_kvbench
-from kvbench.cli.config.racing import name_metrics
 from kvbench.cli.config.search_path import list_variants
 from kvbench.cli.tasks.table import COMMANDS
 from kvbench.core.settings import TASKS
@@ -30,8 +29,7 @@ def complete(line: str) -> tuple[list[str], bool]:
         known = ARGUMENTS.get(words[0], ())
     elif last.startswith("task="):
         known = (f"task={name}" for name in TASKS)
-    elif (group := last.partition("=")[0]) == "metric" or group in LISTS:
+    elif (key := last.partition("=")[0]) == "metric" or key in LISTS:
         with hydra_of_kvbench():
-            names = name_metrics() if group == "metric" else list_variants(group)
-        known = (f"{group}={name}" for name in names)
+            known = [f"{key}={name}" for name in list_variants("eval" if key == "metric" else key)]
     return [word for word in known if word.startswith(last)], not is_command

@@ -27,13 +27,14 @@ def _make_table(
     matched = dict(sorted(matched.items()))
     own = [runs[number] for number in matched]
     labels = table.labels(sorted({r.model_label for r in own}), sorted({r.prompts_label for r in own}))
+    shown = dict.fromkeys(name for run in own for name in table.find_compared(run))
     keys = [key for key in (*table.fixed, *table.keys) if key not in ("method", "budget")]
     rows = [
         {
             "run": number,
             "settings": [str(find_setting(runs[number], key)) for key in keys],
             "where": place,
-            "costs": {name: COSTS[name](runs[number]) for name in table.metrics if name in COSTS},
+            "costs": {name: COSTS[name](runs[number]) for name in shown if name in COSTS},
         }
         for place, number in sorted((place, number) for number, places in matched.items() for place in places)
     ]
@@ -41,10 +42,10 @@ def _make_table(
         **{"name": table.name, "source": table.source, "title": table.title, "data": table.data},
         "labels": list(labels),
         "keys": keys,
-        "metrics": {name: _list_measured(name, own) for name in table.metrics},
+        "metrics": {name: _list_measured(name, own) for name in shown},
         "also": [name for name in table.also if any(name in run.metrics for run in own)],
         "printed": [
-            {name: [table.cell(label, where, name) for label in labels] for name in table.metrics}
+            {name: [table.cell(label, where, name) for label in labels] for name in shown}
             for where in table.rows
         ],
         "rows": rows,

@@ -49,11 +49,16 @@ def list_notes(rows: Sequence[Results], shown: Iterable[Metric | None], *, peaks
 
 
 def list_marks(
-    rows: Sequence[Results], shown: Iterable[Metric | None], *, df: str = "df", peaks: bool = True
+    rows: Sequence[Results],
+    shown: Iterable[Metric | None],
+    *,
+    df: str = "df",
+    peaks: bool = True,
+    times: bool = True,
 ) -> list[str]:
     """Return the sentences on a table: on failed tasks, sinks, means over seeds (`describe_means`) and marked times."""
     notes = [describe_failed(rows), describe_sinks(rows), describe_means(rows, shown, df=df, peaks=peaks)]
-    if peaks and any(row.latency.mark for row in rows):
+    if peaks and times and any(row.latency.mark for row in rows):
         notes.append(
             "~: a time beside other work, or that leaves out samples of another batch size, machine or load than most."
         )

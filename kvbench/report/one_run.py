@@ -16,7 +16,7 @@ from kvbench.report.code_notes import describe_mixed, name_origin
 from kvbench.report.drifts import find_worst_places
 from kvbench.report.full_scores import describe_failed, write_full
 from kvbench.report.memory import name_time
-from kvbench.report.tables import format_cell, format_name, format_number
+from kvbench.report.tables import format_cell, format_name, format_number, print_line
 from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import Memory, Outcome, Results
 
@@ -48,17 +48,19 @@ def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
         table.add_row(*map(escape, _metric_row(run, name, metric)))
     console.print(table)
     if failed := describe_failed([run]):
-        console.print(failed, markup=False, highlight=False, soft_wrap=True)
+        print_line(console, failed, "")
     if hidden := len(metrics) - len(shown):
-        more = f"{hidden} more metric{'s' * (hidden > 1)}: add -v"
-        console.print(more, style="dim", highlight=False)
+        print_line(console, f"{hidden} more metric{'s' * (hidden > 1)}: add -v")
     origins = [] if describe_mixed([run]) == "" else list_origins(run.provenance)
     for number, origin in enumerate(origins, 1):
-        line = f"made with {number} of {len(origins)}: {name_origin(origin)}"
-        console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
-    applicable = {name: metric for name, metric in run.metrics.items() if verbose or _applies(run, metric)}
+        print_line(console, f"made with {number} of {len(origins)}: {name_origin(origin)}")
+    applicable = {
+        name: metric
+        for name, metric in run.metrics.items()
+        if verbose or (_applies(run, metric) and not metric.detail)
+    }
     for line in _describe_missing(applicable):
-        console.print(line, markup=False, highlight=False, style="dim", soft_wrap=True)
+        print_line(console, line)
 
 
 def describe_run(run: Results) -> str:
@@ -140,8 +142,9 @@ def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, 
     end = ", where there are no more tokens" if memory.lacks_tokens else ""
     yield "budget", f"{100 * memory.budget:.4g} %", "", _describe_budget(memory)
     yield "peak", f"{100 * memory.peak:.2f} %", "", f"{memory.peak_tokens} tokens{above}"
-    in_use = f"of the budget at least; {100 * memory.last_share:.1f} % at the end{end}"
-    yield "in use", f"{100 * memory.least_share:.1f} %", "", in_use
+    least, last = f"{100 * memory.least_share:.1f} %", f"{100 * memory.last_share:.1f} %"
+    in_use = "of the budget" + f" at least; {last} at the end{end}" * (least != last)
+    yield "in use", least, "", in_use
     yield "bytes", str(memory.sequence_bytes), "", _describe_bytes(run)
     if verbose:
         rebuilt, flying = memory.rebuild_bytes / MIB, memory.transient_bytes / MIB

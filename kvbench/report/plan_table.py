@@ -1,41 +1,41 @@
 """Tables of a plan: a method's schedule and memory, computed from shapes."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from rich.console import Console
-from rich.table import Table
 
 from kvbench.core.cards import Card
 from kvbench.engine.memory import MIB, cache_bytes, paper_mib
 from kvbench.engine.work import list_reads
 from kvbench.plan import Floor, Plan
+from kvbench.report.tables import print_line, print_rows
 
 
 def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
     """Print the schedule, memory and largest batch of a plan, and the methods that fit the model."""
     spec, budget = plan.spec, plan.budget
-    table = Table(title=f"{spec.name}: tokens one sequence holds", title_justify="left")
-    scheduled = plan.segments[0].pruned is not None
     part = "scale" if spec.family == "next-scale" else "segment"
     names = [part, "size", "tokens", "cumulative", "held, at most", "KiB", "of B"]
-    for name in [*names, "heads pruned N_k", "evicted early |E_k|"] if scheduled else names:
-        table.add_column(name, justify="right")
+    names += ["heads pruned N_k", "evicted early |E_k|"] if plan.segments[0].pruned is not None else []
+    rows = []
     for row in plan.segments:
         at = row.segment
         used = row.held / budget.capacity if budget.bytes is None else row.held_bytes / budget.bytes
         share = f"{100 * float(used):.1f} %"
         kib = f"{row.held_bytes / 1024:.1f}"
         cells = [at.index, f"{at.height}x{at.width}", at.length, at.end, row.held, kib, share]
-        table.add_row(*map(str, [*cells, row.pruned, row.early] if scheduled else cells))
-    console.print(table)
-    console.print(_tabulate_memory(plan))
-    console.print(_describe_reads(plan), highlight=False)
-    console.print(
+        rows.append(dict(zip(names, map(str, [*cells, row.pruned, row.early]), strict=False)))
+    print_rows(console, f"{spec.name}: tokens one sequence holds", rows, 2)
+    print_line(console, "")
+    _show_memory(console, plan)
+    for line in (
+        _describe_reads(plan),
         f"largest batch by estimate: {plan.largest_batch['full']} full, {plan.largest_batch['method']} with this "
         f"method{'' if plan.at_once else ', both in 16 bits'}; calibration: {plan.calibration}",
-        highlight=False,
-    )
-    console.print(f"methods for {spec.name}, a {spec.family} model: {', '.join(methods)}", highlight=False)
+        f"methods for {spec.name}, a {spec.family} model: {', '.join(methods)}",
+    ):
+        print_line(console, line, "")
 
 
 def _describe_reads(plan: Plan) -> str:
@@ -56,31 +56,28 @@ def _describe_reads(plan: Plan) -> str:
 def show_floors(console: Console, plan: Plan, floors: Mapping[str, Mapping[str, Floor]], card: Card) -> None:
     """Print the least work and time of each phase of a batch on a card."""
     rates = f"{card.tera:g} TFLOP/s in 16 bits, {card.giga:g} GB/s: {card.source}"
-    table = Table(title=f"least time at batch {plan.batch} on {card.name} ({rates})", title_justify="left")
-    table.add_column("")
-    for name in floors:
-        for unit in ("TFLOP", "GB", "ms"):
-            table.add_column(f"{name}, {unit}", justify="right")
-    for phase in floors["full"]:
-        table.add_row(phase, *(cell for phases in floors.values() for cell in _write_floor(phases[phase])))
     sums = [Floor(*map(sum, zip(*phases.values(), strict=True))) for phases in floors.values()]
-    table.add_row("sum", *(cell for floor in sums for cell in _write_floor(floor)))
-    console.print(table)
+    cells = {phase: [phases[phase] for phases in floors.values()] for phase in floors["full"]} | {"sum": sums}
+    names = ["", *(f"{name}, {unit}" for name in floors for unit in ("TFLOP", "GB", "ms"))]
+    rows = [
+        dict(zip(names, (phase, *chain(*map(_write_floor, own))), strict=True))
+        for phase, own in cells.items()
+    ]
+    print_line(console, "")
+    print_rows(console, f"least time at batch {plan.batch} on {card.name} ({rates})", rows, 1)
 
 
 def _write_floor(floor: Floor) -> tuple[str, str, str]:
     return f"{floor.operations / 1e12:.4g}", f"{floor.bytes / 1e9:.4g}", f"{1e3 * floor.seconds:.4g}"
 
 
-def _tabulate_memory(plan: Plan) -> Table:
-    """Return the table of memory of a sequence and a batch: full cache, budget and the method's peak."""
-    spec, budget = plan.spec, plan.budget
+def _show_memory(console: Console, plan: Plan) -> None:
+    """Print the table of memory of a sequence and a batch: full cache, budget and the method's peak."""
+    spec, budget, rows = plan.spec, plan.budget, []
     title = f"memory at batch {plan.batch}, {spec.branches} sequences per prompt; a token in one head: "
     title += f"{plan.token_bytes} bytes{'' if plan.at_once else ' at most'}"
-    table = Table(title=title, title_justify="left")
     columns = ("tokens per sequence", "KiB per sequence", "% of 16 bits", "MiB, papers' convention")
-    for name in ("", *columns, "MiB, 16 bits", "MiB, cache + in flight", "% of full"):
-        table.add_column(name, justify="right" if name else "left")
+    names = ("", *columns, "MiB, 16 bits", "MiB, cache + in flight", "% of full")
     each, whole = plan.token_bytes, plan.at_once.get("full")
     allowed = budget.capacity * each if budget.bytes is None else budget.bytes
     for name, tokens, size, at_once in (
@@ -93,6 +90,6 @@ def _tabulate_memory(plan: Plan) -> Table:
         if plan.at_once or name != "full cache":  # the full cache in low-bit storage is measured by its run
             shares = [f"{float(size) / 1024:.1f}", f"{100 * float(size) / spec.full_bytes:.2f}"]
         mib = f"{paper_mib(tokens, spec, plan.batch):.1f}", f"{half:.1f}"
-        needed = [f"{at_once / MIB:.1f}", f"{100 * at_once / whole:.1f}"] if at_once and whole else []
-        table.add_row(name, f"{tokens:.10g}", *shares, *mib, *needed)
-    return table
+        needed = [f"{at_once / MIB:.1f}", f"{100 * at_once / whole:.1f}"] if at_once and whole else ["-", "-"]
+        rows.append(dict(zip(names, (name, f"{tokens:.10g}", *shares, *mib, *needed), strict=True)))
+    print_rows(console, title, rows, 1)

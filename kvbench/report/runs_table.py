@@ -7,11 +7,11 @@ from rich.console import Console
 
 from kvbench.data import flatten
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.code_notes import is_now, list_digests, list_notes, name_code
+from kvbench.report.code_notes import is_now, list_digests, list_made, list_marks, name_code
 from kvbench.report.full_scores import list_columns
 from kvbench.report.memory import IN_FLIGHT_COLUMN, READ_COLUMN, TIME_COLUMNS, describe_unused, list_costs
 from kvbench.report.seeds import count_seeds, find_seeds, is_calibrated, list_members, name_seeds
-from kvbench.report.tables import Cell, Row, drop_columns, format_cell, list_shown, print_rows
+from kvbench.report.tables import Cell, Row, drop_columns, format_cell, list_shown, print_line, print_rows
 from kvbench.runs.record.results import NEUTRAL, Results
 
 INTERVAL_WIDTH = 120
@@ -248,11 +248,12 @@ def show_runs(
             + ", ".join(f"{name} {text}" for name, text in equal.items())
             + "."
         )
-        notes = [same * bool(equal), describe_unused(runs).strip(), *list_notes(runs, list_shown(shown))]
+        notes = [same * bool(equal), describe_unused(runs).strip()]
+        notes += [*list_marks(runs, list_shown(shown), times=wide), *list_made(runs)]
         for note in filter(None, notes):
-            console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+            print_line(console, note)
     for name, reason in failures:
-        console.print(f"failed {name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, f"failed {name}: {reason}", "red")
 
 
 def _find_equal(rows: Sequence[Row]) -> dict[str, str]:

@@ -41,9 +41,10 @@ def publish(console: Console, title: str, rows: Sequence[Row], lead: int, path: 
 
     The first `lead` columns identify a row.
     """
+    print_line(console, "")
     print_rows(console, title, rows, lead)
     if note:
-        console.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, note)
     write_whole(path, f"{title}\n\n{format_markdown(rows)}" + (f"\n{note}\n" if note else ""))
     console.print(f"written: {path}", highlight=False, soft_wrap=True)
 
@@ -60,9 +61,11 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
     longest = {name: max(map(len, cells[name])) for name in cells}
     headers = {name: stack_header(title, longest[name]) for name, title in name_columns(rows).items()}
     widths = {name: max(map(len, [*headers[name].split("\n"), *cells[name]])) for name in cells}
-    console.print(title, style="italic", markup=False, highlight=False, soft_wrap=True)
-    for names in split_columns(widths, lead, console.width):
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    print_line(console, title, "italic")
+    for number, names in enumerate(split_columns(widths, lead, console.width)):
+        if number:
+            print_line(console, "")
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
         for index, name in enumerate(names):
             justify: Literal["left", "right"] = "left" if index < lead else "right"
             table.add_column(escape(headers[name]), justify=justify, overflow="fold")
@@ -89,6 +92,11 @@ class Shown(ABC):
         cells += [("td", [format_cell(cell, "range") for cell in row.values()]) for row in rows]
         lines = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in line) for tag, line in cells)
         return f"<table><caption>{html.escape(title)}</caption>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def print_line(console: Console, line: str, style: str = "dim") -> None:
+    """Print a line as it is, without markup; a terminal breaks it between words."""
+    console.print(line, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def list_shown(rows: Sequence[Row]) -> list[Metric]:
@@ -257,7 +265,7 @@ def split_columns(widths: Mapping[Name, int], lead: int, width: int) -> Iterator
     names = list(widths)
     block = names[:lead]
     for name in names[lead:]:
-        if len(block) > lead and sum(widths[n] + 2 for n in (*block, name)) + 1 > width:
+        if len(block) > lead and sum(widths[n] + 2 for n in (*block, name)) - 1 > width:
             yield block
             block = names[:lead]
         block = [*block, name]

@@ -158,7 +158,7 @@ def test_a_metric_without_a_class_stops_no_doctor(
     add: Add, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     add("eval/mine.yaml", text)
-    monkeypatch.setattr(doctor, "list_choices", lambda _: ["mine", "psnr", "none"])
+    monkeypatch.setattr("kvbench.cli.config.compose.list_choices", lambda _: ["mine", "psnr", "none"])
     monkeypatch.setattr(doctor, "examine", lambda evaluators, _: [*evaluators])
     shown: list[str] = []
     monkeypatch.setattr(doctor, "show_findings", shown.extend)

@@ -226,7 +226,7 @@ def test_a_column_wider_than_the_terminal_is_folded(tmp_path: Path) -> None:
 def test_what_is_published_is_printed_and_written(tmp_path: Path) -> None:
     rows = [{"method": "swa", "psnr": replace(PSNR, value=25.0, ci95=(24.0, 27.0))}]
     text = printed(80, publish, "a title", rows, 1, tmp_path / "x.md")
-    assert text.startswith("a title\n")
+    assert text.startswith("\na title\n")
     assert "25.00 [24.00, 27.00]" in text
     assert text.endswith(f"written: {tmp_path / 'x.md'}\n")
     expected = "a title\n\n| method | psnr ↑ |\n|---|---|\n| swa | 25.00 [24.00, 27.00] |\n"

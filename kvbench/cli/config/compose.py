@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.conf import HydraConf
@@ -20,6 +20,7 @@ from kvbench.cli.config.checks import check_hydra, check_kinds, check_preset
 from kvbench.cli.config.instantiate import VERSION_BASE
 from kvbench.cli.config.loader import parse_word, use_caching_loader
 from kvbench.cli.config.racing import check_race
+from kvbench.cli.config.search_path import list_choices
 from kvbench.cli.config.words import check_against, check_overrides
 from kvbench.core.config import ConfigError
 from kvbench.core.gpus import AUTO, resolve_device, resolve_noise
@@ -153,6 +154,13 @@ def check_values(values: Mapping[str, object]) -> Settings:
         for name in names:
             find(name)
     return settings
+
+
+def compose_metrics() -> Mapping[str, Any]:
+    """Return every metric of conf/eval, and of added files, by its name; Hydra must be initialised."""
+    files = [file for file in list_choices("eval") if file != "none"]
+    metrics: Mapping[str, Any] = compose_job([f"eval=[{','.join(files)}]"])[0].eval
+    return metrics
 
 
 def find_finished(values: Mapping[str, object]) -> "Outcome | None":

@@ -27,6 +27,8 @@ EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSErr
 """Errors that a user can cause, besides out-of-memory errors."""
 MAX_LINE = 1200
 """Most characters of a message."""
+ALIKE = 0.8
+"""Least similarity of a key that is suggested; those of a group share the group's name."""
 SHELLS = ("bash", "fish", "zsh")
 """Shells for which Hydra completes words."""
 
@@ -42,23 +44,24 @@ def check_arguments(arguments: list[str]) -> str | None:
 
     Settings of a finished run are known to be valid; checking others imports their classes and torch.
     """
-    words: Sequence[str] = ()
+    job: Sequence[str] = ()
     try:
         parsed = parse_options(arguments)
-        words = parsed.overrides
+        words = job = parsed.overrides
         if parsed.shell_completion:
             return _check_completion(words)
         runs = parsed.cfg is None and (parsed.multirun or Command.parse(arguments).kind != "option")
+        of_hydra = [word for word in words if word.lstrip("+~").startswith("hydra")]
         with hydra_of_kvbench():
             check_search_path()
-            for overrides in cover_values([*_list_added_words(parsed.overrides), *parsed.overrides]):
-                cfg, _ = compose_job(overrides)
+            for job in cover_values([*_list_added_words(words), *words]):
+                cfg, _ = compose_job(job)
                 if runs and not ((values := read_values(cfg)).get("task") == "run" and find_finished(values)):
                     check_runs_dir(check_values(values))
-            if of_hydra := [word for word in words if word.lstrip("+~").startswith("hydra")]:
+            if of_hydra:
                 compose_job(of_hydra)
     except EXPECTED as error:
-        return describe_error(error, words)
+        return describe_error(error, job)
     return None
 
 
@@ -156,13 +159,12 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
     """Return one line that names the key, from the lines of Hydra's message and of its cause."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if match := re.match(r"Could not (?:override|delete from config\.) '(.+?)'", lines[0]):
-        key = match[1].rpartition("@")[2]
-        if key in (keys := _list_keys(arguments)):
-            return f"{key}: no such key in the choice of {key.partition('.')[0]}"
+        key, keys = match[1].rpartition("@")[2], _list_keys(arguments)
         whole = [one for one in reversed(keys) if one.endswith(f".{key}")]  # of groups first
-        near = [one for one in get_close_matches(key, keys, 3) if one != key.rpartition(".")[0]]  # its group
+        near = [one for one in get_close_matches(key, keys, 3, ALIKE) if one.count(".") == key.count(".")]
         meant = " or ".join(whole or near[:1])
-        return f"{key}: no such key" + (f"; did you mean {meant}?" if meant else "")
+        chosen = (f" with {word}" for word in arguments if word.startswith(f"{key.partition('.')[0]}="))
+        return f"{key}: no such key" + (f"; did you mean {meant}?" if meant else next(chosen, ""))
     if match := re.match(r"Missing mandatory value: (\S+)", lines[0]):
         key = next((line.partition(" ")[2] for line in lines if line.startswith("full_key")), match[1])
         return f"{key}: missing; set {key}=..."

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from omegaconf import DictConfig
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.instantiate import instantiate
@@ -50,7 +50,7 @@ def show_findings(findings: Sequence[Finding]) -> None:
     Raises:
         ConfigError: the state of a finding is `error`.
     """
-    table = Table(box=None, show_header=False)
+    table = Table("", "", Column(overflow="fold"), box=None, show_header=False)
     for finding in findings:
         table.add_row(finding.subject, f"[{COLOURS[finding.state]}]{finding.state}[/]", escape(finding.text))
     CONSOLE.print(table)

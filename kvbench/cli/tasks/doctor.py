@@ -4,12 +4,12 @@ import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import hydra
 import torch
 from omegaconf import DictConfig
 
+from kvbench.cli.config.compose import compose_metrics
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.config.search_path import leaving_out, list_choices
+from kvbench.cli.config.search_path import leaving_out
 from kvbench.cli.tasks.check import Finding, show_findings
 from kvbench.core.devices import count_gpus
 from kvbench.core.extras import list_extras
@@ -25,10 +25,8 @@ LIBRARIES = ("kvbench", "torch", "triton", "hydra-core", "numpy")
 
 def doctor(_: DictConfig, settings: Settings) -> None:
     """Do `task=doctor`: describe this machine and this installation; nothing is loaded."""
-    chosen = [name for name in list_choices("eval") if name != "none"]
-    every = hydra.compose("config", overrides=[f"eval=[{','.join(chosen)}]"]).eval
     evaluators = {}
-    for name, node in every.items():
+    for name, node in compose_metrics().items():
         with leaving_out(f"eval.{name}"):
             evaluators[name] = instantiate(node)
     show_findings(list(examine(evaluators, settings.runs_dir)))
@@ -87,6 +85,9 @@ def _list_metrics(evaluators: Mapping[str, Evaluator]) -> Iterator[Finding]:
         yield Finding(
             "metrics", "note", f"{', '.join(fetched)}: weights missing; get them with: {FETCH_COMMAND}"
         )
+    others: dict[str, list[str]] = {}
     for name, reasons in missing.items():
-        if others := [reason for reason in reasons if FETCH_COMMAND not in reason]:
-            yield Finding(f"eval={name}", "note", "; ".join(others))
+        if reason := "; ".join(one for one in reasons if FETCH_COMMAND not in one):
+            others.setdefault(reason, []).append(name)
+    for reason, names in others.items():
+        yield Finding("metrics", "note", f"{', '.join(names)}: {reason}")

@@ -43,8 +43,8 @@ def show_keys(topic: str, name: str) -> None:
         rows = [(word, about) for word, about in list_keys() if is_read(word.partition("=")[0], name)]
     else:
         raise ConfigError(f"task={show(name)}: no such task{suggest(name, TASKS, 'task')}")
-    say(title)
-    for line in align(rows, CONSOLE.width):
+    CONSOLE.print(title, highlight=False, markup=False)
+    for line in align(rows, CONSOLE.width - 2, whole=True):
         say(f"  {line}")
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 from typing import Any
 
 from kvbench.cli.config.compose import hydra_of_kvbench
@@ -24,7 +25,7 @@ Row = tuple[str, ...]
 def show_list(words: Sequence[str]) -> None:
     """Print a line for each choice of some kinds, or for those whose line has all other words; without any, the kinds.
 
-    Lines end at the width of a terminal; with a word they are whole, and variants in folders are listed too.
+    Lines end at the width of a terminal; with a word they go on below, and variants in folders are listed too.
 
     Args:
         words: words of the command after `list`.
@@ -48,7 +49,7 @@ def show_list(words: Sequence[str]) -> None:
     for kind, (rows, hidden) in found.items():
         if len(kinds) > 1 and rows:
             say(f"== {kind} ==")
-        for line in align(rows, None if asked or not CONSOLE.is_terminal else CONSOLE.width):
+        for line in align(rows, CONSOLE.width if CONSOLE.is_terminal else None, whole=bool(asked)):
             say(line)
         if hidden:
             say(f"and {hidden} variants in folders: kvbench list {kind} /")
@@ -101,9 +102,15 @@ def describe_model(_: str, model: Any) -> Row:
     return type(model).__module__.split(".")[-2], "shipped" if is_shipped else repo or "yours"
 
 
-def align(rows: Sequence[Row], width: int | None) -> Iterator[str]:
-    """Yield rows as lines with columns of one width, cut at the width of a terminal if there is one."""
+def align(rows: Sequence[Row], width: int | None, *, whole: bool = False) -> Iterator[str]:
+    """Yield rows as lines with columns of one width; a terminal's `width` cuts them, or breaks the last cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         line = "  ".join(map(str.ljust, row, widths)).rstrip()
-        yield line if width is None or len(line) <= width else f"{line[: width - 3]}..."
+        if width is None or len(line) <= width:
+            yield line
+        elif whole:
+            column = sum(length + 2 for length in widths[:-1])
+            yield from wrap(line, width, subsequent_indent=" " * min(column, width - 24))
+        else:
+            yield f"{line[: width - 3]}..."

@@ -1,19 +1,19 @@
 """Entrants of a race: the methods that fit, the evaluator of its metric, and runs that are drawn block by block."""
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from kvbench.cli.config.compose import compose_job, read_settings
+from kvbench.cli.config.compose import compose_job, compose_metrics, read_settings
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.messages import describe_error
-from kvbench.cli.config.racing import name_metrics
-from kvbench.cli.config.search_path import list_choices
+from kvbench.cli.config.search_path import leaving_out, list_choices
 from kvbench.cli.tasks.job import make_job
 from kvbench.core.bars import make_bar
 from kvbench.core.config import ConfigError, import_target
@@ -28,6 +28,8 @@ from kvbench.runs.partial import PartialRun, begin, extend
 
 OWN_KEYS = ("task", "metric", "methods", "margin", "choose", "eval", "against", "verbose")
 """Keys of the command that its runs do not get."""
+OF_SETS = ".eval.distribution."
+"""Package of the metrics of whole sets."""
 ODD = ("full", "kvpress")
 """Methods that start only when they are named: the reference itself, and the presses of another program."""
 
@@ -95,25 +97,29 @@ def keep_words(words: Sequence[str], evaluator: str) -> tuple[str, ...]:
 def find_evaluator(cfg: Mapping[str, Any], metric: str) -> tuple[str, MetricSpec]:
     """Return the name in conf/eval of the evaluator of a metric, and the metric's specification.
 
-    The evaluators of the command come first, then the file that names the metric.
+    The evaluators of the command come first, then the one that is named like the metric.
 
     Raises:
         ConfigError: no evaluator has the metric, it lacks weights or packages, or the metric is of a whole set.
     """
-    nodes = dict(cfg.get("eval") or {})
-    if (file := name_metrics().get(metric)) is not None:
-        nodes = dict(compose_job([f"eval=[{file}]"])[0].eval or {}) | nodes
-    evaluators: dict[str, Evaluator] = {name: instantiate(node) for name, node in nodes.items()}
-    for name, evaluator in evaluators.items():
-        if metric not in evaluator.metrics:
-            continue
-        if lacking := find_missing(evaluator):
-            raise ConfigError(f"metric={metric}: {'; '.join(lacking)}")
-        return name, evaluator.metrics[metric]
-    known = sorted({one for evaluator in evaluators.values() for one in evaluator.metrics})
-    raise ConfigError(
-        f"metric={metric}: no such metric in eval{suggest(metric, known, 'eval')}; name its file in eval=[...]"
-    )
+    own, every = dict(cfg.get("eval") or {}), compose_metrics()
+    alike = [name for name in every if name == re.split(r"[/\[]", metric)[0]]
+    known: dict[str, None] = {}
+    for name in dict.fromkeys((*own, *alike, *every)):
+        with nullcontext() if name in own else leaving_out(f"eval.{name}"):
+            evaluator: Evaluator = instantiate(own[name] if name in own else every[name])
+            known |= dict.fromkeys(evaluator.metrics)
+        if metric in known:
+            break
+    else:
+        raise ConfigError(f"metric={metric}: no such metric{suggest(metric, known, 'eval')}")
+    if OF_SETS in type(evaluator).__module__:
+        raise ConfigError(
+            f"metric={metric}: is of a whole set of images, which prompts cannot be compared by; use psnr or lpips"
+        )
+    if lacking := find_missing(evaluator):
+        raise ConfigError(f"metric={metric}: {'; '.join(lacking)}")
+    return name, evaluator.metrics[metric]
 
 
 def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job], dict[str, str]]:

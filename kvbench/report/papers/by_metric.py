@@ -9,7 +9,7 @@ from rich.console import Console
 from kvbench.report.conditions import is_full
 from kvbench.report.memory import name_time
 from kvbench.report.papers.comparison import format_cost, list_variants
-from kvbench.report.papers.published import COSTS, PublishedTable, find, model_of, prompts_of
+from kvbench.report.papers.published import COSTS, OF_PROCESS, PublishedTable, find, model_of, prompts_of
 from kvbench.report.papers.speed import MEASURES, Timing
 from kvbench.report.runs_table import find_metric, list_metrics, order_runs
 from kvbench.report.tables import Row, format_cell, publish
@@ -17,8 +17,6 @@ from kvbench.runs.record.results import Results
 
 OF_SETS = re.compile(r"(s?fid|kid|cmmd|fd_|mind)|(is|precision|recall)\b")
 """Names of metrics of a whole set of samples, which the number of samples moves."""
-OF_PROCESS = ("memory GB", "saving %", "images/s", "tokens/s", "latency s")
-"""Published columns that a paper's card, batch and program decide."""
 Printed = Mapping[str, Mapping[str, Sequence[str]]]
 """Names of tables by number and metric."""
 
@@ -65,7 +63,9 @@ def collect_printed(tables: Sequence[PublishedTable], run: Results) -> Printed:
     found: dict[str, dict[str, list[str]]] = {}
     for table in tables:
         labels, where = _choose_labels(table, run), [table.rows[place] for place in table.find_rows(run)]
-        for label, settings, metric in ((a, b, c) for a in labels for b in where for c in table.metrics):
+        for label, settings, metric in (
+            (a, b, c) for a in labels for b in where for c in table.find_compared(run)
+        ):
             if (cell := table.cell(label, settings, metric)) is not None:
                 name = prompts_of(label) if table.sources else " ".join((table.name, *label.split(" ")[1:]))
                 found.setdefault(metric, {}).setdefault(cell, []).append(name)
@@ -108,6 +108,8 @@ def _describe_sources(tables: Sequence[PublishedTable], run: Results, used: Coll
     """Yield what the tables, and the sources of a table of several, that have a number are of."""
     chosen = [table for table in tables if table.name in {name.split(" ")[0] for name in used}]
     others = {model_of(_choose_labels(table, run)[0]) for table in chosen} - {run.model}
+    if run.model_label != run.model:
+        yield "weights are random: published scores are left out, since they do not compare"
     if others:
         yield f"published numbers are of {', '.join(sorted(others))}: {run.model} only rehearses the command"
     for table in chosen:

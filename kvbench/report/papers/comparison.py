@@ -25,7 +25,7 @@ from kvbench.report.papers.published import (
 )
 from kvbench.report.runs_table import find_metric, order_runs
 from kvbench.report.seeds import list_counts, name_count
-from kvbench.report.tables import Cell, Row, drop_columns, print_rows, publish
+from kvbench.report.tables import Cell, Row, drop_columns, print_line, print_rows, publish
 from kvbench.runs.record.results import Results
 
 BASELINE_METHODS = ("random", "first_scales")
@@ -98,7 +98,9 @@ def show_comparison(console: Console, table: PublishedTable, runs: Sequence[Resu
     """Print measured and published numbers, write them into report-<table>.md and .tex, and draw the figure."""
     own = [run for _, run in _match(table, runs)]
     if not own:
-        console.print(f"{table.name}: no finished run matches a row of this table", highlight=False)
+        console.print(
+            f"{table.name}: no finished run matches a row; scores need trained weights", highlight=False
+        )
         return
     rows, lead = make_rows(table, own), len(_list_settings(table, own[0], own))
     title = f"{make_title(table, own)} (with 95 % intervals).{describe_rows(own, rows)}"
@@ -108,7 +110,7 @@ def show_comparison(console: Console, table: PublishedTable, runs: Sequence[Resu
     if section is not None:
         write_whole(runs_dir / f"report-{table.name}.tex", write_latex([section]))
     if table.figure is not None and not can_draw():
-        console.print(NOT_INSTALLED, markup=False, highlight=False, soft_wrap=True)
+        print_line(console, NOT_INSTALLED, "")
     elif table.figure == "fidelity":
         for path in draw_fidelity(runs_dir, runs, table.name):
             console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
@@ -177,6 +179,8 @@ def _list_printed(
     table: PublishedTable, labels: Sequence[str], where: Settings, metric: str, run: Results
 ) -> str:
     """Return the published cells of a row; only the run's model counts in a table of several sources."""
+    if metric not in table.find_compared(run):
+        return "-"
     cells = {label: table.cell(label, where, metric) for label in labels}
     if table.sources:
         own = {label: cell for label, cell in cells.items() if cell and model_of(label) == run.model_label}

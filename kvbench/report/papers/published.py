@@ -32,6 +32,8 @@ COSTS: Mapping[str, Callable[[Results], float | None]] = {
     "LSE drift": lambda run: run.memory.lse_drift,
 }
 """Published columns of memory and time, which are not metrics of a run."""
+OF_PROCESS = ("memory GB", "saving %", "images/s", "tokens/s", "latency s")
+"""Published columns that a paper's card, batch and program decide."""
 Settings = Mapping[str, tuple[str, ...]]
 """Accepted values by setting; a row of a table matches a run that has one of them for each setting."""
 
@@ -126,14 +128,22 @@ class PublishedTable:
         """Return the places, in `rows`, of the rows whose settings, and the settings that all rows share, a run has.
 
         A table of several sources also must contain the run's model, as full caches of different models do not compare.
+        A run of random weights needs a column of memory or time.
         """
         if self.sources and run.model_label not in map(model_of, self.models):
+            return []
+        if not self.find_compared(run):
             return []
         own: dict[str, object] = {}
         if not self._agree(self._shared, run, own):
             return []
         places = sorted({*self._by_method.get(run.method, ()), *self._by_method[None]})
         return [place for place in places if self._agree(self.rows[place], run, own)]
+
+    def find_compared(self, run: Results | Measured) -> list[str]:
+        """Return the columns that can stand beside a run's numbers: without scores if its weights are random."""
+        is_random = run.model_label != run.model
+        return [name for name in self.metrics if not is_random or name in (*COSTS, *OF_PROCESS)]
 
     def _agree(self, where: Settings, run: Results | Measured, own: dict[str, object]) -> bool:
         """Return whether a run has one of the values of each setting; `own` keeps the run's settings that were read."""

@@ -14,7 +14,7 @@ from kvbench.core.files import check_file
 from kvbench.methods.heatkv.scores import rank_heads, scas
 from kvbench.report.figures.draw import NOT_INSTALLED, can_draw
 from kvbench.report.papers.published import PublishedTable, parse_number
-from kvbench.report.tables import Row, publish
+from kvbench.report.tables import Row, print_line, publish
 
 MASS_TENSOR = "mass"
 """Tensor of the calibrations whose rankings are compared (`kvbench.methods.heatkv.scores`)."""
@@ -67,7 +67,7 @@ def show_stability(
     )
     publish(console, title, rows, 1, runs_dir / f"report-{table.name}.md")
     if not can_draw():
-        console.print(NOT_INSTALLED, markup=False, highlight=False, soft_wrap=True)
+        print_line(console, NOT_INSTALLED, "")
         return
     from kvbench.report.figures import plots, styles  # take long to import
 
