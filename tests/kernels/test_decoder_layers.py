@@ -11,14 +11,10 @@ from torch import Tensor
 
 from kvbench.kernels import qk_norm_rope, rms_norm, swiglu
 from kvbench.kernels.qk_norm_rope import HeadNorms
-from tests.support.triton_device import DEVICE, needs_triton
+from tests.support.triton_device import DEVICE, needs_triton, random
 
 HALVES = [torch.bfloat16, torch.float16]
 Program = Callable[..., Any]
-
-
-def random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def on_gpu(name: str) -> Program:

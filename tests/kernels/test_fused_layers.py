@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from kvbench.kernels import modulate, products, qk_norm_rope
 from kvbench.kernels.linear import linear
-from tests.support.triton_device import DEVICE, needs_triton
+from tests.support.triton_device import DEVICE, needs_triton, random
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 CPU = torch.device("cpu")
@@ -27,10 +27,6 @@ def close(found: Tensor, expected: Tensor, dtype: torch.dtype, through: Tensor) 
     bound = 4 * SINGLE * through + torch.finfo(dtype).eps * expected.abs()
     excess = (found.cpu().double() - expected).abs() / bound.clamp_min(1e-30)
     assert excess.max() <= 1, excess.max()
-
-
-def random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @given(

@@ -5,13 +5,9 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.group_norm import group_norm
-from tests.support.triton_device import DEVICE, needs_triton
+from tests.support.triton_device import DEVICE, needs_triton, random
 
 EPSILON = 1e-6
-
-
-def random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def exact(x: Tensor, groups: int, weight: Tensor, bias: Tensor, silu: bool, rounded: torch.dtype) -> Tensor:

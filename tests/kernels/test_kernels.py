@@ -1,13 +1,15 @@
 """Ragged attention, attention mass and row compaction against plain loops over rows."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from benchmarks.support.cuda_branches import attend_slowly
 from benchmarks.support.reference_attention import agrees, scores
@@ -19,7 +21,8 @@ from kvbench.kernels.compact import rebuild, source_table
 from kvbench.kernels.layout import Past, empty_layout, list_positions, view_group
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from tests.support.places import ROOT
-from tests.support.ragged_rows import CASES, Case, check, check_mass, make
+from tests.support.ragged_rows import CASES, HALF, Case, check, check_mass, make
+from tests.support.triton_device import DEVICE, needs_triton
 
 
 @st.composite
@@ -140,49 +143,79 @@ def test_weights_are_rounded_as_fused_kernels_round_them(dtype: torch.dtype, cau
     ).float().mean() < 0.9
 
 
+Buffers = tuple[Tensor, ...]
+"""Keys and values, or keys alone."""
+
+
+def rebuild_each(old: Buffers, new: Buffers, source: Tensor, out: Buffers) -> None:
+    for storage, current, moved in zip(old, new, out, strict=True):
+        rebuild(storage, current, source, moved)
+        assert torch.equal(moved, rebuild(storage, current, source))
+
+
+def rebuild_on_gpu(*given: Any) -> None:
+    from kvbench.kernels.triton.compact import rebuild_triton
+
+    rebuild_triton(*given)
+
+
+@pytest.mark.parametrize(
+    ("device", "program"),
+    [("cpu", rebuild_each), pytest.param(DEVICE, rebuild_on_gpu, marks=needs_triton)],
+    ids=["torch", "triton"],
+)
 @given(
     rows=st.integers(1, 6),
-    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6),
-    seed=st.integers(0, 10**6),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    channels=st.sampled_from((8, 20, 24, 64)),
+    stored=st.sampled_from((torch.float32, HALF)),
     share=st.sampled_from((0.0, 0.3, 0.7, 1.0)),
+    seed=st.integers(0, 10**6),
 )
-@settings(max_examples=120, deadline=None)
-def test_plan_and_rebuild_equal_lists(rows: int, lengths: list[int], seed: int, share: float) -> None:
+@settings(max_examples=20, deadline=None)
+def test_plan_and_rebuild_equal_lists(
+    device: str, program: Callable[..., None], rows: int, lengths: list[int], channels: int,
+    stored: torch.dtype, share: float, seed: int,
+) -> None:  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
-    layout, storage = empty_layout(rows, "cpu"), torch.empty(2, 0, 1)
-    model: list[list[int]] = [[] for _ in range(rows)]
-    start = 0
+    layout, start = empty_layout(rows, device), 0
+    storage = torch.empty(2, 0, channels, dtype=stored, device=device)
+    negative = storage  # instead of values: keys of the opposite sign, in another memory order
+    model: list[dict[int, Tensor]] = [{} for _ in range(rows)]
     for length in lengths:
+        current = torch.randn(2, length, rows, channels, generator=generator).to(device)
         seen = list_positions(layout, start, length)
-        keep = torch.rand(seen.shape, generator=generator) < share
+        keep = (torch.rand(seen.shape, generator=generator) < share).to(device)
         for row, held in enumerate(model):
-            chosen = {int(p) for p in seen[row][keep[row]] if p >= 0}
-            model[row] = [p for p in [*held, *range(start, start + length)] if p in chosen]
-        # Each stored value names its batch, row and position.
-        place = torch.arange(start, start + length) + 1000 * torch.arange(rows)[:, None]
-        current = (place + 100_000 * torch.arange(2)[:, None, None]).double()[..., None]
-        current = current.transpose(1, 2).contiguous().transpose(1, 2)  # heads inside tokens
+            held |= dict(enumerate(current[:, :, row].to(stored).unbind(1), start))
+            chosen = {p for p in seen[row][keep[row]].tolist() if p >= 0}
+            model[row] = {p: x for p, x in held.items() if p in chosen}
         layout, source = source_table(layout, keep, start, length)
-        storage = rebuild(storage, current, source)
+        old, new = (storage, negative), (current.transpose(1, 2), -current.transpose(1, 2).contiguous())
+        storage, negative, alone = storage.new_empty(3, 2, layout.total, channels).unbind()
+        program(old, new, source, (storage, negative))
+        program(old[:1], new[:1], source, (alone,))
         start += length
-        assert layout.total == sum(map(len, model)) == storage.shape[1]
-        assert storage.dtype == torch.float32
-        for row, held in enumerate(model):
-            assert [p for p in layout.positions[row].tolist() if p >= 0] == held
-            slots = storage[:, layout.offsets[row] : layout.offsets[row] + len(held), 0]
-            assert slots[0].tolist() == [1000 * row + p for p in held]
-            assert slots[1].tolist() == [100_000 + 1000 * row + p for p in held]
-        assert layout.longest == layout.positions.shape[1] == max(map(len, model))
-        assert layout.lengths.tolist() == list(layout.counts) == [len(held) for held in model]
-        assert layout.order.tolist() == sorted(range(rows), key=lambda row: -len(model[row]))
+        assert torch.equal(alone, storage)
+        assert torch.equal(negative, -storage)
+        counts = [len(held) for held in model]
+        assert layout.total == sum(counts)
+        assert layout.longest == layout.positions.shape[1] == max(counts)
+        assert layout.lengths.tolist() == list(layout.counts) == counts
+        assert layout.order.tolist() == sorted(range(rows), key=lambda row: -counts[row])
         assert (layout.lengths.dtype, layout.order.dtype) == (torch.int32, torch.int32)
         assert [layout.order[place] for place in layout.places] == list(range(rows))
-        assert layout.uniform == (len({len(held) for held in model}) == 1)
+        assert layout.uniform == (len(set(counts)) == 1)
         members = iter(layout.order.tolist())
+        views = {}
         for group in layout.groups:
-            for values, row in zip(view_group(storage, group)[0], islice(members, group.size), strict=True):
-                assert values[:, 0].tolist() == [1000 * row + p for p in model[row]]
-        assert not list(members)
+            views |= dict(zip(islice(members, group.size), view_group(storage, group)[0], strict=True))
+        for row, held in enumerate(model):
+            assert [p for p in layout.positions[row].tolist() if p >= 0] == [*held]
+            first = int(layout.offsets[row])
+            slots = storage[:, first : first + len(held)]
+            assert torch.equal(slots, torch.stack([*held.values()], 1) if held else slots)
+            assert torch.equal(views[row], slots[0])
 
 
 def imported(tree: ast.AST) -> Iterator[str]:

@@ -4,17 +4,13 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from kvbench.kernels.compact import source_table
-from kvbench.kernels.layout import empty_layout, list_positions
 from tests.support.ragged_rows import CASES, HALF, check, check_mass, make
 from tests.support.triton_device import DEVICE, needs_loops
 
 pytest.importorskip("triton")
 
 from kvbench.kernels.triton.attention_mass import attention_mass_triton
-from kvbench.kernels.triton.compact import rebuild_triton
 from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
 
 
@@ -69,50 +65,6 @@ def test_mass(tokens: int, folds: int, power: int, known: bool, causal: bool, **
     last = torch.arange(tokens, dtype=torch.int32, device=DEVICE).repeat(folds) if causal else None
     mass = attention_mass_triton(case.q, case.k, case.stored, 0.3, power=power, lse=lse, tokens=last)
     check_mass(mass, case, 0.3, power, causal)
-
-
-@given(
-    steps=st.lists(st.integers(1, 40), min_size=1, max_size=4),
-    rows=st.integers(1, 4),
-    channels=st.sampled_from((8, 20, 24, 64)),
-    dtypes=st.sampled_from(((torch.float32, torch.float32), (HALF, torch.float32))),
-    share=st.sampled_from((0.0, 0.4, 1.0)),
-    seed=st.integers(0, 10**6),
-)
-@settings(max_examples=20, deadline=None)
-def test_rebuild(
-    steps: list[int],
-    rows: int,
-    channels: int,
-    dtypes: tuple[torch.dtype, torch.dtype],
-    share: float,
-    seed: int,
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    layout, start = empty_layout(rows, DEVICE), 0
-    storage = torch.empty(2, 0, channels, dtype=dtypes[0], device=DEVICE)
-    negative = storage  # instead of values: keys of the opposite sign, in another memory order
-    model: list[list[Tensor]] = [[] for _ in range(rows)]
-    for length in steps:
-        current = torch.randn(2, length, rows, channels, generator=generator).to(DEVICE, dtypes[1])
-        keep = (torch.rand(rows, layout.longest + length, generator=generator) < share).to(DEVICE)
-        exists = list_positions(layout, start, length) >= 0
-        for row, held in enumerate(model):
-            held += current[:, :, row].to(dtypes[0]).unbind(1)
-            model[row] = [x for x, stays in zip(held, keep[row, exists[row]].tolist(), strict=True) if stays]
-        layout, source = source_table(layout, keep, start, length)
-        old, new = (storage, negative), (current.transpose(1, 2), -current.transpose(1, 2).contiguous())
-        storage, negative, alone = storage.new_empty(3, 2, layout.total, channels).unbind()
-        rebuild_triton(old, new, source, (storage, negative))
-        rebuild_triton(old[:1], new[:1], source, (alone,))
-        start += length
-        assert torch.equal(alone, storage)
-        assert torch.equal(negative, -storage)
-        for row, held in enumerate(model):
-            first = int(layout.offsets[row])
-            assert int(layout.lengths[row]) == len(held)
-            for slot, expected in enumerate(held):
-                assert torch.equal(storage[:, first + slot], expected)
 
 
 @needs_loops

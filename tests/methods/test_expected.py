@@ -17,6 +17,7 @@ from kvbench.methods.shared.output_norms import measure_output
 from kvbench.methods.shared.select import choose_best
 from kvbench.methods.shared.view import View
 from kvbench.models.parts.rotary import rotate_line
+from tests.support.drawing import halves_as_pairs
 from tests.support.engine import listening, open_cache, prepared, run, small, tokens_of
 from tests.support.evict_goldens import close_score, list_cases, load_case, mark
 from tests.support.goldens import load_golden
@@ -102,11 +103,6 @@ CASES = {  # settings, base of the rotation
 }
 
 
-def interleave(x: Tensor) -> Tensor:
-    """Channels that rotate together in the program as neighbours."""
-    return x.unflatten(-1, (2, -1)).mT.flatten(-2)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_scores_and_choices_are_the_programs(case: str) -> None:
     golden, (settings, base) = load_golden("nm_capkv"), CASES[case]
@@ -118,7 +114,7 @@ def test_scores_and_choices_are_the_programs(case: str) -> None:
         "text", 1, heads, channels, next_token(tokens, [512]), 1, channels**-0.5, padding_counts=False
     )
     rotation = rotate_line(tokens + 512, channels, base)
-    rotated = torch.view_as_complex(interleave(queries).unflatten(-1, (-1, 2)).contiguous())
+    rotated = torch.view_as_complex(halves_as_pairs(queries).unflatten(-1, (-1, 2)).contiguous())
     rotated = torch.view_as_real(rotated * rotation[:tokens]).flatten(-2)
     method = CapKV(**settings)
     cache = open_cache(method, spec, f"{kept.shape[2]}", rotation=rotation)
@@ -133,7 +129,7 @@ def test_scores_and_choices_are_the_programs(case: str) -> None:
     asked = listening(method)
     cache.reset(len(keys))
     cache.begin(spec.segments[0])
-    cache.attend(0, rotated, interleave(keys), values)
+    cache.attend(0, rotated, halves_as_pairs(keys), values)
     first = method.leading
     torch.testing.assert_close(scores[0][:, first:], score.flatten(0, 1)[:, first:], rtol=1e-4, atol=0)
     assert asked[0].ids() == kept.flatten(0, 1).tolist()

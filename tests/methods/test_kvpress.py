@@ -15,6 +15,7 @@ from kvbench.methods import presses
 from kvbench.methods.presses import KVPress, PressError, find_ratio, list_presses, make_press
 from kvbench.methods.shared.base import Method
 from kvbench.models.parts.rotary import rotate_line
+from tests.support.drawing import halves_as_pairs
 from tests.support.engine import D, listening, open_cache, run, small, tokens_of, watch
 from tests.support.places import ROOT
 
@@ -42,11 +43,6 @@ OURS = {
 needs_kvpress = pytest.fixture(
     lambda: pytest.importorskip("kvpress", reason="the extra `kvpress` is not installed")
 )
-
-
-def interleave(x: Tensor) -> Tensor:
-    """Channels that rotate together in transformers as neighbours."""
-    return x.unflatten(-1, (2, -1)).mT.flatten(-2)
 
 
 @cache
@@ -102,7 +98,7 @@ def official_scores(name: str) -> Tensor:
 def kept_here(method: Method) -> list[list[int]]:
     """Positions that each head keeps of the prompt, in the cache."""
     *_, x = attention()
-    prompt = (interleave(x["q"]), interleave(x["k"]), x["v"])
+    prompt = (halves_as_pairs(x["q"]), halves_as_pairs(x["k"]), x["v"])
     later = tuple(part[:, :, :LATER] for part in prompt)
     cache = open_cache(method, SPEC, KEPT, rotation=rotate_line(TOKENS + LATER, D, 10000.0))
     asked = listening(method)

@@ -12,6 +12,7 @@ from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.triattention import QueryCentres, TriAttention
 from kvbench.models.parts.rotary import rotate_grid, rotate_line
+from tests.support.drawing import halves_as_pairs
 from tests.support.engine import listening, open_cache, prepared, run, tokens_of
 from tests.support.goldens import load_golden
 
@@ -22,11 +23,6 @@ CASES = {  # rotary base, budget, horizon, tokens of the prompt, next position
 }
 LATER = 16
 """Tokens between the first and the second round."""
-
-
-def interleave(x: Tensor) -> Tensor:
-    """Channels f and f + D/2, which rotate together in the references, as neighbours."""
-    return x.unflatten(-1, (2, -1)).mT.flatten(-2)
 
 
 @dataclass
@@ -83,7 +79,7 @@ def views_of(case: str) -> list[Any]:
     g, (_, _, _, prompt, _) = load_golden(f"ld_triattention_{case}"), CASES[case]
     segment = spec_of(case).segments[1]
     return [
-        Held(interleave(keys), g["position"].expand(len(keys), -1), segment, prompt, layer)
+        Held(halves_as_pairs(keys), g["position"].expand(len(keys), -1), segment, prompt, layer)
         for layer, keys in enumerate(g["keys"])
     ]
 
@@ -142,7 +138,7 @@ def test_a_second_round_keeps_the_same(case: str) -> None:
     kept, method = g["keep.layer_head_max.z"], method_of(case)
     for layer, keys in enumerate(g["keys"]):
         old = keys.gather(1, kept[layer, :, :, None].expand(-1, -1, keys.shape[-1]))
-        joined = interleave(torch.cat((old, g["round2.new_keys"][layer]), 1))
+        joined = halves_as_pairs(torch.cat((old, g["round2.new_keys"][layer]), 1))
         view = Held(joined, g["round2.position"][layer], spec_of(case).segments[2], prompt, layer)
         assert slots(method.keep(view)) == g["round2.keep"][layer].tolist()  # type: ignore[arg-type]
 
@@ -151,7 +147,7 @@ def line_inputs() -> list[list[tuple[Tensor, ...]]]:
     """Keys of `line`, which have no gaps, as a generation's; values and queries do not matter."""
     g, spec = load_golden("ld_triattention_line"), spec_of("line")
     last = torch.zeros(spec.layers, spec.heads, 1, spec.head_dim)
-    keys = torch.cat((interleave(g["keys"]), interleave(g["round2.new_keys"]), last), 2)
+    keys = torch.cat((halves_as_pairs(g["keys"]), halves_as_pairs(g["round2.new_keys"]), last), 2)
     parts = keys.split([segment.length for segment in spec.segments], 2)
     return [[(k.repeat(1, spec.group, 1, 1), k, k) for k in part[:, None]] for part in parts]
 
@@ -177,7 +173,7 @@ def test_a_generation_keeps_what_the_authors_keep(shared: Any, name: str) -> Non
 @pytest.mark.parametrize("case", CASES)
 def test_a_calibration_finds_the_centres_of_the_authors(case: str) -> None:
     g, spec = load_golden(f"ld_triattention_{case}"), spec_of(case)
-    queries = interleave(g["cal.q_turned"])
+    queries = halves_as_pairs(g["cal.q_turned"])
     tokens = queries.shape[1]
     spec = replace(spec, layers=1, segments=next_token(tokens // 2, [10, tokens - tokens // 2 - 10]))
     keys = torch.zeros(1, spec.heads, tokens, spec.head_dim)

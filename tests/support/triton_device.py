@@ -4,6 +4,7 @@ import importlib.util
 
 import pytest
 import torch
+from torch import Tensor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HERE = importlib.util.find_spec("triton") is not None
@@ -34,3 +35,7 @@ needs_loops = pytest.mark.skipif(
     not HERE or not _reads_bounds(),
     reason="Triton is not installed, or its interpreter is too old for this NumPy",
 )
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
