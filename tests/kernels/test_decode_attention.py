@@ -1,7 +1,6 @@
 """New tokens over rows of unequal length, by a kernel and as arranged for torch, against double precision by rows."""
 
 from itertools import accumulate
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from benchmarks.support.reference_attention import attention, rounding
 from kvbench.kernels.decode_attention import Arrangement, decode_attention, prepare_rows
 from kvbench.kernels.layout import Past, arrange_rows, place_rows
+from tests.support.ragged_rows import Case
 from tests.support.triton_device import DEVICE, needs_loops
 
 # Interpreted, bfloat16 can be stored, but neither multiplied nor rounded to.
@@ -19,20 +19,14 @@ DTYPES = (torch.float32, torch.float16, *((torch.bfloat16,) if DEVICE == "cuda" 
 ROOM = 6
 
 
-class Case(NamedTuple):
-    """Storage of ragged rows with free slots behind them, random numbers in every slot, and new tokens."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    stored: Past
-
-
 def make(
     batch: int, held: list[int], queries: int, channels: int, dtype: torch.dtype = torch.float32,
     stored: torch.dtype | None = None, seed: int = 0, tokens: int = 1, device: str = DEVICE,
 ) -> Case:  # fmt: skip
-    """Queries in a model's memory order, keys and values as parts of one product [batch, tokens, 2, rows, D]."""
+    """Queries in a model's memory order, keys and values as parts of one product [batch, tokens, 2, rows, D].
+
+    Rows have free slots behind them, and every slot random numbers.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
