@@ -174,9 +174,15 @@ def rebuild_on_gpu(*given: Any) -> None:
 )
 @settings(max_examples=20, deadline=None)
 def test_plan_and_rebuild_equal_lists(
-    device: str, program: Callable[..., None], rows: int, lengths: list[int], channels: int,
-    stored: torch.dtype, share: float, seed: int,
-) -> None:  # fmt: skip
+    device: str,
+    program: Callable[..., None],
+    rows: int,
+    lengths: list[int],
+    channels: int,
+    stored: torch.dtype,
+    share: float,
+    seed: int,
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     layout, start = empty_layout(rows, device), 0
     storage = torch.empty(2, 0, channels, dtype=stored, device=device)

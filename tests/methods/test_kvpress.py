@@ -34,11 +34,19 @@ SETTINGS: Mapping[str, dict[str, Any]] = {
     "LeverageScorePress": {"sketch_dimension": SKETCH},
 }
 OURS = {
-    "KnormPress": "knorm", "KeyDiffPress": "keydiff", "SnapKVPress": "snapkv", "TOVAPress": "tova",
-    "StreamingLLMPress": "streaming_llm", "CURPress": "cur", "LagKVPress": "lagkv", "LeverageScorePress": "leverage",
-    "NonCausalAttnPress": "noncausal", "CompactorPress": "compactor", "ExpectedAttentionPress": "expected_attention",
+    "KnormPress": "knorm",
+    "KeyDiffPress": "keydiff",
+    "SnapKVPress": "snapkv",
+    "TOVAPress": "tova",
+    "StreamingLLMPress": "streaming_llm",
+    "CURPress": "cur",
+    "LagKVPress": "lagkv",
+    "LeverageScorePress": "leverage",
+    "NonCausalAttnPress": "noncausal",
+    "CompactorPress": "compactor",
+    "ExpectedAttentionPress": "expected_attention",
     "CapPress": "capkv",
-}  # fmt: skip
+}
 """The method that does the same, by press; both are compared in tests/methods by recorded scores."""
 needs_kvpress = pytest.fixture(
     lambda: pytest.importorskip("kvpress", reason="the extra `kvpress` is not installed")

@@ -104,13 +104,14 @@ def test_a_damaged_folder_of_shards_names_the_shard(
     [
         ({"weight_map": {"a": 3}}, r"model\.safetensors\.index\.json has no weight_map"),
         ([], r"model\.safetensors\.index\.json has no weight_map"),
-        *(({"weight_map": {"a": shard}}, "outside the folder") for shard in (
-            "../secret.safetensors", "/etc/secret.safetensors", "a/b.safetensors",
-        )),
+        *(
+            ({"weight_map": {"a": shard}}, "outside the folder")
+            for shard in ("../secret.safetensors", "/etc/secret.safetensors", "a/b.safetensors")
+        ),
         ({"weight_map": {"a": "gone.safetensors"}}, "not a readable checkpoint"),
         (None, r"no model\.safetensors, model\.safetensors.index.json"),
     ],
-)  # fmt: skip
+)
 def test_an_index_must_name_files_of_its_folder(index: object, message: str, tmp_path: Path) -> None:
     if index is not None:
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
