@@ -19,7 +19,7 @@ from kvbench.cli.config.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.config.messages import check_arguments
 from kvbench.cli.config.search_path import check_search_path
 from kvbench.cli.config.words import check_words, parse_options
-from kvbench.cli.console import describe_version, say
+from kvbench.cli.console import describe_version, say, stop
 from kvbench.cli.dispatch import configure_logging, prepare, read_job, run_task
 from kvbench.cli.streams import repair_streams
 from kvbench.cli.submit.background import start_in_background
@@ -85,7 +85,7 @@ def run_by_hydra(arguments: list[str]) -> None:
     if (command := Command.parse(arguments)).kind == "jobs":
         check_first(announce(command.overrides))
     if (problem := check_arguments(arguments)) is not None:
-        sys.exit(f"error: {problem}")
+        stop(problem)
     if (parsed := parse_options(arguments)).multirun and parsed.cfg:  # of Hydra's two, one would be ignored
         announce(parsed.overrides, every=True)
         return

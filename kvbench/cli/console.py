@@ -1,7 +1,11 @@
 """The terminal console for tables, and lines about this installation."""
 
+import logging
 import os
 import sys
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import ClassVar, NoReturn
 
 from rich.console import Console
 
@@ -15,9 +19,33 @@ ASKED = os.environ.get("COLUMNS", "")
 CONSOLE = Console(width=None if sys.stdout.isatty() else int(ASKED if ASKED.isdecimal() else 0) or FILE_WIDTH)
 
 
+class Once(logging.Filter):
+    """Passes each warning of a command once: jobs of a sweep share references, calibrations and settings."""
+
+    seen: ClassVar[set[str]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is no warning, or a new one."""
+        line = record.getMessage()
+        is_new = record.levelno != logging.WARNING or line not in self.seen
+        self.seen.add(line)
+        return is_new
+
+
+ONCE = Once()
+
+
 def say(line: str, style: str | None = None) -> None:
     """Print a line as it is: without markup, highlights or breaks at the terminal's width."""
     CONSOLE.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def stop(problem: str) -> NoReturn:
+    """End the process with an error in one line, which a terminal shows broken between words."""
+    line = f"error: {problem}"
+    if sys.stderr.isatty():
+        line = fill(line, get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+    sys.exit(line)
 
 
 def show_device(name: str) -> None:

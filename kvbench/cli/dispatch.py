@@ -16,7 +16,7 @@ from kvbench.cli.config.checks import check_runs_dir, count_processes
 from kvbench.cli.config.compose import check_values, compose_job, find_finished, hydra_of_kvbench, read_values
 from kvbench.cli.config.instantiate import allow_targets
 from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
-from kvbench.cli.console import CONSOLE, show_device
+from kvbench.cli.console import CONSOLE, ONCE, show_device
 from kvbench.cli.sweeps.extend import extend_sweeper
 from kvbench.cli.sweeps.jobs import is_alone, note_run
 from kvbench.cli.sweeps.outcomes import describe_failure
@@ -35,6 +35,7 @@ def prepare() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # disable Ray's telemetry
     logging.captureWarnings(capture=True)
+    ONCE.seen.clear()
     Plugins.instance().register(PluginSearchPath)
     extend_sweeper()
 
@@ -92,6 +93,8 @@ def run_task(cfg: DictConfig) -> object:
         else:
             show_status(CONSOLE, Path(cfg.work.folder), verbose=cfg.verbose)
         return None
+    for handler in logging.root.handlers:
+        handler.addFilter(ONCE)
     count_processes(cfg)
     # Importing torch takes seconds, so it comes after finished calls and checks of settings.
     values = read_values(cfg)

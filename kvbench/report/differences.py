@@ -176,15 +176,14 @@ def _list_cells(names: Sequence[str], metrics: Mapping[str, Metric | None]) -> d
 
 def show_calibrations(
     console: Console, runs: Sequence[Results], runs_dir: Path, output: Path, against: str | None = None
-) -> list[Path]:
-    """Print the table over calibrations and the table of differences to a method; return their Markdown files.
+) -> None:
+    """Print the table over calibrations and the table of differences to a method.
 
     Nothing is printed if no two runs differ in calibration.
 
     The files report-calibrations.md and report-calibrations-against-<method>.md are written to `output`. Without
     `against` there are no differences.
     """
-    written = []
     for base in dict.fromkeys((None, against)):
         if rows := make_calibration_rows(runs, runs_dir, base):
             what = "means" if base is None else f"mean differences to {base}"
@@ -194,5 +193,3 @@ def show_calibrations(
             path = output / f"report-calibrations{'' if base is None else f'-against-{base}'}.md"
             note = " ".join(list_notes(choose_calibrated(runs), list_shown(rows), peaks=False))
             publish(console, title, rows, list(rows[0]).index("n") + 1, path, note)
-            written.append(path)
-    return written

@@ -16,7 +16,7 @@ from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_setti
 from kvbench.cli.config.messages import MAX_LINE, describe_error
 from kvbench.cli.config.words import check_overrides
 from kvbench.cli.submit.summary import Summary
-from kvbench.cli.sweeps.launcher_settings import SETTINGS, check_launcher_settings
+from kvbench.cli.sweeps.launchers import SETTINGS, check_launcher_settings
 from kvbench.core.config import ConfigError, check_file, read_count
 from tests.support.command_line import run_python
 from tests.support.places import ROOT

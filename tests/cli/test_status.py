@@ -38,8 +38,8 @@ def render(folder: Path, *, verbose: bool = False) -> list[str]:
 
 def test_a_log_says_what_its_worker_did(tmp_path: Path) -> None:
     with writing_log(tmp_path, "cpu", 60.0) as log:
-        log.note_block(Block("swa-1", 4, 2.0))
-        log.note_block(Block("swa-1", 4, 6.0))
+        log.write(vars(Block("swa-1", 4, 2.0)))
+        log.write(vars(Block("swa-1", 4, 6.0)))
         [running] = read_logs(tmp_path)
     [ended] = read_logs(tmp_path)
     assert (running.alive, ended.alive) == (True, False)

@@ -19,9 +19,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from kvbench.cli.config.checks import check_hydra, check_kinds, check_preset
 from kvbench.cli.config.instantiate import VERSION_BASE
 from kvbench.cli.config.loader import parse_word, use_caching_loader
-from kvbench.cli.config.racing import check_race
 from kvbench.cli.config.search_path import list_choices
-from kvbench.cli.config.words import check_against, check_overrides
+from kvbench.cli.config.words import check_against, check_overrides, check_race
 from kvbench.core.config import ConfigError
 from kvbench.core.gpus import AUTO, resolve_device, resolve_noise
 from kvbench.core.settings import READING_TASKS, Settings

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override
 from kvbench.cli.config.command import SWEEP_TASKS, Command
 from kvbench.cli.config.loader import is_about_group
 from kvbench.cli.config.search_path import list_choices
-from kvbench.core.config import ConfigError, shorten
+from kvbench.core.config import ConfigError, shorten, show
 from kvbench.core.settings import GROUPS, TASKS
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.core.suggestions import suggest
@@ -279,3 +279,23 @@ def check_against(against: str, runs_dir: Path) -> None:
         raise ConfigError(
             f"against={shorten(against)}: neither a method nor the folder of a run in {runs_dir}{methods}"
         )
+
+
+def check_race(values: Mapping[str, object]) -> None:
+    """Check the names of a race's methods; Hydra must be initialised. Its metric is found among those of classes.
+
+    Raises:
+        ConfigError: there is no such method, no metric, or the race is one of several shards or of full caches.
+    """
+    methods, metric, shard = (values.get(key) for key in ("methods", "metric", "shard"))
+    if not metric:
+        raise ConfigError("metric: task=choose compares methods by one metric; set it, such as metric=psnr")
+    if isinstance(shard, Mapping) and shard.get("count") != 1:
+        count = show(shard.get("count"))
+        raise ConfigError(f"shard.count={count}: processes share a race without shards; leave it out")
+    for name in methods if isinstance(methods, list) else ():
+        if not (isinstance(name, str) and is_choice("method", name)):
+            near = suggest(str(name), list_choices("method"), "method")
+            raise ConfigError(f"methods: {name}: no such method{near}")
+    if values.get("budget") == 1 and methods is None and values.get("cache_dtype") == "auto":
+        raise ConfigError("budget=1: a race among full caches; give a smaller budget, such as budget=0.1")

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.console import CONSOLE, say, show_device
@@ -70,24 +70,11 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
     for line in list_equal(entries):
         say(line)
     show_calibrations(CONSOLE, joined, runs_dir, folder, config.against)
-    if isinstance(published, ListConfig):
-        from kvbench.report.papers.by_metric import show_by_metric  # imports torch
-        from kvbench.report.papers.speed import read_timings
+    if published is not None:
+        from kvbench.cli.tasks.report import show_published  # imports torch
 
-        compared, timings = read_with_references(folders), read_timings(timed)
-        show_by_metric(CONSOLE, list(published), compared, timings, runs_dir)
-    elif published is not None:
-        from kvbench.report.papers import comparison, stability  # imports torch
-        from kvbench.report.papers.published import find
-
-        table = find(published)
-        if table.figure == "stability":
-            model, sinks = str(config.model.name), int(config.sinks)
-            artifacts = [Path(file) for entry in entries for file in entry.files]
-            stability.show_stability(CONSOLE, table, artifacts, sinks, model, runs_dir)
-        else:
-            compared = combine_seeds(read_with_references(folders), runs_dir)
-            comparison.show_comparison(CONSOLE, table, compared, runs_dir)
+        compared = combine_seeds(read_with_references(folders), runs_dir)
+        show_published(config, published, compared, entries, runs_dir)
     if config.logger:
         _send(config, folder, name, folders)
     if config.sweep.pack is not None and folders and not failures:

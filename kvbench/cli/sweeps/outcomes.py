@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvbench.cli.config.messages import describe_error, is_expected
-from kvbench.cli.console import say
+from kvbench.cli.console import say, stop
 from kvbench.cli.sweeps.jobs import Entry, is_alone
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def exiting_on_error(*, of_callback: bool = False) -> Iterator[None]:
             if not of_callback:
                 raise
             log.exception("the sweep failed")
-        sys.exit(f"error: {describe_error(error, sys.argv[1:])}")
+        stop(describe_error(error, sys.argv[1:]))
 
 
 def list_failures(entries: Sequence[Entry]) -> list[tuple[str, str]]:

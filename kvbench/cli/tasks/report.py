@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from kvbench.cli.config.compose import list_words
 from kvbench.cli.console import CONSOLE, say
-from kvbench.cli.sweeps.jobs import read_entries
+from kvbench.cli.sweeps.jobs import Entry, read_entries
 from kvbench.cli.sweeps.outcomes import list_failures, list_profiles, list_runs
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import Settings
@@ -26,6 +26,7 @@ from kvbench.report.papers.speed import read_timings, show_speed
 from kvbench.report.row_keys import Composed, write_keys
 from kvbench.report.runs_table import order_runs, show_runs
 from kvbench.report.seeds import combine_seeds, list_members
+from kvbench.report.tables import print_line
 from kvbench.runs.record.results import Results
 
 SWEEP_FOLDER = "report"
@@ -42,9 +43,10 @@ def report(cfg: DictConfig, settings: Settings) -> None:
             `report.metrics`.
     """
     runs_dir, chosen = settings.runs_dir, settings.report
-    runs, failures, place = _read_runs(settings)
     sweep = settings.work.folder
-    if not runs and sweep is not None and (timed := list_profiles(read_entries(Path(sweep)))):
+    entries = [] if sweep is None else read_entries(Path(sweep))
+    runs, failures, place = _read_runs(settings, entries)
+    if not runs and (timed := list_profiles(entries)):
         show_runs(CONSOLE, [], failures)
         show_speed(CONSOLE, settings.published, timed, place)
         return
@@ -68,7 +70,9 @@ def report(cfg: DictConfig, settings: Settings) -> None:
     figures, left_out = draw_figures(runs_dir, rows, place, chosen.metrics)
     for line in left_out:
         say(f"left out: {line}")
-    tables = (make_tail(runs_dir, rows), _compare(settings, rows, place))
+    tables = [make_tail(runs_dir, rows)]
+    if settings.published is not None:
+        tables.append(show_published(cfg, settings.published, rows, entries, place))
     path = write_report(place, rows, [table for table in tables if table is not None], figures)
     keys = write_keys(path.with_suffix(".csv"), _compose_rows(rows))
     layout = Layout(chosen.rows, chosen.columns, chosen.metrics)
@@ -78,13 +82,13 @@ def report(cfg: DictConfig, settings: Settings) -> None:
     say(f"report: {place}")
 
 
-def _read_runs(settings: Settings) -> tuple[list[Results], list[tuple[str, str]], Path]:
+def _read_runs(
+    settings: Settings, entries: Sequence[Entry]
+) -> tuple[list[Results], list[tuple[str, str]], Path]:
     """Return the runs of a report, the (name, reason) of failed ones, and the folder of its files."""
     if settings.work.folder is None:
         return collect_runs(settings.runs_dir), [], settings.writes
-    sweep = Path(settings.work.folder)
-    entries = read_entries(sweep)
-    place = sweep / SWEEP_FOLDER if settings.output is None else settings.writes
+    place = Path(settings.work.folder) / SWEEP_FOLDER if settings.output is None else settings.writes
     return read_with_references(list_runs(entries)), list_failures(entries), place
 
 
@@ -94,7 +98,9 @@ def _keep_code(runs: list[Results], settings: Settings) -> list[Results]:
         return runs
     kept = keep_newest(runs, settings.against)
     if len(kept) < len(runs):
-        say(f"left out: {len(runs) - len(kept)} runs of earlier code; report.code=all has them")
+        print_line(
+            CONSOLE, f"left out: {len(runs) - len(kept)} runs of earlier code; report.code=all has them", ""
+        )
     return kept
 
 
@@ -105,7 +111,7 @@ def _keep_count(runs: list[Results], cfg: DictConfig) -> list[Results]:
     others = Counter(run.n for run in runs) - Counter(run.n for run in kept)
     if others:
         each = (f"{count} of n = {n} (prompts.count={n} shows these)" for n, count in sorted(others.items()))
-        say(f"left out: runs of other n: {', '.join(each)}")
+        print_line(CONSOLE, f"left out: runs of other n: {', '.join(each)}", "")
     return kept
 
 
@@ -116,17 +122,27 @@ def _compose_rows(rows: Sequence[Results]) -> Iterator[Composed]:
         yield run.run, [word for word in words if not word.startswith("eval")], run.config
 
 
-def _compare(settings: Settings, runs: Sequence[Results], place: Path) -> Section | None:
-    """Print the published table beside what was measured, if there is one; return it as a section."""
-    if settings.published is None:
-        return None
-    from kvbench.report.papers import by_metric, comparison, published  # take long to import
+def show_published(
+    cfg: DictConfig, name: str | Sequence[str], runs: Sequence[Results], entries: Sequence[Entry], place: Path
+) -> Section | None:
+    """Print the published table, or several metric by metric, beside what was measured; return one as a section.
 
-    if not isinstance(settings.published, str):
-        sweep = settings.work.folder
-        timings = read_timings([] if sweep is None else list_profiles(read_entries(Path(sweep))))
-        by_metric.show_by_metric(CONSOLE, settings.published, runs, timings, place)
+    Args:
+        cfg: configuration of the sweep, which names its model.
+        name: name of the table, or names.
+        runs: finished runs, as `combine_seeds` returns them.
+        entries: jobs of the sweep, whose files are read too.
+        place: folder of the written files.
+    """
+    from kvbench.report.papers import by_metric, comparison, published, stability  # take long to import
+
+    if not isinstance(name, str):
+        by_metric.show_by_metric(CONSOLE, list(name), runs, read_timings(list_profiles(entries)), place)
         return None
-    table = published.find(settings.published)
+    table = published.find(name)
+    if table.figure == "stability":
+        artifacts = [Path(file) for entry in entries for file in entry.files]
+        stability.show_stability(CONSOLE, table, artifacts, int(cfg.sinks), str(cfg.model.name), place)
+        return None
     comparison.show_comparison(CONSOLE, table, runs, place)
     return comparison.make_section(table, runs)

@@ -70,17 +70,10 @@ class LogWriter:
 
     def __init__(self, file: IO[str], header: Mapping[str, str]) -> None:
         self._file, self._began = file, time.monotonic()
-        self._write(header)
+        self.write(header)
 
-    def note_block(self, block: Block) -> None:
-        """Append a block."""
-        self._write(vars(block))
-
-    def note_end(self) -> None:
-        """Append a line with the time of the worker's end."""
-        self._write({})
-
-    def _write(self, values: Mapping[str, object]) -> None:
+    def write(self, values: Mapping[str, object]) -> None:
+        """Append a line: the header, a block, or at the worker's end nothing but the time."""
         at = round(time.monotonic() - self._began, 3)
         self._file.write(json.dumps({**values, "at": at}) + "\n")
         self._file.flush()
@@ -99,7 +92,7 @@ def writing_log(folder: Path, device: str, lapse: float) -> Iterator[LogWriter]:
         try:
             yield writer
         finally:
-            writer.note_end()
+            writer.write({})
     for path in (folder / FOLDER).glob(".*[!~]"):  # of workers that were killed
         with claim(path, wait=False):
             pass

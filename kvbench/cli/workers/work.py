@@ -213,7 +213,7 @@ class Worker:
             raise Busy("paused or dropped")
         started = time.monotonic()
         yield
-        self.log.note_block(Block(run.name, len(block), round(time.monotonic() - started, 6)))
+        self.log.write(vars(Block(run.name, len(block), round(time.monotonic() - started, 6))))
 
     def attempt(self, job: Numbered, *, joining: bool) -> None:
         """Do the part of a job that is free, and record the outcome in its entry.

@@ -69,8 +69,7 @@ def _draw_lane(axes: Axes, course: Mapping[int, Point], colour: str) -> None:
     reach = 1.1 * max(abs(one) for mean, ends in course.values() for one in (mean, *(ends or ())))
     axes.set_ylim(-0.35 * max(reach, 1e-12), max(reach, 1e-12))
     axes.tick_params(labelsize=7)
-    for side in ("top", "right", "bottom"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
 
 
 def _draw_rows(axes: Axes, points: Mapping[str, Point]) -> None:
@@ -85,5 +84,4 @@ def _draw_rows(axes: Axes, points: Mapping[str, Point]) -> None:
     axes.set_yticks(range(len(order)), order, fontsize=8)
     axes.set_ylim(-0.8, len(order) - 0.2)
     axes.tick_params(labelsize=8)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)

@@ -17,7 +17,7 @@ from kvbench.extras.race.rules import Found, Race, Rules, advance, average, spli
 from kvbench.extras.race.values import find_limits, has_higher_values, name_values
 from kvbench.methods.shared.calibration import Observer
 from kvbench.report.figures.styles import save
-from kvbench.report.tables import print_rows
+from kvbench.report.tables import print_line, print_rows
 from kvbench.runs.job import Job
 
 
@@ -64,8 +64,9 @@ def choose(cfg: Mapping[str, Any], settings: Settings) -> Path:
     figure = draw_race(race, found, stops, setting.title, name_values(settings.metric, spec))
     save(figure, place / "race.png")
     print_rows(CONSOLE, setting.title, make_rows(ranking, spec.digits), 1)
-    for line in (*describe_end(race, setting), f"the leader: {setting.winner}", f"race: {place}"):
-        say(line)
+    for line in describe_end(race, setting):
+        print_line(CONSOLE, line, "")
+    say(f"the leader: {setting.winner}\nrace: {place}")
     return place
 
 
@@ -111,4 +112,4 @@ def _say_look(race: Race) -> None:
     look = race.looks[-1]
     left = [f"{one.method} (behind {one.better})" for one in race.exits if one.after == look.after]
     out = f"; out: {', '.join(left)}" if left else ""
-    say(f"after {look.after} prompts: {len(race.racing)} go on, {look.leader} leads{out}")
+    print_line(CONSOLE, f"after {look.after} prompts: {len(race.racing)} go on, {look.leader} leads{out}", "")
