@@ -124,6 +124,7 @@ def test_maps_show_layers_down_and_heads_across() -> None:
     axes = figure.axes[0]
     letters = {text.get_text(): text.get_position() for text in axes.texts}
     assert len(axes.images) == len(retention.sources)
+    assert (axes.get_xlim()[0], axes.get_ylim()[1]) == (0, 0)
     for place, (shown, name) in enumerate(zip(axes.images, retention.sources, strict=True)):
         expected = [[head[place] for head in layer] for layer in retention.kept]
         np.testing.assert_allclose(np.asarray(shown.get_array()), expected, rtol=1e-12)

@@ -68,7 +68,8 @@ def varied(budget: float, p: float) -> Results:
 
 def describe(figure: Figure) -> str:
     """What a figure shows: axes, lines, bands and legends, with colours and numbers."""
-    parts = [f"{figure.get_suptitle()}\n"]
+    width, height = figure.get_size_inches()
+    parts = [f"{figure.get_suptitle()}, {width:g} x {height:g}\n"]
     for axes in figure.axes:
         place = axes.get_subplotspec()
         shape = "" if place is None else f" {place.get_geometry()[:3]}"
@@ -169,6 +170,7 @@ def test_of_many_methods_at_most_eight_are_in_colour() -> None:
     figures = plots.draw_metrics(runs, "a model")
     named = [[text.get_text() for text in figure.legends[0].get_texts()] for figure in figures]
     assert [len(names) for names in named] == [6, 6, 6]
+    assert [figure.get_suptitle() for figure in figures] == [f"a model ({n} of 3)" for n in (1, 2, 3)]
     assert [name for names in named for name in names] == [f"m{i:02}" for i in range(18)]
     looks: list[tuple[str, str, str]] = []
     for figure in figures:
