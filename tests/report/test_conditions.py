@@ -16,7 +16,6 @@ from kvbench.report.papers import comparison, published
 from kvbench.report.runs_table import make_rows, name_methods, show_runs
 from kvbench.report.tables import find_best
 from kvbench.runs.record.results import Results
-from tests.support.published_rows import rows_of
 from tests.support.results import PSNR, hold, made_up, printed
 
 SCENES = {"_target_": "kvbench.prompts.base.Scenes"}
@@ -115,20 +114,6 @@ def test_differences_are_those_of_one_unit(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(differences, "compare_seeds", compare)
     differences.make_difference_rows([*IN_BYTES, *TOKENS, bounded("random", 0.2, 20.0)], tmp_path, "swa")
     assert pairs == [(IN_BYTES[0].run, IN_BYTES[1].run), (TOKENS[0].run, TOKENS[1].run)]
-
-
-def test_papers_rows_are_no_budgets_in_bytes() -> None:
-    table = published.find("heatkv_table1")
-    [where] = [
-        where for where in table.rows if where["method"] == ("heatkv",) and where["budget"] == ("0.1",)
-    ]
-
-    def fits(one: Results) -> bool:
-        config = {**one.config, "model": {"name": "infinity_2b"}, "prompts": {"_target_": "Coco5k"}}
-        return where in rows_of(table, replace(one, config=config))
-
-    assert fits(TOKENS[0])
-    assert not fits(IN_BYTES[0])
 
 
 def test_methods_are_named_with_the_dtype_where_it_differs() -> None:

@@ -109,6 +109,8 @@ heatkv_table1 | heatkv 265/6425 | budget=0.04
 heatkv_table1 | heatkv 1300/6425 | budget=0.2
 heatkv_table1 | heatkv 0.106 | -
 heatkv_table1 | heatkv 0.03 | -
+heatkv_table1 | heatkv 0.1 infinity_2b | budget=0.1
+heatkv_table1 | heatkv 0.1 infinity_2b memory.budget_unit=bytes | -
 heatkv_table3b | heatkv 0.1 sinks=3 | sinks=3
 heatkv_table3b | scalekv 0.1 sinks=3 | -
 heatkv_table3b | heatkv 0.2 sinks=3 | -

@@ -43,6 +43,7 @@ PROMPTS = {
     for name, target in {
         "GENEVAL": "benchmarks.GenEval",
         "CLASSES": "imagenet.ImageNet",
+        "AIME24": "problems.Aime24",
         "AIME25": "problems.Aime25",
         "UMATH": "problems.UMath",
         "MATH500": "problems.Math500",
@@ -90,6 +91,10 @@ a budget in tokens | hard_kv_table1 | hard_kv 0.21322 reasoner_tiny TINY RKV_TOP
 prompts that were measured | hard_kv_table1 | full 1 qwen3_8b AIME25
 two sets of prompts | hard_kv_table1 | full 1 qwen3_8b AIME25; full 1 qwen3_8b UMATH
 prompts that the paper lacks | hard_kv_table1 | full 1 qwen3_8b MATH500
+the released program's selection | hard_kv_table1 | \
+    hard_kv 1024/33152 qwen3_8b AIME24 method.selector=snapkv method.select=official_rewrite method.calibration=official
+a recorded step is another row | hard_kv_table3 | \
+    full 1 qwen3_8b AIME24 cuda_graph=false; full 1 qwen3_8b AIME24 cuda_graph=true
 two blocks | hard_kv_table3 | full 1 qwen3_8b UMATH cuda_graph=false
 """
 """Title, published table, and runs: method, budget, model, and settings by dotted path."""
