@@ -1,4 +1,4 @@
-"""Numbers of other samples or units never stand in one curve, nor compete for one best value; tables say their n."""
+"""Numbers of other samples or units never stand in one curve, nor compete for one best value."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,12 +11,10 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.report import differences
 from kvbench.report.ablations import find_ablations, name_ablation
 from kvbench.report.conditions import describe_sinks, find_group, group_conditions, keep_one_count
-from kvbench.report.document import list_sections, write_latex
-from kvbench.report.papers import comparison, published
-from kvbench.report.runs_table import make_rows, name_methods, show_runs
+from kvbench.report.runs_table import make_rows, name_methods
 from kvbench.report.tables import find_best
 from kvbench.runs.record.results import Results
-from tests.support.results import PSNR, hold, made_up, printed
+from tests.support.results import PSNR, hold, made_up
 
 SCENES = {"_target_": "kvbench.prompts.base.Scenes"}
 PASSKEY = {"_target_": "kvbench.prompts.passkey.Passkey", "digits": None, "context": 512}
@@ -49,15 +47,6 @@ def test_sets_of_prompts_and_weights_are_told_apart() -> None:
     changed = replace(long, config={**long.config, "method": {"kernel": 2}})
     assert find_ablations([ours, changed]) == []
     assert len(find_ablations([long, changed])) == 1
-
-
-def test_tables_say_n_where_it_differs() -> None:
-    table = published.find("heatkv_table1")
-    for runs, shown in (([*SWEEP, *FEW], True), (SWEEP, False)):
-        assert (" & n & " in write_latex(list_sections(runs))) == shown
-        assert (" n " in printed(80, show_runs, runs)) == shown
-        assert ("n" in comparison.make_rows(table, runs)[0]) == shown
-        assert ("measured: m, scenes, n = 96, 16" in comparison.make_title(table, runs)) == shown
 
 
 def test_runs_of_one_number_of_samples_stay() -> None:

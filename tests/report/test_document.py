@@ -1,7 +1,6 @@
 """The report: what is best, ablations as a paper has them, LaTeX that is well formed, figures of every kind."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from kvbench.report.figures.draw import draw_figures
 from kvbench.report.figures.lines import Timing, draw_latencies, read_profiles
 from kvbench.report.figures.method_styles import METHODS, choose_styles
 from kvbench.report.figures.retention_plots import draw_retention, join_sources
-from kvbench.report.latex import escape, format_latex
 from kvbench.report.tables import find_best
 from kvbench.runs.generate.retention import Retention
 from kvbench.runs.record.results import Results
@@ -63,18 +61,6 @@ def test_an_ablation_is_of_one_setting() -> None:
     assert [one.value for one in values if isinstance(one, Metric)] == [23.0, 25.0, 24.0]
     assert [row["calibrate.count"] for row in make_ablation_rows(found["calibrate.count"])] == ["1", "10"]
     assert find_ablations(runs[:1]) == []
-
-
-def test_latex_is_escaped_and_rectangular() -> None:
-    rows = [{"a_b": "50 % & {x}", **both(1.0, 2.0)}, {"a_b": r"\#~^$", **both(3.0, 1.0)}]
-    text = format_latex(rows, "100 % of it", "one", {(1, "psnr")}, [1, 2])
-    body = text.split(r"\toprule")[1].split(r"\bottomrule")[0]
-    lines = [line for line in body.splitlines() if line.endswith(r"\\")]
-    assert [len(re.findall(r"(?<!\\)&", line)) for line in lines] == [2, 2, 2]
-    assert text.count(r"\midrule") == 2
-    assert r"\textbf{3.00}" in text
-    assert r"psnr $\uparrow$ & lpips $\downarrow$" in text
-    assert re.sub(r"\\[%&#_{}$]|\\text\w+\{\}", "", escape("%&#_{}$~^\\")) == ""
 
 
 def test_a_method_looks_the_same_in_every_figure() -> None:

@@ -58,6 +58,7 @@ methods that no paper has beside settings that they lack | heatkv_table3b | \
     heatkv 0.1 sinks=2; random 0.1 sinks=2; first_scales 0.1
 methods that no paper has beside what a method held, 2293 of 6425 tokens | ams_kv_table1 | \
     scale_groups 1 method.remove=local memory.peak_tokens=2293; random 0.3569; random 0.6627; random 0.3569 var_tiny
+two numbers of samples | heatkv_table1 | heatkv 0.1; heatkv 0.2 n=16
 another noise | ams_kv_table1 | \
     scale_groups 1 method.remove=local memory.peak_tokens=2293; random 0.3569 noise=counter
 no method of the table | ams_kv_table1 | random 0.3569
@@ -116,10 +117,10 @@ def parse_run(text: str) -> Results:
     }
     memory = {name: settings.pop(name) for name in list(settings) if name.startswith("memory__")}
     metrics = OFFICIAL if "OFFICIAL" in others else METRICS
+    count = settings.pop("n", 96)
     one = configured_run(method, float(Fraction(budget)), model, metrics, **settings)
-    return replace(
-        one, memory=replace(one.memory, **{name.partition("__")[2]: value for name, value in memory.items()})
-    )
+    changed = {name.partition("__")[2]: value for name, value in memory.items()}
+    return replace(one, n=count, memory=replace(one.memory, **changed))
 
 
 def write_rows(rows: Sequence[Row]) -> str:

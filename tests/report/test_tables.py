@@ -1,6 +1,5 @@
 """Tables say what results.json says, whatever the width of the terminal."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,12 +9,10 @@ import pytest
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import find_ablations
-from kvbench.report.collect import collect_runs
 from kvbench.report.conditions import find_group
-from kvbench.report.document import write_report
 from kvbench.report.runs_table import identifying_columns, list_metrics, name_methods, show_runs
 from kvbench.report.seeds import group_seeds
-from kvbench.report.tables import choose_style, format_cell, format_markdown, print_rows, publish
+from kvbench.report.tables import choose_style, format_cell, format_markdown, print_rows
 from kvbench.runs.record.results import Results
 from tests.report.test_texts import CHANNEL, GENEVAL, ROTATED
 from tests.support.results import LPIPS, PSNR, made_up, printed
@@ -148,26 +145,6 @@ def test_columns_and_names_are_what_tells_runs_apart() -> None:
     check_text("columns.txt", "\n".join(texts))
 
 
-def test_report_reads_folders_and_writes_beside_them(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for run in RUNS:
-        folder = tmp_path / "infinity_tiny" / run.run
-        folder.mkdir(parents=True)
-        (folder / "results.json").write_text(run.to_json())
-        records = (json.dumps({"index": index, "sha256": ""}) + "\n" for index in range(run.n))
-        (folder / "samples.jsonl").write_text("".join(records))
-    (tmp_path / "infinity_tiny" / "unfinished").mkdir()
-    assert sorted(collect_runs(tmp_path), key=str) == sorted(RUNS, key=str)
-    write_report(tmp_path, collect_runs(tmp_path))
-    assert (tmp_path / "report.md").read_text().count("heatkv") == 2
-    assert len((tmp_path / "report.csv").read_text().splitlines()) == 4
-    (folder / "results.json").write_text("{")
-    others = [run for run in RUNS if run.run != folder.name]
-    assert sorted(collect_runs(tmp_path), key=str) == sorted(others, key=str)
-    assert f"left out: {folder}/results.json: cannot be read" in caplog.text
-
-
 @pytest.mark.parametrize("width", [60, 80, 120, 160])
 @pytest.mark.parametrize("count", [1, 5, 25])
 def test_every_metric_is_shown_whole_however_many_there_are(width: int, count: int) -> None:
@@ -221,16 +198,6 @@ def test_a_column_wider_than_the_terminal_is_folded(tmp_path: Path) -> None:
     text = printed(60, print_rows, "title", rows, 2)
     assert max(map(len, text.splitlines())) <= 60
     assert (text.count("because"), text.count("[x]")) == (20, 1)
-
-
-def test_what_is_published_is_printed_and_written(tmp_path: Path) -> None:
-    rows = [{"method": "swa", "psnr": replace(PSNR, value=25.0, ci95=(24.0, 27.0))}]
-    text = printed(80, publish, "a title", rows, 1, tmp_path / "x.md")
-    assert text.startswith("\na title\n")
-    assert "25.00 [24.00, 27.00]" in text
-    assert text.endswith(f"written: {tmp_path / 'x.md'}\n")
-    expected = "a title\n\n| method | psnr ↑ |\n|---|---|\n| swa | 25.00 [24.00, 27.00] |\n"
-    assert (tmp_path / "x.md").read_text() == expected
 
 
 def test_runs_of_both_kinds_of_noise_never_meet() -> None:
