@@ -42,7 +42,10 @@ def _make_table(
         **{"name": table.name, "source": table.source, "title": table.title, "data": table.data},
         "labels": list(labels),
         "keys": keys,
-        "metrics": {name: _list_measured(name, own) for name in shown},
+        "metrics": {  # measured ones to compare with each: itself and its variants on other detectors
+            name: [name] * any(name in run.metrics for run in own) + list_variants(name, own)
+            for name in shown
+        },
         "also": [name for name in table.also if any(name in run.metrics for run in own)],
         "printed": [
             {name: [table.cell(label, where, name) for label in labels] for name in shown}
@@ -50,8 +53,3 @@ def _make_table(
         ],
         "rows": rows,
     }
-
-
-def _list_measured(name: str, runs: Sequence[Results]) -> list[str]:
-    """Return the measured metrics to compare with a published one: itself and its variants on other detectors."""
-    return [*([name] if any(name in run.metrics for run in runs) else []), *list_variants(name, runs)]

@@ -28,7 +28,8 @@ def write_command(run: Results) -> str:
     Plugins' models, methods and prompts are named without their settings; plugins' evaluators are left out.
     """
     bound = run.method.startswith("full, ")
-    model = _find_model(run)
+    # The choice of a model may have another name than the model.
+    model = run.model if _load(f"model/{run.model}") else _find_choice(run, "model") or run.model
     words = ["task=bounds"] if bound else []
     words += [f"model={model}", f"method={'full' if bound else run.method}"]
     words += _compare_plain(run)
@@ -101,11 +102,6 @@ def _compare_evaluators(run: Results) -> list[str]:
         f"eval=[{','.join(names)}]" if names else "eval=none",
         *_list_differences(run, "eval", defaults, actual),
     ]
-
-
-def _find_model(run: Results) -> str:
-    """Return the choice of a run's model, which may have another name than its file."""
-    return run.model if _load(f"model/{run.model}") else _find_choice(run, "model") or run.model
 
 
 def _find_choice(run: Results, group: str, path: str | None = None) -> str | None:

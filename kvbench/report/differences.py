@@ -152,16 +152,14 @@ def make_calibration_rows(runs: Sequence[Results], runs_dir: Path, against: str 
         name for name in list_metrics(runs) if any(metrics.get(name) is not None for _, metrics in measured)
     ]
     columns = identifying_columns([run for run, _ in measured])
-    return [
-        {**which, **_list_counts(run), **_list_cells(names, metrics)}
-        for which, (run, metrics) in zip(columns, measured, strict=True)
-    ]
-
-
-def _list_counts(run: Results) -> dict[str, Cell]:
-    _, calibrations = count_seeds(run)
-    joined = (str(calibrations), str(run.setting("calibrate.count"))) if calibrations > 1 else ("-", "-")
-    return {"calibrations": joined[0], "of prompts": joined[1], "n": name_count(run)}
+    rows: list[Row] = []
+    for which, (run, metrics) in zip(columns, measured, strict=True):
+        _, calibrations = count_seeds(run)
+        prompts = str(run.setting("calibrate.count"))
+        joined = (str(calibrations), prompts) if calibrations > 1 else ("-", "-")
+        counts = {"calibrations": joined[0], "of prompts": joined[1], "n": name_count(run)}
+        rows.append({**which, **counts, **_list_cells(names, metrics)})
+    return rows
 
 
 def _list_cells(names: Sequence[str], metrics: Mapping[str, Metric | None]) -> dict[str, Cell]:

@@ -101,7 +101,10 @@ def format_latex(
     ruled = [place for place, pair in enumerate(pairwise(groups), 1) if pair[0] != pair[1]]
     bodies: list[Body] = []
     for names in split_columns(widths, min(lead, len(heads) - 1), MAX_LETTERS):
-        head = [_wrap_head(heads[name], kinds[name]) for name in names]
+        head = [
+            rf"\shortstack[{kinds[name]}]{{{heads[name]}}}" if r"\\" in heads[name] else heads[name]
+            for name in names
+        ]
         lines = [[own[name] for name in names] for own in cells]
         bodies += divide_rows("".join(kinds[name] for name in names), [join_cells(head)], lines, ruled)
     return "\n".join(write_tables(bodies, caption, label))
@@ -196,10 +199,6 @@ def _write_head(name: str, rows: Sequence[Row], longest: int) -> str:
     if isinstance(metric, Metric):
         lines[-1] += f" {ARROWS[metric.better]}"
     return r"\\".join(lines)
-
-
-def _wrap_head(head: str, kind: str) -> str:
-    return rf"\shortstack[{kind}]{{{head}}}" if r"\\" in head else head
 
 
 def write_paper(folder: Path, tables: Sequence[PaperTable]) -> list[Path]:

@@ -93,13 +93,13 @@ class Crossings:
         files = [folder / RECORDS for folder in folders]
         files += [path for folder in folders for path in sorted((folder / "metrics").glob("*.json*"))]
         name = " ".join(f"{name} {choice}" for name, choice in zip(names, choices, strict=True))
-        values = self._kept.get(name, files, lambda: _cross(folders, choices))
+
+        def cross() -> dict[str, object]:
+            return {metric: asdict(one) for metric, one in cross_runs(folders, choices=choices).items()}
+
+        values = self._kept.get(name, files, cross)
         return {metric: read_fields(Crossed, value) for metric, value in values.items()}
 
     def save(self) -> None:
         """Write what is known: of runs that still exist, also what was not asked for."""
         self._kept.save(lambda name: (self._runs_dir / name.partition(" ")[0]).is_dir())
-
-
-def _cross(folders: Sequence[Path], choices: Sequence[Sequence[Hashable]]) -> dict[str, object]:
-    return {name: asdict(one) for name, one in cross_runs(folders, choices=choices).items()}

@@ -177,19 +177,16 @@ def _describe_budget(memory: Memory) -> str:
 
 
 def _describe_bytes(run: Results) -> str:
-    """Return the dtype and the share of the full cache in 16 bits, in which budgets count bytes."""
-    memory, dtype = run.memory, _name_dtype(run)
+    """Return the dtype and the share of the full cache in 16 bits, in which budgets count bytes.
+
+    A dtype that the device or the method chose is named if it is float32.
+    """
+    memory, dtype = run.memory, run.stored
+    if dtype == "auto":
+        size, full = memory.sequence_bytes * memory.full_tokens, memory.full_sequence_bytes
+        dtype = "float32" if size == 2 * full * memory.peak_tokens else ""
     stored = f"in {dtype}{', 4 bytes a number' * (dtype == 'float32')}: " if dtype else ""
     return f"{stored}{100 * memory.byte_peak:.2f} % of the full cache in 16 bits"
-
-
-def _name_dtype(run: Results) -> str:
-    """Return the dtype of stored keys and values; empty if the device or the method chose another than float32."""
-    memory = run.memory
-    if run.stored != "auto":
-        return run.stored
-    widest = memory.sequence_bytes * memory.full_tokens == 2 * memory.full_sequence_bytes * memory.peak_tokens
-    return "float32" if widest else ""
 
 
 def _metric_row(run: Results, name: str, metric: Metric) -> tuple[str, str, str, str]:

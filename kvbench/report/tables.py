@@ -151,12 +151,8 @@ def mark_interval(metric: Metric, prompts_only: str = PROMPTS_ONLY, df: str = " 
     """Return what follows an interval over several runs: its degrees of freedom, or a mark if over prompts alone."""
     if not isinstance(metric, MeanMetric) or metric.df is None:
         return ""
-    return prompts_only if metric.prompts_only else df.format(format_df(metric.df))
-
-
-def format_df(df: float) -> str:
-    """Return degrees of freedom with one decimal below ten."""
-    return f"{df:.1f}".removesuffix(".0") if df < 10 else f"{df:.0f}"
+    digits = 1 if metric.df < 10 else 0
+    return prompts_only if metric.prompts_only else df.format(f"{metric.df:.{digits}f}".removesuffix(".0"))
 
 
 def format_number(value: float, digits: int) -> str:

@@ -134,17 +134,13 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
             place = ", ".join(filter(None, (values["model"], device, values.get("cache_dtype"))))
             curves = profiles.setdefault(place, {})
             for name in dict.fromkeys(row["cache"] for row in rows):
-                share = "" if name == "full" else f", {_name_budget(values['budget'])}"
+                budget = values["budget"]
+                unit = " bytes" if budget.get("unit") == "bytes" else ""
+                share = "" if name == "full" else f", {100 * float(budget['fraction']):.3g} %{unit}"
                 curves[f"{name}{share}"] = sorted(_read_timing(row) for row in rows if row["cache"] == name)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: damaged ({type(error).__name__} {error}); delete it") from None
     return {place: curves for place, curves in profiles.items() if curves}
-
-
-def _name_budget(budget: Mapping[str, object]) -> str:
-    """Return a profile's budget as a percentage of the full cache or of its bytes."""
-    unit = " bytes" if budget.get("unit") == "bytes" else ""
-    return f"{100 * float(str(budget['fraction'])):.3g} %{unit}"
 
 
 def _read_timing(row: Mapping[str, object]) -> Timing:
