@@ -22,9 +22,8 @@ from kvbench.cli.config.words import check_words, parse_options
 from kvbench.cli.console import describe_version, say, stop
 from kvbench.cli.dispatch import configure_logging, prepare, read_job, run_task
 from kvbench.cli.streams import repair_streams
-from kvbench.cli.submit.background import start_in_background
 from kvbench.cli.submit.slurm import submit
-from kvbench.cli.submit.summary import Summary, show_sweep, start_workers, watch_jobs
+from kvbench.cli.submit.summary import Summary, show_sweep, start_in_background, start_workers, watch_jobs
 from kvbench.cli.sweeps.folder import announce, compose_sweep, list_checked, list_worker_words
 from kvbench.cli.sweeps.jobs import Recorder, label_sweep, read_entries
 from kvbench.cli.sweeps.launchers import SLURM, check_launcher

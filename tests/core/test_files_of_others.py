@@ -56,7 +56,7 @@ REASONS = {
     "kvbench/cli/config/compose.py": (PACKAGE, 1),
     "kvbench/cli/config/help.py": (PACKAGE, 1),
     "kvbench/cli/streams.py": ("the null device, and the streams of this process", 3),
-    "kvbench/cli/submit/background.py": (WRITES, 1),
+    "kvbench/cli/submit/summary.py": (WRITES, 1),
     "kvbench/cli/submit/ray.py": (WRITES, 1),
     "kvbench/extras/share/verify/named_files.py": (PACKAGE, 1),
     "kvbench/cli/tasks/new.py": (PACKAGE, 1),

@@ -2,11 +2,13 @@
 
 import logging
 import math
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from socket import gethostname
 from typing import ClassVar
 
 from hydra.core.utils import JobReturn
@@ -15,7 +17,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.console import CONSOLE, say, show_device
-from kvbench.cli.submit.background import start_in_background
 from kvbench.cli.submit.ray import runs_by_itself, submit_actors
 from kvbench.cli.submit.slurm import submit
 from kvbench.cli.sweeps.folder import list_worker_words
@@ -40,6 +41,9 @@ from kvbench.core.claims import claim
 from kvbench.core.gpus import resolve_device
 
 log = logging.getLogger(__name__)
+
+LOG = "background.log"
+"""Output of the background process, in the sweep's folder."""
 
 
 def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
@@ -152,6 +156,20 @@ def start_workers(config: DictConfig, folder: Path, words: Sequence[str], worker
         submit_actors(config, words, workers)
     else:
         start_in_background(folder)
+
+
+def start_in_background(folder: Path) -> None:
+    """Start this command again in its own session, which survives the terminal; print how to watch and stop it."""
+    words = [word for word in sys.orig_argv[1:] if not word.startswith("work.wait=")]
+    with (folder / LOG).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    say(
+        f"in the background on {gethostname()}, output in {folder / LOG}; watch: task=status "
+        f"work.folder={folder}; stop: kill -INT -- -{process.pid}; resume: run the same command again"
+    )
 
 
 class Summary(Callback):
