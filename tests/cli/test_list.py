@@ -53,7 +53,7 @@ def test_every_metric_is_named_in_its_file(command: Command) -> None:
         words = {
             word
             for file in list_choices("eval")
-            for word in re.findall(r"\w+", describe_choice("eval", file))
+            for word in re.findall(r"[\w.]*\w", describe_choice("eval", file))
         }
     for file in describe_metrics():
         for evaluator in build_metrics(read_metrics(file)):
