@@ -66,13 +66,11 @@ def attention_mass(
 
 def _join_keys(k: Tensor, past: Past) -> Tensor:
     """Return keys float32 [batch, rows, longest + tokens, D], the past rounded to the dtype of the present."""
-    longest = past.layout.longest
-    joined = k.new_empty(*k.shape[:2], longest + k.shape[2], k.shape[3], dtype=torch.float32)
-    joined[:, :, longest:] = k
-    joined = joined.view(len(past.keys), len(past.layout.counts), *joined.shape[2:])
-    if longest:
-        joined[:, :, :longest] = pad_rows(past.keys, past.layout).to(k.dtype)
-    return joined
+    keys = k
+    if past.layout.longest:
+        stored = pad_rows(past.keys, past.layout).to(k.dtype)
+        keys = torch.cat((stored.view(*k.shape[:2], *stored.shape[2:]), k), 2)
+    return fold_rows(keys.float().contiguous(), len(past.keys), len(past.layout.counts))
 
 
 def _mask_ends(layout: Layout) -> Tensor | None:

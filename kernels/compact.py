@@ -35,7 +35,8 @@ def source_table(
         token -1 - x of the current segment, counted row by row. Sources of free slots are arbitrary.
     """
     seen = list_positions(layout, start, length)
-    keep = seen >= 0 if keep is None else keep & (seen >= 0)
+    if keep is None or not layout.uniform:
+        keep = seen >= 0 if keep is None else keep & (seen >= 0)
     kept = keep.sum(1)
     known, counts = counts is not None, kept.tolist() if counts is None else [*counts]
     after = arrange_rows(pack_rows(seen, keep, -1, max(counts, default=0)), counts, free_slots)
@@ -47,6 +48,11 @@ def source_table(
     new = -1 - torch.arange(len(counts) * length, device=seen.device).view(len(counts), length)
     if layout.free_slots:
         new = list_free_slots(layout, 0, length)
+    elif not (known or free_slots or seen.is_cuda):
+        # All slots are selected in their order, and none are free.
+        slots = torch.cat((old, new), 1)
+        rows = (slots, keep) if after.uniform else (x.index_select(0, after.order) for x in (slots, keep))
+        return after, torch.masked_select(*rows).int()
     target = find_targets(after, keep)
     source = torch.zeros(  # dropped slots go to the last entry
         after.capacity + 1, dtype=torch.int32, device=seen.device
@@ -95,12 +101,24 @@ def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor | None
             out = storage.new_empty(len(storage), len(source), storage.shape[2])
         rebuild_triton((storage,), (current,), source, (out,))
         return out
+    slots = torch.where(source < 0, storage.shape[1] - 1 - source, source)
+    return move_slots(join_slots(storage, current, storage.dtype), slots, out)
+
+
+def join_slots(storage: Tensor, current: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a flat buffer [batch, slots, D] followed by a segment's keys or values, row by row.
+
+    Args:
+        storage: [batch, slots, D].
+        current: [sequences, heads, length, D], as for `rebuild`.
+        dtype: of the result.
+    """
     current = current.unflatten(0, (len(storage), -1))  # [batch, sequences / batch, heads, length, D]
     slots, shape = storage.shape[1], current.shape[1:4]
-    joined = storage.new_empty(len(storage), slots + shape.numel(), storage.shape[2])
+    joined = current.new_empty(len(storage), slots + shape.numel(), storage.shape[2], dtype=dtype)
     joined[:, :slots] = storage
     joined[:, slots:].unflatten(1, shape).copy_(current)
-    return move_slots(joined, torch.where(source < 0, slots - 1 - source, source), out)
+    return joined
 
 
 def rebuild_both(stored: Pair, current: Pair, source: Tensor, out: Pair) -> None:

@@ -6,8 +6,9 @@ counts sequences with the same slots (static methods); if sequences keep differe
 (sequence, head) pair is a row. Free slots after each row store the tokens of an unfinished segment.
 """
 
+from functools import lru_cache
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,6 +128,13 @@ def place_rows(past: Past, filled: Tensor) -> PlacedRows:
 
 def arrange_rows(positions: Tensor, counts: list[int], free_slots: int = 0) -> Layout:
     """Return the layout of rows of `counts` tokens at `positions` [rows, longest], with `free_slots` after each."""
+    on_host = type(positions) is Tensor and positions.device.type == "cpu"
+    tabulate = _find_tables if on_host else _make_tables
+    return Layout(positions, *tabulate(tuple(counts), free_slots, positions.device))
+
+
+def _make_tables(counts: tuple[int, ...], free_slots: int, device: torch.device) -> tuple[Any, ...]:
+    """Return what a layout has after its positions."""
     order = sorted(range(len(counts)), key=lambda row: -counts[row])
     offsets, places, groups, end = [0] * len(counts), [0] * len(counts), [], 0
     for place, row in enumerate(order):
@@ -137,11 +145,16 @@ def arrange_rows(positions: Tensor, counts: list[int], free_slots: int = 0) -> L
         groups.append(Group(offsets[rows[0]], length, len(rows), free_slots))
     # One transfer; from pageable memory it does not wait for the device.
     table = torch.tensor((offsets, counts, order, places), dtype=torch.int64)
-    at, *others = table.to(positions.device, non_blocking=True)
+    at, *others = table.to(device, non_blocking=True)
     lengths, by_length, place_of = (other.int() for other in others)
-    return Layout(
-        positions, at, lengths, by_length, place_of, tuple(counts), tuple(groups), sum(counts), free_slots
-    )
+    return at, lengths, by_length, place_of, counts, tuple(groups), sum(counts), free_slots
+
+
+@lru_cache(1024)
+def _find_tables(counts: tuple[int, ...], *given: Any) -> tuple[Any, ...]:
+    """Do what `_make_tables` does, once for all layers and generations with rows of these lengths."""
+    with torch.inference_mode(False):
+        return _make_tables(counts, *given)
 
 
 def empty_layout(rows: int, device: torch.device | str, free_slots: int = 0) -> Layout:
@@ -172,6 +185,12 @@ def pack_rows(values: Tensor, keep: Tensor, fill: float, longest: int) -> Tensor
     Returns:
         [rows, longest, ...] in the dtype of `values`.
     """
+    if values.ndim == 2 and not values.is_cuda:
+        packed = values.masked_select(keep)
+        if len(packed) == len(values) * longest:
+            return packed.view(len(values), longest)
+        exists = torch.arange(longest) < keep.sum(1, keepdim=True)
+        return values.new_full(exists.shape, fill).masked_scatter_(exists, packed)
     # Dropped slots go to the last column.
     result = values.new_full((len(values), longest + 1, *values.shape[2:]), fill)
     place = (keep.cumsum(1) - 1).masked_fill_(~keep, longest)

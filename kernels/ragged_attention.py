@@ -15,6 +15,7 @@ from torch import Tensor
 from kvbench.kernels.attention_choices import AttentionChoice, note_choice
 from kvbench.kernels.attention_paths import LIBRARIES, Path, choose_path, describe, explain_path
 from kvbench.kernels.batch_invariance import is_batch_invariant
+from kvbench.kernels.compact import join_slots
 from kvbench.kernels.fused_attention import explain_backend, fused_attention
 from kvbench.kernels.layout import Group, Layout, Past, empty_layout, fold_rows, view_group
 from kvbench.kernels.past_attention import attend_in_parts
@@ -77,42 +78,47 @@ def ragged_attention(
     if path != "products":
         library = LIBRARIES.get(path)
         return attend_in_parts(q, k, v, past, scale, causal=causal, library=library, dtype=dtype)
-    folded, k, v = (fold_rows(x, past.keys.shape[0], len(past.layout.counts)) for x in (q, k, v))
-    out, sums = _attend_folded(folded, k, v, past, scale, causal=causal, lse=lse)
+    if past.layout.uniform:  # rows of one length need no other order than the present's
+        stored = _view_past(past, past.layout.groups[0], q.dtype, k.shape[:2])
+        out, sums = _attend_parts(q, [*stored, (k, v)], scale, k.shape[2] if causal else None, lse)
+        return out.to(dtype), sums
+    out, sums = _attend_unequal(q, k, v, past, scale, causal=causal, lse=lse)
     return out.reshape(q.shape).to(dtype), None if sums is None else sums.reshape(q.shape[:3])
 
 
-def _attend_folded(
+def _attend_unequal(
     q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, *, causal: bool, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `ragged_attention` outside CUDA over the layout's rows [batch, rows, queries, D]."""
+    """Compute `ragged_attention` outside CUDA for rows of unequal length; return [batch, rows, queries, D]."""
     tokens, layout = k.shape[2] if causal else None, past.layout
-    if layout.uniform:
-        return _attend_parts(q, [*_view_past(past, layout.groups[0], q.dtype), (k, v)], scale, tokens, lse)
-    # Rows in storage order, where equally long rows are adjacent.
-    q, k, v = (x.transpose(0, 1).index_select(0, layout.order) for x in (q, k, v))
-    states, first = [], 0
-    for groups in _join_groups(layout.groups, k.shape[2], q.shape[1] * q.shape[2]):
-        rows = slice(first, first + sum(group.size for group in groups))
-        present = k[rows], v[rows]
-        pasts = [
-            [(x.transpose(0, 1), y.transpose(0, 1)) for x, y in _view_past(past, group, q.dtype)]
-            for group in groups
-        ]
+    shape = len(past.keys), len(layout.counts)
+    q, first = fold_rows(q, *shape), 0
+    states, joined, present = list[tuple[Tensor, Tensor | None]](), list[Tensor](), list[Tensor]()
+    for groups in _join_groups(layout.groups, k.shape[2], q.shape[0] * q.shape[2]):
+        # Equally long rows are adjacent in storage.
+        rows = layout.order[first : first + sum(group.size for group in groups)]
+        first += len(rows)
+        queries = q.index_select(1, rows)
         if len(groups) == 1:
-            states.append(_attend_parts(q[rows], [*pasts[0], present], scale, tokens, lse))
+            present = present or [fold_rows(x, *shape) for x in (k, v)]
+            new_keys, new_values = (x.index_select(1, rows) for x in present)
+            parts = [*_view_past(past, groups[0], q.dtype), (new_keys, new_values)]
+            parts = [(keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in parts]
+            out, sums = _attend_parts(queries.transpose(0, 1), parts, scale, tokens, lse)
+            states.append((out.transpose(0, 1), None if sums is None else sums.transpose(0, 1)))
         else:
-            states.append(_padded_attention(q[rows], pasts, groups, present, scale, tokens, lse))
-        first = rows.stop
+            joined = joined or [join_slots(*pair, q.dtype) for pair in zip(past[:2], (k, v), strict=True)]
+            states.append(
+                _padded_attention(queries, joined, layout, rows, groups, k.shape[2], scale, causal, lse)
+            )
     # Rows of a token become adjacent, as the next projection reads them.
     out = (
-        torch.cat([out for out, _ in states])
-        .permute(1, 2, 0, 3)
+        torch.cat([out.transpose(1, 2) for out, _ in states], 2)
         .index_select(2, layout.places)
         .transpose(1, 2)
     )
-    sums = [sums.transpose(0, 1) for _, sums in states if sums is not None]
-    return out, torch.cat(sums, 1).index_select(1, layout.places) if sums else None
+    all_sums = [sums for _, sums in states if sums is not None]
+    return out, torch.cat(all_sums, 1).index_select(1, layout.places) if all_sums else None
 
 
 def _join_groups(groups: Sequence[Group], tokens: int, scores_per_key: int) -> Iterator[list[Group]]:
@@ -141,10 +147,16 @@ def _round_up(keys: int) -> int:
     return -(-keys // KEY_MULTIPLE) * KEY_MULTIPLE
 
 
-def _view_past(past: Past, group: Group, dtype: torch.dtype) -> list[Pair]:
+def _view_past(
+    past: Past, group: Group, dtype: torch.dtype, shape: tuple[int, ...] | None = None
+) -> list[Pair]:
+    """Return keys and values of a group [batch, size, length, D], or of all rows [*shape, length, D]; none if empty."""
     if not group.length:
         return []
-    return [(view_group(past.keys, group).to(dtype), view_group(past.values, group).to(dtype))]
+    keys, values = (view_group(x, group).to(dtype) for x in past[:2])
+    if shape is not None and keys.shape[:2] != shape:
+        keys, values = (x.view(*shape, group.length, -1) for x in (keys, values))
+    return [(keys, values)]
 
 
 def dense_attention(
@@ -204,13 +216,15 @@ def _attend_parts(
     padded = out.new_empty(2, rows, inner, width, channels) if len(parts) > 1 else None
     if padded is not None and width > keys:
         padded[..., keys:, :].zero_()
+    whole = rows == outer and step == count
     with wide_products(buffer.numel() * channels, q.device):
         for row in range(0, outer, rows):
             at = slice(row, row + rows)
-            k, v = _join_parts([(k[at], v[at]) for k, v in parts], padded)
+            k, v = _join_parts(parts if whole else [(k[at], v[at]) for k, v in parts], padded)
             for start in range(0, count, step):
-                queries = q[at, :, start : start + step].float().flatten(0, 1)
-                scores = buffer[: queries.shape[0], : queries.shape[1]]
+                piece, target = (x if whole else x[at, :, start : start + step] for x in (q, out))
+                queries = piece.float().flatten(0, 1)
+                scores = buffer if whole else buffer[: queries.shape[0], : queries.shape[1]]
                 torch.baddbmm(scores, queries, k.mT, beta=0, alpha=scale, out=scores)
                 if width > keys:
                     scores[..., keys:].fill_(-torch.inf)
@@ -218,58 +232,70 @@ def _attend_parts(
                     scores[..., :keys].masked_fill_(hidden[start : start + step], -torch.inf)
                 if sums is not None:
                     torch.logsumexp(scores, -1, out=sums[at, :, start : start + step].flatten(0, 1))
-                _weigh(scores, v, q.dtype, out[at, :, start : start + step].flatten(0, 1))
+                _weigh(scores, v, q.dtype, target.flatten(0, 1))
     return out.to(q.dtype), sums
 
 
 def _padded_attention(
     q: Tensor,
-    pasts: Sequence[Sequence[Pair]],
+    joined: Sequence[Tensor],
+    layout: Layout,
+    rows: Tensor,
     groups: Sequence[Group],
-    present: Pair,
+    more: int,
     scale: float,
-    tokens: int | None,
+    causal: bool,
     lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend for rows of several lengths at once, [rows, batch, queries, D], padded to the longest keys.
+    """Attend for rows of several lengths at once, [batch, rows, queries, D], padded to the longest keys.
 
     Args:
-        q: as in `dense_attention`, with rows first.
-        pasts: keys and values [size, batch, length, D] of each group, empty without a past.
-        groups: rows by length, longest first.
-        present: current keys and values, [rows, batch, tokens, D].
+        q: in storage order.
+        joined: keys and values of past and present, of all rows (`join_slots`).
+        layout: of the past.
+        rows: of q, int32 [rows].
+        groups: of these rows by length, longest first.
+        more: current tokens.
         scale: factor on q k^T.
-        tokens: as in `dense_attention`.
+        causal: as in `ragged_attention`.
         lse: whether to return the log-sum-exp.
     """
-    rows, inner, count, channels = q.shape
-    more = present[0].shape[2]
     width = _round_up(groups[0].length + more)
-    joined = q.new_zeros(2, rows, inner, width, channels, dtype=torch.float32)
-    scores = joined.new_empty(rows, inner, count, width)
-    out = joined.new_empty(rows * inner, count, channels)
-    with wide_products(scores.numel() * channels, q.device):
-        ends, first = [], 0
-        for group, past in zip(groups, pasts, strict=True):
-            at, end = slice(first, first + group.size), group.length + more
-            for number, now in enumerate(present):
-                if past:
-                    joined[number, at, :, : group.length] = past[0][number]
-                joined[number, at, :, group.length : end] = now[at]
-            ends.append((at, end))
-            first = at.stop
-        k, v = joined.flatten(1, 2)
+    slots = _list_keys(layout, rows, more, width)
+    k, v = (x.index_select(1, slots).float().view(-1, width, q.shape[3]) for x in joined)
+    scores = k.new_empty(*q.shape[:3], width)
+    out = torch.empty_like(q, dtype=torch.float32)
+    with wide_products(scores.numel() * q.shape[3], q.device):
         flat = scores.flatten(0, 1)
         torch.baddbmm(flat, q.float().flatten(0, 1), k.mT, beta=0, alpha=scale, out=flat)
-        for at, end in ends:
-            scores[at, ..., end:].fill_(-torch.inf)
-            if tokens is not None:
-                scores[at, ..., :end].masked_fill_(
-                    ~make_causal_mask(count, end, tokens, q.device), -torch.inf
-                )
+        first = 0
+        for group in groups:
+            of_group, end = scores[:, first : first + group.size], group.length + more
+            of_group[..., end:].fill_(-torch.inf)
+            if causal:
+                hidden = ~make_causal_mask(q.shape[2], end, more, q.device)
+                of_group[..., :end].masked_fill_(hidden, -torch.inf)
+            first += group.size
         sums = torch.logsumexp(scores, -1) if lse else None
-        _weigh(flat, v, q.dtype, out)
-    return out.unflatten(0, (rows, inner)).to(q.dtype), sums
+        _weigh(flat, v, q.dtype, out.flatten(0, 1))
+    return out.to(q.dtype), sums
+
+
+def _list_keys(layout: Layout, rows: Tensor, more: int, width: int) -> Tensor:
+    """Return the slots of `join_slots` that some rows see, each padded to `width` by any others: int64 [rows x width].
+
+    Args:
+        layout: of the past.
+        rows: int32 [rows].
+        more: current tokens.
+        width: at least the keys of each row.
+    """
+    place = torch.arange(width, device=rows.device)
+    lengths = layout.lengths.index_select(0, rows)[:, None]
+    old = layout.offsets.index_select(0, rows)[:, None] + place
+    new = rows[:, None] * more + layout.capacity - lengths + place
+    last = layout.capacity + len(layout.counts) * more - 1
+    return torch.where(place < lengths, old, new).clamp_(max=last).flatten()
 
 
 def _weigh(scores: Tensor, v: Tensor, dtype: torch.dtype, out: Tensor) -> None:
@@ -288,13 +314,12 @@ def _join_parts(parts: Sequence[Pair], padded: Tensor | None) -> tuple[Tensor, T
     if padded is None:
         k, v = parts[0]
         return k.float().flatten(0, 1), v.float().flatten(0, 1)
-    place, start = padded[:, : parts[0][0].shape[0]], 0
-    for k, v in parts:
-        stop = start + k.shape[2]
-        place[0, :, :, start:stop] = k
-        place[1, :, :, start:stop] = v
-        start = stop
-    return place[0].flatten(0, 1), place[1].flatten(0, 1)
+    keys = sum(k.shape[2] for k, _ in parts)
+    places = padded[:, : parts[0][0].shape[0]].unbind()
+    for place, joined in zip(places, zip(*parts, strict=True), strict=True):
+        torch.cat(joined, 2, out=place.narrow(2, 0, keys))
+    k, v = (place.flatten(0, 1) for place in places)
+    return k, v
 
 
 def make_causal_mask(queries: int, keys: int, tokens: int, device: torch.device) -> Tensor:

@@ -112,8 +112,9 @@ class PlainStorage(CacheBackend):
 
     def attend_appended(self, store: LayerStore, q: Tensor) -> Tensor:
         (group,) = store.layout.groups
-        keys, values = view_group(store.keys, group), view_group(store.values, group)
-        return dense_attention(self._fold(q), keys, values, self._spec.logit_scale)[0].reshape(q.shape)
+        shape = (*q.shape[:2], group.length, -1)
+        keys, values = (view_group(x, group).view(shape) for x in (store.keys, store.values))
+        return dense_attention(q, keys, values, self._spec.logit_scale)[0]
 
     def attend_step(
         self, store: LayerStore, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor
