@@ -151,7 +151,7 @@ class KVCache(StoredLayers):
     def begin(self, segment: Segment) -> None:
         """Announce the segment whose tokens every layer will see next: at once, or in steps if it is causal."""
         segment = self.spec.segments[segment.index] if self._cut else segment
-        self._segment = segment
+        self._segment, self._unchanged = segment, None
         self._last_layouts = [store.layout for store in self._stores] if segment.last else []
         self._slot_bytes = self._stores[0].slot_bytes // self._batch
         if segment.causal:

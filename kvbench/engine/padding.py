@@ -156,7 +156,7 @@ def ask_plans(
                 segment=own,
                 sequences=1,
                 position=(position - shift).masked_fill(~present, -1),
-                segment_ids=segment_ids,
+                _segment_ids=segment_ids,
                 padding=None,
             )
             keep = ask_kept(method.plan_for(tokens), view)

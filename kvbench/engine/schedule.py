@@ -139,8 +139,8 @@ def apply_answer(
         keep = view.position >= 0 if keep is None else keep & (view.position >= 0)
     after, source = source_table(layout, keep, segment.start, segment.length, free_slots, counts)
     everything = after.total == layout.total + len(layout.counts) * segment.length
-    state = None
-    if method.uses.state:
+    state = view.state if method.uses.state else None
+    if state is not None and not (keep is None and layout.uniform):
         exists = view.position >= 0
         state = pack_rows(view.state, exists if keep is None else keep & exists, 0, after.longest)
     contents, drift = None, Drift()
@@ -187,6 +187,7 @@ def show_layer(
     prompts: Sequence[int] = (),
     padding: Tensor | None = None,
     prompt_lengths: Sequence[int] = (),
+    position: Tensor | None = None,
 ) -> CacheView:
     """Build the view of one layer right after a segment.
 
@@ -201,18 +202,18 @@ def show_layer(
         prompts: number of each sequence's prompt.
         padding: int64 [rows], padding tokens in front of each row's prompt; None without padding.
         prompt_lengths: tokens of each sequence's prompt; empty without padding.
+        position: of another layer's view after this segment, from the same layout and padding; None without one.
     """
-    position = list_positions(layout, segment.start, segment.length)
-    if padding is not None:
-        position.masked_fill_(position < padding[:, None], -1)
-    starts = torch.tensor([each.start for each in spec.segments]).to(position.device, non_blocking=True)
-    segment_ids = torch.bucketize(position, starts, right=True) - 1
+    if position is None:
+        position = list_positions(layout, segment.start, segment.length)
+        if padding is not None:
+            position.masked_fill_(position < padding[:, None], -1)
     shape = (0, 0) if state is None else (*position.shape, *state.shape[2:])
     numbers = torch.zeros(shape, device=position.device)
     if state is not None:
         numbers[:, : state.shape[1]] = state
     charge, heads = padding if spec.padding_counts else None, spec.heads
-    shown = (layer, segment, sequences, heads, position, segment_ids, numbers)
+    shown = (layer, segment, sequences, heads, position, spec.segments, numbers)
     return CacheView(*shown, inputs, prompts, padding, charge, prompt_lengths)
 
 

@@ -1,6 +1,7 @@
 """Storage of all layers of one batch of generations, changed after each segment as a method decides."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +15,25 @@ from kvbench.engine.plain import PlainStorage
 from kvbench.engine.recorded_scales import ask_with_lengths
 from kvbench.engine.recording.repetitions import Repetitions
 from kvbench.engine.retention import CacheSnapshot
-from kvbench.engine.schedule import Change, Schedule, ask_method, show_layer
+from kvbench.engine.schedule import Change, Schedule, apply_answer, ask_kept, show_layer
 from kvbench.engine.storage import CacheBackend
 from kvbench.engine.view import CacheView
 from kvbench.kernels.layout import Layout
 from kvbench.methods.shared.base import Method
+
+
+class Unchanged(NamedTuple):
+    """What layers share that hold the same slots and drop none of them after a segment.
+
+    Attributes:
+        before: layout before the segment is stored.
+        position: of the view.
+        change: of the storage.
+    """
+
+    before: Layout
+    position: Tensor
+    change: Change
 
 
 class StoredLayers:
@@ -51,6 +66,7 @@ class StoredLayers:
     _last_layouts: list[Layout]  # layouts at the start of the last segment, which stores none
     _sequences: int
     _rows: int
+    _unchanged: Unchanged | None  # of earlier layers of a segment
 
     def __init__(
         self,
@@ -131,8 +147,18 @@ class StoredLayers:
             )
         view = self._show(present)
         if self.repetitions is None or self._segment.causal:
-            return ask_method(self.method, view, layout, free_slots)
+            return self._ask(view, layout, free_slots)
         return ask_with_lengths(self.method, view, layout, recording=self.repetitions.recording)
+
+    def _ask(self, view: CacheView, layout: Layout, free_slots: int) -> Change:
+        """Return the change that a method makes; layers that keep all of the same slots share it."""
+        keep, known = ask_kept(self.method, view), self._unchanged
+        if keep is None and known is not None and known.before is layout:
+            return known.change._replace(state=view.state if self._uses.state else None)
+        change = apply_answer(self.method, view, keep, layout, free_slots)
+        if keep is None and layout.uniform and self._padding is None and not self._uses.lse_queries:
+            self._unchanged = Unchanged(layout, view.position, change)
+        return change
 
     def _show(self, present: LayerInputs, segment: Segment | None = None) -> CacheView:
         """Return the view of a layer after the current segment, or after a part of it."""
@@ -147,8 +173,10 @@ class StoredLayers:
         padding, lengths = (
             (None, ()) if self._padding is None else (self._padding.rows, self._padding.prompts)
         )
-        given = (present, state, prompts, padding, lengths)
-        return show_layer(present.layer, segment, store.layout, spec, self._sequences, *given)
+        known, layout = self._unchanged, store.layout
+        position = None if known is None or known.before is not layout else known.position
+        given = (present, state, prompts, padding, lengths, position)
+        return show_layer(present.layer, segment, layout, spec, self._sequences, *given)
 
     def _store(self, present: LayerInputs, change: Change) -> LayerStore:
         """Change a layer's storage and record it."""

@@ -24,6 +24,7 @@ class CacheView(View):
     """One layer of a cache right after a segment.
 
     Attributes:
+        segments: of a generation.
         replaced: keys and values [rows, slots, D] given to `replace`, in stored form; None before it is called.
         unprotected: int64 [rows], slots given to `count_unprotected`; None before it is called.
 
@@ -36,15 +37,25 @@ class CacheView(View):
     sequences: int
     heads: int
     position: Tensor
-    segment_ids: Tensor
+    segments: Sequence[Segment]
     state: Tensor
     _given: LayerInputs | None = field(default=None, repr=False)
     prompts: Sequence[int] = ()
     padding: Tensor | None = None
     padding_charge: Tensor | None = None
     prompt_lengths: Sequence[int] = ()
+    _segment_ids: Tensor | None = field(default=None, repr=False)
     replaced: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
     unprotected: Tensor | None = field(default=None, init=False, repr=False)
+
+    @property
+    def segment_ids(self) -> Tensor:
+        if self._segment_ids is None:
+            starts = torch.tensor([each.start for each in self.segments]).to(
+                self.position.device, non_blocking=True
+            )
+            self._segment_ids = torch.bucketize(self.position, starts, right=True) - 1
+        return self._segment_ids
 
     def mass(self, queries: Tensor | None = None, *, power: int = 1) -> Tensor:
         q, tokens = self._select_queries(self._inputs.q, queries), self._list_tokens(queries)
@@ -114,7 +125,12 @@ class CacheView(View):
         return self._narrow(self._join(self._inputs.store.values, self._inputs.v))
 
     def value_norms(self) -> Tensor:
-        return torch.linalg.vector_norm(self.cached_values(), dim=-1, dtype=torch.float32)
+        store, current = self._inputs.store, self._narrow(self._inputs.v)
+        # Norms take less room than the values, which are not joined.
+        past = self._narrow(pad_rows(store.values, store.layout).to(current.dtype))
+        past, norms = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (past, current))
+        joined = torch.cat((past.view(*norms.shape[:2], -1), norms), 2).flatten(0, 1)
+        return joined if store.layout.uniform and self.padding is None else joined * (self.position >= 0)
 
     def value_ranges(self) -> Tensor:
         low, high = self.cached_values().float().aminmax(dim=-1)
@@ -179,7 +195,9 @@ class CacheView(View):
     def _join(self, storage: Tensor, current: Tensor) -> Tensor:
         """Return all slots, cached and current, as they are stored: [rows, slots, D], zeros where a row has none."""
         layout = self._inputs.store.layout
-        past = pad_rows(storage, layout).to(current.dtype) * (layout.positions >= 0)[..., None]
+        past = pad_rows(storage, layout).to(current.dtype)
+        if not layout.uniform:
+            past = past * (layout.positions >= 0)[..., None]
         if self._current_padding is not None:
             exists = self.position[:, -self.segment.length :] >= 0
             current = current * exists.view(*current.shape[:3], 1)
@@ -190,6 +208,8 @@ class CacheView(View):
         if chosen is None:
             return q
         length = self.segment.length
+        if q.shape[2] == length:
+            return q.index_select(2, chosen.to(q.device, non_blocking=True))
         firsts = torch.arange(q.shape[2] // length, device=q.device)[:, None] * length
         return q.index_select(2, (firsts + chosen.to(q.device, non_blocking=True)).flatten())
 

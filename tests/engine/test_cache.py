@@ -1,6 +1,6 @@
 """The KV cache: equal to masked dense attention, exact in bytes, strict about its budget."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kvbench.engine import schedule
 from kvbench.engine.cache import KVCache
 from kvbench.engine.ledger import BudgetExceeded
 from kvbench.methods.full import Full
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
+from kvbench.methods.snapkv import SnapKV
 from tests.support.engine import (
     D,
     Drawn,
@@ -234,3 +236,22 @@ def test_a_method_chooses_what_is_attended_to_before_what_is_kept() -> None:
     layers = [1] * spec.layers
     expected = [word for at in range(last) for _ in layers for word in (f"attend {at}", f"keep {at}")]
     assert method.asked == expected + [f"attend {last}" for _ in layers]
+
+
+def test_a_segment_that_drops_nothing_asks_for_no_scores_and_one_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Layers that keep all of the same slots share the table."""
+    spec, asked = small(), list[str]()
+    for owner, name in ((schedule, "source_table"), (SnapKV, "score")):
+        usual = getattr(owner, name)
+
+        def count(*given: object, name: str = name, usual: Callable[..., object] = usual) -> object:
+            asked.append(name)
+            return usual(*given)
+
+        monkeypatch.setattr(owner, name, count)
+    cache = open_cache(SnapKV(window=1), spec, 6)  # holds the 5 tokens of two scales, and not the 14 of three
+    run(cache, tokens_of(spec, 2))
+    assert asked == ["source_table"] * 2 + ["score", "source_table"] * spec.layers
+    assert cache.ledger.tokens_after[:2] == [[3, 6], [3 * (5 + 1), 3 * (5 + 5)]]

@@ -38,10 +38,9 @@ def choose_window(kind: Window, segment: Segment, count: int) -> Tensor:
         return torch.arange(min(count, segment.length)) * segment.length // min(count, segment.length)
     if kind == "last" or min(segment.height, segment.width) < max(side, 2):
         return torch.arange(max(0, segment.length - count), segment.length)
-    rows, columns = (
-        torch.arange(side) * (n // side) + (n // side - 1) // 2 for n in (segment.height, segment.width)
-    )
-    return (rows[:, None] * segment.width + columns).flatten()
+    steps = segment.height // side, segment.width // side
+    rows, columns = (range((step - 1) // 2, side * step, step) for step in steps)
+    return torch.tensor([row * segment.width + column for row in rows for column in columns])
 
 
 def fit_window(wanted: int, capacity: int) -> int:
@@ -52,10 +51,9 @@ def fit_window(wanted: int, capacity: int) -> int:
 def find_slots(view: View, chosen: Tensor) -> Tensor:
     """Return which slots hold the chosen tokens of the current segment, bool [rows, slots]."""
     # The segment's slots are the last ones. Not `isin`: it sorts long lists, and then waits for the device.
-    length = view.segment.length
-    own = torch.zeros(length, dtype=torch.bool).index_fill_(0, chosen, True)
-    inside = torch.zeros_like(view.position, dtype=torch.bool)
-    inside[:, -length:] = own.to(inside.device, non_blocking=True)
+    slots = view.position.shape[1]
+    own = torch.zeros(slots, dtype=torch.bool).index_fill_(0, chosen + (slots - view.segment.length), True)
+    inside = own.to(view.position.device, non_blocking=True).expand_as(view.position)
     return inside if view.padding is None or view.segment.index else inside & (view.position >= 0)
 
 
@@ -270,9 +268,11 @@ def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
     """
     require_numbers(scores)
     order = scores.sort(dim=1, descending=True, stable=True).indices
-    places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
-    chosen = places < (capacity[:, None] if isinstance(capacity, Tensor) else capacity)
-    return torch.zeros_like(chosen).scatter_(1, order, chosen)
+    chosen = torch.zeros_like(scores, dtype=torch.bool)
+    if not isinstance(capacity, Tensor):
+        return chosen.scatter_(1, order[:, :capacity], True)
+    places = torch.arange(scores.shape[1], device=scores.device)
+    return chosen.scatter_(1, order, places < capacity[:, None])
 
 
 def find_leading(view: View, count: int) -> Tensor:

@@ -21,7 +21,6 @@ class View(Protocol):
         sequences: number of sequences in the batch.
         heads: KV heads of a sequence.
         position: int64 [rows, slots], position of each token, -1 where the row has no such slot.
-        segment_ids: int64 [rows, slots], index of the segment the token came from, -1 where empty.
         prompts: number of each sequence's prompt in the run, so that random draws are the same in any batch.
         state: float32 [rows, slots], or [rows, slots, n] for n numbers per slot (`Uses.state`): what the method wrote
             on each slot earlier, 0 on new slots; written in place, it moves with the slots that are kept.
@@ -37,12 +36,15 @@ class View(Protocol):
     sequences: int
     heads: int
     position: Tensor
-    segment_ids: Tensor
     prompts: Sequence[int]
     state: Tensor
     padding: Tensor | None
     padding_charge: Tensor | None
     prompt_lengths: Sequence[int]
+
+    @property
+    def segment_ids(self) -> Tensor:
+        """Index of the segment that each token came from, int64 [rows, slots], -1 where empty."""
 
     def mass(self, queries: Tensor | None = None, *, power: int = 1) -> Tensor:
         """Return the mean attention that each slot receives, float32 [rows, slots].
