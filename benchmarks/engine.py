@@ -7,7 +7,6 @@ python -m benchmarks engine --methods full,heatkv --stored int8:channel,int4:cod
 """
 
 import argparse
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -86,15 +85,15 @@ def main(options: argparse.Namespace) -> None:
     runs = {name: partial(generate, *pair, prompts) for name, pair in pairs.items()}
     fitting = {name: run for name, run in runs.items() if if_it_fits(run) is not None}
     times = take_turns(fitting, options.repeats, choose_clock(options.cpu_time, options.device))
-    base = times["full"].seconds if "full" in times else math.nan
     print(
         f"kvbench {kvbench.__version__}, {model.name}, batch {options.batch}, "
         f"{torch.get_num_threads()} threads, {options.device}, weights: {weights}"
     )
     print(f"budget {options.budget}; median of {options.repeats} after 2 warm-ups, interleaved")
-    table = Table({"ms/image": ".2f", "x full": ".3f"}, width=28)
+    table = Table({"ms/image": ".2f", "x full": ".3f", "its 95 % interval": ""}, width=28)
     for name in runs:
         if name in times:
-            table.add(name, 1e3 * times[name].seconds / options.batch, times[name].seconds / base)
+            ratio = times[name].compare(times["full"]) if "full" in times else ()
+            table.add(name, 1e3 * times[name].seconds / options.batch, *ratio)
         else:
             print(f"{name:28s} out of memory")

@@ -1,5 +1,6 @@
 """Timing of runs that take turns in one process."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -11,10 +12,22 @@ Clock = Callable[[], float]
 
 
 class Timed(NamedTuple):
-    """Median seconds of a run and the result of its last repetition."""
+    """Median seconds of a run, the result of its last repetition, and the seconds of all."""
 
     seconds: float
     result: Any
+    turns: list[float]
+
+    def compare(self, base: "Timed") -> tuple[float, str]:
+        """Return the median ratio to another run of the same turns, and its interval of at least 95 %.
+
+        The interval is one of order statistics; with fewer than six turns it is the range.
+        """
+        ratios = sorted(own / other for own, other in zip(self.turns, base.turns, strict=True))
+        left_out, tail = 0, 1 / 2 ** len(ratios)
+        while (tail := tail + math.comb(len(ratios), left_out + 1) / 2 ** len(ratios)) <= 0.025:
+            left_out += 1
+        return statistics.median(ratios), f"{ratios[left_out]:.3f} to {ratios[-1 - left_out]:.3f}"
 
 
 def choose_clock(cpu_time: bool, device: str = "cpu") -> Clock:
@@ -42,4 +55,4 @@ def take_turns(
             results[name] = run()
             if repeat >= warmups:
                 seconds[name].append(clock() - started)
-    return {name: Timed(statistics.median(times), results[name]) for name, times in seconds.items()}
+    return {name: Timed(statistics.median(times), results[name], times) for name, times in seconds.items()}

@@ -13,7 +13,7 @@ from benchmarks import engine, kernels
 from benchmarks.__main__ import PROGRAMS, main
 from benchmarks.support import build, floors
 from benchmarks.support import plain_loop as plain
-from benchmarks.support.timing import take_turns
+from benchmarks.support.timing import Timed, take_turns
 from kvbench.cli.config.compose import hydra_of_kvbench, read_values
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
@@ -93,7 +93,10 @@ def test_runs_take_turns_and_warm_ups_do_not_count() -> None:
 
     found = take_turns({name: partial(run, name) for name in "ab"}, 2, lambda: next(seconds))
     assert order == ["a", "b"] * 3
-    assert found == {"a": (2.0, 5), "b": (3.0, 6)}
+    assert found == {"a": (2.0, 5, [1.0, 3.0]), "b": (3.0, 6, [4.0, 2.0])}
+    assert found["a"].compare(found["b"]) == (0.875, "0.250 to 1.500")
+    nine = Timed(5.0, None, [*map(float, range(1, 10))])
+    assert nine.compare(Timed(1.0, None, [1.0] * 9)) == (5.0, "2.000 to 8.000")  # 96.1 % for nine values
 
 
 def test_objects_are_built_and_wrong_names_told() -> None:
