@@ -64,7 +64,8 @@ def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
     for override in overrides:
         key, _, text = override.partition("=")
         if key not in GROUPS:
-            _put(values, key, yaml.safe_load(text))
+            is_choice = key == "method.base" and not text.startswith("{")
+            _put(values, key, read_choice("method", text) if is_choice else yaml.safe_load(text))
     values["device"] = resolve_device(values["device"])
     values["noise"] = resolve_noise(values["noise"], values["device"])
     resolved: dict[str, Any] = _resolved(values, values, values)
