@@ -156,9 +156,8 @@ class PriceKV(CalibratedCapacities):
     def allocate(self, tensors: dict[str, Tensor], spec: ModelSpec, budget: Budget) -> Ints:
         """Return the capacity of each head after each cached segment, int64 [K - 1, L, H]."""
         lowest = max(self.floor or choose_floor(spec, budget), find_min_capacity(self.base, spec))
-        floor: int | Ints = min(lowest, budget.head_tokens)
-        if self.retrieval:
-            floor = raise_floors(floor, tensors["retrieval"], self.retrieval, spec, budget)
+        least = min(lowest, budget.head_tokens)
+        floor = raise_floors(least, tensors.get("retrieval"), self.retrieval, spec, budget)
         measured = list_capacities(self.calibrated_spec)
         return allocate_calibrated(
             tensors["error"], measured, spec, budget, floor=floor, decay=self.price_decay

@@ -35,19 +35,21 @@ def measure_retrieval(view: View, queries: int) -> Tensor:
     return above.sum(-1).mean((1, 2)).double().unflatten(0, (-1, view.heads)).sum(0).cpu()
 
 
-def raise_floors(floor: int, retrieval: Tensor, share: float, spec: ModelSpec, budget: Budget) -> Ints:
+def raise_floors(floor: int, retrieval: Tensor | None, share: float, spec: ModelSpec, budget: Budget) -> Ints:
     """Return the minimum capacity of each head, int64 [L x H]: the whole text in heads that retrieve most.
 
     Args:
         floor: minimum capacity of the other heads, at most B / T.
-        retrieval: how much each head retrieves, float64 [L, H].
+        retrieval: how much each head retrieves, float64 [L, H]; None leaves all heads their minimum.
         share: share of B for whole texts; the other heads keep their minimum.
         spec: the model.
         budget: the capacity B.
     """
+    floors = np.full(spec.all_heads, floor)
+    if retrieval is None:
+        return floors
     whole, total = spec.cached_length, budget.tokens
     spare = (total - floor * spec.all_heads) // max(whole - floor, 1)
     count = min(int(share * total) // whole, spare)
-    floors = np.full(spec.all_heads, floor)
     floors[torch.argsort(retrieval.flatten(), descending=True, stable=True)[:count].numpy()] = whole
     return floors
