@@ -75,10 +75,14 @@ def grouped_norm_rope(
         from kvbench.kernels.triton.qk_norm_rope import grouped_norm_rope_triton
 
         return grouped_norm_rope_triton(joint, kv_heads, norms, rotation)
-    q, k, v = joint.split_with_sizes((joint.shape[2] - 2 * kv_heads, kv_heads, kv_heads), 2)
-    if norms is not None:
-        q = normalize(q, norms.q_weight, norms.q_bias, norms.eps)
-        k = normalize(k, norms.k_weight, norms.k_bias, norms.eps)
+    sizes = joint.shape[2] - 2 * kv_heads, kv_heads, kv_heads
+    if norms is None:  # queries and keys lie side by side
+        turned = rotate(joint[:, :, :-kv_heads].float(), rotation[:, None]).to(joint.dtype).transpose(1, 2)
+        q, k = turned.split_with_sizes(sizes[:2], 1)
+        return q, k, joint[:, :, -kv_heads:].transpose(1, 2)
+    q, k, v = joint.split_with_sizes(sizes, 2)
+    q = normalize(q, norms.q_weight, norms.q_bias, norms.eps)
+    k = normalize(k, norms.k_weight, norms.k_bias, norms.eps)
     q, k = (rotate(x.float(), rotation[:, None]).to(joint.dtype).transpose(1, 2) for x in (q, k))
     return q, k, v.transpose(1, 2)
 
