@@ -101,24 +101,12 @@ def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor | None
             out = storage.new_empty(len(storage), len(source), storage.shape[2])
         rebuild_triton((storage,), (current,), source, (out,))
         return out
-    slots = torch.where(source < 0, storage.shape[1] - 1 - source, source)
-    return move_slots(join_slots(storage, current, storage.dtype), slots, out)
-
-
-def join_slots(storage: Tensor, current: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a flat buffer [batch, slots, D] followed by a segment's keys or values, row by row.
-
-    Args:
-        storage: [batch, slots, D].
-        current: [sequences, heads, length, D], as for `rebuild`.
-        dtype: of the result.
-    """
     current = current.unflatten(0, (len(storage), -1))  # [batch, sequences / batch, heads, length, D]
     slots, shape = storage.shape[1], current.shape[1:4]
-    joined = current.new_empty(len(storage), slots + shape.numel(), storage.shape[2], dtype=dtype)
+    joined = storage.new_empty(len(storage), slots + shape.numel(), storage.shape[2])
     joined[:, :slots] = storage
     joined[:, slots:].unflatten(1, shape).copy_(current)
-    return joined
+    return move_slots(joined, torch.where(source < 0, slots - 1 - source, source), out)
 
 
 def rebuild_both(stored: Pair, current: Pair, source: Tensor, out: Pair) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor
 from kvbench.kernels.attention_choices import AttentionChoice, note_choice
 from kvbench.kernels.attention_paths import LIBRARIES, Path, choose_path, describe, explain_path
 from kvbench.kernels.batch_invariance import is_batch_invariant
-from kvbench.kernels.compact import join_slots
 from kvbench.kernels.fused_attention import explain_backend, fused_attention
 from kvbench.kernels.layout import Group, Layout, Past, empty_layout, fold_rows, view_group
 from kvbench.kernels.past_attention import attend_in_parts
@@ -91,34 +90,31 @@ def _attend_unequal(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute `ragged_attention` outside CUDA for rows of unequal length; return [batch, rows, queries, D]."""
     tokens, layout = k.shape[2] if causal else None, past.layout
-    shape = len(past.keys), len(layout.counts)
-    q, first = fold_rows(q, *shape), 0
-    states, joined, present = list[tuple[Tensor, Tensor | None]](), list[Tensor](), list[Tensor]()
-    for groups in _join_groups(layout.groups, k.shape[2], q.shape[0] * q.shape[2]):
-        # Equally long rows are adjacent in storage.
-        rows = layout.order[first : first + sum(group.size for group in groups)]
-        first += len(rows)
-        queries = q.index_select(1, rows)
+    # Rows in storage order, where equally long rows are adjacent.
+    rows = (fold_rows(x, len(past.keys), len(layout.counts)) for x in (q, k, v))
+    q, k, v = (x.transpose(0, 1).index_select(0, layout.order) for x in rows)
+    states, first = [], 0
+    for groups in _join_groups(layout.groups, k.shape[2], q.shape[1] * q.shape[2]):
+        at = slice(first, first + sum(group.size for group in groups))
+        present = k[at], v[at]
+        pasts = [
+            [(x.transpose(0, 1), y.transpose(0, 1)) for x, y in _view_past(past, group, q.dtype)]
+            for group in groups
+        ]
         if len(groups) == 1:
-            present = present or [fold_rows(x, *shape) for x in (k, v)]
-            new_keys, new_values = (x.index_select(1, rows) for x in present)
-            parts = [*_view_past(past, groups[0], q.dtype), (new_keys, new_values)]
-            parts = [(keys.transpose(0, 1), values.transpose(0, 1)) for keys, values in parts]
-            out, sums = _attend_parts(queries.transpose(0, 1), parts, scale, tokens, lse)
-            states.append((out.transpose(0, 1), None if sums is None else sums.transpose(0, 1)))
+            states.append(_attend_parts(q[at], [*pasts[0], present], scale, tokens, lse))
         else:
-            joined = joined or [join_slots(*pair, q.dtype) for pair in zip(past[:2], (k, v), strict=True)]
-            states.append(
-                _padded_attention(queries, joined, layout, rows, groups, k.shape[2], scale, causal, lse)
-            )
+            states.append(_padded_attention(q[at], pasts, groups, present, scale, tokens, lse))
+        first = at.stop
     # Rows of a token become adjacent, as the next projection reads them.
     out = (
-        torch.cat([out.transpose(1, 2) for out, _ in states], 2)
+        torch.cat([out for out, _ in states])
+        .permute(1, 2, 0, 3)
         .index_select(2, layout.places)
         .transpose(1, 2)
     )
-    all_sums = [sums for _, sums in states if sums is not None]
-    return out, torch.cat(all_sums, 1).index_select(1, layout.places) if all_sums else None
+    sums = [sums.transpose(0, 1) for _, sums in states if sums is not None]
+    return out, torch.cat(sums, 1).index_select(1, layout.places) if sums else None
 
 
 def _join_groups(groups: Sequence[Group], tokens: int, scores_per_key: int) -> Iterator[list[Group]]:
@@ -238,64 +234,52 @@ def _attend_parts(
 
 def _padded_attention(
     q: Tensor,
-    joined: Sequence[Tensor],
-    layout: Layout,
-    rows: Tensor,
+    pasts: Sequence[Sequence[Pair]],
     groups: Sequence[Group],
-    more: int,
+    present: Pair,
     scale: float,
-    causal: bool,
+    tokens: int | None,
     lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend for rows of several lengths at once, [batch, rows, queries, D], padded to the longest keys.
+    """Attend for rows of several lengths at once, [rows, batch, queries, D], padded to the longest keys.
 
     Args:
-        q: in storage order.
-        joined: keys and values of past and present, of all rows (`join_slots`).
-        layout: of the past.
-        rows: of q, int32 [rows].
-        groups: of these rows by length, longest first.
-        more: current tokens.
+        q: as in `dense_attention`, with rows first.
+        pasts: keys and values [size, batch, length, D] of each group, empty without a past.
+        groups: rows by length, longest first.
+        present: current keys and values, [rows, batch, tokens, D].
         scale: factor on q k^T.
-        causal: as in `ragged_attention`.
+        tokens: as in `dense_attention`.
         lse: whether to return the log-sum-exp.
     """
+    rows, inner, count, channels = q.shape
+    more = present[0].shape[2]
     width = _round_up(groups[0].length + more)
-    slots = _list_keys(layout, rows, more, width)
-    k, v = (x.index_select(1, slots).float().view(-1, width, q.shape[3]) for x in joined)
-    scores = k.new_empty(*q.shape[:3], width)
-    out = torch.empty_like(q, dtype=torch.float32)
-    with wide_products(scores.numel() * q.shape[3], q.device):
+    joined = q.new_zeros(2, rows, inner, width, channels, dtype=torch.float32)
+    scores = joined.new_empty(rows, inner, count, width)
+    out = joined.new_empty(rows * inner, count, channels)
+    with wide_products(scores.numel() * channels, q.device):
+        ends, first = [], 0
+        for group, past in zip(groups, pasts, strict=True):
+            at, end = slice(first, first + group.size), group.length + more
+            for number, now in enumerate(present):
+                if past:
+                    joined[number, at, :, : group.length] = past[0][number]
+                joined[number, at, :, group.length : end] = now[at]
+            ends.append((at, end))
+            first = at.stop
+        k, v = joined.flatten(1, 2)
         flat = scores.flatten(0, 1)
         torch.baddbmm(flat, q.float().flatten(0, 1), k.mT, beta=0, alpha=scale, out=flat)
-        first = 0
-        for group in groups:
-            of_group, end = scores[:, first : first + group.size], group.length + more
-            of_group[..., end:].fill_(-torch.inf)
-            if causal:
-                hidden = ~make_causal_mask(q.shape[2], end, more, q.device)
-                of_group[..., :end].masked_fill_(hidden, -torch.inf)
-            first += group.size
+        for at, end in ends:
+            scores[at, ..., end:].fill_(-torch.inf)
+            if tokens is not None:
+                scores[at, ..., :end].masked_fill_(
+                    ~make_causal_mask(count, end, tokens, q.device), -torch.inf
+                )
         sums = torch.logsumexp(scores, -1) if lse else None
-        _weigh(flat, v, q.dtype, out.flatten(0, 1))
-    return out.to(q.dtype), sums
-
-
-def _list_keys(layout: Layout, rows: Tensor, more: int, width: int) -> Tensor:
-    """Return the slots of `join_slots` that some rows see, each padded to `width` by any others: int64 [rows x width].
-
-    Args:
-        layout: of the past.
-        rows: int32 [rows].
-        more: current tokens.
-        width: at least the keys of each row.
-    """
-    place = torch.arange(width, device=rows.device)
-    lengths = layout.lengths.index_select(0, rows)[:, None]
-    old = layout.offsets.index_select(0, rows)[:, None] + place
-    new = rows[:, None] * more + layout.capacity - lengths + place
-    last = layout.capacity + len(layout.counts) * more - 1
-    return torch.where(place < lengths, old, new).clamp_(max=last).flatten()
+        _weigh(flat, v, q.dtype, out)
+    return out.unflatten(0, (rows, inner)).to(q.dtype), sums
 
 
 def _weigh(scores: Tensor, v: Tensor, dtype: torch.dtype, out: Tensor) -> None:
