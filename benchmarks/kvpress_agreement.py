@@ -26,7 +26,7 @@ from benchmarks.support.arguments import Option
 from benchmarks.support.build import ROOT, built, composed, prepare_method
 from benchmarks.support.kvpress_reading import (
     Prepare,
-    Reading,
+    PressResult,
     build_llama,
     read_on_engine,
     read_with_press,
@@ -90,7 +90,7 @@ class Case:
             return [*self.shared, "method=full"]
         return [*self.shared, f"budget={self.kept}", *twin.list_overrides(self.ratio)]
 
-    def compare(self, twin: Twin, llama: Any, text: Sequence[int], full: Reading) -> Compared:
+    def compare(self, twin: Twin, llama: Any, text: Sequence[int], full: PressResult) -> Compared:
         """Read a text under a press, its method and its guest."""
 
         def prepare(spec: ModelSpec) -> Method:
@@ -101,7 +101,7 @@ class Case:
             method.prepare(spec, Budget.parse(self.kept, spec))
             return method
 
-        def read_press(name: str) -> Reading:
+        def read_press(name: str) -> PressResult:
             press = twin.make_press(self.ratio)
             return read_with_press(
                 llama, press, text, self.given, lambda layer: derive_seed(name.format(layer))
@@ -115,7 +115,7 @@ class Case:
         guests = ((same, self.read(prepare_guest, text, padding)) for padding in (0, self.padding))
         return Compared(full, native, padded, *guests)
 
-    def read(self, prepare: Prepare, text: Sequence[int], padding: int = 0) -> Reading:
+    def read(self, prepare: Prepare, text: Sequence[int], padding: int = 0) -> PressResult:
         """Read a text on the engine."""
         return read_on_engine(self.model, prepare, text, self.given, padding)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvbench.kernels.quantise import MAX_HALF, encode_book, pack
 
-HALVES = {
+HALF_CENTROIDS = {
     2: (0.4527800346, 1.5104176085),
     3: (0.2450941789, 0.7560052812, 1.3439092785, 2.1519457045),
     4: (
@@ -29,7 +29,7 @@ MIN_MIXED = 16
 
 def list_levels(bits: int) -> Tensor:
     """Return the levels of codes of `bits` bits, ascending, float32 [2^bits]."""
-    half = torch.tensor(HALVES[bits])
+    half = torch.tensor(HALF_CENTROIDS[bits])
     return torch.cat((-half.flip(0), half))
 
 

@@ -24,7 +24,7 @@ Prepare = Callable[[ModelSpec], Method]
 
 
 @dataclass(frozen=True)
-class Reading:
+class PressResult:
     """A text whose prompt was compressed once and whose later tokens were forced.
 
     Attributes:
@@ -76,7 +76,7 @@ def build_llama(model: TextModel, attention: str) -> Any:
 @torch.inference_mode()
 def read_with_press(
     llama: Any, press: Any, tokens: Sequence[int], given: int, seed_of: Callable[[int], int] = lambda _: 0
-) -> Reading:
+) -> PressResult:
     """Read `given` tokens under a press, None for the full cache, and force the others.
 
     Args:
@@ -117,7 +117,7 @@ def read_with_press(
             hook.remove()
         for layer in llama.model.layers:
             layer.self_attn.masked_key_indices = None
-    return Reading(kept, logits, seconds, scores)
+    return PressResult(kept, logits, seconds, scores)
 
 
 def _listen(press: Any, scores: list[Tensor]) -> None:
@@ -149,7 +149,7 @@ def _find_kept(module: Any, whole: Tensor, keys: Tensor) -> list[set[int]]:
 @torch.inference_mode()
 def read_on_engine(
     model: TextModel, prepare: Prepare, tokens: Sequence[int], given: int, padding: int
-) -> Reading:
+) -> PressResult:
     """Read `given` tokens behind some padding under a method, and force the others.
 
     Args:
@@ -179,7 +179,7 @@ def read_on_engine(
         return transformer.logits(x[:, -1])[0]
 
     logits, seconds = _force(step, range(prompt.end, ids.shape[1]))
-    return Reading(kept, logits, seconds, [])
+    return PressResult(kept, logits, seconds, [])
 
 
 def _force(step: Callable[[int], Tensor], positions: Sequence[int]) -> tuple[Tensor, float]:

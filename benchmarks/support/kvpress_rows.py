@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.support.kvpress_reading import Reading
+from benchmarks.support.kvpress_reading import PressResult
 
-Pair = tuple[Reading, Reading]
+Pair = tuple[PressResult, PressResult]
 """A reading under a press, and the engine's reading of the same text."""
 
 
@@ -25,7 +25,7 @@ class Compared(NamedTuple):
         guest_padded: the same behind padding; None without.
     """
 
-    full: Reading
+    full: PressResult
     native: Pair
     padded: Pair | None = None
     guest: Pair | None = None
@@ -86,19 +86,19 @@ def _count_all(pairs: Iterable[Pair | None]) -> int | None:
     return sum(counts) if counts else None
 
 
-def count_unequal(theirs: Reading, ours: Reading) -> int:
+def count_unequal(theirs: PressResult, ours: PressResult) -> int:
     """Return the number of heads that keep other tokens."""
     layers = zip(theirs.kept, ours.kept, strict=True)
     return sum(a != b for x, y in layers for a, b in zip(x, y, strict=True))
 
 
-def measure_kl(full: Reading, compressed: Reading) -> float:
+def measure_kl(full: PressResult, compressed: PressResult) -> float:
     """Return KL(full || compressed) of the next token in nats, mean over the forced tokens."""
     p, q = (reading.logits.double().log_softmax(-1) for reading in (full, compressed))
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
-def measure_gap(theirs: Reading, ours: Reading) -> float:
+def measure_gap(theirs: PressResult, ours: PressResult) -> float:
     """Return the largest relative difference of the press's scores between tokens that only one side keeps.
 
     0 if there are none or the scores are equal: an exact tie. The tokens of a layer's heads are paired in the order of

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from kvbench.core.files import hash_content, hash_path
-from kvbench.core.kept import KeptValues
+from kvbench.core.kept import FileCache
 from kvbench.eval.files.samples import map_in_threads
 from kvbench.eval.files.store import find_folder
 
@@ -25,7 +25,7 @@ def hash_files_at(path: Path) -> dict[str, str]:
     files = [path]
     if path.is_dir():
         files = sorted(one for one in path.iterdir() if one.name[0] != "." and not one.is_dir())
-    kept = KeptValues(find_folder() / f"{hash_content(str(path.absolute()))[:16]}-digests", "SHA-256")
+    kept = FileCache(find_folder() / f"{hash_content(str(path.absolute()))[:16]}-digests", "SHA-256")
     hashes = map_in_threads(lambda file: kept.get(file.name, [file], lambda: hash_path(file)), files)
     if sum(file.stat().st_size for file in files) >= MIN_BYTES and not kept.save():
         log.warning("hashes cannot be kept in %s: the next call reads files again", find_folder())

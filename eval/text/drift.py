@@ -33,7 +33,7 @@ class Band(NamedTuple):
     high: float | None
 
 
-class Drift(NamedTuple):
+class DivergenceCurve(NamedTuple):
     """Course of the divergence over the scored tokens.
 
     Attributes:
@@ -51,7 +51,7 @@ class Drift(NamedTuple):
     tail: Mapping[str, float]
 
 
-class Place(NamedTuple):
+class WorstPosition(NamedTuple):
     """A scored token at which the method diverges from the full cache.
 
     Attributes:
@@ -73,7 +73,7 @@ class Place(NamedTuple):
     kl: float
 
 
-def trace_drift(readings: Sequence[StoredReading], clusters: Sequence[str]) -> Drift:
+def trace_drift(readings: Sequence[StoredReading], clusters: Sequence[str]) -> DivergenceCurve:
     """Return the course of the divergence over the positions of at least one text.
 
     Bins of texts have equal numbers of tokens, one token each if the longest text has at most `MAX_BINS`; bins of
@@ -85,7 +85,7 @@ def trace_drift(readings: Sequence[StoredReading], clusters: Sequence[str]) -> D
     """
     edges = _choose_edges(readings)
     kl = np.concatenate([one.kl for one in readings]).astype(np.float64)
-    return Drift(
+    return DivergenceCurve(
         find_unit(readings[0]),
         edges,
         _average(readings, clusters, edges, lambda one: one.kl, math.inf),
@@ -128,7 +128,7 @@ def _average(
     return tuple(bands)
 
 
-def find_worst(readings: Iterable[tuple[int, str, StoredReading]], count: int) -> list[Place]:
+def find_worst(readings: Iterable[tuple[int, str, StoredReading]], count: int) -> list[WorstPosition]:
     """Return the `count` scored tokens with the largest KL, in descending order; ties are ordered by text and position.
 
     Args:
@@ -146,10 +146,10 @@ def find_worst(readings: Iterable[tuple[int, str, StoredReading]], count: int) -
     ]
 
 
-def _describe(index: int, position: int, prompt: str, one: StoredReading) -> Place:
+def _describe(index: int, position: int, prompt: str, one: StoredReading) -> WorstPosition:
     group = sum(end <= position for end in accumulate(one.groups))
     before = f"{find_unit(one)} {group + 1} " if one.groups else find_before(prompt, one, position)[-BEFORE:]
-    return Place(
+    return WorstPosition(
         sample=index,
         position=position,
         before=before,

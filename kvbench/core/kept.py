@@ -13,7 +13,7 @@ TICK = 2 * 10**9
 """Nanoseconds in which a file may change twice and keep its times, on the coarsest file systems."""
 
 
-class KeptValues:
+class FileCache:
     """Values by name in one file, which may be deleted at any time.
 
     A value is made anew if size, times or inode of one of its files changed, if one had changed just before the value

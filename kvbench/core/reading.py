@@ -20,7 +20,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ForcedText:
     """A text that is read under a method and not generated.
 
     Attributes:

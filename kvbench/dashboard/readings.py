@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.core.files import hash_path, hash_values, parse_json, read_bytes
-from kvbench.core.kept import KeptValues
+from kvbench.core.kept import FileCache
 from kvbench.dashboard.datasets import AddedRun
 from kvbench.dashboard.folders import read_lines
 from kvbench.eval.files.kinds import IMAGES, TEXTS, find_stored_kind
@@ -29,7 +29,7 @@ Drawn = tuple[tuple[object, object], ...]
 
 
 @dataclass(frozen=True)
-class Reading:
+class RunSamples:
     """Samples of a run.
 
     Attributes:
@@ -54,10 +54,10 @@ class Readings:
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
-        self._kept = KeptValues(runs_dir / KEPT, hash_path(Path(__file__)))
+        self._kept = FileCache(runs_dir / KEPT, hash_path(Path(__file__)))
         self._drawn: dict[str, Drawn] = {}
 
-    def read(self, folder: Path, run: Results) -> Reading:
+    def read(self, folder: Path, run: Results) -> RunSamples:
         """Return the reading of a run; damaged lines of its records are left out."""
         stems = _list_stems(run)
         scores = [
@@ -68,7 +68,7 @@ class Readings:
             [folder / FILE, folder / RECORDS, *scores],
         )
         entry = self._kept.get(name, files, lambda: _make_entry(folder, stems))
-        return Reading(
+        return RunSamples(
             kind=entry["kind"],
             drawn=self._find_drawn(entry["drawn"], folder),
             answers={int(index): answer for index, answer in entry["answers"].items()},
@@ -93,12 +93,12 @@ class Readings:
         return self._drawn[digest]
 
 
-def read_added(folder: Path, entry: AddedRun) -> Reading:
+def read_added(folder: Path, entry: AddedRun) -> RunSamples:
     """Return the reading of a run of a dataset, whose values are in the dataset's table; groups are not published."""
     records = _read_records(folder)
     rows = {index: row for index, row in entry.rows.items() if index in records}
     columns = {name: _make_column(rows, name) for name in entry.results.metrics}
-    return Reading(
+    return RunSamples(
         kind=entry.kind,
         drawn=tuple((prompt, seed) for prompt, seed in _list_drawn(records)),
         answers=_find_answers(entry.kind, records),

@@ -10,7 +10,7 @@ import numpy as np
 from kvbench.core.files import name_sample, read_text
 from kvbench.dashboard.packed import pack_reading
 from kvbench.dashboard.pool import Pool
-from kvbench.dashboard.readings import Drawn, Reading
+from kvbench.dashboard.readings import Drawn, RunSamples
 from kvbench.eval.files.kinds import IMAGES, READINGS, TEXTS
 from kvbench.report.runs_table import find_metric
 from kvbench.runs.record.results import Results
@@ -26,7 +26,7 @@ MAX_PAIRED = 2_000_000
 
 
 def list_samples(
-    finished: Mapping[Path, Results], readings: Mapping[Path, Reading], pool: Pool
+    finished: Mapping[Path, Results], readings: Mapping[Path, RunSamples], pool: Pool
 ) -> dict[Path, dict[str, object]]:
     """Return the samples to show of every run, by folder.
 
@@ -80,7 +80,7 @@ class _Prompts:
         return self._lists[id(drawn), count]
 
 
-def _pack_columns(run: Results, reading: Reading, pool: Pool) -> dict[str, object]:
+def _pack_columns(run: Results, reading: RunSamples, pool: Pool) -> dict[str, object]:
     packed, strata = {}, {}
     for name, column in reading.values.items():
         groups = reading.strata.get(name)
@@ -107,7 +107,7 @@ def _average(column: np.ndarray, groups: list[str | None] | None) -> float:
     return math.fsum(math.fsum(own) / len(own) for own in members.values()) / len(members)
 
 
-def _choose(reading: Reading, run: Results, count: int) -> set[int]:
+def _choose(reading: RunSamples, run: Results, count: int) -> set[int]:
     """Return the samples that are among the `count` worst by some metric."""
     worst: set[int] = set()
     for name, column in reading.values.items():
@@ -118,7 +118,7 @@ def _choose(reading: Reading, run: Results, count: int) -> set[int]:
 
 
 def _describe(
-    count: int, indices: list[int], reading: Reading, prompts: _Prompts, pool: Pool
+    count: int, indices: list[int], reading: RunSamples, prompts: _Prompts, pool: Pool
 ) -> dict[str, object]:
     numbers, nothing = prompts.list_numbers(reading.drawn), None
     entry: dict[str, object] = {

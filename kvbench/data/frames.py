@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import check_file, find_obstacle, hash_content, hash_path, write_whole
-from kvbench.core.kept import KeptValues
+from kvbench.core.kept import FileCache
 from kvbench.data import flatten
 from kvbench.data.flatten import (
     FIXED,
@@ -72,14 +72,14 @@ def load_rows(runs_dir: Path) -> list[FlatRow]:
     Raises:
         ConfigError: a results.json is damaged.
     """
-    kept = KeptValues(locate_kept(runs_dir), hash_path(Path(flatten.__file__)))
+    kept = FileCache(locate_kept(runs_dir), hash_path(Path(flatten.__file__)))
     folders = sorted(path.parent.relative_to(runs_dir).as_posix() for path in runs_dir.glob(f"*/*/{FILE}"))
     rows = [_find_row(kept, runs_dir, folder) for folder in folders]
     kept.save()
     return [row for row in rows if row is not None]
 
 
-def _find_row(kept: KeptValues, runs_dir: Path, folder: str) -> FlatRow | None:
+def _find_row(kept: FileCache, runs_dir: Path, folder: str) -> FlatRow | None:
     row: FlatRow | None = kept.get(folder, [runs_dir / folder / FILE], lambda: _read_row(runs_dir, folder))
     return row
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imports torch, which a reader of results does without
     from torch import Tensor
 
     from kvbench.engine.layer import LayerStore
-    from kvbench.engine.schedule import Drift
+    from kvbench.engine.schedule import LogSumExpError
     from kvbench.methods.shared.base import Method
 
 N = TypeVar("N", int, float)
@@ -147,7 +147,7 @@ class Ledger:
         self.rebuild_bytes = max(self.rebuild_bytes, self._stored_bytes - before + peak)
         self._stored_bytes += after - before
 
-    def record_drift(self, segment: int, drift: "Drift") -> None:
+    def record_drift(self, segment: int, drift: "LogSumExpError") -> None:
         """Record how a drop after a segment changed the log-sum-exp of the observed queries."""
         self.drifts += drift.total
         self.drops += drift.rows

@@ -35,7 +35,7 @@ class Contents(NamedTuple):
     values: Tensor
 
 
-class Drift(NamedTuple):
+class LogSumExpError(NamedTuple):
     """Change of the observed queries' log-sum-exp by one eviction.
 
     Attributes:
@@ -69,7 +69,7 @@ class Change(NamedTuple):
     appends: bool
     state: Tensor | None = None
     contents: Contents | None = None
-    drift: Drift = Drift()
+    drift: LogSumExpError = LogSumExpError()
     unprotected: Tensor | None = None
 
 
@@ -143,7 +143,7 @@ def apply_answer(
     if state is not None and not (keep is None and layout.uniform):
         exists = view.position >= 0
         state = pack_rows(view.state, exists if keep is None else keep & exists, 0, after.longest)
-    contents, drift = None, Drift()
+    contents, drift = None, LogSumExpError()
     if keep is not None and view.replaced is not None:
         kept = keep & (view.position >= 0)
         origins = list_origins(after, kept)
@@ -154,7 +154,7 @@ def apply_answer(
     return Change(after, source, appends, state, contents, drift, view.unprotected)
 
 
-def measure_drift(view: CacheView, keep: Tensor | None, lse_queries: int) -> Drift:
+def measure_drift(view: CacheView, keep: Tensor | None, lse_queries: int) -> LogSumExpError:
     """Measure how a drop changes the log-sum-exp of a segment's last queries.
 
     Args:
@@ -173,7 +173,7 @@ def measure_drift(view: CacheView, keep: Tensor | None, lse_queries: int) -> Dri
     dropped = (exists & ~kept).any(1)
     total = rows[2].nan_to_num(0).masked_fill(~dropped, 0).sum()
     means = [x.unflatten(0, (-1, view.heads)).nanmean(1).nan_to_num(0).tolist() for x in rows[:2]]
-    return Drift(float(total), int(dropped.sum()), *means)
+    return LogSumExpError(float(total), int(dropped.sum()), *means)
 
 
 def show_layer(

@@ -17,7 +17,7 @@ from kvbench.models.files.parameters import build_on_meta, fill
 from kvbench.models.files.weights import Source, check_sources, locate_all, prepare
 from kvbench.models.noise import Noise
 from kvbench.models.parts.autoencoder import ImageTokenizer, NetworkConfig
-from kvbench.models.parts.decoding import HALVES, DecoderDtype, Decoding, Rounding, count_decoding_bytes
+from kvbench.models.parts.decoding import HALF_DTYPES, DecoderDtype, Decoding, Rounding, count_decoding_bytes
 from kvbench.models.parts.least_work import count_decoding, count_products
 
 N = TypeVar("N", bound=nn.Module)
@@ -97,7 +97,7 @@ class ImageModel(Model, Generic[N, T]):
 
     def decoding_bytes(self, prompts: int) -> int:
         """Return the peak bytes of decoding on a GPU without weights."""
-        size = 2 if self.decoding.resolve(self.decoder_dtype, "cuda") in HALVES else 4
+        size = 2 if self.decoding.resolve(self.decoder_dtype, "cuda") in HALF_DTYPES else 4
         return count_decoding_bytes(self.tokenizer.networks, prompts, self.cells, size)
 
     @property

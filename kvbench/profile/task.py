@@ -53,7 +53,7 @@ from kvbench.runs.prepare import locate_calibration, prepare_method
 from kvbench.runs.record.provenance import provenance
 
 SCHEMA_VERSION = 1
-SAME = ("code", "versions", "machine", "cuda_graph")
+SHARED_PROVENANCE = ("code", "versions", "machine", "cuda_graph")
 """Provenance that two measurements share, so that the second repeats nothing."""
 RANDOM_CALIBRATION = "random numbers (timing only)"
 
@@ -117,8 +117,8 @@ def find_measured(job: Job) -> Path | None:
     path, now = _name_file(job), provenance(job.settings.device, job.cache_plan.graph_obstacle)
     try:
         contents = parse_json(read_text(path))
-        then = {name: contents["provenance"][name] for name in SAME}
-        is_done = contents["status"] == "done" and then == {name: now[name] for name in SAME}
+        then = {name: contents["provenance"][name] for name in SHARED_PROVENANCE}
+        is_done = contents["status"] == "done" and then == {name: now[name] for name in SHARED_PROVENANCE}
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return path if is_done else None

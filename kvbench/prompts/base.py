@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvbench.core.config import MAX_PROMPTS, ConfigError, check_range, show
 from kvbench.core.files import hash_content
-from kvbench.core.reading import OwnOutput, Part, Reading
+from kvbench.core.reading import ForcedText, OwnOutput, Part
 from kvbench.prompts.draft import Draft
 
 
@@ -29,7 +29,7 @@ class Prompt:
     text: str
     meta: dict[str, object] = field(default_factory=dict)
     place: str = ""
-    reading: Reading | OwnOutput | None = None
+    reading: ForcedText | OwnOutput | None = None
     draft: Draft | None = None
 
 
@@ -96,7 +96,7 @@ def fit(prompt: Prompt, count_tokens: Callable[[str, bool], int]) -> Prompt:
     text = draft.fit(lambda text: count_tokens(text, read))
     if not read:
         return replace(prompt, text=text, draft=None)
-    reading = Reading((Part(text), Part(draft.answer)), chunked=False)
+    reading = ForcedText((Part(text), Part(draft.answer)), chunked=False)
     return replace(prompt, text=text + draft.answer, reading=reading, draft=None)
 
 

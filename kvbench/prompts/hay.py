@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.core.reading import FILL, Part, Reading
+from kvbench.core.reading import FILL, ForcedText, Part
 from kvbench.prompts.text_files import read_own, read_shipped
 
 MAX_PIECE = 2048
@@ -45,7 +45,7 @@ def place_statements(
     context: int,
     texts: Iterator[str],
     asked_after: bool,
-) -> Reading:
+) -> ForcedText:
     """Return a reading of `context` tokens of hay, statements and a question, and its answer, which is scored.
 
     Args:
@@ -67,7 +67,7 @@ def place_statements(
         parts += [Part(_cut(next(texts), n), n) for n in _split(distance - end)]
     parts += [Part(question), Part(answer)]
     cuts = (len(parts) - 2,) if asked_after else ()
-    return Reading(tuple(parts), None, context, cuts, chunked=False)
+    return ForcedText(tuple(parts), None, context, cuts, chunked=False)
 
 
 def _split(tokens: int) -> list[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
-from kvbench.core.reading import Part, Reading
+from kvbench.core.reading import ForcedText, Part
 from kvbench.prompts.base import Prompt, check_choices, check_counts
 from kvbench.prompts.text_files import DOMAINS, TextEntry, choose_texts, read_own, read_shipped
 
@@ -84,7 +84,7 @@ class Texts:
                     f"prompts.length={self.length}: text {number + 1} has only {len(text)} characters; lower "
                     "prompts.length, or choose longer texts"
                 )
-            reading = Reading((Part(text, self.length),), self.given)
+            reading = ForcedText((Part(text, self.length),), self.given)
             place = f"prompts.path={self.path}: text {number + 1}" if self.path else ""
             prompts.append(Prompt(index, text, {**meta, "text_index": number}, place, reading))
         return prompts

@@ -14,7 +14,7 @@ from kvbench.eval.files.kinds import TEXTS, find_stored_kind
 from kvbench.eval.files.texts import TextSet, find_difference
 from kvbench.runs.record.results import Results
 
-OWN = ("PromptFile", "Typed")
+OWN_PROMPTS = ("PromptFile", "Typed")
 """Classes of prompts of the user's own."""
 MOST = 4
 """Largest number of texts that are shown."""
@@ -31,7 +31,7 @@ def show_answers(console: Console, folder: Path, run: Results) -> None:
         SampleSetError: a text is missing or damaged.
     """
     name = str(run.setting("prompts._target_")).rsplit(".", 1)[-1]
-    if name not in OWN or find_stored_kind(folder) is not TEXTS:
+    if name not in OWN_PROMPTS or find_stored_kind(folder) is not TEXTS:
         return
     shown = range(min(run.n, MOST))
     folders = [folder] if run.reference is None else [folder.parent / run.reference, folder]

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.core.files import hash_path
-from kvbench.core.kept import KeptValues
+from kvbench.core.kept import FileCache
 from kvbench.eval.files.kinds import READINGS, find_stored_kind
 from kvbench.eval.files.readings import StoredReading, read_stored
 from kvbench.eval.files.samples import Sample, read_samples
 from kvbench.eval.text import drift as code
-from kvbench.eval.text.drift import TAIL, Band, Drift, Place, find_worst, trace_drift
+from kvbench.eval.text.drift import TAIL, Band, DivergenceCurve, WorstPosition, find_worst, trace_drift
 from kvbench.report.conditions import group_conditions, is_full
 from kvbench.report.runs_table import identifying_columns, name_methods, order_runs
 from kvbench.report.seeds import list_members, name_count
@@ -28,9 +28,9 @@ class Drifts:
 
     def __init__(self, runs_dir: Path) -> None:
         version = hash_path(Path(__file__)) + hash_path(Path(code.__file__))
-        self._runs_dir, self._kept = runs_dir, KeptValues(runs_dir / KEPT, version)
+        self._runs_dir, self._kept = runs_dir, FileCache(runs_dir / KEPT, version)
 
-    def read(self, run: Results) -> Drift | None:
+    def read(self, run: Results) -> DivergenceCurve | None:
         """Return the divergence of a run, or of the runs that a mean over seeds joins.
 
         None for the full cache, for runs that read nothing, and if a file is missing or damaged.
@@ -44,14 +44,14 @@ class Drifts:
             return None
         unit, edges, *values, tail = entry
         kl, same = (tuple(Band(*band) for band in bands) for bands in values)
-        return Drift(unit, tuple(edges), kl, same, tail)
+        return DivergenceCurve(unit, tuple(edges), kl, same, tail)
 
     def save(self) -> None:
         """Keep what was computed for the next command."""
         self._kept.save()
 
 
-def _trace(folders: Sequence[Path]) -> Drift | None:
+def _trace(folders: Sequence[Path]) -> DivergenceCurve | None:
     try:
         pairs = [pair for folder in folders for pair in _read_all(folder)]
     except (OSError, ValueError):
@@ -65,7 +65,7 @@ def _read_all(folder: Path) -> list[tuple[Sample, StoredReading]]:
     return [(samples[index], read_stored(READINGS.find(folder, index))) for index in sorted(samples)]
 
 
-def find_worst_places(folder: Path, count: int) -> list[Place]:
+def find_worst_places(folder: Path, count: int) -> list[WorstPosition]:
     """Return the tokens of a run's texts with the largest KL; none for other runs, or if nothing diverges.
 
     Raises:
@@ -77,7 +77,7 @@ def find_worst_places(folder: Path, count: int) -> list[Place]:
     return [place for place in find_worst(texts, count) if place.kl > 0]
 
 
-def read_drifts(runs_dir: Path, runs: Sequence[Results]) -> list[tuple[Results, Drift]]:
+def read_drifts(runs_dir: Path, runs: Sequence[Results]) -> list[tuple[Results, DivergenceCurve]]:
     """Return the runs that read texts under a method, by model and budget, with their divergence."""
     drifts = Drifts(runs_dir)
     pairs = [(run, drift) for run in order_runs(runs) if (drift := drifts.read(run)) is not None]
@@ -85,18 +85,18 @@ def read_drifts(runs_dir: Path, runs: Sequence[Results]) -> list[tuple[Results, 
     return pairs
 
 
-def group_drifts(runs_dir: Path, runs: Sequence[Results]) -> dict[str, dict[str, dict[str, Drift]]]:
+def group_drifts(runs_dir: Path, runs: Sequence[Results]) -> dict[str, dict[str, dict[str, DivergenceCurve]]]:
     """Return the divergence of runs by budget and method, for each name of `group_conditions`."""
     pairs = read_drifts(runs_dir, runs)
     drifts = {id(run): drift for run, drift in pairs}
-    groups: dict[str, dict[str, dict[str, Drift]]] = {}
+    groups: dict[str, dict[str, dict[str, DivergenceCurve]]] = {}
     for where, own in group_conditions([run for run, _ in pairs]).items():
         for run, name in zip(own, name_methods(own), strict=True):
             groups.setdefault(where, {}).setdefault(run.budget_text, {})[name] = drifts[id(run)]
     return groups
 
 
-def make_tail_rows(pairs: Sequence[tuple[Results, Drift]]) -> list[Row]:
+def make_tail_rows(pairs: Sequence[tuple[Results, DivergenceCurve]]) -> list[Row]:
     """Return a row for each run with the quantiles of KL over the scored tokens of all texts, in nats."""
     return [
         {**cells, "n": name_count(run)}

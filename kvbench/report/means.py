@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from kvbench.core.files import hash_files
-from kvbench.core.kept import KeptValues
+from kvbench.core.kept import FileCache
 from kvbench.engine.ledger import Step
 from kvbench.eval.protocol import compare, crossed, intervals, ranges, scores
 from kvbench.eval.protocol.compare import RECORDS
@@ -75,13 +75,13 @@ def _average(values: Sequence[float | None]) -> float | None:
     return fmean(known) if len(known) == len(values) else None
 
 
-class Crossings:
+class SeedMeans:
     """Means over runs below a folder, kept in one file of it; `save` writes them."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
         version = hash_files(Path(str(module.__file__)) for module in MAKERS)
-        self._kept = KeptValues(runs_dir / KEPT, version)
+        self._kept = FileCache(runs_dir / KEPT, version)
 
     def cross(self, folders: Sequence[Path], choices: Sequence[Sequence[Hashable]]) -> dict[str, Crossed]:
         """Return the result of `cross_runs`, known if no record of the runs changed since.

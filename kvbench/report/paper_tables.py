@@ -27,7 +27,7 @@ Place = tuple[str, str, str | None]
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableSpec:
     """Rows, columns and metrics of tables, as in `ReportSettings`.
 
     Attributes:
@@ -106,7 +106,7 @@ def check_metrics(runs: Sequence[Results], names: Sequence[str]) -> None:
 
 
 def make_paper_tables(
-    runs: Sequence[Results], runs_dir: Path, layout: Layout, against: str | None = None
+    runs: Sequence[Results], runs_dir: Path, layout: TableSpec, against: str | None = None
 ) -> list[PaperTable]:
     """Return a table for each model, prompt set and number of samples, or what else is neither row nor column.
 
@@ -194,7 +194,7 @@ def _label_runs(runs: Sequence[Results]) -> Labels:
 
 
 def _group_runs(
-    runs: Sequence[Results], labels: Labels, layout: Layout
+    runs: Sequence[Results], labels: Labels, layout: TableSpec
 ) -> dict[tuple[str, ...], list[Results]]:
     """Return the runs of each table by its shared labels and samples, references first.
 
@@ -226,7 +226,7 @@ def _make_table(
     runs: Sequence[Results],
     values: Values,
     labels: Labels,
-    layout: Layout,
+    layout: TableSpec,
     best: set[tuple[str, str]] | None = None,
 ) -> PaperTable:
     """Return the table of a group of runs; with `best`, the cells that are bold."""

@@ -17,7 +17,7 @@ from kvbench.core.files import hash_values
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.crossed import Crossed, cross_runs
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.means import Crossings, average_latency, average_steps, combine_memory
+from kvbench.report.means import SeedMeans, average_latency, average_steps, combine_memory
 from kvbench.runs.record.results import NEUTRAL, Results
 
 SHARED_SETTINGS = (
@@ -74,7 +74,7 @@ def combine_seeds(runs: Sequence[Results], runs_dir: Path) -> list[Results]:
         runs_dir: folder of their folders, with the values of samples; the means are kept in it.
     """
     combined: list[Results] = []
-    crossings = Crossings(runs_dir)
+    crossings = SeedMeans(runs_dir)
     for group in group_seeds(runs):
         try:
             combined.append(group[0] if len(group) == 1 else _combine(group, runs_dir, crossings))
@@ -239,7 +239,7 @@ def _find_folder(run: Results, runs_dir: Path) -> Path:
     return runs_dir / run.model / run.run
 
 
-def _combine(runs: Sequence[Results], runs_dir: Path, crossings: Crossings) -> Combined:
+def _combine(runs: Sequence[Results], runs_dir: Path, crossings: SeedMeans) -> Combined:
     first = runs[0]
     own = {field.name: getattr(first, field.name) for field in fields(Results)}
     averages = {
@@ -253,7 +253,7 @@ def _combine(runs: Sequence[Results], runs_dir: Path, crossings: Crossings) -> C
     return Combined(**{**own, **averages}, members=tuple(runs))
 
 
-def _average_metrics(runs: Sequence[Results], runs_dir: Path, crossings: Crossings) -> dict[str, Metric]:
+def _average_metrics(runs: Sequence[Results], runs_dir: Path, crossings: SeedMeans) -> dict[str, Metric]:
     """Return the metrics of all runs; one that lacks a value in some run has none, with that run's reason."""
     crossed = crossings.cross([_find_folder(run, runs_dir) for run in runs], [*map(find_seeds, runs)])
     metrics: dict[str, Metric] = {}

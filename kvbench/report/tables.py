@@ -28,7 +28,7 @@ Style = Literal["value", "half", "range"]
 ARROWS: Mapping[Better, str] = {"higher": "↑", "lower": "↓"}
 PROMPTS_ONLY = "†"
 """Mark of an interval over prompts alone, where the one over prompts and seeds is wider than the metric's range."""
-LOPSIDED = 0.1
+ASYMMETRY = 0.1
 """Difference of an interval's halves, relative to their mean, from which a column shows ends in place of ±."""
 HEADER_WIDTH = 11
 """Number of characters up to which a header is not broken."""
@@ -144,7 +144,7 @@ def _is_lopsided(cell: Cell) -> bool:
     if not isinstance(cell, Metric) or cell.value is None or cell.interval is None:
         return False
     low, high = cell.interval
-    return abs(high + low - 2 * cell.value) >= LOPSIDED * (high - low) / 2 > 0
+    return abs(high + low - 2 * cell.value) >= ASYMMETRY * (high - low) / 2 > 0
 
 
 def mark_interval(metric: Metric, prompts_only: str = PROMPTS_ONLY, df: str = " df {}") -> str:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
 from kvbench.core.processes import Processes
-from kvbench.core.reading import OwnOutput, Reading
+from kvbench.core.reading import ForcedText, OwnOutput
 from kvbench.core.settings import Settings
 from kvbench.core.storage import CHANNEL, CODE_DTYPES
 from kvbench.eval.protocol.base import Evaluator
@@ -240,15 +240,15 @@ def read_or_write(model: Model, prompts: Sequence[Prompt], others: Sequence[Prom
         return model
     if isinstance(first, OwnOutput):
         return OwnReader(model)
-    texts = {prompt.text: prompt.reading for prompt in prompts if isinstance(prompt.reading, Reading)}
+    texts = {prompt.text: prompt.reading for prompt in prompts if isinstance(prompt.reading, ForcedText)}
     known = {
-        prompt.text: prompt.reading if isinstance(prompt.reading, Reading) else _read_like(first, prompt)
+        prompt.text: prompt.reading if isinstance(prompt.reading, ForcedText) else _read_like(first, prompt)
         for prompt in others
     }
     return TextReader(model, texts, known)
 
 
-def _read_like(reading: Reading, prompt: Prompt) -> Reading:
+def _read_like(reading: ForcedText, prompt: Prompt) -> ForcedText:
     """Return the reading of a calibration prompt of a file, of the same length as a run's texts."""
     if len(reading.parts) > 1:
         raise ConfigError(

@@ -20,7 +20,7 @@ from kvbench.runs.record.folder import RunFolder
 
 log = logging.getLogger(__name__)
 
-WAITS = (1.0, 2.0, 4.0, 8.0)
+POLL_SECONDS = (1.0, 2.0, 4.0, 8.0)
 """Seconds between looks at blocks that other processes draw; each look prepares a cache, so they become rare."""
 
 
@@ -65,7 +65,7 @@ def extend(run: PartialRun, block: range, reference: Path | None = None) -> None
     job = replace(run.job, around_block=partial(_refuse_after, block.stop))
     if job.reads and reference is not None:
         job = replace(job, full_pass=reference)
-    for wait in chain(WAITS, repeat(WAITS[-1])):
+    for wait in chain(POLL_SECONDS, repeat(POLL_SECONDS[-1])):
         if len(run.folder.samples(block)) == len(block):
             return
         run.folder.note("running")

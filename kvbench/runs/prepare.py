@@ -23,7 +23,7 @@ from kvbench.runs.code import find_inner_classes, identify_code
 from kvbench.runs.job import Job
 from kvbench.runs.record.merge import import_calibration
 
-OF_PIXELS = ("decoder_dtype", "rounding")
+PIXEL_SETTINGS = ("decoder_dtype", "rounding")
 """Settings of a model that change the pixels of decoded latents, and no calibration."""
 
 
@@ -147,7 +147,7 @@ def locate_calibration(job: Job, observer: Observer) -> tuple[Path, dict[str, ob
         "model": job.model.name,
         "weights_sha256": job.model.weights_sha256,
         "sizes": [[s.height, s.width] for s in job.model.spec.segments],
-        "settings": {name: value for name, value in job.model_settings.items() if name not in OF_PIXELS},
+        "settings": {name: value for name, value in job.model_settings.items() if name not in PIXEL_SETTINGS},
         "prompts": len(job.calibration_prompts),
         "prompts_sha256": hash_prompts(job.calibration_prompts),
         "seed": job.settings.calibrate.seed,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks import kvpress_agreement
 from benchmarks.support.build import built, composed
-from benchmarks.support.kvpress_reading import Reading, build_llama, read_on_engine, read_with_press
+from benchmarks.support.kvpress_reading import PressResult, build_llama, read_on_engine, read_with_press
 from benchmarks.support.kvpress_rows import count_unequal, measure_gap, measure_kl
 from benchmarks.support.kvpress_twins import TWINS, Twin
 from kvbench.core.segments import ModelSpec
@@ -81,8 +81,8 @@ def test_transformers_and_the_engine_read_a_text_alike(window: bool, padding: in
     torch.testing.assert_close(theirs.logits, ours.logits, atol=1e-4, rtol=1e-4)
 
 
-def reading(kept: list[set[int]], logits: list[float], *scores: Tensor) -> Reading:
-    return Reading([kept], torch.tensor([logits]), 0.0, list(scores))
+def reading(kept: list[set[int]], logits: list[float], *scores: Tensor) -> PressResult:
+    return PressResult([kept], torch.tensor([logits]), 0.0, list(scores))
 
 
 def test_what_is_counted() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries, write_entry
+from kvbench.cli.sweeps.jobs import JobStatus, open_folder, read_entries, write_entry
 from kvbench.cli.sweeps.outcomes import list_failures
 from kvbench.cli.workers import work
 from kvbench.cli.workers.control import HELD, blames_host, control, read_hold, read_stopped_hosts, stop_host
@@ -59,7 +59,7 @@ def test_verbs_say_what_they_did(folder: Path) -> None:
     def do(*words: str) -> str:
         return control(folder, *words).removeprefix(f"{folder}: ")
 
-    write_entry(folder, Entry(1, JOBS[1], "failed", error="e"))
+    write_entry(folder, JobStatus(1, JOBS[1], "failed", error="e"))
     assert do("pause").startswith("paused: ")
     assert do("pause").startswith("is paused already")
     assert read_hold(folder) == "pause"
@@ -85,7 +85,9 @@ def test_a_verb_begins_no_sweep(command: Command, folder: Path, tmp_path: Path) 
 
 
 def test_runs_are_named_by_number_folder_or_words(folder: Path) -> None:
-    write_entry(folder, Entry(0, JOBS[0], "started", samples={"runs/m/swa-0.2-ab": 2, "runs/m/full-cd": 2}))
+    write_entry(
+        folder, JobStatus(0, JOBS[0], "started", samples={"runs/m/swa-0.2-ab": 2, "runs/m/full-cd": 2})
+    )
     named = {2: [2], "swa-0.2-ab": [0], "method=swa": [0, 1], "budget=0.2 method=swa": [0]}
     for run, dropped in named.items():
         control(folder, "drop", run)
@@ -218,7 +220,7 @@ def test_a_host_is_stopped_after_two_runs_and_another_one_does_them(
 def test_a_worker_that_runs_does_what_a_stopped_host_gave_back(seeds: Path, run_worker: RunWorker) -> None:
     def do(number: int) -> Path:
         if number == 3:
-            write_entry(seeds, Entry(1, SEEDS[1], "failed", error="broken"))
+            write_entry(seeds, JobStatus(1, SEEDS[1], "failed", error="broken"))
             stop_host(seeds, "node7", "broken", [(1, SEEDS[1]), (2, SEEDS[2])])
         return seeds
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli.sweeps.jobs import Entry, drop_of, name_sweep, open_folder, write_entry
+from kvbench.cli.sweeps.jobs import JobStatus, drop_of, name_sweep, open_folder, write_entry
 from kvbench.dashboard.folders import find_sweeps
 from kvbench.dashboard.page import FILE
 from tests.support.command_line import Command
@@ -19,7 +19,7 @@ JOBS = [("method=swa",), ("method=random",), ("method=h2o",)]
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     folder = open_folder(tmp_path / "runs", JOBS)
-    write_entry(folder, Entry(0, JOBS[0], "failed", error="e"))
+    write_entry(folder, JobStatus(0, JOBS[0], "failed", error="e"))
     return folder
 
 
@@ -39,7 +39,7 @@ def test_the_page_is_written_again_until_the_sweep_is_done(
     def sleep(seconds: float) -> None:
         number = len(seen) + 1
         seen.append((seconds, RELOAD in page.read_text(), f"reason {number - 1}" in page.read_text()))
-        write_entry(sweep, Entry(number, JOBS[number], "failed", error=f"reason {number}"))
+        write_entry(sweep, JobStatus(number, JOBS[number], "failed", error=f"reason {number}"))
 
     status, out, _ = watch(command, tmp_path, monkeypatch, sleep)
     assert (status, out.splitlines()[-1]) == (0, f"written: {page}")
@@ -63,7 +63,7 @@ def test_a_sweep_has_a_page_of_its_runs_and_their_references(command: Command, t
     runs = write_image_runs(runs_dir)
     folder = open_folder(runs_dir, [("method=heatkv",)])
     own = str(runs_dir / runs[1].model / runs[1].run)
-    write_entry(folder, Entry(0, ("method=heatkv",), "finished", folder=own))
+    write_entry(folder, JobStatus(0, ("method=heatkv",), "finished", folder=own))
     name_sweep(folder, "main")
     for word in ("sweep.name=main", f"work.folder={folder}"):
         assert command("task=dashboard", f"runs_dir={runs_dir}", word)[0] == 0
@@ -103,7 +103,7 @@ def test_a_watched_page_has_datasets_as_they_are_and_lines_of_damaged_ones(
     def sleep(_: float) -> None:
         seen.append(page.read_text())
         table.write_bytes(whole if len(seen) > 1 else table.read_bytes())
-        write_entry(sweep, Entry(len(seen), JOBS[len(seen)], "failed", error="e"))
+        write_entry(sweep, JobStatus(len(seen), JOBS[len(seen)], "failed", error="e"))
 
     status, out, _ = watch(command, tmp_path, monkeypatch, sleep, f"runs_dirs=[{made}]")
     assert (status, out.count("left out: ")) == (0, 1)

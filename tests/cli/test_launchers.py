@@ -18,7 +18,7 @@ from omegaconf import DictConfig, open_dict
 
 from kvbench.cli.config.compose import EXTRAS, hydra_of_kvbench
 from kvbench.cli.submit.summary import Summary
-from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries
+from kvbench.cli.sweeps.jobs import JobStatus, open_folder, read_entries
 from kvbench.cli.sweeps.launchers import check_launcher
 from kvbench.cli.workers.log import read_logs
 from kvbench.core.config import ConfigError
@@ -88,7 +88,7 @@ def wait_for_halt(folder: Path, sweep: subprocess.Popen[str]) -> dict[str, objec
     return json.loads((folder / "halted.json").read_text())
 
 
-def end_sweep(folder: Path, sweep: subprocess.Popen[str]) -> tuple[int, str, list[Entry]]:
+def end_sweep(folder: Path, sweep: subprocess.Popen[str]) -> tuple[int, str, list[JobStatus]]:
     """Exit status, output in one line and what the jobs left."""
     out = " ".join(sweep.communicate(timeout=600)[0].split())
     left = max((folder / "runs" / "sweeps").iterdir(), key=lambda path: path.stat().st_mtime)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvbench.cli.sweeps.jobs import Entry, claim_of, find_named, name_sweep, open_folder, write_entry
+from kvbench.cli.sweeps.jobs import JobStatus, claim_of, find_named, name_sweep, open_folder, write_entry
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.log import Block, read_logs, writing_log
 from kvbench.cli.workers.status import show_all, show_status
@@ -65,9 +65,9 @@ def test_status_is_readable_at_a_hundred_columns(tmp_path: Path) -> None:
     for index, age in enumerate((20, 10, 0)):
         (run / f"images/{index}.png").touch()
         os.utime(run / f"images/{index}.png", (now - age, now - age))
-    write_entry(folder, Entry(0, JOBS[0], "finished", folder="model/full-cd", host="node1"))
-    write_entry(folder, Entry(1, JOBS[1], "started", samples={str(run): 8}, host="node2"))
-    write_entry(folder, Entry(2, JOBS[2], "failed", error=LONG, host="node3"))
+    write_entry(folder, JobStatus(0, JOBS[0], "finished", folder="model/full-cd", host="node1"))
+    write_entry(folder, JobStatus(1, JOBS[1], "started", samples={str(run): 8}, host="node2"))
+    write_entry(folder, JobStatus(2, JOBS[2], "failed", error=LONG, host="node3"))
     control(folder, "drop", 3)
     control(folder, "pause")
     write_log(folder, "node1", [("full-cd", 1.0), ("swa", 1.0), ("swa", 1.0), ("swa", 1.0)])
@@ -101,8 +101,8 @@ def test_all_sweeps_and_running_runs_are_listed(tmp_path: Path) -> None:
     first, second = open_folder(tmp_path, JOBS), open_folder(tmp_path, JOBS[:2])
     name_sweep(first, "main")
     os.utime(second / "sweep.json", (1, 1))
-    write_entry(first, Entry(0, JOBS[0], "finished", "model/full-1", samples={"model/full-1": 8}))
-    write_entry(first, Entry(1, JOBS[1], "failed", error="no memory"))
+    write_entry(first, JobStatus(0, JOBS[0], "finished", "model/full-1", samples={"model/full-1": 8}))
+    write_entry(first, JobStatus(1, JOBS[1], "failed", error="no memory"))
     run = tmp_path / "model" / "swa-0.2-ab"
     console = Console(width=250, record=True, file=StringIO())
     (tmp_path / "model/rkv-0.2-cd/.lock").mkdir(parents=True)

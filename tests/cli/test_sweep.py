@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from kvbench.cli.submit.summary import Summary
-from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries, recording, write_entry
+from kvbench.cli.sweeps.jobs import JobStatus, open_folder, read_entries, recording, write_entry
 from tests.support.command_line import Command, run_program
 from tests.support.kills import read_files
 
@@ -27,7 +27,7 @@ class Dying:
 '''
 
 
-def sweep(folder: Path, *arguments: str) -> tuple[int, str, list[Entry]]:
+def sweep(folder: Path, *arguments: str) -> tuple[int, str, list[JobStatus]]:
     """Run a sweep in processes of its own; gives exit status, output and what the jobs left."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     done = run_program(folder, "-m", "hydra/launcher=joblib", *SHORT, *arguments)
@@ -107,12 +107,12 @@ def test_entries_come_back_one_for_every_job(
     left = open_folder(folder, jobs)
     told = data.draw(st.sets(st.sampled_from(range(len(jobs)))))
     for number in told:
-        write_entry(left, Entry(number, jobs[number], "started"))
+        write_entry(left, JobStatus(number, jobs[number], "started"))
         write_entry(
-            left, Entry(number, jobs[number], "failed", error="e")
+            left, JobStatus(number, jobs[number], "failed", error="e")
         )  # a job that is tried again is one job
     expected = [
-        Entry(number, job, "failed", error="e") if number in told else Entry(number, job)
+        JobStatus(number, job, "failed", error="e") if number in told else JobStatus(number, job)
         for number, job in enumerate(jobs)
     ]
     assert read_entries(left) == expected

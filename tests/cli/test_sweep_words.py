@@ -12,7 +12,7 @@ from hydra.core.plugins import Plugins
 from kvbench.cli.config.command import Command as Words
 from kvbench.cli.config.command import name_base
 from kvbench.cli.sweeps.extend import extend_sweeper
-from kvbench.cli.sweeps.jobs import Entry, find_folder, write_entry
+from kvbench.cli.sweeps.jobs import JobStatus, find_folder, write_entry
 from kvbench.cli.sweeps.sweeper import split_product
 from tests.support.command_line import Command
 
@@ -48,7 +48,7 @@ def test_reading_tasks_leave_the_ledger_alone(
 ) -> None:
     jobs = [(f"method={name}", "budget=0.1", f"runs_dir={tmp_path}") for name in ("random", "swa")]
     folder = find_folder(tmp_path, jobs)
-    write_entry(folder, Entry(0, jobs[0], outcome="failed", error="why not"))
+    write_entry(folder, JobStatus(0, jobs[0], outcome="failed", error="why not"))
     before = read_all(tmp_path)
     status, _, err = command(*multirun, f"task={task}", *reversed(WORDS), f"runs_dir={tmp_path}")
     assert status == (task == "report")

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.words import READERS, SWEEP, TABLE, check_words
-from kvbench.cli.sweeps.jobs import Entry
+from kvbench.cli.sweeps.jobs import JobStatus
 from kvbench.cli.sweeps.outcomes import list_equal
 from kvbench.cli.tasks.run import run_bounds
 from kvbench.core.config import ConfigError
@@ -101,7 +101,7 @@ def test_every_key_has_readers() -> None:
 def test_jobs_that_are_one_run_are_named() -> None:
     places = {("full", 0.1): "full-1", ("full", 0.2): "full-1", ("h2o", 0.1): "h2o-1", ("h2o", 0.2): None}
     entries = [
-        Entry(number, (f"method={method}", f"budget={budget}"), "finished" if run else "failed", run)
+        JobStatus(number, (f"method={method}", f"budget={budget}"), "finished" if run else "failed", run)
         for number, ((method, budget), run) in enumerate(places.items())
     ]
     assert list_equal(entries) == ["2 jobs are one run, full-1: budget=0.1, budget=0.2 change nothing in it"]

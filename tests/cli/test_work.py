@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from kvbench.cli.submit.summary import watch_jobs
 from kvbench.cli.sweeps import progress
-from kvbench.cli.sweeps.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
+from kvbench.cli.sweeps.jobs import JobStatus, claim_of, find_folder, open_folder, read_entries, write_entry
 from kvbench.cli.sweeps.progress import measure
 from kvbench.cli.tasks import job
 from kvbench.cli.workers import work
@@ -143,10 +143,10 @@ def test_progress_counts_jobs_and_samples_and_foresees_the_rest(
             image.touch()
             os.utime(image, (now - 10 * (drawn - index), now - 10 * (drawn - index)))
     (finished / "results.json").touch()
-    write_entry(folder, Entry(0, jobs[0], "finished", str(finished), samples={str(finished): 10}))
-    write_entry(folder, Entry(1, jobs[1], "started", samples={str(half): 10, str(finished): 10}))
-    write_entry(folder, Entry(2, jobs[2], "failed", error="e", samples={str(tmp_path): 10}))
-    write_entry(folder, Entry(3, jobs[3], "started"))
+    write_entry(folder, JobStatus(0, jobs[0], "finished", str(finished), samples={str(finished): 10}))
+    write_entry(folder, JobStatus(1, jobs[1], "started", samples={str(half): 10, str(finished): 10}))
+    write_entry(folder, JobStatus(2, jobs[2], "failed", error="e", samples={str(tmp_path): 10}))
+    write_entry(folder, JobStatus(3, jobs[3], "started"))
     with claim(claim_of(folder, 1)):
         far = measure(folder, read_entries(folder))
     assert (far.finished, far.running, far.failed, far.missing) == (1, 1, 1, 2)
@@ -158,7 +158,7 @@ def test_progress_counts_jobs_and_samples_and_foresees_the_rest(
 def test_the_folder_of_a_sweep_is_that_of_its_jobs(tmp_path: Path) -> None:
     one = find_folder(tmp_path, [("a=1", "b=2"), ("a=1", "b=3")])
     assert find_folder(tmp_path, [("b=2", "a=1"), ("b=3", "a=1")]) == one
-    write_entry(one, Entry(1, ("a=1", "b=3"), "finished", "here"))
+    write_entry(one, JobStatus(1, ("a=1", "b=3"), "finished", "here"))
     more = find_folder(tmp_path, [("a=1", "b=4"), ("b=3", "a=1")])
     assert more != one
     assert [entry.outcome for entry in read_entries(more)] == ["missing", "finished"]
@@ -178,10 +178,10 @@ def test_jobs_are_printed_when_they_end_and_a_terminal_has_one_line_below_them(
     monkeypatch.setenv("COLUMNS", "150")
     jobs = [(f"method={name}", "seed=1") for name in "abc"]
     folder = open_folder(tmp_path, jobs)
-    write_entry(folder, Entry(0, jobs[0], "finished"))
+    write_entry(folder, JobStatus(0, jobs[0], "finished"))
     with watch_jobs(OmegaConf.create({"verbose": False}), folder):
         print("a", "table")  # in four pieces
-        write_entry(folder, Entry(1, jobs[1], "failed", error="why not"))
+        write_entry(folder, JobStatus(1, jobs[1], "failed", error="why not"))
         deadline = time.monotonic() + 60 * is_terminal
         while "1 failed" not in screen.getvalue() and time.monotonic() < deadline:
             time.sleep(0.001)

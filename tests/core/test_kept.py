@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.core import kept
-from kvbench.core.kept import KeptValues
+from kvbench.core.kept import FileCache
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def source(tmp_path: Path, settled: None) -> Path:
 
 def look(tmp_path: Path, source: Path, made: list[str], version: str = "1", name: str = "name") -> object:
     """A command: read the file of kept values, take one, write it."""
-    kept = KeptValues(tmp_path / "kept", version)
+    kept = FileCache(tmp_path / "kept", version)
     value = kept.get(
         name, [source, tmp_path / "absent"], lambda: made.append(name) or {"text": source.read_text()}
     )
@@ -58,7 +58,7 @@ def test_what_is_not_asked_for_is_dropped_unless_it_is_current(tmp_path: Path, s
         look(tmp_path, source, made, name=name)
     assert made == ["a", "b", "c"]
     look(tmp_path, source, made, name="b")
-    kept = KeptValues(tmp_path / "kept", "1")
+    kept = FileCache(tmp_path / "kept", "1")
     kept.get("d", (), lambda: 1)
     kept.save(lambda name: name == "b")
     look(tmp_path, source, made, name="b")

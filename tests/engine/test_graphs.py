@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.support.tape import Tape
 from kvbench.core.segments import Segment
 from kvbench.engine.recording.graphs import CudaGraphs, _find_stream, _hold_generator
-from kvbench.engine.recording.host_copies import HostCopies
+from kvbench.engine.recording.host_copies import CapturedCopies
 from kvbench.methods.h2o import H2O
 from kvbench.methods.shared.hook_results import WrongTensor
 from tests.support.engine import open_cache, run, small, tokens_of
@@ -152,7 +152,7 @@ def copy_all(number: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("inference", [False, True])
 def test_work_gets_the_tensors_of_the_first_time(inference: bool) -> None:
-    copies = HostCopies()
+    copies = CapturedCopies()
     with torch.inference_mode(inference), copies.note():
         first = copy_all(1)
     for _ in range(2):
@@ -171,7 +171,7 @@ def test_work_gets_the_tensors_of_the_first_time(inference: bool) -> None:
 
 @pytest.mark.parametrize("number", [7, 1])
 def test_other_copies_than_before_are_an_error(number: int) -> None:
-    copies = HostCopies()
+    copies = CapturedCopies()
     with copies.note():
         copy_all(1)
     with copies.reuse(), pytest.raises(RuntimeError, match="copies other numbers from the host"):

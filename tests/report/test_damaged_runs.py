@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvbench.cli.api import Run
-from kvbench.cli.sweeps.jobs import Entry, write_entry
+from kvbench.cli.sweeps.jobs import JobStatus, write_entry
 from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.config import ConfigError
 from kvbench.dashboard.datasets import read_dataset
@@ -62,7 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (sweep / "sweep.json").write_text(json.dumps([["method=h2o"], ["method=snapkv"]]))
     for number, name in enumerate((GOOD, BAD)):
         run_folder = str(root / MODEL / name)
-        outcome = Entry(number, (f"method={name[:3]}",), "finished", run_folder, samples={run_folder: 2})
+        outcome = JobStatus(number, (f"method={name[:3]}",), "finished", run_folder, samples={run_folder: 2})
         write_entry(sweep, outcome)
     lines = ({"host": "a", "device": "cpu", "at": 0}, {"run": "x", "samples": 2, "seconds": 4, "at": 4})
     (sweep / "workers" / "a-1-ffff.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

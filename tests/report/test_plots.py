@@ -176,7 +176,7 @@ def test_of_many_methods_at_most_eight_are_in_colour() -> None:
     for figure in figures:
         lines = figure.axes[0].lines
         assert len(lines) == 18
-        drawn = [line for line in lines if line.get_color() != plots.OTHERS]
+        drawn = [line for line in lines if line.get_color() != plots.OTHERS_GREY]
         looks += [
             (str(line.get_color()), str(line.get_marker()), str(line.get_linestyle())) for line in drawn
         ]

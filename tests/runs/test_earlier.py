@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import kvbench
-from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries, write_entry
+from kvbench.cli.sweeps.jobs import JobStatus, open_folder, read_entries, write_entry
 from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
@@ -96,7 +96,9 @@ def test_verification_says_so_and_finds_no_difference(runs: Path) -> None:
 def test_jobs_of_a_sweep_that_it_finished_are_left_to_do(runs: Path) -> None:
     words = ("method=random", "budget=0.1")
     sweep = open_folder(runs, [words])
-    write_entry(sweep, Entry(0, words, "finished", str(runs / NAMES[1]), samples={str(runs / NAMES[1]): 2}))
+    write_entry(
+        sweep, JobStatus(0, words, "finished", str(runs / NAMES[1]), samples={str(runs / NAMES[1]): 2})
+    )
     [entry] = read_entries(sweep)
     assert (entry.outcome, entry.folder, entry.samples) == ("earlier", None, {})
     printed = io.StringIO()

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
-from kvbench.core.reading import OwnOutput, Part, Reading
+from kvbench.core.reading import ForcedText, OwnOutput, Part
 from kvbench.core.settings import Shard
 from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.files.readings import ReadingSet
@@ -37,7 +37,7 @@ COUNT = 6
 def list_prompts(count: int = COUNT, first: int = 0) -> list[Prompt]:
     texts = [" ".join(f"{number}.{word}" for word in range(30)) for number in range(first, first + count)]
     return [
-        Prompt(number, text, {}, "", Reading((Part(text, 24),), given=10))
+        Prompt(number, text, {}, "", ForcedText((Part(text, 24),), given=10))
         for number, text in enumerate(texts)
     ]
 
@@ -159,7 +159,7 @@ def test_more_texts_take_those_that_were_read(
 
 def test_given_and_length_make_another_run(whole: Path, tmp_path: Path) -> None:
     prompts = [
-        Prompt(one.index, one.text, {}, "", Reading((Part(one.text, 24),), given=11))
+        Prompt(one.index, one.text, {}, "", ForcedText((Part(one.text, 24),), given=11))
         for one in list_prompts()
     ]
     assert execute.run(job(tmp_path, prompts)).folder.name != whole.name

@@ -21,7 +21,7 @@ from kvbench.cli.submit.ray import runs_by_itself, submit_actors
 from kvbench.cli.submit.slurm import submit
 from kvbench.cli.sweeps.folder import list_worker_words
 from kvbench.cli.sweeps.jobs import (
-    Entry,
+    JobStatus,
     Recorder,
     claim_of,
     label_sweep,
@@ -116,7 +116,7 @@ def watch_jobs(config: DictConfig, folder: Path) -> AbstractContextManager[None]
     names = name_jobs(before)
     width = max(map(len, names), default=0)
 
-    def show_ended(entries: Sequence[Entry]) -> None:
+    def show_ended(entries: Sequence[JobStatus]) -> None:
         for entry, name in zip(entries, names, strict=True):
             if entry.outcome not in ("finished", "failed"):
                 shown.discard(entry.number)

@@ -23,7 +23,7 @@ REQUEUED = "requeued"
 
 
 @dataclass(frozen=True)
-class Entry:
+class JobStatus:
     """State of a job of a sweep.
 
     Attributes:
@@ -65,7 +65,7 @@ class Recorder:
     def __init__(self, folder: Path, number: int, overrides: tuple[str, ...], *, is_leader: bool) -> None:
         before = read_entry(folder, number, overrides)
         starts = before.starts + (before.outcome != "finished")
-        self.folder, self._entry = folder, Entry(number, overrides, starts=starts, host=gethostname())
+        self.folder, self._entry = folder, JobStatus(number, overrides, starts=starts, host=gethostname())
         self._is_leader = is_leader
 
     def is_dropped(self) -> bool:
@@ -175,16 +175,16 @@ def describe_sweep(folder: Path, name: str | None, jobs: int) -> str:
     return f"sweep{'' if name is None else f' {name}'}: {jobs} job{'s' * (jobs != 1)}, {folder}"
 
 
-def name_jobs(entries: Sequence[Entry]) -> list[str]:
+def name_jobs(entries: Sequence[JobStatus]) -> list[str]:
     """Return the overrides of each job that not all jobs share, a method by its name; all of a single job's."""
     shared = set.intersection(*(set(entry.overrides) for entry in entries)) if len(entries) > 1 else set()
     words = ([word for word in entry.overrides if word not in shared] for entry in entries)
     return [" ".join(word.removeprefix("method=") for word in own) for own in words]
 
 
-def _find_finished(sweeps: Path) -> dict[frozenset[str], Entry]:
+def _find_finished(sweeps: Path) -> dict[frozenset[str], JobStatus]:
     """Return the finished jobs of all sweeps, but those whose list of jobs is damaged."""
-    found: dict[frozenset[str], Entry] = {}
+    found: dict[frozenset[str], JobStatus] = {}
     for plan in sweeps.glob(f"*/{PLAN}"):
         with suppress(ConfigError):
             entries = read_entries(plan.parent)
@@ -207,12 +207,12 @@ def forget(folder: Path, number: int) -> None:
     _name(folder, number).unlink(missing_ok=True)
 
 
-def write_entry(folder: Path, entry: Entry) -> None:
+def write_entry(folder: Path, entry: JobStatus) -> None:
     """Write the entry of a job, replacing the previous one."""
     write_whole(_name(folder, entry.number), json.dumps(asdict(entry)) + "\n")
 
 
-def read_entries(folder: Path) -> list[Entry]:
+def read_entries(folder: Path) -> list[JobStatus]:
     """Return an entry for every job of a sweep, in order.
 
     Raises:
@@ -231,9 +231,9 @@ def read_entries(folder: Path) -> list[Entry]:
     return [read_entry(folder, number, tuple(job)) for number, job in enumerate(jobs)]
 
 
-def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> Entry:
+def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> JobStatus:
     """Return the entry of a job; a missing one if none was written, a failed one if its file is damaged."""
-    entry, path = Entry(number, overrides), _name(folder, number)
+    entry, path = JobStatus(number, overrides), _name(folder, number)
     try:
         entry = _make_entry(number, parse_json(read_bytes(path), finite=True))
     except FileNotFoundError:
@@ -244,18 +244,18 @@ def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> Entry:
         return replace(entry, outcome="dropped")
     if entry.folder and is_earlier(Path(entry.folder)):
         reason = f"{entry.folder} is {OF_EARLIER_VERSION}; run the same command again to make it anew"
-        return Entry(number, overrides, "earlier", error=reason)
+        return JobStatus(number, overrides, "earlier", error=reason)
     return entry
 
 
-def _make_entry(number: int, values: object) -> Entry:
+def _make_entry(number: int, values: object) -> JobStatus:
     """Build an entry from JSON values; a ValueError names the first of a wrong type."""
     if not isinstance(values, dict):
         raise ValueError("not an object")
-    known = {field.name: values[field.name] for field in fields(Entry) if field.name in values}
-    check_fields(known, Entry, "")
+    known = {field.name: values[field.name] for field in fields(JobStatus) if field.name in values}
+    check_fields(known, JobStatus, "")
     known |= {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
-    return Entry(**{**known, "number": number})
+    return JobStatus(**{**known, "number": number})
 
 
 def is_newer(folder: Path, number: int, since: float) -> bool:

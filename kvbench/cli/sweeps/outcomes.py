@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvbench.cli.config.messages import describe_error, is_expected
 from kvbench.cli.console import say, stop
-from kvbench.cli.sweeps.jobs import Entry, is_alone
+from kvbench.cli.sweeps.jobs import JobStatus, is_alone
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def exiting_on_error(*, of_callback: bool = False) -> Iterator[None]:
         stop(describe_error(error, sys.argv[1:]))
 
 
-def list_failures(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+def list_failures(entries: Sequence[JobStatus]) -> list[tuple[str, str]]:
     """Return the overrides and the error of each unfinished job of a sweep."""
     return [
         (" ".join(entry.overrides), entry.error or UNRECORDED_ERRORS[entry.outcome])
@@ -57,13 +57,13 @@ def list_failures(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     ]
 
 
-def list_runs(entries: Sequence[Entry]) -> list[Path]:
+def list_runs(entries: Sequence[JobStatus]) -> list[Path]:
     """Return the distinct run folders of a sweep's jobs, without dropped jobs."""
     folders = [entry.folder for entry in entries if entry.folder and entry.outcome != "dropped"]
     return list(map(Path, dict.fromkeys(folders)))
 
 
-def list_equal(entries: Sequence[Entry]) -> list[str]:
+def list_equal(entries: Sequence[JobStatus]) -> list[str]:
     """Return a line for each run of several jobs, with the overrides that change nothing in it."""
     jobs: dict[Path, list[set[str]]] = {folder: [] for folder in list_runs(entries)}
     for entry in entries:
@@ -75,7 +75,7 @@ def list_equal(entries: Sequence[Entry]) -> list[str]:
     ]
 
 
-def list_profiles(entries: Sequence[Entry]) -> list[Path]:
+def list_profiles(entries: Sequence[JobStatus]) -> list[Path]:
     """Return the files that jobs of `task=profile` wrote, without dropped jobs."""
     files = [Path(file) for entry in entries if entry.outcome != "dropped" for file in entry.files]
     return [file for file in dict.fromkeys(files) if file.parent.name == "profile" and file.suffix == ".json"]

@@ -11,7 +11,7 @@ from typing import IO, cast
 
 from tqdm import tqdm
 
-from kvbench.cli.sweeps.jobs import Entry, claim_of, read_entries
+from kvbench.cli.sweeps.jobs import JobStatus, claim_of, read_entries
 from kvbench.core.background import repeating
 from kvbench.core.claims import is_held, read_clock
 from kvbench.core.files import read_bytes
@@ -71,14 +71,14 @@ def format_seconds(seconds: float | None) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def find_running(folder: Path, entries: Sequence[Entry]) -> list[Entry]:
+def find_running(folder: Path, entries: Sequence[JobStatus]) -> list[JobStatus]:
     """Return the jobs of a sweep that a process works on."""
     claimed = {path.name for path in folder.glob(".job-*")}
     claims = [(entry, claim_of(folder, entry.number)) for entry in entries]
     return [entry for entry, place in claims if place.name in claimed and is_held(place)]
 
 
-def measure(folder: Path, entries: Sequence[Entry]) -> Progress:
+def measure(folder: Path, entries: Sequence[JobStatus]) -> Progress:
     """Return the progress of the sweep in a folder from its jobs."""
     running = {entry.number for entry in find_running(folder, entries)}
     idle = [entry for entry in entries if entry.number not in running]
@@ -155,7 +155,7 @@ class _AboveBars:
 
 
 @contextmanager
-def watch(folder: Path, show_ended: Callable[[Sequence[Entry]], None]) -> Iterator[None]:
+def watch(folder: Path, show_ended: Callable[[Sequence[JobStatus]], None]) -> Iterator[None]:
     """Call a function that prints ended jobs again and again, above a progress line if stderr is a terminal."""
     layout = {"bar_format": "{desc} {bar:20}", "leave": False, "disable": None}  # None: not in a file
     with (

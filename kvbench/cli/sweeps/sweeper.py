@@ -11,7 +11,7 @@ from kvbench.cli.config.command import SWEEP_TASKS, name_base
 from kvbench.cli.config.loader import parse_words
 from kvbench.cli.config.words import check_lists
 
-BESIDE = "beside."
+REFERENCE_PREFIX = "beside."
 """Prefix of the keys of reference methods."""
 OWN_KEYS = "sweep."
 """Prefix of the keys of a sweep that its jobs do not have."""
@@ -34,13 +34,15 @@ def split_product(overrides: Iterable[Override]) -> list[list[str]]:
     """
     words = list(overrides)
     check_lists(words)
-    beside = [word for word in words if word.key_or_group.startswith(BESIDE)]
+    beside = [word for word in words if word.key_or_group.startswith(REFERENCE_PREFIX)]
     own = [word for word in words if word not in beside]
     [jobs] = _multiply(own, None)
     jobs = [[name_base(word) for word in job] for job in jobs]
     if not beside:
         return jobs
-    renamed = [replace(word, key_or_group=word.key_or_group.removeprefix(BESIDE)) for word in beside]
+    renamed = [
+        replace(word, key_or_group=word.key_or_group.removeprefix(REFERENCE_PREFIX)) for word in beside
+    ]
     replaced = {word.key_or_group for word in renamed}
     shared = [
         word

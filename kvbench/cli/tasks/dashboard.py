@@ -15,7 +15,7 @@ from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.page import write_bundle, write_dashboard
 from kvbench.engine.memory import MIB
 
-SETTLED = ("finished", "failed", "dropped")
+FINAL_OUTCOMES = ("finished", "failed", "dropped")
 """Final outcomes of jobs."""
 
 
@@ -97,4 +97,4 @@ def is_done(settings: Settings) -> bool:
     plans = settings.runs_dir.glob(f"sweeps/*/{PLAN}")
     folders = [plan.parent for plan in plans] if folder is None else [Path(folder)]
     entries = [entry for sweep in folders for entry in read_entries(sweep)]
-    return bool(entries) and all(entry.outcome in SETTLED for entry in entries)
+    return bool(entries) and all(entry.outcome in FINAL_OUTCOMES for entry in entries)

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from kvbench.cli.config.compose import list_words
 from kvbench.cli.console import CONSOLE, say
-from kvbench.cli.sweeps.jobs import Entry, read_entries
+from kvbench.cli.sweeps.jobs import JobStatus, read_entries
 from kvbench.cli.sweeps.outcomes import list_failures, list_profiles, list_runs
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import Settings
@@ -21,7 +21,7 @@ from kvbench.report.differences import find_pairs, show_calibrations, show_diffe
 from kvbench.report.document import Section, make_tail, write_report
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.latex import write_paper
-from kvbench.report.paper_tables import Layout, check_metrics, make_paper_tables
+from kvbench.report.paper_tables import TableSpec, check_metrics, make_paper_tables
 from kvbench.report.papers.speed import read_timings, show_speed
 from kvbench.report.row_keys import Composed, write_keys
 from kvbench.report.runs_table import order_runs, show_runs
@@ -75,7 +75,7 @@ def report(cfg: DictConfig, settings: Settings) -> None:
         tables.append(show_published(cfg, settings.published, rows, entries, place))
     path = write_report(place, rows, [table for table in tables if table is not None], figures)
     keys = write_keys(path.with_suffix(".csv"), _compose_rows(rows))
-    layout = Layout(chosen.rows, chosen.columns, chosen.metrics)
+    layout = TableSpec(chosen.rows, chosen.columns, chosen.metrics)
     paper = write_paper(place, make_paper_tables(rows, runs_dir, layout, settings.against))
     for written in (path, path.with_suffix(".tex"), path.with_suffix(".csv"), keys, *paper, *figures):
         say(f"written: {written}")
@@ -83,7 +83,7 @@ def report(cfg: DictConfig, settings: Settings) -> None:
 
 
 def _read_runs(
-    settings: Settings, entries: Sequence[Entry]
+    settings: Settings, entries: Sequence[JobStatus]
 ) -> tuple[list[Results], list[tuple[str, str]], Path]:
     """Return the runs of a report, the (name, reason) of failed ones, and the folder of its files."""
     if settings.work.folder is None:
@@ -123,7 +123,11 @@ def _compose_rows(rows: Sequence[Results]) -> Iterator[Composed]:
 
 
 def show_published(
-    cfg: DictConfig, name: str | Sequence[str], runs: Sequence[Results], entries: Sequence[Entry], place: Path
+    cfg: DictConfig,
+    name: str | Sequence[str],
+    runs: Sequence[Results],
+    entries: Sequence[JobStatus],
+    place: Path,
 ) -> Section | None:
     """Print the published table, or several metric by metric, beside what was measured; return one as a section.
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from kvbench.cli.config.messages import is_expected
 from kvbench.cli.sweeps.jobs import (
-    Entry,
+    JobStatus,
     drop_of,
     forget,
     note_requeue,
@@ -62,7 +62,7 @@ def control(folder: Path, verb: str, run: str | int | None = None) -> str:
     return line + f"; hosts readmitted: {', '.join(hosts)}" * bool(hosts)
 
 
-def find_runs(entries: Sequence[Entry], name: str | int | None) -> list[Entry]:
+def find_runs(entries: Sequence[JobStatus], name: str | int | None) -> list[JobStatus]:
     """Return the jobs with a number, the name of a run folder, or words that are among their overrides.
 
     Raises:
@@ -83,7 +83,7 @@ def find_runs(entries: Sequence[Entry], name: str | int | None) -> list[Entry]:
     return matches
 
 
-def name_run(entry: Entry) -> str | None:
+def name_run(entry: JobStatus) -> str | None:
     """Return the name of the folder of a job's run; None while it has none."""
     own = entry.folder or next(iter(entry.samples), None)
     return None if own is None else Path(own).name
@@ -124,13 +124,13 @@ def _stop(folder: Path) -> str:
     return f"{folder}: stopped: workers end after their blocks; run the command that started them again to resume"
 
 
-def _drop(folder: Path, entries: Sequence[Entry]) -> str:
+def _drop(folder: Path, entries: Sequence[JobStatus]) -> str:
     for entry in entries:
         drop_of(folder, entry.number).touch()
     return f"{folder}: dropped {_describe(entries)}; work.do=requeue with the same work.run brings it back"
 
 
-def _requeue(folder: Path, entries: Sequence[Entry]) -> str:
+def _requeue(folder: Path, entries: Sequence[JobStatus]) -> str:
     requeued = [entry for entry in entries if entry.outcome in ("failed", "dropped")]
     for entry in requeued:
         drop_of(folder, entry.number).unlink(missing_ok=True)
@@ -140,7 +140,7 @@ def _requeue(folder: Path, entries: Sequence[Entry]) -> str:
     return f"{folder}: requeued {_describe(requeued)}"
 
 
-def _describe(entries: Sequence[Entry]) -> str:
+def _describe(entries: Sequence[JobStatus]) -> str:
     if len(entries) == 1:
         return f"1 run ({' '.join(entries[0].overrides)})"
     return f"{len(entries)} runs" if entries else "nothing: no run failed"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvbench.cli.sweeps.jobs import PLAN, Entry, name_jobs, read_entries, read_name
+from kvbench.cli.sweeps.jobs import PLAN, JobStatus, name_jobs, read_entries, read_name
 from kvbench.cli.sweeps.progress import count_drawn, find_running, format_seconds, measure, measure_pace
 from kvbench.cli.workers.control import describe_host, read_hold, read_stopped_hosts
 from kvbench.cli.workers.log import WorkerLog, read_logs
@@ -32,7 +32,7 @@ COLOURS = {"running": "green", "failed": "red", "interrupted": "yellow", "droppe
 class Row(NamedTuple):
     """Row of a run in the table."""
 
-    entry: Entry
+    entry: JobStatus
     state: str
     samples: str
     rate: str
@@ -64,7 +64,7 @@ def show_status(console: Console, folder: Path, *, verbose: bool = False) -> Non
         console.print(_list_workers(logs, MAX_ROWS * (not verbose) or len(logs)))
 
 
-def _make_row(folder: Path, entry: Entry, *, at_work: bool) -> Row:
+def _make_row(folder: Path, entry: JobStatus, *, at_work: bool) -> Row:
     state = "running" if at_work else STATES.get(entry.outcome, entry.outcome)
     drawn, count, pace = 0, 0, None
     if entry.samples:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 COPIES = ("to", "_to_copy", "copy_")
 
 
-class HostCopies:
+class CapturedCopies:
     """Tensors that some work copies from the host to a device, in order.
 
     A graph may not contain a copy from pageable memory, and one from pinned memory would read it again at each replay.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.engine.recording.graphs import GraphRecorder
-from kvbench.engine.recording.host_copies import HostCopies
+from kvbench.engine.recording.host_copies import CapturedCopies
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Repetitions:
     def _drop(self) -> None:
         self._held: dict[Hashable, Any] = {}
         self._times: dict[Hashable, int] = {}  # calls of `hold` by value
-        self._copies: dict[Hashable, HostCopies] = {}
+        self._copies: dict[Hashable, CapturedCopies] = {}
         self._recorded: dict[Hashable, Recording] = {}
 
     def clear(self) -> None:
@@ -102,7 +102,7 @@ class Repetitions:
         if self._failed:
             return work(*inputs)
         if key not in self._copies:
-            copies = HostCopies()
+            copies = CapturedCopies()
             with copies.note():
                 out = work(*inputs)
             self._copies[key] = copies
@@ -118,7 +118,7 @@ class Repetitions:
         return recording.out
 
     def _make_recording(
-        self, copies: HostCopies, work: Callable[..., Tensor], inputs: Sequence[Tensor]
+        self, copies: CapturedCopies, work: Callable[..., Tensor], inputs: Sequence[Tensor]
     ) -> Recording:
         """Record work and repeat it once."""
         places = [tensor.clone() for tensor in inputs]

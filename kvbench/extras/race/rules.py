@@ -31,7 +31,7 @@ Found = dict[str, list[tuple[str, float]]]
 
 
 @dataclass(frozen=True)
-class Rules:
+class RaceRules:
     """Rules of a race.
 
     Attributes:
@@ -48,7 +48,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Exit:
+class Elimination:
     """A method that left the race.
 
     Attributes:
@@ -65,7 +65,7 @@ class Exit:
 
 
 @dataclass(frozen=True)
-class Look:
+class InterimResult:
     """State after a block.
 
     Attributes:
@@ -97,11 +97,11 @@ class Race:
         state: `racing`; `won`: one method is left; `level`: all methods left are within the margin.
     """
 
-    rules: Rules
+    rules: RaceRules
     entrants: tuple[str, ...]
     racing: tuple[str, ...]
-    looks: tuple[Look, ...] = ()
-    exits: tuple[Exit, ...] = ()
+    looks: tuple[InterimResult, ...] = ()
+    exits: tuple[Elimination, ...] = ()
     state: Literal["racing", "won", "level"] = field(default="racing")
 
     @property
@@ -120,7 +120,7 @@ class Race:
         return 1 - self.pair_error ** (1 / self.exits[0].after)
 
     @classmethod
-    def start(cls, methods: Sequence[str], rules: Rules) -> "Race":
+    def start(cls, methods: Sequence[str], rules: RaceRules) -> "Race":
         """Return a race of two or more methods before its first look."""
         return cls(rules, tuple(methods), tuple(methods))
 
@@ -139,13 +139,13 @@ def advance(race: Race, values: Values) -> Race:
     after = ordered.shape[1]
     first, second = np.triu_indices(len(order), 1)
     ahead = find_intervals(ordered[first] - ordered[second], race.pair_error, rules.limits)
-    exits: dict[str, Exit] = {}
+    exits: dict[str, Elimination] = {}
     for better, other, lead in zip(first, second, ahead, strict=True):
         if lead is not None and lead[0] > 0:
-            exits.setdefault(order[other], Exit(order[other], after, order[better], lead))
+            exits.setdefault(order[other], Elimination(order[other], after, order[better], lead))
     racing = tuple(method for method in order if method not in exits)
     of_leader = {other: lead for other, lead in zip(order[1:], ahead, strict=False) if other not in exits}
-    look = Look(after, {method: means[method] for method in racing}, of_leader)
+    look = InterimResult(after, {method: means[method] for method in racing}, of_leader)
     level = all(lead is not None and max(-lead[0], lead[1]) <= rules.margin for lead in of_leader.values())
     state: Literal["racing", "won", "level"] = "won" if not of_leader else "level" if level else "racing"
     left = tuple(exits[method] for method in reversed(order) if method in exits)

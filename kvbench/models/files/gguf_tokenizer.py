@@ -30,7 +30,7 @@ WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3"})
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are searched for before a text is split; control tokens are invisible."""
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-ENDS = ("<|endoftext|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>")
+END_TOKENS = ("<|endoftext|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>")
 """Control tokens that end a text by their name, as in llama.cpp's vocabulary."""
 SAMPLING = {
     "general.sampling.temp": "temperature", "general.sampling.top_k": "top_k", "general.sampling.top_p": "top_p",
@@ -53,7 +53,7 @@ def make_generation_config(file: Gguf) -> dict[str, object]:
         raise ValueError(f"it has no lists {prefix}tokens and {prefix}token_type")
     ends = [values[f"{prefix}{key}"] for key in END_KEYS if f"{prefix}{key}" in values]
     typed = zip(tokens, kinds, strict=False)
-    ends += [number for number, (token, kind) in enumerate(typed) if kind == CONTROL and token in ENDS]
+    ends += [number for number, (token, kind) in enumerate(typed) if kind == CONTROL and token in END_TOKENS]
     found = {name: values[key] for key, name in SAMPLING.items() if key in values}
     if "temperature" in found:
         found["do_sample"] = found["temperature"] != 0

@@ -13,7 +13,7 @@ from kvbench.models.parts.autoencoder import ImageTokenizer, NetworkConfig
 DecoderDtype = Literal["auto", "float32", "bfloat16", "float16"]
 Rounding = Literal["nearest", "truncate"]
 
-HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 PIXELS_PER_CALL = 2**20
 """Pixels decoded in one call, enough to fill a GPU: a megapixel takes gigabytes."""
 
@@ -43,13 +43,13 @@ class Decoding:
     def describe(self, chosen: DecoderDtype, device: torch.device | str) -> str:
         """Return the resolved arithmetic with its kind of 16 bits, as the identity of a run has it."""
         arithmetic = self.resolve(chosen, device)
-        named = arithmetic in HALVES and self.half != "decoder"
+        named = arithmetic in HALF_DTYPES and self.half != "decoder"
         return f"{self.half} {arithmetic}" if named else arithmetic
 
     def prepare(self, tokenizer: ImageTokenizer, arithmetic: str) -> None:
         """Cast a tokenizer on its device for an arithmetic that `resolve` returned."""
-        if arithmetic in HALVES:
-            tokenizer.cast_decoder(HALVES[arithmetic], self.half)
+        if arithmetic in HALF_DTYPES:
+            tokenizer.cast_decoder(HALF_DTYPES[arithmetic], self.half)
         elif arithmetic == "tf32":  # tensor cores read channels last
             tokenizer.cast_decoder(torch.float32, "decoder")
 

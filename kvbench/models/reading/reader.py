@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.config import ConfigError, quote_prompt
-from kvbench.core.reading import Reading
+from kvbench.core.reading import ForcedText
 from kvbench.core.segments import ModelSpec
 from kvbench.models.base import Cache, Calls, LeastWork, Model
 from kvbench.models.files.weights import Source
@@ -18,7 +18,7 @@ from kvbench.models.outputs import ReadText
 from kvbench.models.reading.base import OwnReadable, PassedText, ReadableModel
 from kvbench.models.reading.compare import compare_states, pack_bits
 from kvbench.models.reading.scales import list_groups
-from kvbench.models.reading.schedule import LaidText, Schedule, lay_text, measure, plan_schedule
+from kvbench.models.reading.schedule import ForcedSchedule, LaidText, lay_text, measure, plan_schedule
 from kvbench.models.text_tokens import TextTokenizer
 
 M = TypeVar("M", bound=OwnReadable)
@@ -213,7 +213,9 @@ class TextReader(Reader[ReadableModel]):
         "sampling", "thinking", "chat", "stop", "prompt_tokens", "max_tokens",
     )  # fmt: skip
 
-    def __init__(self, model: Model, readings: Mapping[str, Reading], others: Mapping[str, Reading]) -> None:
+    def __init__(
+        self, model: Model, readings: Mapping[str, ForcedText], others: Mapping[str, ForcedText]
+    ) -> None:
         if not isinstance(model, ReadableModel):
             raise ConfigError(f"prompts: texts are read by language models, and {model.name} is none")
         super().__init__(model)
@@ -221,7 +223,7 @@ class TextReader(Reader[ReadableModel]):
         self._laid: dict[str, LaidText] = {}
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> ForcedSchedule:
         """Common schedule of the texts; the tokenizer is opened only if it decides their number of tokens.
 
         Raises:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from kvbench.core.reading import FILL, Part, Reading
+from kvbench.core.reading import FILL, ForcedText, Part
 from kvbench.core.segments import Segment, next_token
 
 
@@ -24,7 +24,7 @@ class LaidText(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ForcedSchedule:
     """Common schedule of the texts of a run.
 
     Short contexts are padded in front, short ends behind. The last token is not fed back, so no segment has it.
@@ -47,7 +47,7 @@ class Schedule:
         return [self.given - text.given for text in texts]
 
 
-def lay_text(reading: Reading, encode: Callable[[str, bool], list[int]]) -> LaidText:
+def lay_text(reading: ForcedText, encode: Callable[[str, bool], list[int]]) -> LaidText:
     """Return the tokens of a text.
 
     Args:
@@ -73,7 +73,7 @@ def lay_text(reading: Reading, encode: Callable[[str, bool], list[int]]) -> Laid
     return LaidText(tuple(token for row in rows for token in row), given, cuts)
 
 
-def measure(reading: Reading) -> LaidText | None:
+def measure(reading: ForcedText) -> LaidText | None:
     """Return the layout of a text without its tokens, which are 0; None if a tokenizer decides their number."""
     counts = [part.tokens for part in reading.parts]
     known = [count for count in counts if count is not None and count != FILL]
@@ -101,7 +101,7 @@ def _cut(row: list[int], tokens: int | None, room: int | None) -> list[int]:
     return row[:wanted]
 
 
-def plan_schedule(texts: Sequence[LaidText], chunk: int, *, chunked: bool) -> Schedule:
+def plan_schedule(texts: Sequence[LaidText], chunk: int, *, chunked: bool) -> ForcedSchedule:
     """Return the schedule of texts.
 
     Args:
@@ -126,4 +126,4 @@ def plan_schedule(texts: Sequence[LaidText], chunk: int, *, chunked: bool) -> Sc
     inner = [cut for cut in sorted(cuts) if max(padding) < cut < given]
     bounds = [0, *inner, *range(given, end, chunk), end]
     lengths = [stop - start for start, stop in pairwise(bounds)]
-    return Schedule(next_token(lengths[0], lengths[1:]), given)
+    return ForcedSchedule(next_token(lengths[0], lengths[1:]), given)

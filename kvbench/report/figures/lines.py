@@ -20,19 +20,19 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json, read_bytes
 from kvbench.engine.ledger import Step
-from kvbench.eval.text.drift import Band, Drift
+from kvbench.eval.text.drift import Band, DivergenceCurve
 from kvbench.report.figures.method_styles import Style, choose_styles
-from kvbench.report.figures.plots import OTHERS, split_methods
+from kvbench.report.figures.plots import OTHERS_GREY, split_methods
 from kvbench.report.figures.styles import strip_frame
 from kvbench.report.runs_table import name_methods
 from kvbench.runs.record.results import Results
 
 PANELS: Mapping[str, str] = {"kl": "KL(full || method), nats ↓", "same_top1": "same likeliest token ↑"}
-"""Rows of panels, by field of `Drift`, and the labels of their axes, with an arrow towards better values."""
+"""Rows of panels, by field of `DivergenceCurve`, and the labels of their axes, with an arrow towards better values."""
 LEGEND_LETTERS = 45
 """Letters of the legend that fit under a panel."""
 
-ByBudget = Mapping[str, Mapping[str, Drift]]
+ByBudget = Mapping[str, Mapping[str, DivergenceCurve]]
 """Divergence by budget and method."""
 
 
@@ -75,7 +75,7 @@ def _draw_budgets(drifts: ByBudget, styles: Mapping[str, Style], title: str) -> 
     return figure
 
 
-def find_centres(drift: Drift) -> list[float]:
+def find_centres(drift: DivergenceCurve) -> list[float]:
     """Return the place of each bin on the axis: its middle token, or its number from 1 for rows and scales."""
     if drift.unit == "tokens":
         return [(start + stop) / 2 for start, stop in pairwise(drift.edges)]
@@ -83,7 +83,7 @@ def find_centres(drift: Drift) -> list[float]:
 
 
 def _draw_panel(
-    axes: Axes, drifts: Mapping[str, Drift], field: str, styles: Mapping[str, Style]
+    axes: Axes, drifts: Mapping[str, DivergenceCurve], field: str, styles: Mapping[str, Style]
 ) -> dict[str, Line2D]:
     lines = {}
     for method, drift in drifts.items():
@@ -91,7 +91,7 @@ def _draw_panel(
         bands: Sequence[Band] = getattr(drift, field)
         mean, low, high = np.array(bands, np.float64).T
         if method not in styles:
-            axes.plot(x, mean, color=OTHERS, linewidth=1, zorder=1)
+            axes.plot(x, mean, color=OTHERS_GREY, linewidth=1, zorder=1)
             continue
         colour, marker, dashes = styles[method]
         [lines[method]] = axes.plot(

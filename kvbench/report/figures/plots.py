@@ -25,7 +25,7 @@ PANELS_PER_ROW = 4
 """Largest number of panels in a row."""
 MAX_LINES = 8
 """Largest number of methods that a figure draws in colour."""
-OTHERS = "0.85"
+OTHERS_GREY = "0.85"
 """Grey of the other methods."""
 PANEL_LETTERS, LINE_LETTERS = 45, 7
 """Letters of the legend that fit under a panel, and the width of a line sample in letters."""
@@ -191,7 +191,7 @@ def _draw_curves(
     for method, points in curves.items():
         x, y, low, high, _ = np.array(points).T
         if method not in styles:
-            axes.plot(x, y, color=OTHERS, linewidth=1, zorder=1)
+            axes.plot(x, y, color=OTHERS_GREY, linewidth=1, zorder=1)
             continue
         colour, marker, dashes = styles[method]
         if method == FULL or method.startswith(f"{FULL} {SEED_COLUMNS[0]}"):

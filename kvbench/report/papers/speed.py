@@ -125,7 +125,7 @@ PARTS: Mapping[str, Value] = {
 """Columns of every table after the published ones."""
 PART_OF = {"latency s": "s/batch", "memory GB": "reserved GB"}
 """Parts that a published column repeats."""
-OF_ALLOCATOR = ("memory GB", "saving %", "reserved GB")
+GPU_COLUMNS = ("memory GB", "saving %", "reserved GB")
 """Columns that need a GPU."""
 
 
@@ -258,7 +258,7 @@ def _format(name: str, value: Value, one: Timing, full: Timing | None) -> str:
     """Return a cell: a number, the status of a batch that was not timed, or why nothing was measured."""
     if not one.is_ok:
         return "OOM" if one.row["status"] == "out of memory" else str(one.row["status"])
-    if name in OF_ALLOCATOR and one.reserved_gb is None:
+    if name in GPU_COLUMNS and one.reserved_gb is None:
         return UNMEASURED
     number = value(one, full)
     return "-" if number is None else f"{number:.0f}" if number >= 1000 else f"{number:.4g}"

@@ -11,9 +11,9 @@ from kvbench.core.files import parse_json, read_text
 from kvbench.runs.record.folder import RunFolder
 
 FILE = "provenance.json"
-SAME = ("code", "versions", "gpu", "cpu", "machine", "threads", "processors")
+ORIGIN_KEYS = ("code", "versions", "gpu", "cpu", "machine", "threads", "processors")
 """Keys that tell two origins apart."""
-KEYS = (*SAME, "device", "load", "started")
+KEYS = (*ORIGIN_KEYS, "device", "load", "started")
 """Keys of an entry of `resumed`."""
 
 Origin = Mapping[str, object]
@@ -59,4 +59,4 @@ def read_origins(path: Path) -> list[Origin]:
 
 
 def _identify(origin: Origin) -> str:
-    return json.dumps([origin.get(key) for key in SAME], sort_keys=True)
+    return json.dumps([origin.get(key) for key in ORIGIN_KEYS], sort_keys=True)

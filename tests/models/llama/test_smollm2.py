@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.core.reading import Part, Reading
+from kvbench.core.reading import ForcedText, Part
 from kvbench.core.segments import next_token_image
 from kvbench.methods.full import Full
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -121,7 +121,7 @@ def test_a_text_is_read_as_under_a_mask_of_attention(loaded: Any) -> None:
     golden = json.loads((GOLDENS / "smollm2" / "smollm2_135m_forced.json").read_text())
     tokens, first = golden["tokens"], golden["scored_from"]
     loaded.chunk = 32
-    reader = TextReader(loaded, {"text": Reading((Part("text"),))}, {})
+    reader = TextReader(loaded, {"text": ForcedText((Part("text"),))}, {})
     reader._laid["text"] = LaidText(tuple(tokens), first, ())
     caches = [open_cache(Full(), reader.spec), open_cache(StreamingLLM(sinks=1), reader.spec, "24")]
     read = [reader.read(["text"], cache, PromptNoise(0, [0]), None)[0] for cache in caches]

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from benchmarks.support.tape import Tape
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
-from kvbench.core.reading import Part, Reading
+from kvbench.core.reading import ForcedText, Part
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
@@ -36,7 +36,7 @@ def reader() -> TextReader:
     words = {
         prompt: " ".join(f"{prompt}{number}" for number in range(count)) for prompt, count in TEXTS.items()
     }
-    readings = {prompt: Reading((Part(text),), given=TEXTS[prompt] - 19) for prompt, text in words.items()}
+    readings = {prompt: ForcedText((Part(text),), given=TEXTS[prompt] - 19) for prompt, text in words.items()}
     return TextReader(model, readings, {})
 
 
@@ -56,7 +56,7 @@ def test_texts_of_a_given_length_are_planned_from_shapes_alone(monkeypatch: pyte
 
     monkeypatch.setattr("kvbench.models.files.weights.list_part", refuse)
     readings = {
-        prompt.text: prompt.reading for prompt in Texts().load() if isinstance(prompt.reading, Reading)
+        prompt.text: prompt.reading for prompt in Texts().load() if isinstance(prompt.reading, ForcedText)
     }
     spec = TextReader(configured("model=qwen3_8b"), readings, {}).spec
     assert spec.lengths == (4, *[128] * 5, 127)
@@ -127,7 +127,7 @@ def test_predictions_are_compared_with_cross_entropy_and_spelled(reader: TextRea
 
 
 def test_calibration_texts_need_the_tokens_of_the_schedule(reader: TextReader) -> None:
-    long = {"long": Reading((Part(" ".join(map(str, range(90)))),), given=80)}
+    long = {"long": ForcedText((Part(" ".join(map(str, range(90)))),), given=80)}
     other = TextReader(reader.inner, reader._readings, long)
     with pytest.raises(ValueError, match=f"prompt 'long': 80 tokens .*, and {reader.schedule.given} in"):
         other.check_prompts(["one", "long"])

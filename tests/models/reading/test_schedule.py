@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.core.reading import FILL, Part, Reading
-from kvbench.models.reading.schedule import LaidText, Schedule, lay_text, measure, plan_schedule
+from kvbench.core.reading import FILL, ForcedText, Part
+from kvbench.models.reading.schedule import ForcedSchedule, LaidText, lay_text, measure, plan_schedule
 
 
 def letters(text: str, first: bool) -> list[int]:
@@ -13,7 +13,7 @@ def letters(text: str, first: bool) -> list[int]:
     return [0] * first + [ord(letter) for letter in text]
 
 
-def lay(reading: Reading) -> tuple[str, int, tuple[int, ...]]:
+def lay(reading: ForcedText) -> tuple[str, int, tuple[int, ...]]:
     laid = lay_text(reading, letters)
     return "".join(map(chr, laid.tokens)), laid.given, laid.cuts
 
@@ -24,33 +24,36 @@ HAY, NEEDLE, ASK = "abcdefghij", "<7>", "?"
 @pytest.mark.parametrize(
     ("reading", "expected"),
     [
-        (Reading((Part("abcdef", 5),), given=3), ("\0abcd", 3, ())),
-        (Reading((Part("abc"), Part("de"))), ("\0abcde", 4, ())),
+        (ForcedText((Part("abcdef", 5),), given=3), ("\0abcd", 3, ())),
+        (ForcedText((Part("abc"), Part("de"))), ("\0abcde", 4, ())),
         (
-            Reading(
+            ForcedText(
                 (Part(HAY, 3), Part(NEEDLE), Part(HAY, FILL), Part(ASK), Part("77")), context=12, cuts=(3,)
             ),
             ("\0ab<7>abcde?77", 12, (11,)),
         ),
-        (Reading((Part(HAY, 0), Part(NEEDLE), Part(HAY, FILL), Part("77")), context=5), ("<7>ab77", 5, ())),
+        (
+            ForcedText((Part(HAY, 0), Part(NEEDLE), Part(HAY, FILL), Part("77")), context=5),
+            ("<7>ab77", 5, ()),
+        ),
     ],
 )
-def test_parts_are_cut_and_joined(reading: Reading, expected: tuple[str, int, tuple[int, ...]]) -> None:
+def test_parts_are_cut_and_joined(reading: ForcedText, expected: tuple[str, int, tuple[int, ...]]) -> None:
     assert lay(reading) == expected
 
 
 @pytest.mark.parametrize(
     ("reading", "known"),
     [
-        (Reading((Part("abcdef", 5),), given=3), True),
-        (Reading((Part("abc", 2), Part("def", 3)), given=3), True),
-        (Reading((Part("abcdef"),), given=3), False),
-        (Reading((Part("abc", 2), Part("de", 2))), False),
-        (Reading((Part("abc", 2), Part("de", FILL), Part("fg", 2)), given=3, context=4), False),
-        (Reading((Part("abc", 2), Part("def", 3)), given=3, cuts=(1,)), False),
+        (ForcedText((Part("abcdef", 5),), given=3), True),
+        (ForcedText((Part("abc", 2), Part("def", 3)), given=3), True),
+        (ForcedText((Part("abcdef"),), given=3), False),
+        (ForcedText((Part("abc", 2), Part("de", 2))), False),
+        (ForcedText((Part("abc", 2), Part("de", FILL), Part("fg", 2)), given=3, context=4), False),
+        (ForcedText((Part("abc", 2), Part("def", 3)), given=3, cuts=(1,)), False),
     ],
 )
-def test_a_text_with_given_numbers_of_tokens_needs_no_tokenizer(reading: Reading, known: bool) -> None:
+def test_a_text_with_given_numbers_of_tokens_needs_no_tokenizer(reading: ForcedText, known: bool) -> None:
     laid = lay_text(reading, letters)
     expected = LaidText((0,) * len(laid.tokens), laid.given, laid.cuts)
     assert measure(reading) == (expected if known else None)
@@ -59,20 +62,20 @@ def test_a_text_with_given_numbers_of_tokens_needs_no_tokenizer(reading: Reading
 @pytest.mark.parametrize(
     ("reading", "message"),
     [
-        (Reading((Part("abc", 6),), given=3), "a part of it has 4 tokens, and 6 are read"),
-        (Reading((Part("ab", FILL), Part("xy")), context=9), "has 3 tokens, and 9 are read"),
-        (Reading((Part("abcdefgh"), Part("ab", FILL), Part("xy")), context=5), "and -4 are read"),
-        (Reading((Part("abc"), Part("xy")), context=5), "its context has 4 tokens, not 5"),
-        (Reading((Part("abc"), Part("x"))), "4 tokens are given of 5: at least 2 must follow"),
-        (Reading((Part("abc", 3),), given=0), "0 tokens are given of 3"),
+        (ForcedText((Part("abc", 6),), given=3), "a part of it has 4 tokens, and 6 are read"),
+        (ForcedText((Part("ab", FILL), Part("xy")), context=9), "has 3 tokens, and 9 are read"),
+        (ForcedText((Part("abcdefgh"), Part("ab", FILL), Part("xy")), context=5), "and -4 are read"),
+        (ForcedText((Part("abc"), Part("xy")), context=5), "its context has 4 tokens, not 5"),
+        (ForcedText((Part("abc"), Part("x"))), "4 tokens are given of 5: at least 2 must follow"),
+        (ForcedText((Part("abc", 3),), given=0), "0 tokens are given of 3"),
     ],
 )
-def test_texts_with_too_few_tokens_are_refused(reading: Reading, message: str) -> None:
+def test_texts_with_too_few_tokens_are_refused(reading: ForcedText, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         lay(reading)
 
 
-def lengths(schedule: Schedule) -> list[int]:
+def lengths(schedule: ForcedSchedule) -> list[int]:
     return [segment.length for segment in schedule.segments]
 
 

@@ -26,7 +26,7 @@ from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.provenance import describe_arithmetic, provenance
 from kvbench.runs.record.results import FILE, Results
 
-CLOSE = 1e-6
+TOLERANCE = 1e-6
 """Relative difference of two numbers that count as equal."""
 
 
@@ -65,7 +65,7 @@ def check_summary(
                 yield Finding(f"{part}.{name}", f"is {theirs[name]!r}, the records give {value!r}")
 
 
-def is_close(one: object, other: object, tolerance: float = CLOSE) -> bool:
+def is_close(one: object, other: object, tolerance: float = TOLERANCE) -> bool:
     """Return whether two JSON values are equal, numbers within a relative tolerance."""
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(

@@ -32,7 +32,7 @@ MAX_METRICS = 64
 """Most evaluators of a record that are computed again."""
 UNUSED = ("train", "logger", "sweeps", "sampling", "protect", "windows")
 """Groups of which no object is made."""
-OWN: Mapping[str, object] = {
+OWN_KEYS: Mapping[str, object] = {
     "task": "run", "runs_dirs": [], "require": [], "from": None, "published": None, "against": None, "output": None,
     "shard": {}, "work": {}, "sweep": {},
 }  # fmt: skip
@@ -68,7 +68,7 @@ class RecordedJobs:
             )
         kept = {key: one for key, one in results.config.items() if key not in UNUSED}
         kept |= {"eval": {name: entry.settings for name, entry in results.evaluated.items()}}
-        values: dict[str, Any] = deepcopy(kept) | {**OWN, "runs_dir": str(self.runs_dir)}
+        values: dict[str, Any] = deepcopy(kept) | {**OWN_KEYS, "runs_dir": str(self.runs_dir)}
         parts = {key: values.get(key) for key in ("model", "method", "prompts")}
         parts |= {f"eval.{name}": node for name, node in values["eval"].items()}
         for key, node in parts.items():

@@ -9,7 +9,7 @@ from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.protocol.base import Result, evaluate
 from kvbench.eval.protocol.records import strict
-from kvbench.extras.share.verify.record import CLOSE, is_close
+from kvbench.extras.share.verify.record import TOLERANCE, is_close
 from kvbench.extras.share.verify.verdict import Finding
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
@@ -60,7 +60,7 @@ def check_scores(
     for key, result in zip(job.evaluators, scored, strict=True):
         known |= result.entries().keys()
         if result.status == "ok":
-            tolerance = CLOSE if exact else OTHER_ARITHMETIC
+            tolerance = TOLERANCE if exact else OTHER_ARITHMETIC
             findings += [
                 *_compare(result, results, tolerance),
                 *_compare_rows(result, folder, rows, tolerance),
