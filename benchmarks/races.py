@@ -28,7 +28,7 @@ from benchmarks.support.table import Table, write_csv
 from kvbench.eval.protocol.compare import read_evaluator_results
 from kvbench.eval.protocol.intervals import find_quantile, wilson_interval
 from kvbench.eval.protocol.ranges import Range
-from kvbench.extras.race.rules import Race, RaceRules, advance
+from kvbench.extras.race.rules import Race, Rules, advance
 from kvbench.extras.race.values import IDENTICAL, find_limits
 
 Floats = NDArray[np.float64]
@@ -169,7 +169,7 @@ def read_values(folder: Path, metric: str) -> dict[str, dict[str, Floats]]:
 def hold_race(values: Values, block: int, limits: Range | None = None) -> tuple[bool, float, bool]:
     """Hold a race of `task=choose`."""
     total = len(next(iter(values.values())))
-    race, count = Race.start(list(values), RaceRules(limits=limits)), 0
+    race, count = Race.start(list(values), Rules(limits=limits)), 0
     while race.state == "racing" and count < total:
         count = min(count + block, total)
         race = advance(race, {method: values[method][:count] for method in race.racing})

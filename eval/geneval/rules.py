@@ -33,7 +33,7 @@ ColorOf = Callable[[Sequence[Instance], str], Sequence[str | None]]
 
 
 @dataclass(frozen=True)
-class Rules:
+class Thresholds:
     """Thresholds, by default the official ones.
 
     Attributes:
@@ -51,7 +51,7 @@ class Rules:
     position_threshold: float = 0.1
 
 
-OFFICIAL_RULES = Rules()
+OFFICIAL = Thresholds()
 MIN_SHARE = 0.5
 """A relation holds if its direction has more than this share of the distance."""
 
@@ -116,7 +116,7 @@ def judge_image(
     instances: Sequence[Instance],
     metadata: Mapping[str, object],
     color_of: ColorOf | None = None,
-    rules: Rules = OFFICIAL_RULES,
+    rules: Thresholds = OFFICIAL,
 ) -> tuple[bool, list[str]]:
     """Return whether an image is correct, and what is wrong.
 
@@ -142,7 +142,7 @@ def judge_image(
 
 
 def keep_detections(
-    instances: Sequence[Instance], tag: str, rules: Rules = OFFICIAL_RULES
+    instances: Sequence[Instance], tag: str, rules: Thresholds = OFFICIAL
 ) -> dict[str, list[Instance]]:
     """Return the detections that count, by class, best first."""
     # The official program compares in float32.
@@ -156,14 +156,12 @@ def keep_detections(
     return detections
 
 
-def relations(box: Box, target: Box, threshold: float = OFFICIAL_RULES.position_threshold) -> set[str]:
+def relations(box: Box, target: Box, threshold: float = OFFICIAL.position_threshold) -> set[str]:
     """Return the relations of `box` to `target`: at most two of left of, right of, above and below."""
     return {name for name, share in find_direction(box, target, threshold).items() if share > MIN_SHARE}
 
 
-def find_direction(
-    box: Box, target: Box, threshold: float = OFFICIAL_RULES.position_threshold
-) -> dict[str, float]:
+def find_direction(box: Box, target: Box, threshold: float = OFFICIAL.position_threshold) -> dict[str, float]:
     """Return the share of the distance between two boxes, from -1 to 1, in the direction of each relation."""
     (a, size_a), (b, size_b) = _center_and_size(box), _center_and_size(target)
     offset = a - b
@@ -185,7 +183,7 @@ def _judge(
     boxes: Sequence[Instance],
     matched: Sequence[Sequence[Instance] | None],
     color_of: ColorOf,
-    rules: Rules,
+    rules: Thresholds,
 ) -> list[str]:
     if len(boxes) < clause.count:
         return [f"expected {clause.label}>={clause.count}, found {len(boxes)}"]

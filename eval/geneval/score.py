@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import loading
-from kvbench.eval.geneval.rules import OFFICIAL_RULES, TASKS, ColorOf, Detector, Line, Rules, judge_image
+from kvbench.eval.geneval.rules import OFFICIAL, TASKS, ColorOf, Detector, Line, Thresholds, judge_image
 from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation, make_result, read_meta
 from kvbench.eval.protocol.component import Component
 from kvbench.eval.protocol.intervals import combine_strata, share_interval, split_groups
@@ -102,7 +102,7 @@ class GenEval(GenEvalMetrics):
 
     detector: Detector | DetectorModel
     detector_name: str = "scenes"
-    rules: Rules = OFFICIAL_RULES
+    rules: Thresholds = OFFICIAL
 
     @property
     def protocol(self) -> str:

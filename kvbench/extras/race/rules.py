@@ -31,7 +31,7 @@ Found = dict[str, list[tuple[str, float]]]
 
 
 @dataclass(frozen=True)
-class RaceRules:
+class Rules:
     """Rules of a race.
 
     Attributes:
@@ -97,7 +97,7 @@ class Race:
         state: `racing`; `won`: one method is left; `level`: all methods left are within the margin.
     """
 
-    rules: RaceRules
+    rules: Rules
     entrants: tuple[str, ...]
     racing: tuple[str, ...]
     looks: tuple[InterimResult, ...] = ()
@@ -120,7 +120,7 @@ class Race:
         return 1 - self.pair_error ** (1 / self.exits[0].after)
 
     @classmethod
-    def start(cls, methods: Sequence[str], rules: RaceRules) -> "Race":
+    def start(cls, methods: Sequence[str], rules: Rules) -> "Race":
         """Return a race of two or more methods before its first look."""
         return cls(rules, tuple(methods), tuple(methods))
 

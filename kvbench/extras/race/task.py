@@ -13,7 +13,7 @@ from kvbench.core.settings import Settings
 from kvbench.extras.race.entrants import Runner, find_entrants, find_evaluator, has_random_order, keep_words
 from kvbench.extras.race.figure import draw_race
 from kvbench.extras.race.result import Setting, describe_end, make_rows, rank, write_race
-from kvbench.extras.race.rules import Found, Race, RaceRules, advance, average, split_blocks
+from kvbench.extras.race.rules import Found, Race, Rules, advance, average, split_blocks
 from kvbench.extras.race.values import find_limits, has_higher_values, name_values
 from kvbench.methods.shared.calibration import Observer
 from kvbench.report.figures.styles import save
@@ -101,11 +101,11 @@ def _draw_block(runner: Runner, jobs: Iterable[Job], block: range, found: Found)
     return seconds
 
 
-def _read_rules(settings: Settings, runner: Runner, found: Found) -> RaceRules:
+def _read_rules(settings: Settings, runner: Runner, found: Found) -> Rules:
     """Return the rules of the race; answers have limits."""
     limits = find_limits(runner.metric, (value for values in found.values() for _, value in values))
     higher = has_higher_values(runner.metric, runner.spec)
-    return RaceRules(higher, settings.choose.error, float(settings.margin), limits)
+    return Rules(higher, settings.choose.error, float(settings.margin), limits)
 
 
 def _say_look(race: Race) -> None:

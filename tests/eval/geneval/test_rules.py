@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvbench.eval.geneval.rules import TASKS, Line, Rules, judge_image, keep_detections, relations
+from kvbench.eval.geneval.rules import TASKS, Line, Thresholds, judge_image, keep_detections, relations
 from kvbench.eval.geneval.score import GenEval, summarise_verdicts
 from kvbench.eval.protocol.base import evaluate
 from kvbench.scenes.detector import detect
@@ -33,8 +33,8 @@ def instances(case: dict[str, list[dict[str, object]]]) -> list[Found]:
     return [Found(d["label"], d["score"], tuple(d["box"]), d["color"]) for d in case["detections"]]
 
 
-def rules(options: dict[str, float]) -> Rules:
-    return Rules(
+def rules(options: dict[str, float]) -> Thresholds:
+    return Thresholds(
         options["THRESHOLD"],
         options["COUNTING_THRESHOLD"],
         options["MAX_OBJECTS"],
@@ -83,7 +83,9 @@ def test_a_box_of_exactly_the_maximum_overlap_is_dropped() -> None:
     """Boxes of 10 x 10 and 10 x 5 pixels, ends included: the shared half is 0.5 of the union."""
     whole, half = Found("cup", 0.9, (0, 0, 9, 9)), Found("cup", 0.8, (0, 0, 9, 4))
     for overlap, kept in ((0.5, [whole]), (0.501, [whole, half])):
-        found = keep_detections([half, whole], "counting", Rules(counting_threshold=0.3, max_overlap=overlap))
+        found = keep_detections(
+            [half, whole], "counting", Thresholds(counting_threshold=0.3, max_overlap=overlap)
+        )
         assert found == {"cup": kept}
 
 

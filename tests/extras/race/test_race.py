@@ -14,7 +14,7 @@ from kvbench.extras.race.rules import (
     Elimination,
     InterimResult,
     Race,
-    RaceRules,
+    Rules,
     advance,
     average,
     measure_lead,
@@ -41,7 +41,7 @@ def draw(means, count=256, seed=0, shared=1.0):
 
 
 def test_a_method_leaves_when_another_is_ahead_and_the_best_wins():
-    race = race_on(draw({"a": 0.0, "b": 3.0, "c": 2.6}), RaceRules())
+    race = race_on(draw({"a": 0.0, "b": 3.0, "c": 2.6}), Rules())
     assert race.racing == ("b",)
     assert race.state == "won"
     assert [one.method for one in race.exits] == ["a", "c"]
@@ -51,13 +51,13 @@ def test_a_method_leaves_when_another_is_ahead_and_the_best_wins():
 
 
 def test_smaller_is_better_where_the_metric_says_so():
-    race = race_on(draw({"a": 0.0, "b": 3.0}), RaceRules(higher=False))
+    race = race_on(draw({"a": 0.0, "b": 3.0}), Rules(higher=False))
     assert race.racing == ("a",)
 
 
 def test_equal_differences_decide_nothing():
     values = draw({"a": 1.0, "worse": -2.0})
-    race = race_on({"a": values["a"], "twin": values["a"], "worse": values["worse"]}, RaceRules(margin=0.1))
+    race = race_on({"a": values["a"], "twin": values["a"], "worse": values["worse"]}, Rules(margin=0.1))
     assert (race.state, set(race.racing)) == ("racing", {"a", "twin"})
     assert race.looks[-1].leads in ({"twin": None}, {"a": None})
     assert [one.method for one in race.exits] == ["worse"]
@@ -65,8 +65,8 @@ def test_equal_differences_decide_nothing():
 
 def test_a_margin_ends_a_race_of_methods_that_hardly_differ():
     values = draw({"a": 1.0, "b": 1.02}, count=512)
-    assert race_on(values, RaceRules()).state == "racing"
-    race = race_on(values, RaceRules(margin=0.5))
+    assert race_on(values, Rules()).state == "racing"
+    race = race_on(values, Rules(margin=0.5))
     assert race.state == "level"
     assert race.looks[-1].after < 512
     assert all(high <= 0.5 for _, high in race.looks[-1].leads.values())
@@ -75,11 +75,11 @@ def test_a_margin_ends_a_race_of_methods_that_hardly_differ():
 def test_answers_use_the_bounded_sequence():
     rng = np.random.default_rng(0)
     good, bad = (rng.random(2000) < 0.9).astype(float), (rng.random(2000) < 0.4).astype(float)
-    race = race_on({"good": good, "bad": bad}, RaceRules(limits=(0.0, 1.0)))
+    race = race_on({"good": good, "bad": bad}, Rules(limits=(0.0, 1.0)))
     assert race.racing == ("good",)
     # One differing answer in the first block decides nothing, although its standard deviation is small.
     near = {"good": np.ones(16), "bad": np.r_[np.ones(15), 0.0]}
-    assert race_on(near, RaceRules(limits=(0.0, 1.0))).state == "racing"
+    assert race_on(near, Rules(limits=(0.0, 1.0))).state == "racing"
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.1])
@@ -87,7 +87,7 @@ def test_the_best_is_dropped_in_at_most_the_error_of_races(gap):
     dropped, naive = 0, 0
     for seed in range(200):
         values = draw({"best": gap, **{f"m{number}": 0.0 for number in range(5)}}, count=256, seed=seed)
-        dropped += "best" not in race_on(values, RaceRules(error=0.05)).racing
+        dropped += "best" not in race_on(values, Rules(error=0.05)).racing
         naive += hold_tests(values, 16)[0]
     assert dropped <= 10
     assert naive > (20 if gap == 0.0 else 4)
@@ -100,7 +100,7 @@ def test_a_look_compares_every_pair(limits):
     values = {name: np.round(one) for name, one in draw(means, count=200, seed=3).items()}
     if limits is not None:
         values = {name: (one > 0.8).astype(float) for name, one in values.items()}
-    race, left = Race.start(list(values), RaceRules(limits=limits)), list(values)
+    race, left = Race.start(list(values), Rules(limits=limits)), list(values)
     for count in range(20, 201, 20):
         seen = {method: values[method][:count] for method in left}
         race = advance(race, seen)
@@ -137,7 +137,7 @@ def test_neighbours_of_one_prompt_are_one_unit_that_never_changes():
 def test_a_leader_that_is_behind_by_its_interval_is_not_level():
     """Means of answers are not the centres of their intervals: b won the first 60 prompts, a the next 61."""
     values = {"a": np.repeat([0.0, 1.0], (60, 61)), "b": np.repeat([1.0, 0.0], (60, 61))}
-    race = advance(Race.start(["a", "b"], RaceRules(limits=(0.0, 1.0))), values)
+    race = advance(Race.start(["a", "b"], Rules(limits=(0.0, 1.0))), values)
     [(low, high)] = race.looks[-1].leads.values()
     assert race.racing == ("a", "b")
     assert low < high < 0
@@ -150,8 +150,7 @@ def test_only_values_with_two_bounds_are_answers():
     assert find_limits("exact_answer", [0.0, 0.5]) is None
     assert find_limits("kl", zeros) is None
     race = advance(
-        Race.start(["a", "b"], RaceRules(limits=find_limits("kl", zeros))),
-        {"a": np.zeros(8), "b": np.zeros(8)},
+        Race.start(["a", "b"], Rules(limits=find_limits("kl", zeros))), {"a": np.zeros(8), "b": np.zeros(8)}
     )
     assert race.looks[-1].leads == {"b": None}
 
@@ -162,7 +161,7 @@ def test_a_lead_is_over_samples_that_both_drew():
     assert measure_lead(found, "leader", "other").tolist() == [1.0, 3.0]
     assert measure_lead(found, "leader", "other", 1).tolist() == [1.0]
     race = Race(
-        RaceRules(), ("leader", "other"), ("leader",), exits=(Elimination("other", 2, "leader", (0.1, 4.0)),)
+        Rules(), ("leader", "other"), ("leader",), exits=(Elimination("other", 2, "leader", (0.1, 4.0)),)
     )
     [first, second] = rank(race, found)
     assert (first["prompts"], second["prompts"], second["lead"]) == (4, 2, 2.0)
@@ -184,11 +183,11 @@ def test_the_share_of_failures_that_may_not_have_shown_is_told(others):
     """It is Clopper and Pearson's upper end for no failure in 16 prompts, at the error of a pair."""
     left = (Elimination("a", 16, "b", (0.1, 4.0)), Elimination("c", 32, "b", (0.1, 4.0)))
     entrants = tuple("abcdefghijklmnopqrst"[: others + 1])
-    race = Race(RaceRules(), entrants, ("b",), (InterimResult(32, {}, {}),), left, "won")
+    race = Race(Rules(), entrants, ("b",), (InterimResult(32, {}, {}),), left, "won")
     share = beta.ppf(1 - 0.05 / others, 1, 16)
     assert race.rarest_shown == pytest.approx(share)
     setting = Setting("", "", "psnr", 1, 1, {}, {}, {}, "")
     [line] = [line for line in describe_end(race, setting) if "choose.error" in line]
     assert f"The first left after 16 prompts. A method that fails badly in fewer than {share:.0%} of" in line
-    for other in (replace(race, exits=()), replace(race, rules=RaceRules(limits=(0.0, 1.0)))):
+    for other in (replace(race, exits=()), replace(race, rules=Rules(limits=(0.0, 1.0)))):
         assert not any("choose.error" in line for line in describe_end(other, setting))
