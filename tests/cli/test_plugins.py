@@ -59,7 +59,7 @@ def test_a_package_on_the_path_takes_part_in_a_sweep(tmp_path: Path) -> None:
         results = json.loads(path.read_text())
         assert 0 < results["memory"]["peak_tokens"] <= results["memory"]["budget_tokens"]
         metrics[method] = results["metrics"]["mae"]["value"]
-        assert f" {method} " in done.stdout[done.stdout.rindex("± half") :]
+        assert f"{method} " in done.stdout[done.stdout.rindex("± half") :]
     assert metrics["random_tokens"] != metrics["heatkv"]
     assert all(0 < value < 50 for value in metrics.values())
 

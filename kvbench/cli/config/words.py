@@ -12,8 +12,9 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.types import Override
 
 from kvbench.cli.config.command import SWEEP_TASKS, Command
+from kvbench.cli.config.instantiate import list_targets
 from kvbench.cli.config.loader import is_about_group
-from kvbench.cli.config.search_path import list_choices
+from kvbench.cli.config.search_path import describe_choice, list_choices
 from kvbench.core.config import ConfigError, shorten, show
 from kvbench.core.settings import GROUPS, TASKS
 from kvbench.core.storage import CODE_DTYPES
@@ -282,10 +283,12 @@ def check_against(against: str, runs_dir: Path) -> None:
 
 
 def check_race(values: Mapping[str, object]) -> None:
-    """Check the names of a race's methods; Hydra must be initialised. Its metric is found among those of classes.
+    """Check the names of a race's methods and of its metric before torch is imported; Hydra must be initialised.
+
+    A metric that a comment in `conf/eval` names, or whose class is outside kvbench, is found among those of classes.
 
     Raises:
-        ConfigError: there is no such method, no metric, or the race is one of several shards or of full caches.
+        ConfigError: there is no such method or metric, or the race is one of several shards or of full caches.
     """
     methods, metric, shard = (values.get(key) for key in ("methods", "metric", "shard"))
     if not metric:
@@ -297,5 +300,16 @@ def check_race(values: Mapping[str, object]) -> None:
         if not (isinstance(name, str) and is_choice("method", name)):
             near = suggest(str(name), list_choices("method"), "method")
             raise ConfigError(f"methods: {name}: no such method{near}")
+    is_own = all(target.startswith(("kvbench.", "hydra.")) for target in list_targets(values.get("eval")))
+    if is_own and isinstance(metric, str) and not _is_named(re.split(r"[/\[]", metric)[0]):
+        raise ConfigError(
+            f"metric={shorten(metric)}: no such metric{suggest(metric, list_choices('eval'), 'eval')}"
+        )
     if values.get("budget") == 1 and methods is None and values.get("cache_dtype") == "auto":
         raise ConfigError("budget=1: a race among full caches; give a smaller budget, such as budget=0.1")
+
+
+def _is_named(metric: str) -> bool:
+    """Return whether a file of `conf/eval` has the name of a metric, or its comment does."""
+    word = re.compile(rf"(?<![\w.]){re.escape(metric)}(?!\w)")
+    return any(word.search(f"{file} {describe_choice('eval', file)}") for file in list_choices("eval"))

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from hydra.errors import InstantiationException
 
+from kvbench.cli.config.compose import compose_metrics, hydra_of_kvbench
+from kvbench.cli.config.instantiate import instantiate
+from kvbench.cli.config.words import check_race
 from kvbench.core.config import ConfigError
 from kvbench.extras.race import task
 from kvbench.extras.race.entrants import Runner, find_entrants, keep_words
@@ -161,6 +164,17 @@ def test_the_reason_why_no_method_fits_is_named(command: Command, monkeypatch: p
 def test_runs_get_the_settings_of_their_evaluator_only() -> None:
     words = ("task=choose", "eval=[lpips]", "eval.lpips.path=x", "eval.psnr.y=1", "+seed=2", "choose.block=8")
     assert keep_words(words, "lpips") == ("eval.lpips.path=x", "+seed=2")
+
+
+@pytest.mark.slow
+def test_every_metric_passes_the_check_before_classes_are_imported() -> None:
+    with hydra_of_kvbench():
+        names = {name for node in compose_metrics().values() for name in instantiate(node).metrics}
+        for name in names:
+            check_race({"metric": name})
+        with pytest.raises(ConfigError, match=r"^metric=pnsr: no such metric; did you mean psnr\?"):
+            check_race({"metric": "pnsr"})
+    assert len(names) > 100
 
 
 @pytest.mark.slow
