@@ -1,4 +1,4 @@
-"""What runs read and kept, packed for the page: tokens of texts and images with their divergence, maps of retention."""
+"""Forced texts and retention maps of runs, encoded for the page."""
 
 import base64
 import math

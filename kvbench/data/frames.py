@@ -1,4 +1,4 @@
-"""Finished runs and their samples as polars frames (docs/data.md), and tables of other people, read within bounds."""
+"""Finished runs and their samples as polars frames (docs/data.md), and untrusted tables, parsed with limits."""
 
 import importlib
 import io
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 KEPT = ".rows.kept"
 """File under `runs_dir` with the rows of all runs, which may be deleted at any time."""
 MOST_BYTES = 2**30
-"""Most bytes of texts that are read from a table of other people."""
+"""Maximum bytes of text in an untrusted table."""
 
 
 class TooLargeError(ConfigError):

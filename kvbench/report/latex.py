@@ -235,7 +235,7 @@ def _split_metrics(table: PaperTable) -> list[list[Column]]:
 
 
 def _count_letters(table: PaperTable, columns: Sequence[Column]) -> dict[Column, int]:
-    """Return the widths of the leading column and of others; a metric's name may be wider than its columns."""
+    """Return the width of each column in letters; the last column of a metric makes room for a longer name."""
     widths = {("", ""): max(map(len, (*table.rows, table.head)))}
     for name, label in columns:
         cells = [table.cells.get((row, name, label)) for row in table.rows]

@@ -162,7 +162,7 @@ CHANGED = {
         r"touch $(printf 'data/caf\351') $(printf 'data/\033[2K\342\200\256')"
     ),
 }
-"""What is said of a dataset that a command in its folder changed."""
+"""Verdicts on a dataset by the shell command that damages it."""
 LISTED = {
     "results.json: cannot be read": f"printf '{{' > {HEAT_FILE}",
     "lacks full-1-0, the reference of infinity_tiny/heatkv-0.1-01": "rm -r runs/infinity_tiny/full-1-0",

@@ -28,7 +28,7 @@ EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSErr
 MAX_LINE = 1200
 """Most characters of a message."""
 ALIKE = 0.8
-"""Least similarity of a key that is suggested; those of a group share the group's name."""
+"""Minimum similarity of a suggested key; keys of one group share the group's name."""
 SHELLS = ("bash", "fish", "zsh")
 """Shells for which Hydra completes words."""
 

@@ -285,7 +285,7 @@ def check_against(against: str, runs_dir: Path) -> None:
 def check_race(values: Mapping[str, object]) -> None:
     """Check the names of a race's methods and of its metric before torch is imported; Hydra must be initialised.
 
-    A metric that a comment in `conf/eval` names, or whose class is outside kvbench, is found among those of classes.
+    Metrics that a comment in `conf/eval` names, and metrics of classes outside kvbench, are checked after the import.
 
     Raises:
         ConfigError: there is no such method or metric, or the race is one of several shards or of full caches.

@@ -118,8 +118,8 @@ class PriceKV(CalibratedCapacities):
         queries: number of evenly spaced queries of each segment in the calibration.
         error: loss of a capacity, `output` or `oracle` (`ScoreErrors`).
         error_power: exponent of its mean (`ScoreErrors`).
-        retrieval: share of B for heads that hold whole texts, those of highest `retrieval.measure_retrieval`; the rest
-            is allocated as without them.
+        retrieval: share of B for the heads of highest retrieval score (`retrieval.measure_retrieval`), which hold whole
+            texts; the other heads share the rest.
         calibration_prompts: default of `calibrate.count`.
     """
 

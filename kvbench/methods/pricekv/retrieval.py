@@ -1,4 +1,4 @@
-"""Heads that retrieve: their queries attend to distant tokens that the queries around them do not attend to."""
+"""Retrieval heads, found by attention to distant tokens, and their minimum capacity."""
 
 import numpy as np
 import torch
@@ -13,16 +13,16 @@ from kvbench.methods.shared.view import View
 DISTANT = 128
 """Tokens between a query and the nearest token that it can retrieve."""
 CONTRAST = 4
-"""How many times the mean attention of a segment's queries to a token is usual."""
+"""Factor on the mean attention of a segment's queries to a token, above which attention counts as retrieval."""
 
 
 def measure_retrieval(view: View, queries: int) -> Tensor:
     """Return how much heads retrieve in a segment, float64 [H] on the CPU, a sum over sequences.
 
-    It is the attention of a query to tokens `DISTANT` before it and earlier, beyond `CONTRAST` times what the segment's
-    queries give to the token on average; the mean over queries and query heads. A head that looks up what a token asks
-    for attends to other distant tokens at each query; first tokens, punctuation and a diffuse past get the same from
-    all.
+    The score of a query is its attention to each token at least `DISTANT` earlier, less `CONTRAST` times the segment's
+    mean attention to the token, summed where positive. It is averaged over queries and query heads. A retrieval head
+    attends to different distant tokens at each query; first tokens, punctuation and a diffuse past receive equal
+    attention from all queries.
 
     Args:
         view: a layer of a full cache, after any segment but the first.
