@@ -13,7 +13,7 @@ class Card:
         tera_float32: the same outside tensor cores.
         giga: 10^9 bytes per second of its memory.
         source: where the maker states them.
-        driver: as the driver names it.
+        driver: name that the graphics driver reports.
     """
 
     name: str

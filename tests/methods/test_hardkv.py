@@ -343,8 +343,15 @@ def expected_rewrite(selector: Selector, q: Tensor, k: Tensor, held: list[int], 
 @pytest.mark.parametrize("select", ["official_sparse", "official_rewrite"])
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_runs_keep_what_loops_keep(selector: Selector, select: Select) -> None:
-    settings = {"queries": ASKS, "window": LATEST, "kernel": KERNEL, "mix": MIX}
-    method = HardKV(selector=selector, select=select, calibration="official", **settings)  # type: ignore[arg-type]
+    method = HardKV(
+        selector=selector,
+        select=select,
+        calibration="official",
+        queries=ASKS,
+        window=LATEST,
+        kernel=KERNEL,
+        mix=MIX,
+    )
     inputs = tokens_of(SPEC, 2, groups=2)
     cache, seen, _ = watch(method, SPEC, inputs, 24)
     expected = expected_sparse if select == "official_sparse" else expected_rewrite

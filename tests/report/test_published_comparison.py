@@ -52,7 +52,7 @@ PROMPTS = {
 }
 CASES = """
 measured beside published, under its own name | heatkv_table1 | heatkv 0.1; full 1; newest 0.1
-methods that no paper has before those of their budget | heatkv_table1 | \
+methods without a paper come first at their budget | heatkv_table1 | \
     heatkv 0.1; random 0.1; first_scales 0.1; heatkv 0.2; random 0.2; first_scales 0.2; heatkv 0.3; random 0.3
 methods that no paper has beside settings that they lack | heatkv_table3b | \
     heatkv 0.1 sinks=2; random 0.1 sinks=2; first_scales 0.1

@@ -301,12 +301,17 @@ def check_race(values: Mapping[str, object]) -> None:
             near = suggest(str(name), list_choices("method"), "method")
             raise ConfigError(f"methods: {name}: no such method{near}")
     is_own = all(target.startswith(("kvbench.", "hydra.")) for target in list_targets(values.get("eval")))
-    if is_own and isinstance(metric, str) and not _is_named(re.split(r"[/\[]", metric)[0]):
+    if is_own and isinstance(metric, str) and not _is_named(strip_part(metric)):
         raise ConfigError(
             f"metric={shorten(metric)}: no such metric{suggest(metric, list_choices('eval'), 'eval')}"
         )
     if values.get("budget") == 1 and methods is None and values.get("cache_dtype") == "auto":
         raise ConfigError("budget=1: a race among full caches; give a smaller budget, such as budget=0.1")
+
+
+def strip_part(metric: str) -> str:
+    """Return the name of a metric without its network and its part, as in `geneval2[scenes]/count`."""
+    return re.split(r"[/\[]", metric)[0]
 
 
 def _is_named(metric: str) -> bool:

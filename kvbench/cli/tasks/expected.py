@@ -19,17 +19,17 @@ from kvbench.runs.record.results import Results
 
 
 class Figure(NamedTuple):
-    """Seconds of an image of a model under the full cache at batch 8, of docs/performance.md; `card` is of `CARDS`."""
+    """Seconds of an image of a model under the full cache at batch 8, of docs/performance.md."""
 
     model: str
     seconds: float
     machine: str
-    card: str | None = None
+    card: Card | None = None
 
 
 FIGURES = {
-    ("next-scale", "cuda"): Figure("infinity_2b", 0.625, "an H200", "h200"),
-    ("next-token", "cuda"): Figure("llamagen_xl", 576 / 1379, "an H200", "h200"),
+    ("next-scale", "cuda"): Figure("infinity_2b", 0.625, "an H200", CARDS["h200"]),
+    ("next-token", "cuda"): Figure("llamagen_xl", 576 / 1379, "an H200", CARDS["h200"]),
     ("next-scale", "cpu"): Figure("infinity_tiny", 33.14e-3, "two CPU cores"),
     ("next-token", "cpu"): Figure("llamagen_tiny", 1.404 / 8, "two CPU cores"),
 }
@@ -59,16 +59,15 @@ def expect_time(job: Job, known: Sequence[Results]) -> Expected:
         return Expected(median(times), f"{len(times)} finished runs", scaled=False)
     figure = FIGURES[job.model.spec.family, job.settings.device.partition(":")[0]]
     source = f"{figure.model} on {figure.machine} (docs/performance.md)"
-    measured_on = None if figure.card is None else CARDS[figure.card]
-    card = None if measured_on is None else _find_card(job.settings.device) or measured_on
-    if figure.model == job.model.name and card is measured_on:
+    card = figure.card and (_find_card(job.settings.device) or figure.card)
+    if figure.model == job.model.name and card is figure.card:
         return Expected(figure.seconds, source, scaled=False)
     reference = instantiate(hydra.compose("config", overrides=[f"model={figure.model}"]).model)
-    if measured_on is None or card is None:
+    if card is None or figure.card is None:
         share, rule = _count_work(job.model) / _count_work(reference), "parameters times tokens"
     else:
-        floors = _find_floor(job.model, card), _find_floor(reference, measured_on)
-        share, rule = floors[0] / floors[1], f"the floors of task=plan on {card.name}"
+        share = _find_floor(job.model, card) / _find_floor(reference, figure.card)
+        rule = f"the floors of task=plan on {card.name}"
     return Expected(figure.seconds * share, f"{source}, by {rule}", scaled=True)
 
 

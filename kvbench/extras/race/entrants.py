@@ -1,7 +1,6 @@
 """Entrants of a race: the methods that fit, the evaluator of its metric, and runs that are drawn block by block."""
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,6 +13,7 @@ from kvbench.cli.config.compose import compose_job, compose_metrics, read_settin
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.messages import describe_error
 from kvbench.cli.config.search_path import leaving_out, list_choices
+from kvbench.cli.config.words import is_choice, strip_part
 from kvbench.cli.tasks.job import make_job
 from kvbench.core.bars import make_bar
 from kvbench.core.config import ConfigError, import_target
@@ -102,12 +102,10 @@ def find_evaluator(cfg: Mapping[str, Any], metric: str) -> tuple[str, MetricSpec
     Raises:
         ConfigError: no evaluator has the metric, it lacks weights or packages, or the metric is of a whole set.
     """
-    own, every = dict(cfg.get("eval") or {}), compose_metrics()
-    alike = [name for name in every if name == re.split(r"[/\[]", metric)[0]]
-    known: dict[str, None] = {}
-    for name in dict.fromkeys((*own, *alike, *every)):
+    own, known = dict(cfg.get("eval") or {}), dict[str, None]()
+    for name, node in _list_nodes(own, strip_part(metric)):
         with nullcontext() if name in own else leaving_out(f"eval.{name}"):
-            evaluator: Evaluator = instantiate(own[name] if name in own else every[name])
+            evaluator: Evaluator = instantiate(node)
             known |= dict.fromkeys(evaluator.metrics)
         if metric in known:
             break
@@ -120,6 +118,14 @@ def find_evaluator(cfg: Mapping[str, Any], metric: str) -> tuple[str, MetricSpec
     if lacking := find_missing(evaluator):
         raise ConfigError(f"metric={metric}: {'; '.join(lacking)}")
     return name, evaluator.metrics[metric]
+
+
+def _list_nodes(own: Mapping[str, Any], stem: str) -> Iterator[tuple[str, Any]]:
+    """Yield evaluators by name: those of the command, those of the file with the metric's name, then all others."""
+    yield from own.items()
+    if is_choice("eval", stem):
+        yield from (compose_job([f"eval=[{stem}]"])[0].eval or {}).items()
+    yield from ((name, node) for name, node in compose_metrics().items() if name not in own)
 
 
 def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job], dict[str, str]]:
