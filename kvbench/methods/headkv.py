@@ -211,7 +211,7 @@ class HeadKV(Method):
         lines = by_row(view, [plan._recent for plan in plans])
         recent = torch.where(local, spare, cap_recent(spare).minimum(lines))
         exists = view.position >= 0
-        sinks = find_sinks(view, self.spec, self.sinks, self.leading)
+        sinks = find_sinks(view, self.sinks, self.leading)
         history = exists & ~sinks & (view.position < view.segment.end - recent[:, None])
         size = history.sum(1)
         leaving = (size - (spare - recent)).clamp(min=0)

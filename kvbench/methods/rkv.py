@@ -53,7 +53,7 @@ class RKV(ObservationWindow):
         scores, queries = view.scores(chosen), find_valid_queries(view, chosen)
         keys, exists, valid = view.cached_keys(), view.position >= 0, self.valid_slots(view)
         if self.similarity == "middle":
-            inside = inside | find_sinks(view, self.spec, self.sinks, self.leading)
+            inside = inside | find_sinks(view, self.sinks, self.leading)
             exists = valid = exists & ~inside
             keys = keys * exists[..., None]
         attention = average_attention(scores, inside, softmax="prefix", group="max", asking=queries)

@@ -162,7 +162,7 @@ class TriAttention(Scored):
         """Return the scores of one layer, float32 [rows, slots]."""
         scores = self.score_heads(view)
         if self.normalize:
-            evictable = (view.position >= 0) & ~find_sinks(view, self.spec, self.sinks, self.leading)
+            evictable = (view.position >= 0) & ~find_sinks(view, self.sinks, self.leading)
             scores = standardise(scores, evictable[:, None])
         return scores.amax(1) if self.group == "max" else scores.mean(1)
 

@@ -99,7 +99,7 @@ class VaSE(NewestKept):
 
     def find_large(self, view: View, newest: Tensor) -> Tensor:
         """Return which slots between the protected segments and the window are large, bool [rows, slots]."""
-        prompt = find_sinks(view, self.spec, self.sinks)
+        prompt = find_sinks(view, self.sinks)
         between = (view.position >= 0) & ~prompt & ~newest
         if not self.large:
             return torch.zeros_like(between)

@@ -244,7 +244,7 @@ class HardKV(Scored):
 
     def _find_first(self, view: View, exists: Tensor) -> Tensor:
         """Return the sinks and the first tokens of each row, bool [rows, slots]."""
-        return exists & find_sinks(view, self.spec, self.sinks, self.leading)
+        return exists & find_sinks(view, self.sinks, self.leading)
 
     def _find_latest(self, exists: Tensor) -> Tensor:
         """Return the window of each row, bool [rows, slots]."""

@@ -48,5 +48,5 @@ class NewestKept(Scored):
 
 def fit_newest(method: Scored, view: View, wanted: int) -> Tensor:
     """Return the newest tokens that a row keeps, at most half of what its sinks leave: int64 [rows, 1]."""
-    free = method.row_capacities(view) - find_sinks(view, method.spec, method.sinks, method.leading).sum(1)
+    free = method.row_capacities(view) - find_sinks(view, method.sinks, method.leading).sum(1)
     return (free // 2).clamp(min=0, max=wanted)[:, None]

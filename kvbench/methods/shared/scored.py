@@ -26,7 +26,7 @@ from kvbench.methods.shared.select import (
     check_window,
     choose_best,
     choose_window,
-    find_sinks,
+    find_leading,
     find_slots,
     find_valid_queries,
     fit_window,
@@ -191,7 +191,9 @@ class Scored(Method):
 
     def ranked_scores(self, view: View) -> Tensor:
         """Return merged scores, float32 [rows, slots]: infinity for sinks, -inf where a row has no such slot."""
-        sinks = find_sinks(view, self.spec, self.sinks, self.leading)
+        sinks = view.position < self.spec.leading_tokens(self.sinks)
+        if self.leading:
+            sinks = sinks | find_leading(view, self.leading)
         scores = self.smoothed_scores(view).masked_fill(sinks, torch.inf)
         return scores.masked_fill(view.position < 0, -torch.inf)
 

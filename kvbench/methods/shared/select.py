@@ -64,16 +64,15 @@ def find_valid_queries(view: View, chosen: Tensor) -> Tensor | None:
     return chosen.to(view.padding.device, non_blocking=True) >= view.padding[:, None]
 
 
-def find_sinks(view: View, spec: ModelSpec, sinks: int, leading: int = 0) -> Tensor:
+def find_sinks(view: View, sinks: int, leading: int = 0) -> Tensor:
     """Return which slots hold tokens that never leave, bool [rows, slots].
 
     Args:
         view: the layer.
-        spec: the model, for the prompt of the view.
         sinks: leading segments that never leave.
         leading: first tokens of each sequence, after its padding, that never leave.
     """
-    inside = (view.position >= 0) & (view.position < spec.leading_tokens(sinks))
+    inside = (view.segment_ids >= 0) & (view.segment_ids < sinks)
     return inside | find_leading(view, leading) if leading else inside
 
 
