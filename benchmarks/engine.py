@@ -1,4 +1,4 @@
-"""Time per image of every method, and of a plain loop that follows the official program (`plain_loop.py`).
+"""Time per image of every method, and of a plain loop that follows Infinity's official program (`plain_loop.py`).
 
 All runs share weights, noise and process, and take turns:
 python -m benchmarks engine [--methods heatkv,h2o] [--budget 0.1] [--batch 8] [--repeats 9] [--threads 2]
@@ -15,26 +15,25 @@ from torch import Tensor
 
 import kvbench
 from benchmarks.support.arguments import Option
-from benchmarks.support.build import build_model, list_choices, open_cache, prepare_method
-from benchmarks.support.fake_gpu import list_captions
+from benchmarks.support.build import built, composed, list_choices, open_cache, prepare_method
 from benchmarks.support.plain_loop import PlainCache, plain_loop
 from benchmarks.support.table import Table
 from benchmarks.support.timing import choose_clock, take_turns
 from kvbench.core.devices import if_it_fits
 from kvbench.core.gpus import resolve_noise
 from kvbench.engine.cache import KVCache
-from kvbench.models.base import Cache
+from kvbench.models.base import Cache, Model
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import make_noise
 
 
-def cache_of(name: str, model: InfinityModel, budget: str, device: str, stored: str | None = None) -> KVCache:
+def cache_of(name: str, model: Model, budget: str, device: str, stored: str | None = None) -> KVCache:
     """Open a cache with a method of `conf/method` and a random calibration; `stored` as in `open_cache`."""
     method = prepare_method(model.spec, budget, [f"model={model.name}", f"method={name}"])
     return open_cache(model, method, device, stored)
 
 
-def open_caches(model: InfinityModel, options: argparse.Namespace) -> dict[str, KVCache]:
+def open_caches(model: Model, options: argparse.Namespace) -> dict[str, KVCache]:
     """Open the caches of the named methods by their labels, or of all methods that fit; say why others do not.
 
     Raises:
@@ -57,7 +56,7 @@ def open_caches(model: InfinityModel, options: argparse.Namespace) -> dict[str, 
     return caches
 
 
-def generate(model: InfinityModel, cache: Cache, prompts: Sequence[str]) -> Tensor:
+def generate(model: Model, cache: Cache, prompts: Sequence[str]) -> Tensor:
     """Generate a batch of images with the device's usual noise, then empty the cache: the plain one stores all keys."""
     try:
         kind = resolve_noise("auto", str(model._device))
@@ -76,12 +75,16 @@ OPTIONS = {
 
 def main(options: argparse.Namespace) -> None:
     """Print medians in milliseconds per image and ratios to the full cache."""
-    weights = "files" if options.model == "infinity_tiny" else "random"
-    model = build_model(options.model, f"model.weights={weights}")
+    values = composed([f"model={options.model}", "model.weights=random"])
+    shipped = all(str(source["path"]).startswith("pkg://") for source in values["model"]["sources"].values())
+    weights = "files" if shipped else "random"
+    model = built(values["model"] | {"weights": weights})
+    prompts = [prompt.text for prompt in built(values["prompts"] | {"count": options.batch}).load()]
     caches = open_caches(model, options)
     model.load(options.device)
-    pairs = {"plain loop": (plain_loop(model), PlainCache())} | {n: (model, c) for n, c in caches.items()}
-    prompts = list_captions(options.batch)
+    pairs: dict[str, tuple[Model, Cache]] = {name: (model, cache) for name, cache in caches.items()}
+    if isinstance(model, InfinityModel):
+        pairs = {"plain loop": (plain_loop(model), PlainCache()), **pairs}
     runs = {name: partial(generate, *pair, prompts) for name, pair in pairs.items()}
     fitting = {name: run for name, run in runs.items() if if_it_fits(run) is not None}
     times = take_turns(fitting, options.repeats, choose_clock(options.cpu_time, options.device))

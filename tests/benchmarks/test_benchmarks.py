@@ -13,6 +13,7 @@ from benchmarks import engine, kernels
 from benchmarks.__main__ import PROGRAMS, main
 from benchmarks.support import build, floors
 from benchmarks.support import plain_loop as plain
+from benchmarks.support.fake_gpu import list_captions
 from benchmarks.support.timing import Timed, take_turns
 from kvbench.cli.config.compose import hydra_of_kvbench, read_values
 from kvbench.core.budget import Budget
@@ -165,16 +166,19 @@ def test_lower_bounds_are_those_of_the_published_order(tmp_path: Path) -> None:
     assert float(line[3]) == pytest.approx(1e3 * operations / 989e12, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("model", "family"), [("infinity_tiny", "next-scale"), ("llamagen_tiny", "next-token")]
+)
 def test_all_methods_of_the_family_are_timed_and_the_others_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: str, family: str
 ) -> None:
     monkeypatch.setattr(engine, "generate", lambda *_: 0)
-    main(["engine", "--repeats", "1", "--device", "cpu"])
+    main(["engine", "--model", model, "--budget", "0.5", "--repeats", "1", "--device", "cpu"])
     lines = capsys.readouterr().out.splitlines()
     timed = {
         line.split()[0] for line in lines if re.search(r" +[\d.]+ +[\d.]+( +[\d.]+ to [\d.]+)?$", line)
     } - {"plain"}
-    assert timed - {*GUESTS} == {*methods_for("next-scale")}
+    assert timed - {*GUESTS} == {*methods_for(family)}
     refused = {line.split()[0] for line in lines if " is left out: method" in line}
     assert timed | refused == {*build.list_choices("method")}
     with pytest.raises(SystemExit, match="error: method: D2O is for next-token models"):
@@ -185,7 +189,7 @@ def test_all_methods_of_the_family_are_timed_and_the_others_told(
 def test_the_plain_loop_draws_the_engine_s_images_and_decodes_as_the_model_does(decoder_dtype: str) -> None:
     model = build.built(build.composed([f"model.decoder_dtype={decoder_dtype}"])["model"])
     model.load("cpu")
-    prompts = engine.list_captions(2)
+    prompts = list_captions(2)
     cache = engine.cache_of("full", model, "1", "cpu")
     ours = model.generate(prompts, cache, PromptNoise(3, range(2)))
     loop = plain.plain_loop(model)
