@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -102,6 +103,12 @@ def _own_logging() -> Iterator[None]:
 def _same_dice() -> None:
     """What a test draws without a seed of its own does not depend on the tests before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator of the test's own: what it draws does not depend on the tests before it."""
+    return np.random.default_rng(3)
 
 
 @pytest.fixture

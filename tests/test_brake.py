@@ -1,10 +1,17 @@
-"""The brake names fast tests over two seconds and rooms over their share."""
+"""The brakes: fast tests over two seconds, rooms over their share, generators that tests would share."""
+
+import re
+from pathlib import Path
 
 import pytest
 
 from tests.support import brake
 
 EXCUSED = brake.EXCUSED
+SHARED = re.compile(
+    r"(?m)^\w.* = [\w.]*(?:default_rng|Generator|RandomState|Random)\([^()]*\)(\.manual_seed.*)?$"
+)
+"""A generator that a module holds: what a test draws from it would depend on the tests before it."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +43,11 @@ def test_what_is_over_its_limit_is_named(times: dict[str, float], faults: list[s
 def test_at_most_ten_tests_are_excused_each_with_its_reason() -> None:
     assert len(EXCUSED) <= 10
     assert all(EXCUSED.values())
+
+
+def test_no_module_holds_a_generator_of_random_numbers(root: Path) -> None:
+    for line in ("np.random.default_rng(0)", "torch.Generator().manual_seed(SEED)", "Random(1)"):
+        assert SHARED.search(f"import x\nRNG = {line}\n")
+        assert not SHARED.search(f"    rng = {line}\nVALUES = torch.randn(2, generator={line})\n")
+    tests = (root / "tests").rglob("*.py")
+    assert [path for path in tests if SHARED.search(path.read_text())] == [], "use the fixture `rng`"

@@ -7,6 +7,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_scale, next_token
@@ -37,7 +38,6 @@ PRESSES = {"case3": (0, 0.5), "case4": (1, 0.8), "case5": (0, 0.93)}  # layer, r
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
 TEXTS = replace(SCALES, name="texts", segments=next_token(3, [4, 4, 4, 4, 3]), branches=1)
 both = pytest.mark.parametrize("spec", [SCALES, TEXTS], ids=["scales", "texts"])
-RANDOM = np.random.default_rng(3)
 
 
 def align(utility: Tensor, score: Tensor, sink: int, window: int) -> Floats:
@@ -185,8 +185,8 @@ def test_a_text_that_ends_early_counts_with_the_future_that_it_has() -> None:
     np.testing.assert_allclose(found, np.mean(tables, 0), rtol=0, atol=1e-9)
 
 
-def test_heads_without_utility_discard_first_and_layers_only_compete_if_global() -> None:
-    utility = RANDOM.random((2, 2, 10)) + np.array([0, 10])[:, None, None]
+def test_heads_without_utility_discard_first_and_layers_only_compete_if_global(rng: Generator) -> None:
+    utility = rng.random((2, 2, 10)) + np.array([0, 10])[:, None, None]
     utility[1, 0] = 0
     losses = find_marginal_losses(utility)
     assert discard(losses, 10, "global")[24].tolist() == [[0, 0], [1, 0]]
@@ -195,13 +195,13 @@ def test_heads_without_utility_discard_first_and_layers_only_compete_if_global()
     assert find_marginal_losses(np.array([4.0, 2.0, 3.0, 5.0])).tolist() == [3, 3, 3, 5]
 
 
-def test_shares_are_linear_between_rows_and_curves_give_the_same_table_for_one_prompt() -> None:
-    table = discard(find_marginal_losses(RANDOM.random((1, 2, 100))), 100, "global")
+def test_shares_are_linear_between_rows_and_curves_give_the_same_table_for_one_prompt(rng: Generator) -> None:
+    table = discard(find_marginal_losses(rng.random((1, 2, 100))), 100, "global")
     for ratio, row in ((0, 0 * table[0]), (0.005, table[0] / 2), (0.29, table[28]), (1, 0 * table[0] + 1)):
         np.testing.assert_allclose(interpolate_shares(table, ratio), row, atol=1e-12)
     middle = interpolate_shares(table, 0.4025)
     np.testing.assert_allclose(middle, 0.75 * table[39] + 0.25 * table[40])
-    utility = RANDOM.random((1, 2, 100))
+    utility = rng.random((1, 2, 100))
     np.testing.assert_allclose(sum_percents(utility), utility)
     np.testing.assert_allclose(sum_percents(utility[..., :50]), utility[..., :50].repeat(2, -1) / 2)
     expected = discard(find_marginal_losses(utility)[..., :90], 100, "global")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import Generator
 
 from kvbench.eval.distribution.dataset import REFERENCE_BATCH
 from kvbench.eval.distribution.mind import (
@@ -21,7 +22,6 @@ from kvbench.eval.spaces.inception import Adm
 from kvbench.eval.spaces.scenes import Scenes
 from tests.support.image_sets import FEATURES, make_set, only, pixels
 
-RNG = np.random.default_rng(3)
 FEW = 7
 """Number of directions."""
 NAMES = [f"s64_{i:03d}" for i in range(8)]
@@ -50,9 +50,9 @@ def test_it_follows_its_definition(n: int, m: int, dim: int, seed: int) -> None:
     assert sliced_distance(a, a[::-1].copy(), FEW) == pytest.approx(0, abs=1e-12)
 
 
-def test_a_shift_counts_by_three_times_its_square() -> None:
+def test_a_shift_counts_by_three_times_its_square(rng: Generator) -> None:
     """The mean over the sphere of the squared projection of a shift s is |s|^2 / D."""
-    a, shift = RNG.normal(size=(50, 12)), RNG.normal(size=12)
+    a, shift = rng.normal(size=(50, 12)), rng.normal(size=12)
     assert sliced_distance(a, a + shift, 20_000) == pytest.approx(3 * shift @ shift, rel=0.03)
 
 
@@ -65,8 +65,8 @@ def test_directions_are_uniform_on_the_sphere() -> None:
 
 
 @pytest.mark.parametrize("paired", [True, False])
-def test_leaving_samples_out_equals_computing_again(paired: bool) -> None:
-    a, b = RNG.normal(size=(2, 30, 4))
+def test_leaving_samples_out_equals_computing_again(rng: Generator, paired: bool) -> None:
+    a, b = rng.normal(size=(2, 30, 4))
     distance = make_sliced_distance(a, b, FEW, paired=paired)
     dealt = assign_groups([str(row // 2) for row in range(30)])
     for group in range(int(dealt.max()) + 1):

@@ -21,8 +21,7 @@ from kvbench.eval.registry import describe_metrics
 from kvbench.prompts.files import PromptFile
 from tests.eval.files.test_pictures import claim_size
 
-RNG = np.random.default_rng(0)
-PIXELS = RNG.integers(0, 256, (4, 16, 16, 3)).astype(np.uint8)
+PIXELS = np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3)).astype(np.uint8)
 
 
 def folder(path: Path, pixels: np.ndarray = PIXELS, names: str = "image {}.png") -> Path:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.random import Generator
 
 from kvbench.eval.distribution.fid import Fid
 from kvbench.eval.distribution.frechet import frechet_distance
@@ -19,7 +20,6 @@ from kvbench.eval.protocol.scores import Metric, MetricSpec, Score, cut_interval
 from kvbench.eval.spaces.scenes import Scenes
 from tests.support.image_sets import FEATURES, SCORED, make_set, only, run_folder
 
-RNG = np.random.default_rng(0)
 COUNT = SCORED
 PSNR = {"psnr": MetricSpec("higher", "dB", digits=2)}
 
@@ -31,9 +31,9 @@ def compare(root: Path, ours: list[object], theirs: list[object], name: str = "p
     )
 
 
-def test_a_difference_is_the_mean_of_the_differences(tmp_path: Path) -> None:
-    base = RNG.normal(30, 5, COUNT)
-    ours, theirs = base + RNG.normal(0.5, 0.2, COUNT), base
+def test_a_difference_is_the_mean_of_the_differences(rng: Generator, tmp_path: Path) -> None:
+    base = rng.normal(30, 5, COUNT)
+    ours, theirs = base + rng.normal(0.5, 0.2, COUNT), base
     score = compare(tmp_path / "forth", ours.tolist(), theirs.tolist())["psnr"]
     assert score.value == pytest.approx((ours - theirs).mean())
     assert score.interval[0] < score.value < score.interval[1]
@@ -103,10 +103,10 @@ def test_metrics_of_one_side_alone_are_not_compared(tmp_path: Path) -> None:
     assert compare_runs(ours, theirs) == {}
 
 
-def test_values_of_whole_sets_are_compared_by_their_replicates(tmp_path: Path) -> None:
+def test_values_of_whole_sets_are_compared_by_their_replicates(rng: Generator, tmp_path: Path) -> None:
     metrics = {"is": MetricSpec("higher"), "count": MetricSpec("lower")}
-    drawn = RNG.normal(100, 5, 20)
-    shift = RNG.normal(2, 0.1, 20)
+    drawn = rng.normal(100, 5, 20)
+    shift = rng.normal(2, 0.1, 20)
     ours, theirs = (
         {
             "is": Score(value, 60, replicates=Replicates.from_groups(left, range(60))),
@@ -127,9 +127,9 @@ def test_values_of_whole_sets_are_compared_by_their_replicates(tmp_path: Path) -
     assert (parts["is"].value, parts["is"].ci95) == (2, None)
 
 
-def test_distances_of_two_runs_leave_out_the_same_prompts(tmp_path: Path) -> None:
-    base = RNG.integers(40, 216, (24, 16, 16, 3))
-    noise = RNG.normal(0, 1, base.shape)
+def test_distances_of_two_runs_leave_out_the_same_prompts(rng: Generator, tmp_path: Path) -> None:
+    base = rng.integers(40, 216, (24, 16, 16, 3))
+    noise = rng.normal(0, 1, base.shape)
     near, far, reference = (
         make_set(tmp_path / name, list(np.clip(base + scale * noise, 0, 255).astype(np.uint8)))
         for name, scale in (("near", 4), ("far", 30), ("base", 0))

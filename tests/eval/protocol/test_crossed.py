@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.random import Generator
 from scipy import stats
 
 from kvbench.eval.files.samples import SampleSetError
@@ -13,7 +14,6 @@ from kvbench.eval.protocol.intervals import Replicates, change_interval
 from kvbench.eval.protocol.scores import MetricSpec, Score
 from tests.support.image_sets import SCORED, run_folder
 
-RNG = np.random.default_rng(3)
 PSNR = {"psnr": MetricSpec("higher", "dB", digits=2)}
 RUNS = 5
 
@@ -22,13 +22,14 @@ def draw(
     sd_prompts: float, sd_runs: float, sd_rest: float, count: int, prompts: int = 40, runs: int = RUNS
 ) -> np.ndarray:
     """Tables [count, prompts, runs] of mean 0 with known standard deviations."""
+    rng = np.random.default_rng(3)
     shapes = ((count, prompts, 1), (count, 1, runs), (count, prompts, runs))
     parts = zip((sd_prompts, sd_runs, sd_rest), shapes, strict=True)
-    return sum(sd * RNG.normal(size=shape) for sd, shape in parts)
+    return sum(sd * rng.normal(size=shape) for sd, shape in parts)
 
 
 def test_interval_equals_variance_components_of_pairs_of_cells() -> None:
-    [table] = draw(3.0, 1.0, 0.5, 1, prompts=7)
+    [table] = draw(3.0, 3.0, 0.5, 1, prompts=7)
     rows, runs = table.shape
     corners = [
         (table[a, i] - table[b, i] - table[a, j] + table[b, j]) ** 2 / 4
@@ -77,8 +78,8 @@ def test_interval_of_two_runs_holds_and_is_not_several_times_too_wide(
     assert np.median([interval.high - interval.low for interval in found]) < 1.2 * known
 
 
-def test_equal_runs_have_the_error_of_clusters_and_no_spread() -> None:
-    values = RNG.normal(size=30)
+def test_equal_runs_have_the_error_of_clusters_and_no_spread(rng: Generator) -> None:
+    values = rng.normal(size=30)
     clusters = [i // 3 if i < 21 else i for i in range(30)]
     data = np.repeat(values[:, None], RUNS, 1)
     table = sum_clusters(data, clusters)
@@ -93,8 +94,8 @@ def test_equal_runs_have_the_error_of_clusters_and_no_spread() -> None:
     assert between == pytest.approx(0, abs=1e-6)
 
 
-def test_means_of_groups_weigh_groups_alike() -> None:
-    data = RNG.normal(size=(10, 2)) + np.array([[5.0]] * 2 + [[0.0]] * 8)
+def test_means_of_groups_weigh_groups_alike(rng: Generator) -> None:
+    data = rng.normal(size=(10, 2)) + np.array([[5.0]] * 2 + [[0.0]] * 8)
     table = sum_clusters(data, range(10), ["few"] * 2 + ["many"] * 8)
     assert table.mean(0) == pytest.approx((data[:2].mean(0) + data[2:].mean(0)) / 2)
     assert cross_interval(table)[0].se < cross_interval(sum_clusters(data, range(10)))[0].se
@@ -128,7 +129,7 @@ def test_a_metric_of_samples_and_its_replicates_have_one_interval(tmp_path: Path
 
 
 def test_a_difference_is_paired(tmp_path: Path) -> None:
-    [data] = draw(3.0, 0.3, 0.1, 1, prompts=SCORED)
+    [data] = draw(30.0, 0.3, 0.1, 1, prompts=SCORED)
     *folders, other = make_runs(tmp_path, data)
     for one in cross_runs(folders, other).values():
         paired = (data[:, :-1] - data[:, -1:]).reshape(-1, 2, RUNS - 1).mean(1)
@@ -137,8 +138,10 @@ def test_a_difference_is_paired(tmp_path: Path) -> None:
         assert one.mean.se < 0.5 * cross_runs(folders)["psnr"].mean.se
 
 
-def test_samples_without_a_number_and_metrics_of_some_runs_are_left_out(tmp_path: Path) -> None:
-    values = RNG.normal(size=SCORED)
+def test_samples_without_a_number_and_metrics_of_some_runs_are_left_out(
+    rng: Generator, tmp_path: Path
+) -> None:
+    values = rng.normal(size=SCORED)
     score = {"psnr": Score(1.0, SCORED)}
     holey = [float("inf"), *values[1:].tolist()]
     folders = [
@@ -162,8 +165,8 @@ def test_answers_that_all_agree_have_an_interval_of_positive_width(tmp_path: Pat
     assert change.interval == pytest.approx((own.low, own.high))
 
 
-def test_runs_of_other_samples_are_not_crossed(tmp_path: Path) -> None:
-    folders = make_runs(tmp_path, RNG.normal(size=(SCORED, 3)))
+def test_runs_of_other_samples_are_not_crossed(rng: Generator, tmp_path: Path) -> None:
+    folders = make_runs(tmp_path, rng.normal(size=(SCORED, 3)))
     path = folders[2] / "samples.jsonl"
     path.write_text(path.read_text().replace("prompt 7", "prompt 8"))
     with pytest.raises(SampleSetError, match="sample 14 is"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.random import Generator
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,7 +28,6 @@ from tests.support.marks import needs
 from tests.support.tiny import MODEL, tiny_clip
 
 pytestmark = needs("open_clip", "timm")
-RNG = np.random.default_rng(0)
 SMALL = "vit_tiny_kvbench"
 State = dict[str, Tensor]
 
@@ -37,9 +37,9 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> tuple[ImageSet, ImageSet]:
+def pair(rng: Generator, tmp_path: Path) -> tuple[ImageSet, ImageSet]:
     """Three pairs of images that are not square."""
-    pixels = RNG.integers(0, 256, (2, 3, 40, 54, 3)).astype(np.uint8)
+    pixels = rng.integers(0, 256, (2, 3, 40, 54, 3)).astype(np.uint8)
     return make_set(tmp_path / "ours", list(pixels[0])), make_set(tmp_path / "theirs", list(pixels[1]))
 
 
@@ -55,8 +55,8 @@ def slow_cmmd(a: np.ndarray, b: np.ndarray) -> float:
     return 1000 * (mean(a, a) + mean(b, b) - 2 * mean(a, b))
 
 
-def test_cmmd_follows_its_definition() -> None:
-    a, b = unit(RNG.normal(size=(9, 5))), unit(RNG.normal(1, 1, size=(7, 5)))
+def test_cmmd_follows_its_definition(rng: Generator) -> None:
+    a, b = unit(rng.normal(size=(9, 5))), unit(rng.normal(1, 1, size=(7, 5)))
     for other in (a, b):
         score = discrepancy_score(a, other, list("abcdefghi"), paired=False)
         assert score.value == pytest.approx(slow_cmmd(a, other), abs=1e-9)
@@ -64,8 +64,8 @@ def test_cmmd_follows_its_definition() -> None:
 
 
 @pytest.mark.parametrize("paired", [True, False])
-def test_the_jackknife_of_cmmd_leaves_samples_out(paired: bool) -> None:
-    a, b = unit(RNG.normal(size=(40, 5))), unit(RNG.normal(1, 1, size=(40, 5)))
+def test_the_jackknife_of_cmmd_leaves_samples_out(rng: Generator, paired: bool) -> None:
+    a, b = unit(rng.normal(size=(40, 5))), unit(rng.normal(1, 1, size=(40, 5)))
     prompts = [f"prompt {row // 2}" for row in range(40)]
     dealt = assign_groups(prompts)
     without = np.array([slow_cmmd(a[dealt != g], b[dealt != g] if paired else b) for g in range(20)])
