@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+Pixels = NDArray[np.uint8]
+"""An RGB image [H, W, 3], or several [N, H, W, 3]."""
+
 
 @contextlib.contextmanager
 def full_float32() -> Iterator[None]:
@@ -37,12 +40,12 @@ def normalise(pixels: Tensor, mean: Sequence[float], sd: Sequence[float]) -> Ten
     return (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(sd)[:, None, None]
 
 
-def stack_pictures(pixels: NDArray[np.uint8], transform: Callable[[Image.Image], Tensor]) -> Tensor:
+def stack_pictures(pixels: Pixels, transform: Callable[[Image.Image], Tensor]) -> Tensor:
     """Return the stacked transforms of images uint8 [N, H, W, 3]."""
     return torch.stack([transform(Image.fromarray(image)) for image in pixels])
 
 
-def to_unit(pixels: NDArray[np.uint8], device: str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
+def to_unit(pixels: Pixels, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
     """Return images uint8 [N, H, W, 3] as [N, 3, H, W] in [0, 1]."""
     return torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2).to(dtype) / 255
 

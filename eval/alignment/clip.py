@@ -3,20 +3,18 @@
 import contextlib
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.networks import full_float32, stack_pictures
+from kvbench.eval.networks import Pixels, full_float32, stack_pictures
 from kvbench.eval.protocol.scores import MetricSpec
 
 PACKAGES = ("open_clip", "torchvision")
@@ -160,23 +158,19 @@ class ClipScore(PromptScore):
     network: Weight = OPENAI_VIT_L_14
     name: ClassVar[str] = "clip_score"
     packages: ClassVar[tuple[str, ...]] = PACKAGES
+    spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=2)
 
     @property
     def protocol(self) -> str:
         """Name of the model."""
         return self.model
 
-    @property
-    def metrics(self) -> dict[str, MetricSpec]:
-        """Specification of the mean score."""
-        return {f"clip_score[{self.model}]": MetricSpec("higher", digits=2)}
-
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
         """Load the network."""
-        file, sha256 = replace(self.network, path=self.path).require()
+        [file], hashes = self.require()
         clip = Clip(self.model, file, device, quick_gelu=self.quick_gelu, scripted=self.network.pinned)
 
-        def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> Tensor:
+        def score(pixels: Pixels, prompts: Sequence[str]) -> Tensor:
             return (100 * cosines(clip, stack_pictures(pixels, clip.transform), prompts)).clamp(min=0)
 
-        return score, {self.network.file: sha256}
+        return score, hashes

@@ -1,17 +1,19 @@
 """DPG-Bench (Hu et al., arXiv:2403.05135): questions about an image that may depend on other questions."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
 from kvbench.eval.alignment.vqa import BlipVqa, Vqa
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import Snapshot, Weight, loading
-from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation, make_result, read_meta
+from kvbench.eval.files.weights import Weight, loading
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result, read_meta
 from kvbench.eval.protocol.intervals import split_groups
 from kvbench.eval.protocol.official import read_table
-from kvbench.eval.protocol.scores import MetricSpec, share_score
+from kvbench.eval.protocol.scores import MetricSpec, score_parts, share_score
 
 CATEGORIES = ("entity", "attribute", "relation", "global", "other")
 COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
@@ -55,16 +57,6 @@ def void_answers(questions: Sequence[Question], yes: Mapping[int, bool]) -> dict
     return counts
 
 
-def group_by_category(
-    judged: Sequence[tuple[str, Sequence[Question], Mapping[int, bool]]],
-) -> dict[str, tuple[list[float], list[str]]]:
-    """Return 100 or 0 for each question, and its item, by category; from (item, questions, counts) of each image."""
-    groups = split_groups(
-        (one.category, 100.0 * counts[one.number], item) for item, own, counts in judged for one in own
-    )
-    return {category: groups[category] for category in CATEGORIES if category in groups}
-
-
 def read_questions(path: Path, *, official: bool = False) -> dict[str, list[Question]]:
     """Return the questions of dpg_bench.csv by item; `official` leaves out the first one, as the authors' program does.
 
@@ -83,7 +75,7 @@ def read_questions(path: Path, *, official: bool = False) -> dict[str, list[Ques
 
 
 @dataclass(frozen=True)
-class Dpg(PartedEvaluator):
+class Dpg(Evaluator):
     """`dpg[<vqa>]`: 100 x mean over prompts of the mean over their images of the share of questions answered yes.
 
     Attributes:
@@ -104,17 +96,13 @@ class Dpg(PartedEvaluator):
     name: ClassVar[str] = "dpg"
     required_meta: ClassVar[str] = "item_id"
     meta_keys: ClassVar[tuple[str, ...]] = ("item_id",)
+    paths: ClassVar[Mapping[str, str]] = {"table": "questions"}
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=2)
     part_names: ClassVar[tuple[str, ...]] = CATEGORIES
 
-    @property
-    def weights(self) -> tuple[Weight | Snapshot, ...]:
-        """File of questions and files of the model."""
-        return (replace(self.table, path=self.questions), *self.vqa.weights)
-
     def list_references(self, run: Path) -> Mapping[str, Path | None]:
         """Return the file of questions."""
-        return {"questions": replace(self.table, path=self.questions).find()}
+        return {"questions": self.files[0].find()}
 
     @property
     def protocol(self) -> str:
@@ -124,14 +112,17 @@ class Dpg(PartedEvaluator):
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Answer every question about every image; the reference is not used."""
         items = dict(zip(images.indices, read_items(images), strict=True))
-        path, sha256 = replace(self.table, path=self.questions).require()
+        path, sha256 = self.files[0].require()
         questions = read_questions(path, official=self.official)
         if unknown := [item for item in items.values() if item not in questions]:
             raise ValueError(f"{path} has no questions about item {unknown[0]}")
         dropped = _find_incomplete(questions)
         with loading(self.vqa.weights):
             answer, hashes = self.vqa.load(device)
-        rows, raw, judged = [], [], []
+        rows = []
+        graded: dict[
+            object, list[tuple[str, float, str]]
+        ] = {}  # category and points of each question, and its item
         for [index] in images.batches(1, self.name):
             item = items[index]
             if item in dropped:
@@ -140,18 +131,18 @@ class Dpg(PartedEvaluator):
             answers = answer(images.image(index), [question.text for question in own])
             yes = {question.number: text == "yes" for question, text in zip(own, answers, strict=True)}
             counts = void_answers(own, yes)
-            raw.append((item, own, yes))
-            judged.append((item, own, counts))
+            picture, marks = (item, yes) if self.official else (index, counts)
+            graded[picture] = [(one.category, 100.0 * marks[one.number], item) for one in own]
             rows.append((index, item, 100 * sum(counts.values()) / len(counts), answers))
-        if not judged:
+        if not rows:
             raise SkipEvaluation("the official program drops every item of this run")
         names = ("index", "item_id", self.metric, "answers")
         columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-        means = _means(judged)
-        scores = {self.metric: share_score(means, whole=100)}
-        last = list({one[0]: one for one in raw}.values())
-        for category, (values, groups) in group_by_category(last if self.official else judged).items():
-            scores[f"{self.metric}/{category}"] = share_score(values, groups, whole=100)
+        points = split_groups((item, value, index) for index, item, value, _ in rows)
+        means = [sum(values) / len(values) for values, _ in points.values()]
+        average = partial(share_score, whole=100)
+        scores = {self.metric: average(means)}
+        scores |= score_parts(self.metric, CATEGORIES, chain.from_iterable(graded.values()), average)
         caveat = f"left out, as the official program does: {', '.join(sorted(dropped))}" if dropped else None
         return make_result(self, scores, columns, {path.name: sha256, **hashes}, caveat)
 
@@ -159,14 +150,6 @@ class Dpg(PartedEvaluator):
 def read_items(images: ImageSet) -> list[str]:
     """Return the item of each image."""
     return [str(item) for item in read_meta(images, "item_id", "DPG item", "(item_id): use prompts=dpg")]
-
-
-def _means(judged: Sequence[tuple[str, Sequence[Question], Mapping[int, bool]]]) -> list[float]:
-    """Return 100 x the mean share of valid answers over the images of each item."""
-    images: dict[str, list[float]] = {}
-    for item, _, counts in judged:
-        images.setdefault(item, []).append(100 * sum(counts.values()) / len(counts))
-    return [sum(values) / len(values) for values in images.values()]
 
 
 def _read_question(path: Path, line_number: int, line: Mapping[str, str]) -> Question:

@@ -1,7 +1,6 @@
 """DPG-Bench by its authors' program (mPLUG): export of images, import of its scores."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -14,9 +13,8 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.protocol.base import Result, make_result
 from kvbench.eval.protocol.official import Groups, OfficialProgram, check_names, group_images
-from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_parts
+from kvbench.eval.protocol.scores import MetricSpec, Score, share_score
 
-METRIC = "dpg[official]"
 MAX_IMAGES = 4
 """Number of images of an item that the program reads: it cuts one picture into quarters."""
 LINE = re.compile(r"(?P<path>.+\.png), (?P<scores>[0-9.e+-]+(?:, [0-9.e+-]+)+)")
@@ -49,9 +47,8 @@ class DpgOfficial(OfficialProgram):
     name: ClassVar[str] = "dpg"
     protocol: ClassVar[str] = "official"
     meta_keys: ClassVar[tuple[str, ...]] = ("item_id",)
-    metrics: ClassVar[Mapping[str, MetricSpec]] = with_parts(
-        METRIC, MetricSpec("higher", digits=2), CATEGORIES
-    )
+    spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=2)
+    part_names: ClassVar[tuple[str, ...]] = CATEGORIES
 
     def group(self, images: ImageSet) -> Groups:
         """Return the images of each item.
@@ -84,13 +81,13 @@ class DpgOfficial(OfficialProgram):
         columns: dict[str, list[object]] = {
             "index": [index for item in judged for index in groups[item]],
             "item_id": [item for item in judged for _ in groups[item]],
-            METRIC: [100 * score for scores in judged.values() for score in scores],
+            self.metric: [100 * score for scores in judged.values() for score in scores],
         }
         means = [100 * float(np.mean(scores)) for scores in judged.values()]
-        whole = {METRIC: share_score(means, whole=100)}
+        whole = {self.metric: share_score(means, whole=100)}
         for category in CATEGORIES:
             if category in categories:
-                whole[f"{METRIC}/{category}"] = Score(categories[category], len(judged))
+                whole[f"{self.metric}/{category}"] = Score(categories[category], len(judged))
         caveat = f"left out by the official program: {missing[0]}" if missing else None
         return make_result(self, whole, columns, {path.name: file_sha256(path)}, caveat)
 

@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.eval.alignment.judge import JudgeModel, VlmJudge
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.alignment.soft_tifa import Atom, Grade, Questions, SoftTifa
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.networks import Pixels
 from kvbench.eval.protocol.base import read_meta
 from kvbench.eval.protocol.scores import MetricSpec
 
@@ -68,7 +67,7 @@ class JudgedTifa(SoftTifa):
         """Load the judge."""
         judge = self.judge.load(device)
 
-        def grade(pixels: NDArray[np.uint8], atoms: Sequence[Atom]) -> list[float]:
+        def grade(pixels: Pixels, atoms: Sequence[Atom]) -> list[float]:
             rows = judge.predict(pixels, [WORD_QUESTION.format(question=atom.question) for atom in atoms])
             return [
                 self.rate(judge, row, list_spellings(atom)) for row, atom in zip(rows, atoms, strict=True)
@@ -128,6 +127,7 @@ class VqaScore(PromptScore):
     judge: VlmJudge = field(default_factory=VlmJudge)
     name: ClassVar[str] = "vqascore"
     revision: ClassVar[int] = 1
+    spec: ClassVar[MetricSpec] = MetricSpec("higher")
     question: ClassVar[str] = 'Does this figure show "{prompt}"? Please answer Yes or No.'
     spellings: ClassVar[tuple[str, ...]] = ("Yes",)
 
@@ -136,16 +136,11 @@ class VqaScore(PromptScore):
         """Name of the judge."""
         return self.judge.name
 
-    @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """Specification of the mean probability."""
-        return {f"vqascore[{self.protocol}]": MetricSpec("higher")}
-
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
         """Load the judge."""
         judge = self.judge.load(device)
 
-        def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> Tensor:
+        def score(pixels: Pixels, prompts: Sequence[str]) -> Tensor:
             tokens = [judge.first_token(text) for text in self.spellings]
             texts = [self.question.format(prompt=prompt) for prompt in prompts]
             rows = [judge.predict(image, [text])[0] for image, text in zip(pixels, texts, strict=True)]

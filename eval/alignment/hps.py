@@ -4,19 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.eval.alignment.clip import PACKAGES, Clip, cosines
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
-from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.networks import normalise
-from kvbench.eval.protocol.base import Result
-from kvbench.eval.protocol.scores import MetricSpec, mean_score, with_parts
+from kvbench.eval.networks import Pixels, normalise
+from kvbench.eval.protocol.scores import MetricSpec
 
 MODEL = "ViT-H-14"
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -25,7 +21,7 @@ STYLES = ("anime", "concept-art", "paintings", "photo")
 HPS_V2_1 = Weight.at("https://huggingface.co/xswu/HPSv2/resolve/main/HPS_v2.1_compressed.pt")
 
 
-def preprocess(image: NDArray[np.uint8], side: int, *, antialias: bool) -> Tensor:
+def preprocess(image: Pixels, side: int, *, antialias: bool) -> Tensor:
     """Return an image as the official program transforms it, float32 [3, side, side].
 
     The longer side is resized to `side` (bicubic, on float values) and the image is padded to a square. Unlike in
@@ -67,38 +63,24 @@ class Hps(PromptScore):
     name: ClassVar[str] = "hpsv2"
     protocol: ClassVar[str] = "v2.1"
     packages: ClassVar[tuple[str, ...]] = PACKAGES
-    meta_keys: ClassVar[tuple[str, ...]] = ("style",)
-    metrics: ClassVar[Mapping[str, MetricSpec]] = with_parts(
-        "hpsv2.1", MetricSpec("higher", digits=2), STYLES
-    )
+    metric: ClassVar[str] = "hpsv2.1"
+    part_key: ClassVar[str] = "style"
+    part_names: ClassVar[tuple[str, ...]] = STYLES
+    meta_keys: ClassVar[tuple[str, ...]] = (part_key,)
+    spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=2)
 
     @property
-    def weights(self) -> tuple[Weight, ...]:
-        """File of the network."""
+    def files(self) -> tuple[Weight, ...]:
+        """File of the network, with the required hash."""
         return (replace(self.network, path=self.path, sha256=self.sha256 or self.network.sha256),)
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
         """Load the network."""
-        [weight] = self.weights
-        file, sha256 = weight.require()
-        clip = Clip(self.model, file, device, quick_gelu=False, scripted=weight.pinned)
+        [file], hashes = self.require()
+        clip = Clip(self.model, file, device, quick_gelu=False, scripted=self.files[0].pinned)
 
-        def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> Tensor:
+        def score(pixels: Pixels, prompts: Sequence[str]) -> Tensor:
             pictures = [preprocess(image, clip.side, antialias=self.antialias) for image in pixels]
             return 100 * cosines(clip, torch.stack(pictures), prompts)
 
-        return score, {weight.file: sha256}
-
-    def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Score every image, and average over all images and over each style."""
-        result = super().run(samples, reference, device)
-        assert result.samples is not None
-        values = result.samples["hpsv2.1"]
-        styles = [str(samples.meta(index).get("style", "")) for index in samples.indices]
-        for style in STYLES:
-            rows = zip(values, samples.clusters, styles, strict=True)
-            if own := [(value, prompt) for value, prompt, one in rows if one == style]:
-                score = mean_score([value for value, _ in own], [prompt for _, prompt in own])
-                result.scores[f"hpsv2.1/{style}"] = score
-        result.samples = {"index": result.samples["index"], "style": styles, "hpsv2.1": values}
-        return result
+        return score, hashes

@@ -2,20 +2,18 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.core.files import read_text
 from kvbench.eval.alignment.clip import PACKAGES, read_head, read_state
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Snapshot
-from kvbench.eval.networks import full_float32, stack_pictures
+from kvbench.eval.networks import Pixels, full_float32, stack_pictures
 from kvbench.eval.protocol.scores import MetricSpec
 
 IMAGE_REWARD = Snapshot("THUDM/ImageReward", ("ImageReward.pt", "med_config.json"))
@@ -65,18 +63,15 @@ class ImageReward(PromptScore):
     tokenizer: Snapshot = BERT
     name: ClassVar[str] = "imagereward"
     protocol: ClassVar[str] = "v1.0"
+    metric: ClassVar[str] = "imagereward"
     packages: ClassVar[tuple[str, ...]] = ("transformers", *PACKAGES)
-    metrics: ClassVar[Mapping[str, MetricSpec]] = {"imagereward": MetricSpec("higher", digits=3)}
-
-    @property
-    def weights(self) -> tuple[Snapshot, ...]:
-        """Folders of the model and of the vocabulary."""
-        return replace(self.model, path=self.path), replace(self.tokenizer, path=self.tokenizer_path)
+    paths: ClassVar[Mapping[str, str]] = {"tokenizer": "tokenizer_path"}
+    spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
         """Load both networks and the vocabulary."""
-        (folder, hashes), (vocabulary, more) = (weight.require() for weight in self.weights)
-        return load_scorer(folder, vocabulary / "vocab.txt", device), hashes | more
+        [folder, vocabulary], hashes = self.require()
+        return load_scorer(folder, vocabulary / "vocab.txt", device), hashes
 
 
 def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:
@@ -99,7 +94,7 @@ def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:
     transform = open_clip.image_transform(vision.config.image_size, is_train=False)
 
     @torch.inference_mode()
-    def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> Tensor:
+    def score(pixels: Pixels, prompts: Sequence[str]) -> Tensor:
         pictures = stack_pictures(pixels, transform).to(device)
         tokens, attention = (tensor.to(device) for tensor in tokenize(prompts))
         with full_float32():

@@ -1,18 +1,16 @@
 """Vision-language model as a judge: probabilities of the first token of an answer about an image."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from kvbench.eval.files.weights import Snapshot, WeightError, file_sha256
-from kvbench.eval.networks import full_float32, load_pretrained
+from kvbench.eval.networks import Pixels, full_float32, load_pretrained
 from kvbench.eval.protocol.component import Component
 
 QWEN3_VL = Snapshot(
@@ -37,7 +35,7 @@ class JudgeModel:
         weights: hashes of the files used.
     """
 
-    predict: Callable[[NDArray[np.uint8], Sequence[str]], Tensor]
+    predict: Callable[[Pixels, Sequence[str]], Tensor]
     first_token: Callable[[str], int]
     decode: Callable[[int], str]
     weights: Mapping[str, str]
@@ -81,7 +79,7 @@ class VlmJudge(Component):
         """
         from transformers import AutoModelForImageTextToText, AutoProcessor
 
-        folder, _ = replace(self.model, path=self.path).require()
+        [folder], _ = self.require()
         if not list(folder.glob("*.safetensors")):
             raise WeightError(f"{folder} has no weights (*.safetensors). {self.model.how}")
         files = [path for path in sorted(folder.iterdir()) if path.suffix in FILE_SUFFIXES]
@@ -90,7 +88,7 @@ class VlmJudge(Component):
         network = load_pretrained(AutoModelForImageTextToText, folder, device, getattr(torch, self.dtype))
 
         @torch.inference_mode()
-        def predict(pixels: NDArray[np.uint8], texts: Sequence[str]) -> Tensor:
+        def predict(pixels: Pixels, texts: Sequence[str]) -> Tensor:
             image, rows = Image.fromarray(pixels), []
             for text in texts:
                 content = [{"type": "image", "image": image}, {"type": "text", "text": text}]

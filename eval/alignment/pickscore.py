@@ -1,19 +1,17 @@
 """PickScore, a CLIP network tuned to human choices (Kirstain et al., arXiv:2305.01569)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.eval.alignment.clip import PACKAGES
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Snapshot
-from kvbench.eval.networks import full_float32, load_pretrained, stack_pictures
+from kvbench.eval.networks import Pixels, full_float32, load_pretrained, stack_pictures
 from kvbench.eval.protocol.scores import MetricSpec
 
 ARCHITECTURE = "ViT-H-14"
@@ -35,12 +33,13 @@ class PickScore(PromptScore):
     model: Snapshot = PICKSCORE
     name: ClassVar[str] = "pickscore"
     protocol: ClassVar[str] = "v1"
+    metric: ClassVar[str] = "pickscore"
     packages: ClassVar[tuple[str, ...]] = ("transformers", *PACKAGES)
-    metrics: ClassVar[Mapping[str, MetricSpec]] = {"pickscore": MetricSpec("higher", digits=2)}
+    spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=2)
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
         """Load the network."""
-        folder, hashes = replace(self.model, path=self.path).require()
+        [folder], hashes = self.require()
         return load_scorer(folder, device), hashes
 
 
@@ -54,7 +53,7 @@ def load_scorer(folder: Path, device: str) -> Scorer:
     transform = open_clip.image_transform(network.config.vision_config.image_size, is_train=False)
 
     @torch.inference_mode()
-    def score(pixels: NDArray[np.uint8], texts: Sequence[str]) -> Tensor:
+    def score(pixels: Pixels, texts: Sequence[str]) -> Tensor:
         pictures = stack_pictures(pixels, transform).to(device)
         with full_float32():
             outputs = network(input_ids=tokenize(list(texts)).to(device), pixel_values=pictures)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import loading
-from kvbench.eval.protocol.base import PartedEvaluator, Result, make_result
-from kvbench.eval.protocol.intervals import Interval, bootstrap, split_groups
-from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score
+from kvbench.eval.networks import Pixels
+from kvbench.eval.protocol.base import Evaluator, Result, make_result
+from kvbench.eval.protocol.intervals import Interval, bootstrap
+from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score, score_parts
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Questions:
     atomicity: int
 
 
-Grade = Callable[[NDArray[np.uint8], Sequence[Atom]], Sequence[float]]
+Grade = Callable[[Pixels, Sequence[Atom]], Sequence[float]]
 """Function from an image uint8 [H, W, 3] and questions to the probabilities (0 to 1) of correct answers."""
 
 
-class SoftTifa(PartedEvaluator):
+class SoftTifa(Evaluator):
     """Base class of Soft-TIFA evaluators; a subclass reads the questions and implements `load`.
 
     `<name>[<judge>]` is 100 x the mean over images of the geometric mean of the probabilities of correct answers,
@@ -113,10 +113,8 @@ class SoftTifa(PartedEvaluator):
         for one, row, value, cluster in zip(questions, soft, whole, clusters, strict=True):
             graded.append((f"atoms-{one.atomicity}", value, cluster))
             graded += [(atom.skill, 100 * p, cluster) for atom, p in zip(one.atoms, row, strict=True)]
-        parts = split_groups(graded)
-        scores = {self.metric: _score(whole, clusters)}
-        scores |= {f"{self.metric}/{part}": _score(*parts[part]) for part in self.part_names if part in parts}
-        return {**scores, self.arithmetic: _score(means, clusters)}
+        parts = score_parts(self.metric, self.part_names, graded, _score)
+        return {self.metric: _score(whole, clusters), **parts, self.arithmetic: _score(means, clusters)}
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -4,6 +4,7 @@ import ast
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,10 +13,9 @@ from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
-from kvbench.eval.protocol.base import PartedEvaluator, Result, make_result, read_meta
-from kvbench.eval.protocol.intervals import split_groups
+from kvbench.eval.protocol.base import Result, make_result, read_meta
 from kvbench.eval.protocol.official import Groups, OfficialProgram, check_names, group_images, read_table
-from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, share_score
+from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, score_parts, share_score
 
 PER_PROMPT = 4
 DIMENSIONS = (
@@ -29,7 +29,7 @@ Points = Sequence[tuple[str, bool]]
 
 
 @dataclass(frozen=True)
-class UniGenBench(OfficialProgram, PartedEvaluator):
+class UniGenBench(OfficialProgram):
     """`unigenbench[<judge>]`: 100 x mean over dimensions of the share of test points that images pass.
 
     Attributes:
@@ -99,20 +99,15 @@ class UniGenBench(OfficialProgram, PartedEvaluator):
                 column = DIMENSIONS.index(dimension)
                 right[row, column] += passed
                 total[row, column] += 1
-        pairs = zip(judged, clusters, strict=True)
-        parts = split_groups(
-            (name, 100.0 * passed, cluster) for own, cluster in pairs for name, passed in own
-        )
 
         def mean_share(positions: NDArray[np.int64]) -> float:
             passed, count = right[positions].sum(0), total[positions].sum(0)
             return float(100 * (passed[count > 0] / count[count > 0]).mean())
 
-        scores = {self.metric: jackknife_score(mean_share, clusters)}
-        for dimension in DIMENSIONS:
-            if dimension in parts:
-                scores[f"{self.metric}/{dimension}"] = share_score(*parts[dimension], whole=100)
-        return scores
+        pairs = zip(judged, clusters, strict=True)
+        graded = ((name, 100.0 * passed, cluster) for own, cluster in pairs for name, passed in own)
+        parts = score_parts(self.metric, DIMENSIONS, graded, partial(share_score, whole=100))
+        return {self.metric: jackknife_score(mean_share, clusters), **parts}
 
 
 def read_answers(path: Path) -> tuple[dict[str, Points], list[str]]:

@@ -2,18 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kvbench.eval.files.weights import Snapshot
-from kvbench.eval.networks import full_float32, load_pretrained
+from kvbench.eval.networks import Pixels, full_float32, load_pretrained
 from kvbench.eval.protocol.component import Component
 
-Answer = Callable[[NDArray[np.uint8], Sequence[str]], list[str]]
+Answer = Callable[[Pixels, Sequence[str]], list[str]]
 """Function from an image uint8 [H, W, 3] and questions to their answers."""
 
 BLIP = Snapshot(
@@ -57,7 +55,7 @@ class BlipVqa(Vqa):
         """
         from transformers import AutoTokenizer, BlipForQuestionAnswering, BlipImageProcessor
 
-        folder, hashes = replace(self.model, path=self.path).require()
+        [folder], hashes = self.require()
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         processor = BlipImageProcessor.from_pretrained(folder, local_files_only=True)
         model = load_pretrained(BlipForQuestionAnswering, folder, device)
@@ -68,7 +66,7 @@ class BlipVqa(Vqa):
         begin = torch.full((1, 1), model.decoder_start_token_id, device=device)
 
         @torch.inference_mode()
-        def answer(pixels: NDArray[np.uint8], questions: Sequence[str]) -> list[str]:
+        def answer(pixels: Pixels, questions: Sequence[str]) -> list[str]:
             # Like model.generate, but the image is encoded once for all questions. Questions are not padded to a
             # batch because the decoder would read the padding.
             inputs = processor(pixels, return_tensors="pt", input_data_format="channels_last").to(device)

@@ -1,25 +1,24 @@
 """Base classes of metrics that compare two distributions of features."""
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.core.files import resolve_path
 from kvbench.eval.distribution.dataset import REFERENCE_BATCH, find_statistics, read_features
-from kvbench.eval.distribution.frechet import Features
+from kvbench.eval.distribution.frechet import Features, Positions
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import StoredFeatures
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import Result
-from kvbench.eval.protocol.scores import MetricSpec, Score
+from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
 from kvbench.eval.spaces.evaluator import SpaceEvaluator, finish, require_samples
 
 
 @dataclass(frozen=True)
 class Comparison(SpaceEvaluator):
-    """Base class of distances between two sets of features; a subclass implements `compare`.
+    """Base class of distances between two sets of features; a subclass implements `make_distance` or `compare`.
 
     Attributes:
         spec: specification of the distance.
@@ -33,25 +32,28 @@ class Comparison(SpaceEvaluator):
         return self.name.removesuffix("_real")
 
     @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """Specification of the distance, which is named after the space."""
-        space = self.space.paired if self.needs_reference else self.space.real
-        return {f"{self.stem}_{space}": self.spec}
+    def metric(self) -> str:
+        """Name of the distance, with the space."""
+        return f"{self.stem}_{self.space.paired if self.needs_reference else self.space.real}"
 
     @property
     def required(self) -> tuple[int, str]:
         """Smallest number of samples, and what requires it."""
         return 2, "a distance between distributions"
 
-    @abstractmethod
+    def make_distance(self, ours: Features, others: Any) -> Callable[[Positions], float]:
+        """Return a function from the positions of kept samples to the distance; arguments as in `compare`."""
+        raise NotImplementedError
+
     def compare(self, ours: Features, others: Any, clusters: list[str]) -> Sequence[Score]:
-        """Return the scores of a run, in the order of `metrics`.
+        """Return the scores of a run, in the order of `metrics`, by default the distance with a jackknife interval.
 
         Args:
             ours: features float32 [n, D] of the run.
             others: features float32 [m, D] of the reference run or of the dataset.
             clusters: prompt of each sample of the run.
         """
+        return [jackknife_score(self.make_distance(ours, others), clusters)]
 
     def caveat(self, ours: Features) -> str | None:
         """Return a remark about scores of a run with these features, or None."""
@@ -61,7 +63,7 @@ class Comparison(SpaceEvaluator):
         """Return the result for the run's features, `sides["images"]`, and `others`."""
         ours = sides["images"].arrays["features"]
         scores = self.compare(ours, others, samples.clusters)
-        return finish(self, dict(zip(self.metrics, scores, strict=True)), sides, self.caveat(ours))
+        return finish(self, dict(zip(self.metrics, scores, strict=True)), sides, caveat=self.caveat(ours))
 
 
 @dataclass(frozen=True)

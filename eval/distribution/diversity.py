@@ -64,9 +64,8 @@ class Diversity(SpaceEvaluator):
         scores = {name: mean_score(values, clusters) for name, values in columns.items()}
         over = len(samples) - len(groups) * self.per_prompt
         caveat = f"{over} images are left over from groups of {self.per_prompt}" if over else None
-        result = finish(self, scores, {"images": stored}, caveat)
-        result.samples = {"index": [samples.indices[group[0]] for group in groups], **columns}
-        return result
+        first = [samples.indices[group[0]] for group in groups]
+        return finish(self, scores, {"images": stored}, {"index": first, **columns}, caveat)
 
 
 def split(members: Sequence[int], size: int) -> list[list[int]]:
@@ -75,20 +74,16 @@ def split(members: Sequence[int], size: int) -> list[list[int]]:
     return [list(members[number * size : (number + 1) * size]) for number in range(whole)]
 
 
-def vendi_score(features: NDArray[np.floating], order: float = 1) -> float:
+def vendi_score(features: NDArray[np.floating]) -> float:
     """Return the effective number of different rows of [n, D], from 1 to n (arXiv:2210.02410, eq. 3).
 
-    `order` is q of the Renyi entropy of the eigenvalues of their cosines over n.
+    It is exp of the entropy of the eigenvalues of their cosines over n.
     """
     unit = _unit_rows(features)
     gram = unit @ unit.T if len(unit) <= unit.shape[1] else unit.T @ unit
     eigenvalues = np.linalg.eigvalsh(gram / len(unit))
     eigenvalues = eigenvalues[eigenvalues > MIN_EIGENVALUE]
-    if order == 1:
-        return float(np.exp(-(eigenvalues * np.log(eigenvalues)).sum()))
-    if np.isinf(order):
-        return float(1 / eigenvalues.max())
-    return float((eigenvalues**order).sum() ** (1 / (1 - order)))
+    return float(np.exp(-(eigenvalues * np.log(eigenvalues)).sum()))
 
 
 def mean_distance(features: NDArray[np.floating]) -> float:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Features = NDArray[np.float32] | NDArray[np.float64]
+Positions = NDArray[np.int64]
 
 
 def frechet_distance(first: Features, second: Features) -> float:
@@ -41,7 +42,8 @@ def frechet_to(mean: Tensor, covariance: Tensor) -> Callable[[Features], float]:
         mean: float64 [D].
         covariance: float64 [D, D].
     """
-    root, variance = _square_root(covariance), covariance.trace()
+    values, vectors = torch.linalg.eigh(covariance)
+    root, variance = (vectors * values.clamp(min=0).sqrt()) @ vectors.T, covariance.trace()
 
     def distance(features: Features) -> float:
         [data] = check_features(features)
@@ -69,11 +71,12 @@ def moments(features: Features) -> tuple[Tensor, Tensor]:
     return data.mean(0), centred.T @ centred / (len(data) - 1)
 
 
-def check_features(*sets: Features, min_samples: int = 2) -> list[Tensor]:
+def check_features(*sets: Features, min_samples: int = 2, paired: bool = False) -> list[Tensor]:
     """Check sets of features [n, D] and return them as float64 tensors.
 
     Raises:
-        ValueError: fewer than `min_samples` samples, unequal dimensions, or features that are not finite.
+        ValueError: fewer than `min_samples` samples, unequal dimensions, features that are not finite, or `paired` sets
+            of unequal size.
     """
     for features in sets:
         if features.ndim != 2 or len(features) < min_samples:
@@ -83,9 +86,6 @@ def check_features(*sets: Features, min_samples: int = 2) -> list[Tensor]:
             raise ValueError(f"features of sample {row} are not finite")
     if len({features.shape[1] for features in sets}) > 1:
         raise ValueError(f"features have {' and '.join(str(f.shape[1]) for f in sets)} dimensions")
+    if paired and len({len(features) for features in sets}) > 1:
+        raise ValueError(f"paired sets have {' and '.join(str(len(f)) for f in sets)} samples")
     return [torch.from_numpy(np.asarray(features, np.float64)) for features in sets]
-
-
-def _square_root(covariance: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(covariance)
-    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T

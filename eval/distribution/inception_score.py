@@ -1,6 +1,5 @@
 """Inception Score (Salimans et al., arXiv:1606.03498), in float64."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -37,7 +36,8 @@ class InceptionScore(SpaceEvaluator):
     seed: int = SEED
     name: ClassVar[str] = "inception_score"
     revision: ClassVar[int] = 1
-    metrics: ClassVar[Mapping[str, MetricSpec]] = {"is": MetricSpec("higher", digits=2)}
+    metric: ClassVar[str] = "is"
+    spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=2)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Compute logits of the images, then the score."""
@@ -50,8 +50,8 @@ class InceptionScore(SpaceEvaluator):
             kept = logits[order[np.isin(order, positions)]]
             return average_chunks(inception_score(kept, self.chunk), len(kept), self.chunk)
 
-        scores = {"is": jackknife_score(score, images.clusters)}
-        return finish(self, scores, {"images": ours}, describe_few_samples(len(logits)))
+        scores = {self.metric: jackknife_score(score, images.clusters)}
+        return finish(self, scores, {"images": ours}, caveat=describe_few_samples(len(logits)))
 
 
 def average_chunks(scores: NDArray[np.float64], count: int, chunk: int) -> float:

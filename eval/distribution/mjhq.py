@@ -12,7 +12,7 @@ from kvbench.eval.distribution.frechet import frechet_distance, frechet_to, mome
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation
+from kvbench.eval.protocol.base import Result, SkipEvaluation
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
 from kvbench.eval.spaces.evaluator import SpaceEvaluator, finish, require_samples
 
@@ -28,7 +28,7 @@ REMEDY = (
 
 
 @dataclass(frozen=True)
-class FidMjhq(PartedEvaluator, SpaceEvaluator):
+class FidMjhq(SpaceEvaluator):
     """`fid_mjhq_clean`: Frechet distance of the run to the real images of its categories, and for each category.
 
     All real images of a category are used, so a run on part of the prompts has a smaller n than published numbers.
@@ -83,7 +83,7 @@ class FidMjhq(PartedEvaluator, SpaceEvaluator):
                 scores[f"{self.metric}/{kind}"] = Score(frechet_distance(own, real[kind]), len(own))
         count = sum(map(len, real.values()))
         caveat = f"{len(features)} samples against {count} real images" if len(features) != count else None
-        return finish(self, scores, {"images": ours}, caveat)
+        return finish(self, scores, {"images": ours}, caveat=caveat)
 
     def _find(self) -> Path | None:
         places = Weight(FOLDER, path=self.folder).candidates

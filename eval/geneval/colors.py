@@ -1,7 +1,7 @@
 """GenEval's colour classifier: the colour word, one of ten, with the largest CLIP similarity to a masked object."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from kvbench.eval.alignment.clip import OPENAI_VIT_L_14, PACKAGES, Clip
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import ColorOf, Instance
+from kvbench.eval.networks import Pixels
 from kvbench.eval.protocol.component import Component
 
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
@@ -24,7 +25,7 @@ TEMPLATES = (
 )
 BACKGROUND = (0x99, 0x99, 0x99)
 
-Colors = Callable[[NDArray[np.uint8]], ColorOf]
+Colors = Callable[[Pixels], ColorOf]
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ class ClipColors(Component):
 
     def load(self, device: str) -> tuple[Colors, Mapping[str, str]]:
         """Load the network; return a function that makes an image's colour classifier, and the hash of the file."""
-        file, sha256 = replace(self.network, path=self.path).require()
+        [file], hashes = self.require()
         clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
         vectors: dict[str, Tensor] = {}
 
-        def make_classifier(pixels: NDArray[np.uint8]) -> ColorOf:
+        def make_classifier(pixels: Pixels) -> ColorOf:
             def classify(instances: Sequence[Instance], label: str) -> list[str | None]:
                 if label not in vectors:
                     vectors[label] = color_vectors(clip, label)
@@ -67,7 +68,7 @@ class ClipColors(Component):
 
             return classify
 
-        return make_classifier, {self.network.file: sha256}
+        return make_classifier, hashes
 
 
 def color_vectors(clip: Clip, label: str) -> Tensor:
@@ -76,7 +77,7 @@ def color_vectors(clip: Clip, label: str) -> Tensor:
     return F.normalize(clip.texts(sentences).unflatten(0, (len(COLORS), len(TEMPLATES))).mean(1), dim=-1)
 
 
-def cut_out(pixels: NDArray[np.uint8], instance: Instance) -> Image.Image:
+def cut_out(pixels: Pixels, instance: Instance) -> Image.Image:
     """Return the part of an image inside an object's box, grey outside its mask; a TypeError without a mask."""
     if not isinstance(instance, MaskedInstance):
         raise TypeError(f"colours need masks, and {type(instance).__name__} has none")

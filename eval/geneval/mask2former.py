@@ -5,7 +5,7 @@ all for counting, so the metrics have different names.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from kvbench.eval.alignment.clip import PACKAGES
 from kvbench.eval.files.weights import Snapshot
 from kvbench.eval.geneval.colors import ClipColors, MaskedInstance
 from kvbench.eval.geneval.score import DetectorModel, LoadedDetector
-from kvbench.eval.networks import full_float32, load_pretrained
+from kvbench.eval.networks import Pixels, full_float32, load_pretrained
 
 MASK2FORMER = Snapshot(
     "facebook/mask2former-swin-small-coco-instance",
@@ -82,7 +82,7 @@ class Mask2Former(DetectorModel):
         """
         from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessor
 
-        folder, hashes = replace(self.model, path=self.path).require()
+        [folder], hashes = self.require()
         network = load_pretrained(Mask2FormerForUniversalSegmentation, folder, device)
         _check_classes({int(number): str(name) for number, name in (network.config.id2label or {}).items()})
         # Sizes of the official detector; the settings in the folder resize to 384 x 384.
@@ -90,7 +90,7 @@ class Mask2Former(DetectorModel):
         processor = Mask2FormerImageProcessor(size=size, size_divisor=DIVISOR)
 
         @torch.inference_mode()
-        def detect(pixels: NDArray[np.uint8]) -> list[MaskedInstance]:
+        def detect(pixels: Pixels) -> list[MaskedInstance]:
             inputs = processor(pixels, return_tensors="pt", input_data_format="channels_last").to(device)
             with full_float32():
                 outputs = network(**inputs)

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import loading
 from kvbench.eval.geneval.rules import OFFICIAL, TASKS, ColorOf, Detector, Line, Thresholds, judge_image
-from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation, make_result, read_meta
+from kvbench.eval.networks import Pixels
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result, read_meta
 from kvbench.eval.protocol.component import Component
 from kvbench.eval.protocol.intervals import combine_strata, share_interval, split_groups
-from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_interval
+from kvbench.eval.protocol.scores import MetricSpec, Score, score_parts, share_score, with_interval
 
 TAG = "tag"
 """Key of the task in a prompt's line, and column of the samples."""
@@ -36,7 +36,7 @@ class LoadedDetector:
     """
 
     detect: Detector
-    colors: Callable[[NDArray[np.uint8]], ColorOf] | None = None
+    colors: Callable[[Pixels], ColorOf] | None = None
     weights: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -57,23 +57,23 @@ def summarise_verdicts(
 
     Images of one prompt are a cluster. Tasks are strata: their intervals give the interval of the overall score.
     """
-    groups = split_groups(zip(tags, map(float, correct), prompts, strict=True))
-    strata = {task: groups[task] for task in TASKS if task in groups}
-    scores = {f"{name}/{task}": share_score(values, group) for task, (values, group) in strata.items()}
-    means = [float(np.mean(values)) for values, _ in strata.values()]
-    interval = combine_strata(means, [share_interval(*stratum) for stratum in strata.values()])
+    graded = list(zip(tags, map(float, correct), prompts, strict=True))
+    groups = split_groups(graded)
+    strata = [groups[task] for task in TASKS if task in groups]
+    means = [float(np.mean(values)) for values, _ in strata]
+    interval = combine_strata(means, [share_interval(*stratum) for stratum in strata])
     solved: dict[str, float] = {}
     for prompt, right in zip(prompts, correct, strict=True):
         solved[prompt] = max(solved.get(prompt, 0.0), float(right))
     return {
         name: with_interval(Score(float(np.mean(means)), len(correct)), interval),
-        **scores,
+        **score_parts(name, TASKS, graded, share_score),
         f"{name}/correct_prompts": share_score(list(solved.values())),
     }
 
 
 @dataclass(frozen=True)
-class GenEvalMetrics(PartedEvaluator):
+class GenEvalMetrics(Evaluator):
     """Base class of GenEval's evaluators."""
 
     name: ClassVar[str] = "geneval"

@@ -5,18 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import loading
-from kvbench.eval.networks import full_float32
+from kvbench.eval.networks import Pixels, full_float32
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import mean_score
 
-Measure = Callable[[NDArray[np.uint8], NDArray[np.uint8]], Sequence[torch.Tensor]]
+Measure = Callable[[Pixels, Pixels], Sequence[torch.Tensor]]
 """Function from two batches of images uint8 [N, H, W, 3] to the values [N] of each metric."""
 
 

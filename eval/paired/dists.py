@@ -52,7 +52,8 @@ class Dists(PairedScore):
     revision: ClassVar[int] = 1
     protocol: ClassVar[str] = "vgg16"
     packages: ClassVar[tuple[str, ...]] = ("torchmetrics", "torchvision")
-    metrics: ClassVar[Mapping[str, MetricSpec]] = {"dists": MetricSpec("lower")}
+    metric: ClassVar[str] = name
+    spec: ClassVar[MetricSpec] = MetricSpec("lower")
 
     @property
     def weights(self) -> tuple[Weight, ...]:

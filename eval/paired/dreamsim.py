@@ -1,6 +1,5 @@
 """DreamSim (Fu et al., arXiv:2306.09344), a distance between pairs of images in the space of its embeddings."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,8 +11,6 @@ from kvbench.eval.protocol.scores import MetricSpec, mean_score
 from kvbench.eval.spaces.base import Space
 from kvbench.eval.spaces.dreamsim import DreamSimEmbeddings
 from kvbench.eval.spaces.evaluator import SpaceEvaluator, finish
-
-METRIC = "dreamsim[ensemble]"
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class DreamSim(SpaceEvaluator):
     name: ClassVar[str] = "dreamsim"
     protocol: ClassVar[str] = "ensemble"
     needs_reference: ClassVar[bool] = True
-    metrics: ClassVar[Mapping[str, MetricSpec]] = {METRIC: MetricSpec("lower")}
+    spec: ClassVar[MetricSpec] = MetricSpec("lower")
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Measure every pair, and average over pairs."""
@@ -37,6 +34,5 @@ class DreamSim(SpaceEvaluator):
         first, second = (side.arrays["features"].astype(np.float64) for side in sides.values())
         # For unit vectors half the squared distance is 1 - cosine, and exactly 0 for equal vectors.
         values = (np.square(first - second).sum(1) / 2).tolist()
-        result = finish(self, {METRIC: mean_score(values, samples.clusters)}, sides)
-        result.samples = {"index": samples.indices, METRIC: values}
-        return result
+        columns = {"index": samples.indices, self.metric: values}
+        return finish(self, {self.metric: mean_score(values, samples.clusters)}, sides, columns)

@@ -35,7 +35,8 @@ class Lpips(PairedScore):
     name: ClassVar[str] = "lpips"
     protocol: ClassVar[str] = "alex"
     packages: ClassVar[tuple[str, ...]] = ("lpips", "torchvision")
-    metrics: ClassVar[Mapping[str, MetricSpec]] = {"lpips": MetricSpec("lower")}
+    metric: ClassVar[str] = name
+    spec: ClassVar[MetricSpec] = MetricSpec("lower")
 
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
         """Load the network."""

@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from kvbench.eval.networks import to_unit
+from kvbench.eval.networks import Pixels, to_unit
 from kvbench.eval.paired.base import Measure, PairedScore
 from kvbench.eval.protocol.scores import MetricSpec
 
@@ -35,14 +33,15 @@ class MsSsim(PairedScore):
     protocol: ClassVar[str] = "gaussian11x5"
     packages: ClassVar[tuple[str, ...]] = ("torchmetrics",)
     min_side: ClassVar[tuple[int, str]] = (MIN_SIDE, "five scales")
-    metrics: ClassVar[Mapping[str, MetricSpec]] = {"ms_ssim": MetricSpec("higher")}
+    metric: ClassVar[str] = name
+    spec: ClassVar[MetricSpec] = MetricSpec("higher")
 
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
         """Return the similarity function, which needs no files."""
         return lambda ours, theirs: [ms_ssim(ours, theirs, device, double=self.double)], {}
 
 
-def ms_ssim(ours: NDArray[np.uint8], theirs: NDArray[np.uint8], device: str, *, double: bool) -> Tensor:
+def ms_ssim(ours: Pixels, theirs: Pixels, device: str, *, double: bool) -> Tensor:
     """Return the similarity [N] of images uint8 [N, H, W, 3]; a ValueError if they are too small for five scales."""
     from torchmetrics.functional.image import multiscale_structural_similarity_index_measure as measure
 

@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.eval.networks import to_unit
+from kvbench.eval.networks import Pixels, to_unit
 from kvbench.eval.paired.base import Measure, PairedScore
 from kvbench.eval.protocol.scores import MetricSpec
 
@@ -47,7 +45,7 @@ class Ssim(PairedScore):
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
         """Return a function that averages the similarity map of each pair in both ways."""
 
-        def measure(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> list[torch.Tensor]:
+        def measure(ours: Pixels, theirs: Pixels) -> list[torch.Tensor]:
             similarity = ssim_map(ours, theirs, device, double=self.double)
             return [
                 maps.mean((1, 2, 3)) for maps in (similarity[..., BORDER:-BORDER, BORDER:-BORDER], similarity)
@@ -56,9 +54,7 @@ class Ssim(PairedScore):
         return measure, {}
 
 
-def ssim_map(
-    ours: NDArray[np.uint8], theirs: NDArray[np.uint8], device: str, *, double: bool
-) -> torch.Tensor:
+def ssim_map(ours: Pixels, theirs: Pixels, device: str, *, double: bool) -> torch.Tensor:
     """Return the similarity [N, 3, H, W] of images uint8 [N, H, W, 3] at every position, padded by reflection.
 
     Raises:

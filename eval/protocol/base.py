@@ -110,6 +110,8 @@ class Evaluator(Component, ABC):
         name: name of the result.
         needs_reference: whether samples are compared with a reference set, one by one.
         reads: kind of the samples, `images` or `texts`.
+        spec: specification of the metric `metric`; not needed by a subclass with `metrics` of its own.
+        part_names: names of the metric's parts, `<metric>/<part>`.
         required_meta: metadata key that every prompt needs; None if no key is needed.
         revision: increased when the same settings give other scores than before, so that old scores are not reused.
         meta_keys: metadata keys that scores depend on; None counts all metadata, so that no change is missed.
@@ -119,6 +121,8 @@ class Evaluator(Component, ABC):
     revision: ClassVar[int] = 0
     needs_reference: ClassVar[bool] = False
     reads: ClassVar[str] = ImageSet.kind
+    spec: ClassVar[MetricSpec]
+    part_names: ClassVar[tuple[str, ...]] = ()
     required_meta: ClassVar[str | None] = None
     meta_keys: ClassVar[tuple[str, ...] | None] = None
 
@@ -128,9 +132,14 @@ class Evaluator(Component, ABC):
         """Definition of the metric."""
 
     @property
-    @abstractmethod
+    def metric(self) -> str:
+        """Name of the metric, by default `<name>[<protocol>]`."""
+        return f"{self.name}[{self.protocol}]"
+
+    @property
     def metrics(self) -> Mapping[str, MetricSpec]:
-        """Specifications of all metrics that it may return, by name."""
+        """Specifications of all metrics that it may return, by name: by default the metric and its parts."""
+        return with_parts(self.metric, self.spec, self.part_names)
 
     def adapt(self, samples: Any) -> "Evaluator":
         """Return the evaluator for these samples, with other metric names if the samples require them."""
@@ -155,23 +164,6 @@ class Evaluator(Component, ABC):
     @abstractmethod
     def run(self, samples: Any, reference: Any, device: str) -> Result:
         """Score an `ImageSet` or `TextSet`, as `reads` says. An exception gives a failed result."""
-
-
-class PartedEvaluator(Evaluator):
-    """Base class of evaluators with one metric and its parts, specified by `spec` and named by `part_names`."""
-
-    spec: ClassVar[MetricSpec]
-    part_names: ClassVar[tuple[str, ...]]
-
-    @property
-    def metric(self) -> str:
-        """Name of the metric, `<name>[<protocol>]`."""
-        return f"{self.name}[{self.protocol}]"
-
-    @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """Specifications of the metric and of its parts, `<metric>/<part>`."""
-        return with_parts(self.metric, self.spec, self.part_names)
 
 
 def evaluate(

@@ -1,7 +1,9 @@
 """Base class of evaluators, feature spaces and models, which need packages and weight files."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from kvbench.eval.files.weights import Snapshot, Weight
 
@@ -15,9 +17,14 @@ def setting(default: int, minimum: int) -> Any:
 class Component:
     """Base class of frozen dataclasses whose fields are settings, files (`Weight`, `Snapshot`) and components.
 
+    Attributes:
+        paths: name of the setting with a file's path, by the field of the file; `path` for others.
+
     Raises:
         ValueError: a field declared with `setting` is below its minimum.
     """
+
+    paths: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -36,11 +43,29 @@ class Component:
         return tuple(package for part in self.parts for package in part.packages)
 
     @property
-    def weights(self) -> tuple[Weight | Snapshot, ...]:
-        """Required files and folders; by default its own at `path`, then the files of the parts."""
-        own = [value for value in vars(self).values() if isinstance(value, Weight | Snapshot)]
-        path = getattr(self, "path", None)
-        return (
-            *(replace(one, path=path) for one in own),
-            *(file for part in self.parts for file in part.weights),
+    def files(self) -> tuple[Weight | Snapshot, ...]:
+        """Own files and folders, at the configured paths."""
+        return tuple(
+            replace(value, path=getattr(self, self.paths.get(name, "path"), None))
+            for name, value in vars(self).items()
+            if isinstance(value, Weight | Snapshot)
         )
+
+    @property
+    def weights(self) -> tuple[Weight | Snapshot, ...]:
+        """Required files and folders: its own, then those of the parts."""
+        return (*self.files, *(file for part in self.parts for file in part.weights))
+
+    def require(self) -> tuple[list[Path], dict[str, str]]:
+        """Return the paths of its own files and folders, and the hashes of all files by name.
+
+        Raises:
+            WeightError: a file is missing or has another hash.
+        """
+        paths: list[Path] = []
+        hashes: dict[str, str] = {}
+        for one in self.files:
+            path, found = one.require()
+            paths.append(path)
+            hashes |= {one.file: found} if isinstance(found, str) else found
+        return paths, hashes

@@ -1,6 +1,6 @@
 """Metric specifications, scores with intervals, and entries of results.json, which combine both."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Literal
@@ -8,7 +8,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.eval.protocol.intervals import Interval, Replicates, bootstrap, jackknife, share_interval
+from kvbench.eval.protocol.intervals import (
+    Cluster,
+    Interval,
+    Replicates,
+    bootstrap,
+    jackknife,
+    share_interval,
+    split_groups,
+)
 from kvbench.eval.protocol.records import read_fields, strict
 
 Better = Literal["higher", "lower"]
@@ -129,6 +137,17 @@ def share_score(
 ) -> Score:
     """Return the mean of correct (`whole`) and wrong (0) samples, or shares in between; see `share_interval`."""
     return mean_score(values, clusters, partial(share_interval, whole=whole))
+
+
+def score_parts(
+    metric: str,
+    names: Collection[str],
+    samples: Iterable[tuple[str, float, Cluster]],
+    average: Callable[[Sequence[float], Sequence[Cluster]], Score],
+) -> dict[str, Score]:
+    """Return the score of each part that has samples, `<metric>/<name>`, from part, value and cluster of samples."""
+    parts = split_groups(samples)
+    return {f"{metric}/{name}": average(*parts[name]) for name in names if name in parts}
 
 
 def jackknife_score(statistic: Callable[[NDArray[np.int64]], float], clusters: Sequence[Hashable]) -> Score:

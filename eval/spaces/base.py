@@ -9,18 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, StoredFeatures, load_features
 from kvbench.eval.files.weights import Weight, loading
-from kvbench.eval.networks import full_float32
+from kvbench.eval.networks import Pixels, full_float32
 from kvbench.eval.protocol.component import Component, setting
 
-Network = Callable[[NDArray[np.uint8]], Mapping[str, Tensor]]
+Network = Callable[[Pixels], Mapping[str, Tensor]]
 """Returns `features` float32 [N, D] of images uint8 [N, H, W, 3], and any other outputs of the network."""
 
 

@@ -4,16 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from kvbench.eval.alignment.clip import PACKAGES, Clip
 from kvbench.eval.alignment.hps import MEAN, STD
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.networks import resize_normalised
+from kvbench.eval.networks import Pixels, resize_normalised
 from kvbench.eval.spaces.base import Network, Space
 
 OPENAI_VIT_L_14_336 = Weight.at(
@@ -47,7 +45,7 @@ class ClipImages(Space):
         }
 
 
-def crop_square(image: NDArray[np.uint8], side: int) -> Tensor:
+def crop_square(image: Pixels, side: int) -> Tensor:
     """Return the middle square of uint8 [H, W, 3], resized and normalised as CLIP wants it: float32 [3, side, side]."""
     height, width = image.shape[:2]
     shorter = min(height, width)

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
-from kvbench.eval.networks import resize_normalised
+from kvbench.eval.networks import Pixels, resize_normalised
 from kvbench.eval.spaces.base import Network, Space
 
 VIT_L_14 = Weight.at(
@@ -50,7 +48,7 @@ class Dinov2(Space):
         """Load the network, which returns 1024 features."""
         network = load_dinov2(self.model, file).to(device)
 
-        def find_features(stack: NDArray[np.uint8]) -> Mapping[str, Tensor]:
+        def find_features(stack: Pixels) -> Mapping[str, Tensor]:
             pixels = [resize_normalised(Image.fromarray(image), SIDE, MEAN, SD) for image in stack]
             return {"features": network(torch.stack(pixels).to(device))}
 

@@ -5,14 +5,12 @@ import json
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load as read_tensors
 from torch import Tensor, nn
@@ -23,7 +21,7 @@ from kvbench.eval.alignment.hps import STD as CLIP_SD
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import StoredFeatures, load_features
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
-from kvbench.eval.networks import resize_normalised
+from kvbench.eval.networks import Pixels, resize_normalised
 from kvbench.eval.spaces.base import Network, Space
 from kvbench.eval.spaces.dinov2 import MEAN, SD
 
@@ -92,26 +90,22 @@ class DreamSimEmbeddings(Space):
     name: ClassVar[str] = "dreamsim"
     distance: ClassVar[str] = "fd"
     packages: ClassVar[tuple[str, ...]] = ("timm",)
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The authors' archive and DINO's file."""
-        return self.weight, replace(self.trunk, path=self.trunk_path)
+    paths: ClassVar[Mapping[str, str]] = {"trunk": "trunk_path"}
 
     def features(self, source: ImageSet, device: str) -> StoredFeatures:
         """Return embeddings float32 [n, 1792], from the store if possible, under the hash of both files."""
-        (file, own), (_, other) = (weight.require() for weight in self.weights)
-        sha256 = hash_content(own, other)
+        [file, _], hashes = self.require()
+        sha256 = hash_content(*hashes.values())
         return load_features(
             source.digest, self.name, sha256, source.indices, lambda: self.compute(source, file, device)
         )
 
     def load(self, file: Path, device: str) -> Network:
         """Load the networks."""
-        trunk, _ = self.weights[1].require()
+        [_, trunk], _ = self.require()
         networks = [one.to(device) for one in load_branches(file, trunk, self.heads)]
 
-        def embed(stack: NDArray[np.uint8]) -> Mapping[str, Tensor]:
+        def embed(stack: Pixels) -> Mapping[str, Tensor]:
             pictures = [Image.fromarray(image) for image in stack]
             parts = []
             for branch, network in zip(BRANCHES, networks, strict=True):

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.networks import resize_normalised, stack_pictures
+from kvbench.eval.networks import Pixels, resize_normalised, stack_pictures
 from kvbench.eval.spaces.base import Network, Space
 
 LITE0 = Weight(
@@ -48,7 +46,7 @@ class EfficientNetLite0(Space):
         """Load the network, which returns 1280 features."""
         network = load_efficientnet(self.model, file).to(device)
 
-        def find_features(stack: NDArray[np.uint8]) -> Mapping[str, Tensor]:
+        def find_features(stack: Pixels) -> Mapping[str, Tensor]:
             pixels = stack_pictures(stack, lambda image: resize_normalised(image, SIDE, MEAN, SD))
             return {"features": network(pixels.to(device))}
 

@@ -1,6 +1,6 @@
 """Base class and results of evaluators that work on the features of a space."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -42,11 +42,12 @@ def finish(
     evaluator: Evaluator,
     scores: dict[str, Score],
     sides: Mapping[str, StoredFeatures],
+    samples: Mapping[str, Sequence[object]] | None = None,
     caveat: str | None = None,
 ) -> Result:
-    """Return a result whose provenance says for each side whether features were computed or reused."""
+    """Return a result as `make_result` whose provenance says whether features of each side were computed or reused."""
     hashes = {file.name: sha256 for file, sha256 in (weight.require() for weight in evaluator.weights)}
-    result = make_result(evaluator, scores, weights=hashes, caveat=caveat)
+    result = make_result(evaluator, scores, samples, hashes, caveat)
     result.provenance["features"] = provenance(sides)
     return result
 

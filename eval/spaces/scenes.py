@@ -3,7 +3,7 @@
 It replaces Inception and AlexNet. Its scores (`fid_scenes`, `lpips_scenes`) are not comparable with FID or LPIPS.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -178,14 +178,14 @@ class LpipsScenes(Evaluator):
     protocol: ClassVar[str] = "unit"
     needs_reference: ClassVar[bool] = True
     meta_keys: ClassVar[tuple[str, ...]] = ()
-    metrics: ClassVar[Mapping[str, MetricSpec]] = {"lpips_scenes": MetricSpec("lower")}
+    metric: ClassVar[str] = name
+    spec: ClassVar[MetricSpec] = MetricSpec("lower")
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Measure the distance of each image to its reference."""
         assert reference is not None
         both = self.space.together(images, reference, device)
         values = both.arrays["distance"].tolist()
-        score = mean_score(values, images.clusters)
-        result = finish(self, {"lpips_scenes": score}, {"images": both, "reference": both})
-        result.samples = {"index": list(images.indices), "lpips_scenes": values}
-        return result
+        scores = {self.metric: mean_score(values, images.clusters)}
+        columns = {"index": images.indices, self.metric: values}
+        return finish(self, scores, {"images": both, "reference": both}, columns)

@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -30,15 +30,15 @@ class Answers(Evaluator):
 
     name: ClassVar[str]
     protocol: ClassVar[str]
-    better: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
+    spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
     reads: ClassVar[str] = TextSet.kind
     required_meta: ClassVar[str] = ANSWER
     meta_keys: ClassVar[tuple[str, ...]] = (ANSWER,)
 
     @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """Specification of the share or its change, named like the evaluator."""
-        return {self.name: self.better}
+    def metric(self) -> str:
+        """Name of the share or its change."""
+        return self.name
 
     def judge(self, conclusion: str, answer: str) -> bool:
         """Return whether a text's conclusion has the correct answer."""

@@ -58,7 +58,8 @@ class SameTop1(ForcedScore):
     """`same_top1`: share of scored tokens at which method and full cache find the same token likeliest."""
 
     name: ClassVar[str] = "same_top1"
-    metrics: ClassVar[Mapping[str, MetricSpec]] = {"same_top1": MetricSpec("higher")}
+    metric: ClassVar[str] = name
+    spec: ClassVar[MetricSpec] = MetricSpec("higher")
 
     def run(self, texts: ReadingSet, reference: ReadingSet | None, device: str) -> Result:
         """Average over texts."""

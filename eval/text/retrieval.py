@@ -1,13 +1,13 @@
 """Accuracy of answers that are read after a context, in all and by the place of the statement they repeat."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
 from kvbench.eval.files.readings import ReadingSet
 from kvbench.eval.protocol.base import Result, make_result, read_meta
-from kvbench.eval.protocol.scores import MetricSpec, share_score, with_parts
+from kvbench.eval.protocol.scores import MetricSpec, score_parts, share_score
 from kvbench.eval.text.forced import ForcedScore
 from kvbench.eval.text.full_cache import RETRIEVED, RETRIEVED_FULL
 
@@ -50,14 +50,14 @@ class Retrieved(ForcedScore):
     name: ClassVar[str] = RETRIEVED
     required_meta: ClassVar[str] = GAP
     meta_keys: ClassVar[tuple[str, ...]] = (DEPTH, GAP)
-    better: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
+    metric: ClassVar[str] = RETRIEVED
+    spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
+    part_names: ClassVar[tuple[str, ...]] = (*name_groups(DEPTH), *name_groups(GAP))
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
         """Specifications of the share, its groups and the full cache's share."""
-        groups = [*name_groups(DEPTH), *name_groups(GAP)]
-        full = MetricSpec("higher", digits=3, detail=True)
-        return {**with_parts(self.name, self.better, groups), RETRIEVED_FULL: full}
+        return {**super().metrics, RETRIEVED_FULL: replace(self.spec, detail=True)}
 
     def run(self, texts: ReadingSet, reference: ReadingSet | None, device: str) -> Result:
         """Compare the likeliest tokens with the answers'."""
@@ -67,23 +67,19 @@ class Retrieved(ForcedScore):
             for _, reading in texts.readings()
         ]
         right, full = ([float(side.all()) for side in sides] for sides in zip(*pairs, strict=True))
-        scores = {self.name: share_score(right, texts.clusters)}
-        for group, members in _group(places):
-            clusters = [texts.clusters[member] for member in members]
-            scores[f"{self.name}/{group}"] = share_score([right[member] for member in members], clusters)
-        scores[RETRIEVED_FULL] = share_score(full, texts.clusters)
+        graded = (
+            (find_group(key, place), value, cluster)
+            for key, found in places.items()
+            for place, value, cluster in zip(found, right, texts.clusters, strict=True)
+        )
+        scores = {
+            self.name: share_score(right, texts.clusters),
+            **score_parts(self.name, self.part_names, graded, share_score),
+            RETRIEVED_FULL: share_score(full, texts.clusters),
+        }
         columns: dict[str, Sequence[object]] = {
             "index": texts.indices,
             self.name: right,
             RETRIEVED_FULL: full,
         }
         return make_result(self, scores, columns | places)
-
-
-def _group(places: Mapping[str, Sequence[float]]) -> Iterator[tuple[str, list[int]]]:
-    """Yield each group that has samples, with their positions."""
-    for key, values in places.items():
-        found = [find_group(key, value) for value in values]
-        for name in name_groups(key):
-            if members := [position for position, group in enumerate(found) if group == name]:
-                yield name, members

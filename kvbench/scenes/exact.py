@@ -16,8 +16,6 @@ from kvbench.scenes.detector import DetectedShape, detect
 from kvbench.scenes.grammar import NUMBERS, Meta, Pair
 from kvbench.scenes.world import COLORS, SHAPES
 
-METRIC = "exact[scenes]"
-
 
 def count_named(caption: str) -> Counter[Pair]:
     """Count the objects of each (colour, shape) that a caption names.
@@ -56,7 +54,7 @@ class Exact(Evaluator):
     name: ClassVar[str] = "exact"
     protocol: ClassVar[str] = "scenes"
     meta_keys: ClassVar[tuple[str, ...]] = ("tag", "prompt")
-    metrics: ClassVar[dict[str, MetricSpec]] = {METRIC: MetricSpec("higher", digits=3)}
+    spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Judge every image; reference and device are not used."""
@@ -65,5 +63,5 @@ class Exact(Evaluator):
         verdicts = [
             exact(detect(images.image(index)), images.meta(index)) for [index] in images.batches(1, self.name)
         ]
-        scores = {METRIC: share_score([float(verdict) for verdict in verdicts], images.clusters)}
-        return make_result(self, scores, {"index": images.indices, METRIC: verdicts})
+        scores = {self.metric: share_score([float(verdict) for verdict in verdicts], images.clusters)}
+        return make_result(self, scores, {"index": images.indices, self.metric: verdicts})

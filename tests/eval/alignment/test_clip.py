@@ -237,7 +237,7 @@ def test_aesthetic_ratings_are_those_of_the_authors_layers(clip_weight: Weight, 
     path = tmp_path / "head.pth"
     torch.save({f"layers.{name}": value for name, value in layers.state_dict().items()}, path)
     images = make_noise(tmp_path / "run", [{}] * 5, ["0", "0", "1", "1", "2"])
-    evaluator = aesthetic.Aesthetic(str(path), clip_weight.path, batch=2, model=MODEL, network=clip_weight)
+    evaluator = aesthetic.Aesthetic(str(path), 2, clip_weight.path, model=MODEL, network=clip_weight)
     result = only(evaluator, images)
     network = open_clip.create_model(MODEL, pretrained=clip_weight.path, force_quick_gelu=True).eval()
     transform = open_clip.image_transform(28, is_train=False)
@@ -245,9 +245,9 @@ def test_aesthetic_ratings_are_those_of_the_authors_layers(clip_weight: Weight, 
     for index in images.indices:
         vector = network.encode_image(transform(Image.fromarray(images.image(index)))[None])
         expected.append(float(layers(vector / vector.norm())))
-    assert result.samples[aesthetic.METRIC] == pytest.approx(expected, abs=1e-5)
+    assert result.samples["iqa[laion-aesthetic-v2]"] == pytest.approx(expected, abs=1e-5)
     assert np.std(expected) > 1e-3
-    assert result.scores[aesthetic.METRIC].value == pytest.approx(np.mean(expected), abs=1e-5)
+    assert result.scores["iqa[laion-aesthetic-v2]"].value == pytest.approx(np.mean(expected), abs=1e-5)
     assert len(result.provenance["weights"]) == 2
     torch.save({"layers.0.weight": torch.zeros(2, 2)}, path)
     assert "does not hold LAION's aesthetic predictor: it has no layers.0.bias" in reason(

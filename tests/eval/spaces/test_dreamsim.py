@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from kvbench.eval.distribution.diversity import Diversity
-from kvbench.eval.paired.dreamsim import METRIC, DreamSim
+from kvbench.eval.paired.dreamsim import DreamSim
 from kvbench.eval.spaces.dreamsim import DINO, ENSEMBLE, DreamSimEmbeddings, centre
 from tests.support.image_sets import GOLDEN, make_set, only, reason
 from tests.support.marks import needs
@@ -57,11 +57,13 @@ def test_embeddings_and_distances_are_those_of_the_authors(pickled: bool, tmp_pa
     expected = STORED["embeddings"][[pair[0] for pair in PAIRS]].numpy()
     assert np.abs(features - expected).max() < 2e-6
     result = only(DreamSim(space), ours, theirs)
-    assert result.samples[METRIC] == pytest.approx(STORED["distances"].tolist(), abs=2e-6)
-    assert result.scores[METRIC].value == pytest.approx(float(STORED["distances"].mean()), abs=2e-6)
+    assert result.samples["dreamsim[ensemble]"] == pytest.approx(STORED["distances"].tolist(), abs=2e-6)
+    assert result.scores["dreamsim[ensemble]"].value == pytest.approx(
+        float(STORED["distances"].mean()), abs=2e-6
+    )
     assert result.provenance["features"] == {"images": "reused", "reference": "computed"}
     same = only(DreamSim(space), ours, ours)
-    assert same.samples[METRIC] == [0] * 4
+    assert same.samples["dreamsim[ensemble]"] == [0] * 4
 
 
 def test_distances_are_those_of_the_formula() -> None:
