@@ -5,7 +5,7 @@ infinitely many; `bias` of the score estimates the difference (Chong and Forsyth
 subsets). Distances with different n are not comparable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
 from kvbench.eval.distribution.dataset import read_moments
-from kvbench.eval.distribution.frechet import Features, frechet_distance, frechet_to
+from kvbench.eval.distribution.frechet import Features, Positions, frechet_distance, frechet_to
 from kvbench.eval.files.samples import SampleSetError
-from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
+from kvbench.eval.protocol.scores import MetricSpec
 from kvbench.eval.spaces.evaluator import describe_few_samples
 
 
@@ -43,9 +43,9 @@ class Fid(Frechet, ToReference):
 
     name: ClassVar[str] = "fid"
 
-    def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
-        """Return the distance between both sides."""
-        return [distance_score(ours, others, clusters)]
+    def make_distance(self, ours: Features, others: Features) -> Callable[[Positions], float]:
+        """Return the distance between both sides by the positions of kept samples."""
+        return lambda positions: frechet_distance(ours[positions], others[positions])
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,16 @@ class FidReal(Frechet, ToDataset):
         mean, covariance, origin = read_moments(self.dataset(), self.space, device)
         return (mean, covariance), origin
 
-    def compare(self, ours: Features, others: tuple[Tensor, Tensor], clusters: list[str]) -> Sequence[Score]:
-        """Return the distance between the run's features and the dataset's moments."""
+    def make_distance(self, ours: Features, others: tuple[Tensor, Tensor]) -> Callable[[Positions], float]:
+        """Return the distance of kept samples to the dataset's moments, by their positions."""
         if ours.shape[1] != len(others[0]):
             sizes = f"{len(others[0])} features, the network gives {ours.shape[1]}"
             raise SampleSetError(f"{self.dataset()}: {sizes}")
         distance = frechet_to(*others)
-        return [jackknife_score(lambda positions: distance(ours[positions]), clusters)]
+        return lambda positions: distance(ours[positions])
 
     def caveat(self, ours: Features) -> str | None:
         """Return a warning if the covariance is singular or the samples are few."""
         return super().caveat(ours) or (
             describe_few_samples(len(ours)) if self.space.reference_names else None
         )
-
-
-def distance_score(first: Features, second: Features, clusters: list[str]) -> Score:
-    """Return the Frechet distance of paired features [n, D]; the jackknife leaves out samples on both sides."""
-    return jackknife_score(lambda positions: frechet_distance(first[positions], second[positions]), clusters)

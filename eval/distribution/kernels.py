@@ -4,16 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from kvbench.eval.distribution.frechet import Features, check_features
+from kvbench.eval.distribution.frechet import Features, Positions, check_features
 
 CHUNK_ROWS = 1024  # rows of a kernel matrix computed at once
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 """Function from [n, D] and [m, D] to the values [n, m] of all pairs of rows."""
-Positions = NDArray[np.int64]
 
 
 def make_discrepancy(
@@ -34,9 +32,7 @@ def make_discrepancy(
     Raises:
         ValueError: fewer than two samples, unequal dimensions, non-finite features, or paired sets of unequal size.
     """
-    a, b = check_features(first, second)
-    if paired and len(a) != len(b):
-        raise ValueError(f"paired sets have {len(a)} and {len(b)} samples")
+    a, b = check_features(first, second, paired=paired)
     within_a, within_b = (_sum_kernel(kernel, side, side, hollow=hollow) for side in (a, b))
     across = _sum_kernel(kernel, a, b, hollow=hollow and paired)
 

@@ -1,6 +1,6 @@
 """Kernel distance between sets of features (Binkowski et al., arXiv:1801.01401), in float64."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.eval.distribution.base import ToReference
-from kvbench.eval.distribution.frechet import Features
+from kvbench.eval.distribution.frechet import Features, Positions
 from kvbench.eval.distribution.kernels import make_discrepancy
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import SEED, Replicates
-from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, with_interval
+from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
 
 REPORT_FACTOR = 1000  # papers report KID times 1000
 
@@ -37,10 +37,15 @@ class Kid(ToReference):
     name: ClassVar[str] = "kid"
     spec: ClassVar[MetricSpec] = MetricSpec("lower", "1e-3", digits=2)
 
+    def make_distance(self, ours: Features, others: Features) -> Callable[[Positions], float]:
+        """Return 1000 x `kid` of paired sets [n, D] by the positions of kept samples."""
+        distance = make_discrepancy(_kernel, ours, others, hollow=True, paired=True)
+        return lambda positions: REPORT_FACTOR * distance(positions)
+
     def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
         """Return the distance between both sides."""
         if len(ours) <= self.full_up_to:
-            return [paired_kid(ours, others, clusters)]
+            return [replace(score, bias=None) for score in super().compare(ours, others, clusters)]
         # Subsampling: the standard error is the spread of the subsets, scaled to all samples.
         size = min(self.size, len(ours))
         draws = draw_subsets(len(ours), self.subsets, size)
@@ -56,17 +61,9 @@ def kid(first: Features, second: Features, *, paired: bool = False) -> float:
     return make_discrepancy(_kernel, first, second, hollow=True, paired=paired)(np.arange(len(first)))
 
 
-def paired_kid(first: Features, second: Features, clusters: list[str]) -> Score:
-    """Return 1000 x `kid` of paired sets [n, D] with its jackknife interval."""
-    distance = make_discrepancy(_kernel, first, second, hollow=True, paired=True)
-    return replace(
-        jackknife_score(lambda positions: REPORT_FACTOR * distance(positions), clusters), bias=None
-    )
-
-
-def draw_subsets(count: int, subsets: int, size: int, seed: int = SEED) -> NDArray[np.int64]:
+def draw_subsets(count: int, subsets: int, size: int) -> NDArray[np.int64]:
     """Draw positions [subsets, size], without replacement in each subset."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     return np.stack([rng.choice(count, size, replace=False) for _ in range(subsets)])
 
 

@@ -1,22 +1,21 @@
 """Monge Inception Distance (Berthet et al., arXiv:2605.06797): a sliced Wasserstein distance of features, float64."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
 from kvbench.eval.distribution.cmmd import PICTURES
 from kvbench.eval.distribution.dataset import REFERENCE_BATCH
-from kvbench.eval.distribution.frechet import Features, check_features
+from kvbench.eval.distribution.frechet import Features, Positions, check_features
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import SEED
-from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
+from kvbench.eval.protocol.scores import MetricSpec
 from kvbench.eval.spaces.evaluator import describe_few_samples
 
 PROJECTIONS = 1000
@@ -35,10 +34,9 @@ class Sliced(Comparison):
 
     projections: int = setting(PROJECTIONS, 1)
 
-    def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
-        """Return the distance between both sides."""
-        distance = make_sliced_distance(ours, others, self.projections, paired=self.needs_reference)
-        return [jackknife_score(distance, clusters)]
+    def make_distance(self, ours: Features, others: Features) -> Callable[[Positions], float]:
+        """Return the distance between both sides by the positions of kept samples."""
+        return make_sliced_distance(ours, others, self.projections, paired=self.needs_reference)
 
 
 @dataclass(frozen=True)
@@ -63,28 +61,23 @@ class MindReal(Sliced, ToDataset):
         """The reference batch for its spaces; others need a folder, because moments do not suffice."""
         return REFERENCE_BATCH if self.space.reference_names else PICTURES
 
-    def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
-        """Return the distance to as many real images as the run has."""
+    def make_distance(self, ours: Features, others: Features) -> Callable[[Positions], float]:
+        """Return the distance of kept samples to as many real images as the run has, by their positions."""
         drawn = np.random.default_rng(SEED).permutation(len(others))[: len(ours)]
-        return super().compare(ours, others[drawn], clusters)
+        return super().make_distance(ours, others[drawn])
 
     def caveat(self, ours: Features) -> str | None:
         """Return a warning if the samples are few."""
         return describe_few_samples(len(ours)) if self.space.reference_names else None
 
 
-def sliced_distance(first: Features, second: Features, projections: int = PROJECTIONS) -> float:
-    """Return 3 D x the mean over directions of W2^2 between the projections of [n, D] and [m, D].
-
-    W2 is the Wasserstein distance of order 2 of two sets of numbers. Directions are uniform on the sphere.
-    """
-    return make_sliced_distance(first, second, projections, paired=False)(np.arange(len(first)))
-
-
 def make_sliced_distance(
     first: Features, second: Features, projections: int, *, paired: bool
-) -> Callable[[NDArray[np.int64]], float]:
-    """Return a function from the positions of kept samples to `sliced_distance`; projections are sorted once.
+) -> Callable[[Positions], float]:
+    """Return a function from the positions of kept samples to MIND; projections are sorted once.
+
+    MIND is 3 D x the mean over directions of W2^2 between the projections of both sides. W2 is the Wasserstein distance
+    of order 2 of two sets of numbers. Directions are uniform on the sphere.
 
     Args:
         first: [n, D]; the positions refer to its rows.
@@ -95,13 +88,11 @@ def make_sliced_distance(
     Raises:
         ValueError: fewer than two samples, unequal dimensions, non-finite features, or paired sets of unequal size.
     """
-    a, b = check_features(first, second)
-    if paired and len(a) != len(b):
-        raise ValueError(f"paired sets have {len(a)} and {len(b)} samples")
+    a, b = check_features(first, second, paired=paired)
     directions = draw_directions(projections, a.shape[1])
     ours, theirs = ((directions @ side.T).sort(1) for side in (a, b))
 
-    def find_distance(positions: NDArray[np.int64]) -> float:
+    def find_distance(positions: Positions) -> float:
         kept = _keep(*ours, positions), _keep(*theirs, positions) if paired else theirs[0]
         return SCALE * a.shape[1] * float(_square_distances(*kept).mean())
 
@@ -114,7 +105,7 @@ def draw_directions(count: int, dimensions: int, seed: int = SEED) -> Tensor:
     return drawn / drawn.norm(dim=1, keepdim=True)
 
 
-def _keep(values: Tensor, order: Tensor, positions: NDArray[np.int64]) -> Tensor:
+def _keep(values: Tensor, order: Tensor, positions: Positions) -> Tensor:
     """Return sorted values [directions, kept] of sorted values and their positions, both [directions, n]."""
     kept = torch.zeros(order.shape[1], dtype=torch.bool)
     kept[positions] = True

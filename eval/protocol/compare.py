@@ -55,7 +55,7 @@ def compare_runs(ours: Path, theirs: Path) -> dict[str, Metric]:
     Raises:
         SampleSetError: the runs have different samples.
     """
-    prompts = read_shared_prompts(ours, theirs)
+    prompts = read_prompts([ours], [theirs])
     differences: dict[str, Metric] = {}
     for path in sorted((ours / "metrics").glob("*.json")):
         other = theirs / "metrics" / path.name
@@ -66,10 +66,22 @@ def compare_runs(ours: Path, theirs: Path) -> dict[str, Metric]:
     return differences
 
 
-def read_shared_prompts(ours: Path, theirs: Path) -> dict[int, str]:
-    """Return the prompt of each sample by index; a SampleSetError if the runs have different samples."""
-    first, second = (read_samples(folder / RECORDS) for folder in (ours, theirs))
-    check_same_samples(f"{ours} and {theirs}", first, second)
+def read_prompts(folders: Sequence[Path], partners: Sequence[Path]) -> dict[int, str]:
+    """Return the prompt of each sample by index.
+
+    Args:
+        folders: runs whose seeds may differ.
+        partners: run that each of them is compared with, or nothing.
+
+    Raises:
+        SampleSetError: the runs have different prompts, or a run and its partner different samples.
+    """
+    samples = {folder: read_samples(folder / RECORDS) for folder in dict.fromkeys([*folders, *partners])}
+    first = samples[folders[0]]
+    for folder in folders[1:]:
+        check_same_samples(f"{folders[0]} and {folder}", first, samples[folder], same_seeds=False)
+    for ours, theirs in dict.fromkeys(zip(folders, partners, strict=False)):
+        check_same_samples(f"{ours} and {theirs}", samples[ours], samples[theirs])
     return {index: sample.prompt for index, sample in first.items()}
 
 

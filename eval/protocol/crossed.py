@@ -19,13 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kvbench.eval.files.samples import read_samples
 from kvbench.eval.protocol.compare import (
-    RECORDS,
     EvaluatorResults,
-    check_same_samples,
     compare_values,
     read_evaluator_results,
+    read_prompts,
 )
 from kvbench.eval.protocol.intervals import (
     Floats,
@@ -118,7 +116,7 @@ def cross_runs(
         SampleSetError: the runs have different prompts, or a run and the one that is subtracted different samples.
     """
     partners = [against] * len(folders) if isinstance(against, Path) else list(against or ())
-    prompts = _read_prompts(folders, partners)
+    prompts = read_prompts(folders, partners)
     choices = choices or [(number,) for number in range(len(folders))]
     metrics = {}
     for path in sorted((folders[0] / "metrics").glob("*.json")):
@@ -132,17 +130,6 @@ def cross_runs(
                 if (crossed := _cross_metric(name, runs)) is not None:
                     metrics[name] = crossed
     return metrics
-
-
-def _read_prompts(folders: Sequence[Path], partners: Sequence[Path]) -> dict[int, str]:
-    """Return the prompt of each sample by index; a SampleSetError if the runs have different samples."""
-    samples = {folder: read_samples(folder / RECORDS) for folder in dict.fromkeys([*folders, *partners])}
-    first = samples[folders[0]]
-    for folder in folders[1:]:
-        check_same_samples(f"{folders[0]} and {folder}", first, samples[folder], same_seeds=False)
-    for ours, theirs in dict.fromkeys(zip(folders, partners, strict=False)):
-        check_same_samples(f"{ours} and {theirs}", samples[ours], samples[theirs])
-    return {index: sample.prompt for index, sample in first.items()}
 
 
 def _cross_metric(name: str, runs: _Runs) -> Crossed | None:
@@ -187,11 +174,11 @@ def _cross_scores(name: str, runs: _Runs, scores: Sequence[Score]) -> tuple[Scor
     if table is not None:
         return mean, _find_interval(table, runs.choices, runs.find_limits(name))
     averaged = [kind[0] for kind in _average_choices(np.array([values]), runs.choices)]
-    intervals = [runs_interval(own.tolist()) for own in averaged or [np.array(values)]]
-    known = [interval for interval in intervals if interval is not None]
-    if len(known) < len(intervals):
+    averaged = averaged or [np.array(values)]
+    if min(map(len, averaged)) < MIN_RUNS:
         return mean, None
-    return mean, _Found(max(known, key=_width), float(np.std(values, ddof=1)))
+    intervals = [_find_student(own, "over runs") for own in averaged]
+    return mean, _Found(max(intervals, key=_width), float(np.std(values, ddof=1)))
 
 
 def _find_interval(
@@ -209,7 +196,9 @@ def _find_interval(
     if limits is None:
         return _Found(interval, between)
     alone = _width(interval) > limits[1] - limits[0]
-    return _Found((prompts_interval(table) if alone else interval).clip(*limits), between, alone)
+    return _Found(
+        (_find_student(table.mean(1), "over prompts") if alone else interval).clip(*limits), between, alone
+    )
 
 
 def _average_choices(table: Floats, choices: Sequence[Choice]) -> list[Floats]:
@@ -332,20 +321,9 @@ def cross_interval(table: Floats, *, shares: bool = False) -> tuple[Interval, fl
     return Interval(float(mean - reach), float(mean + reach), se, method, df=float(free)), between
 
 
-def prompts_interval(table: Floats) -> Interval:
-    """Return Student's interval of the mean of a table [prompts, runs] over its prompts alone."""
-    means = table.mean(1)
-    se, free = float(means.std(ddof=1)) / len(means) ** 0.5, len(means) - 1
+def _find_student(values: Floats, kind: str) -> Interval:
+    """Return Student's interval of the mean of independent values."""
+    mean, free = float(values.mean()), len(values) - 1
+    se = float(values.std(ddof=1)) / len(values) ** 0.5
     reach = find_quantile(free + 1) * se
-    mean = float(means.mean())
-    return Interval(mean - reach, mean + reach, se, f"over prompts, t {free}", df=free)
-
-
-def runs_interval(values: Sequence[float]) -> Interval | None:
-    """Return Student's interval of the mean of independent runs; None for fewer than three."""
-    if len(values) < MIN_RUNS:
-        return None
-    mean, free = float(np.mean(values)), len(values) - 1
-    se = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    reach = find_quantile(free + 1) * se
-    return Interval(mean - reach, mean + reach, se, f"over runs, t {free}", df=free)
+    return Interval(mean - reach, mean + reach, se, f"{kind}, t {free}", df=free)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from scipy import stats
 from torch import Tensor
 
-from kvbench.eval.distribution.fid import distance_score
+from kvbench.eval.distribution.fid import Fid
 from kvbench.eval.distribution.frechet import frechet_distance
 from kvbench.eval.geneval.score import summarise_verdicts
 from kvbench.eval.protocol.intervals import (
@@ -189,7 +189,7 @@ def test_the_jackknife_of_a_distance_leaves_samples_out_on_both_sides() -> None:
     prompts = [f"prompt {i // 2}" for i in range(60)]
     dealt = assign_groups(prompts)
     without = np.array([frechet_distance(a[dealt != g], b[dealt != g]) for g in range(20)])
-    score = distance_score(a, b, prompts)
+    [score] = Fid().compare(a, b, prompts)
     assert (score.value, score.n) == (frechet_distance(a, b), 60)
     assert sum(score.ci95) / 2 == pytest.approx(score.value)
     assert score.se == pytest.approx((19 / 20 * np.square(without - without.mean()).sum()) ** 0.5)
