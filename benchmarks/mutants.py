@@ -86,7 +86,7 @@ class Mutant:
 
 
 def list_mutants(root: Path, file: Path) -> Iterator[Mutant]:
-    """Yield all mutants of a file, also such that cannot be compiled."""
+    """Yield all mutants of a file, including those that cannot be compiled."""
     content = file.read_text(encoding="utf-8")
     lines = content.split("\n")
     for number, start, end, text in sorted(_list_edits(content)):
@@ -144,7 +144,7 @@ def draw_mutants(root: Path, seed: int, per_thousand: float, most: int) -> list[
 
 
 def find_line(root: Path, mutant: Mutant) -> Mutant:
-    """Return the mutant in the file that its line was moved to, if its own has it no more and exactly one other has."""
+    """Return the mutant; if its file has lost its line and exactly one other file has it, in that file."""
     path = root / mutant.file
     if path.is_file() and mutant.apply(path.read_text(encoding="utf-8")) is not None:
         return mutant
@@ -193,9 +193,7 @@ def main(options: argparse.Namespace) -> int:
     if options.count:
         chosen = random.Random(options.seed).sample(chosen, min(options.count, len(chosen)))
     if not chosen:
-        raise ValueError(
-            f"--rooms {' '.join(options.rooms)} --again {options.again}: there are no such mutants"
-        )
+        raise ValueError(f"--rooms {' '.join(options.rooms)} --again {options.again}: no mutant matches")
     results = read_results(Path(options.out)) if options.out else {}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "checkout"

@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> None:
     """
     paths = [path for folder in options.runs for path in Path(folder).glob("races/*/race.json")]
     if not paths:
-        raise ValueError(f"--runs {' '.join(options.runs)}: no races; hold one with task=choose")
+        raise ValueError(f"--runs {' '.join(options.runs)}: no races; run task=choose first")
     races = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     races.sort(key=lambda race: (race["title"], len(race["entrants"]), -race["rules"]["margin"]))
     tables = [read_table(Path(path)) for path in options.tables]

@@ -32,7 +32,7 @@ CASES: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 """Default methods and settings by family."""
-CHANNELS = 8  # of the narrow head
+CHANNELS = 8  # channels of the narrow head
 
 OPTIONS = {
     "model": "infinity_tiny", "budget": "1", "method": None, "layers": Option(4, "layers to run"),

@@ -90,7 +90,7 @@ def build_metrics(metrics: dict[str, Settings]) -> list[Any]:
     """
     for name, owner, key in _leaves(metrics):
         if "${" in str(owner[key]):
-            raise ValueError(f"{name}: {owner[key]} is set by run.py; give it with --set {name}=...")
+            raise ValueError(f"{name}: {owner[key]} is set by run.py; set it with --set {name}=...")
     return [_build(settings, name) for name, settings in metrics.items()]
 
 

@@ -124,7 +124,7 @@ def choose_backend(request: Request) -> Backend:
 
 
 def explain_backend(q: Tensor) -> AttentionChoice:
-    """Return the backend of dense attention on a GPU, and the reasons against the others."""
+    """Return the backend of dense attention for q [sequences, heads, queries, D] on a GPU, and why not the others."""
     request = Request(q.shape[3], q.dtype, q.shape[2], q.device)
     chosen = None if is_batch_invariant() else choose_backend(request)
     rest = BATCH_DEPENDENT if chosen is None else f"slower than {chosen} by published rates"
@@ -143,7 +143,7 @@ def fused_attention(
         k: [sequences, heads, tokens, D]; without tokens no backend is called.
         v: shaped like k.
         scale: factor on q k^T; large batches are cut into calls of at most `MAX_NUMBERS`.
-        causal: query m sees the first m % tokens + 1 keys; else all.
+        causal: query m sees the first m % tokens + 1 keys; otherwise all.
         backend: None for the fastest.
 
     Returns:

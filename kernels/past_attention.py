@@ -78,7 +78,7 @@ def attend_in_parts(
         v: current values, shaped like `k`.
         past: stored keys and values, see `attend_past`.
         scale: factor on q k^T, positive.
-        causal: current tokens see only themselves and earlier ones; else all.
+        causal: a query sees current tokens up to its own; otherwise all.
         backend: backend of fused attention; None for the fastest.
         library: library whose variable-length attention reads the past; None for none.
         dtype: output dtype; None for q's.

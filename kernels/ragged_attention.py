@@ -49,17 +49,17 @@ def ragged_attention(
 
     Args:
         q: [sequences, heads, queries, D], whose heads are the layout's rows, one sequence after the other where each
-            has rows of its own; with grouped queries the heads of one KV head lie behind each other in `queries`:
+            has rows of its own; with grouped queries the heads of one KV head follow each other in `queries`:
             query m belongs to token m % tokens.
         k: current keys [sequences, heads, tokens, D].
         v: current values, shaped like `k`.
         past: stored keys and values, read in q's dtype.
         scale: factor on q k^T, positive.
-        causal: current tokens are seen by themselves and those after them; else by all.
-        lse: whether the log-sum-exp is wanted.
-        path: by which kernels; None for the one that is chosen on CUDA, and for torch's products elsewhere.
-        dtype: of the output, None for q's; float32 where attention over other keys will join it, so that it is rounded
-            once, after that.
+        causal: a query sees current tokens up to its own; otherwise all.
+        lse: whether to return the log-sum-exp.
+        path: kernels to use; None chooses them on CUDA and uses torch's products elsewhere.
+        dtype: dtype of the output, None for q's; float32 if attention over other keys is merged into it later, so that
+            it is rounded only once.
 
     Returns:
         Output [sequences, heads, queries, D]; float32 log-sum-exp [sequences, heads, queries], or None if it was not

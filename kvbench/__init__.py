@@ -1,4 +1,4 @@
-"""kvbench: KV-cache compression methods for autoregressive image models, on one engine, at one strict budget."""
+"""kvbench: KV-cache compression methods for autoregressive image models, compared on one engine at a strict budget."""
 
 from importlib import import_module
 from pathlib import Path

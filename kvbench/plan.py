@@ -65,9 +65,9 @@ class Plan:
         at_once: upper bound of a batch's bytes (`count_at_once`) for the full cache and this method; empty for low-bit
             storage.
         largest_batch: prompts that fit `gpu_gib`, for the full cache and this method.
-        contents: of a full cache without low-bit storage, and of this method, which is left out if it selects what it
-            reads; low-bit storage of a method that looks at data is bounded.
-        steps: of a generation.
+        contents: contents of a full cache without low-bit storage, and of this method unless it selects what it reads;
+            low-bit storage of a method that reads data is an upper bound.
+        steps: steps of a generation.
         samples: 1 for an image; tokens of the longest text, drawn or scored.
         calibration: origin of the calibration.
     """

@@ -101,7 +101,7 @@ class Machine:
 
     @property
     def cards(self) -> int:
-        """Number of GPUs; a rehearsal has two."""
+        """Number of GPUs; a rehearsal simulates two."""
         return 2 if self.interpreted else torch.cuda.device_count()
 
     def choose(self, card: Any, interpreted: Any, smallest: Any = None) -> Any:

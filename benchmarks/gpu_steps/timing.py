@@ -1,4 +1,4 @@
-"""Kernels that a device ran, and its idle time."""
+"""Kernels that a device ran, by torch's profiler, and the share of the time that it was idle."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ class Span(NamedTuple):
 
 
 def trace(machine: Machine, work: Callable[[], object]) -> list[Span]:
-    """Return the kernels that the device ran during some work, in order, from torch's profiler.
+    """Return the kernels that the device ran during `work`, in order, from torch's profiler.
 
     A rehearsal counts CPU operations as kernels.
     """

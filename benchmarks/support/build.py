@@ -137,7 +137,7 @@ def open_cache(
     Args:
         model: with the dtype of its blocks as `compute_dtype`.
         method: prepared for it.
-        device: of the cache.
+        device: device of the cache.
         stored: dtype of a low-bit cache and a file of `conf/storage`, such as `int4:codebooks`; `channel` by default.
         record: recorder of its steps.
     """
@@ -186,7 +186,7 @@ def _resolved(node: Any, values: Mapping[str, Any], around: Mapping[str, Any]) -
     if isinstance(node, list):
         return [_resolved(item, values, around) for item in node]
     if isinstance(node, str) and node.startswith("${name_model:"):
-        return node.removesuffix("}").rpartition(",")[2]  # of a model without files
+        return node.removesuffix("}").rpartition(",")[2]  # the name of a model without files
     if isinstance(node, str) and node.startswith("${") and node.endswith("}"):
         name, _, default = node[2:-1].removeprefix("oc.select:").partition(",")
         value: Any = around if name.startswith(".") else values

@@ -37,7 +37,7 @@ def list_launched(models: Sequence[str]) -> Found:
     """Return what default runs of models launch, all if one is `all`, and storages for those of `NARROW`."""
     found: Found = {}
     if "all" in models:
-        models = [name for name in list_choices("model") if name != "decoder"]  # which others share
+        models = [name for name in list_choices("model") if name != "decoder"]  # others have its kernels
     storages = sorted(
         path.relative_to(CONF / "storage").with_suffix("") for path in CONF.glob("storage/**/*.yaml")
     )

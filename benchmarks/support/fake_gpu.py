@@ -72,8 +72,8 @@ def run(
         launched: counts launches of Triton kernels by name.
         before: generations before the one that is watched; the first builds a static method's tables.
         record: counts replays of steps, or of the scales recorded in the second generation; None runs all by launches.
-        kind: of noise; `counter` is a GPU's.
-        stored: of a low-bit cache, as for `open_cache`.
+        kind: kind of noise; `counter` is a GPU's.
+        stored: dtype of a low-bit cache, as for `open_cache`.
         variants: receives what every launch compiles, by source.
 
     Raises:

@@ -30,8 +30,8 @@ class PressResult:
     Attributes:
         kept: see `Kept`.
         logits: float32 [forced tokens, vocabulary], after each forced token.
-        seconds: of processor time, the median forced token.
-        scores: of the press, float32 [heads, tokens] by layer; empty on the engine.
+        seconds: processor time of a forced token, the median.
+        scores: scores of the press, float32 [heads, tokens] by layer; empty on the engine.
     """
 
     kept: Kept
@@ -80,9 +80,9 @@ def read_with_press(
     """Read `given` tokens under a press, None for the full cache, and force the others.
 
     Args:
-        llama: of `build_llama`.
-        press: of kvpress.
-        tokens: of the text.
+        llama: a model from `build_llama`.
+        press: a press of kvpress, or None.
+        tokens: tokens of the text.
         given: tokens of the prompt.
         seed_of: seed of torch's generator before the press compresses a layer.
     """
@@ -155,7 +155,7 @@ def read_on_engine(
     Args:
         model: loaded.
         prepare: see `Prepare`.
-        tokens: of the text.
+        tokens: tokens of the text.
         given: tokens of the prompt.
         padding: tokens in front of it.
     """

@@ -18,11 +18,11 @@ class Compared(NamedTuple):
     """Readings of one text.
 
     Attributes:
-        full: of transformers' full cache.
+        full: with transformers' full cache.
         native: under the press, and under the method.
-        padded: the same behind padding; None without.
+        padded: the same after padding; None without padding.
         guest: under the press, and under `method=kvpress`; None without.
-        guest_padded: the same behind padding; None without.
+        guest_padded: the same after padding; None without padding.
     """
 
     full: PressResult
@@ -37,10 +37,10 @@ class Row(NamedTuple):
 
     Attributes:
         native: heads that keep other tokens under the method.
-        padded: the same behind padding.
-        guest: heads that keep other tokens under the guest.
-        guest_padded: the same behind padding.
-        gap: of `measure_gap`, the largest one.
+        padded: the same after padding.
+        guest: heads that keep other tokens under `method=kvpress`.
+        guest_padded: the same after padding.
+        gap: largest result of `measure_gap`.
         logits: largest difference of logits over the forced tokens.
         press_kl: KL(full || compressed) of the next token under the press, in nats, mean over the forced tokens.
         method_kl: the same under the method.

@@ -18,7 +18,7 @@ from kvbench.models.parts.sampling import guide, truncate
 
 
 class OfficialLoop:
-    """The eager loop, which allocates its buffers anew for every batch."""
+    """LlamaGen's official eager loop, which allocates its buffers again for every batch."""
 
     def __init__(self, transformer: LlamaGen, sampling: LlamaGenSampling) -> None:
         self.transformer, self.sampling = transformer, sampling

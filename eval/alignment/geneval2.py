@@ -59,7 +59,7 @@ class JudgedTifa(SoftTifa):
 
         Args:
             judge: model that answered.
-            probabilities: of the first token of its answer, float32 [vocabulary].
+            probabilities: probabilities of the first token of its answer, float32 [vocabulary].
             spellings: spellings of the correct answer.
         """
 

@@ -147,7 +147,7 @@ def _build_text(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Any:
     from transformers import BlipTextConfig, BlipTextModel
 
     own = _take(state, "blip.text_encoder.")
-    own.pop("embeddings.position_ids", None)  # 0, 1, 2, ...
+    own.pop("embeddings.position_ids", None)  # 0, 1, 2, ...: transformers makes this buffer itself
     width = own["encoder.layer.0.crossattention.self.key.weight"].shape[1]
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     more = ("max_position_embeddings", "hidden_act", "layer_norm_eps")

@@ -61,14 +61,14 @@ PARTS = {
 class OneIg(OfficialProgram):
     """`oneig_<part>[official]`: alignment, text, reasoning, style and diversity, from 0 to 1, by OneIG-Bench's program.
 
-    It reads one lossless WebP picture for each prompt. With `scores` its tables are read; parts without tables are left
-    out. The benchmark has no overall score.
+    The images of each prompt are exported as one lossless WebP grid. With `scores` the program's tables are read; parts
+    without tables are left out. The benchmark has no overall score.
 
     The text score is not a mean over prompts: the program sums the words of all images before it divides. Its jackknife
     interval needs the number of words of each prompt, which is counted in the program's file of texts.
 
     Attributes:
-        scores: read the tables.
+        scores: read the program's tables, instead of exporting images for it.
     """
 
     scores: bool = False
@@ -107,7 +107,7 @@ class OneIg(OfficialProgram):
         return prompts
 
     def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
-        """Read the tables."""
+        """Return the scores of all parts that have a table in the folder `path`."""
         columns: dict[str, Sequence[object]] = {"index": [indices[0] for indices in groups.values()]}
         scores: dict[str, Score] = {}
         for name, part in PARTS.items():

@@ -143,7 +143,7 @@ def parse_points(testpoints: str, answer: str) -> Points:
     points, scores = ast.literal_eval(testpoints), json.loads(answer)["score"]
     dimensions = [str(point).partition("-")[0].strip() for point in points]
     if unknown := [dimension for dimension in dimensions if dimension not in DIMENSIONS]:
-        raise ValueError(f"{unknown[0]} is no dimension of UniGenBench: {', '.join(DIMENSIONS)}")
+        raise ValueError(f"{unknown[0]} is not a dimension of UniGenBench: {', '.join(DIMENSIONS)}")
     if len(scores) != len(dimensions):
         raise ValueError(f"{len(scores)} scores for {len(dimensions)} test points: {testpoints}")
     return [(dimension, score == 1) for dimension, score in zip(dimensions, scores, strict=True)]

@@ -52,7 +52,7 @@ class CmmdReal(Discrepancy, ToDataset):
 
     @property
     def default(self) -> Weight:
-        """Missing file with the remedy: moments of a dataset do not suffice."""
+        """Missing file with the remedy: moments of a dataset are not enough."""
         return PICTURES
 
 

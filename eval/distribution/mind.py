@@ -48,7 +48,7 @@ class Mind(Sliced, ToReference):
 
 @dataclass(frozen=True)
 class MindReal(Sliced, ToDataset):
-    """`mind_real_clean`: MIND of the run and real images, of which as many are drawn as the run has.
+    """`mind_real_clean`: MIND between the run's images and equally many real images, drawn with a fixed seed.
 
     The paper compares sets of one size. If there are fewer real images, all of them are used.
     """
@@ -58,7 +58,7 @@ class MindReal(Sliced, ToDataset):
 
     @property
     def default(self) -> Weight:
-        """The reference batch for its spaces; others need a folder, because moments do not suffice."""
+        """The reference batch for its spaces; other spaces need a folder of images, because moments are not enough."""
         return REFERENCE_BATCH if self.space.reference_names else PICTURES
 
     def make_distance(self, ours: Features, others: Features) -> Callable[[Positions], float]:

@@ -48,7 +48,7 @@ def list_weights() -> list[Weight | Snapshot]:
 
 
 def fetch(weights: Sequence[Weight | Snapshot], *, download: bool = True) -> list[Report]:
-    """Find all files and download missing ones; an unreachable host is contacted once."""
+    """Find each file, or download it, and return a report on each in order; an unreachable host is contacted once."""
     silent: dict[str, str] = {}
     return [_fetch(one, silent, download=download) for one in weights]
 

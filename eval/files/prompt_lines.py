@@ -42,7 +42,7 @@ def check_record(number: int, line: str, record: Mapping[str, object]) -> None:
     """Check that later steps can store the values of a line of JSON.
 
     Args:
-        number: of the line.
+        number: number of the line.
         line: its text.
         record: its values.
 

@@ -223,7 +223,7 @@ def _read_meta(meta: object) -> dict[str, object]:
 
 
 def _parse_lines(lines: Sequence[str]) -> list[Any] | None:
-    """Return the values of lines, parsed at once, which takes a third of the time; None if a line is no value."""
+    """Return the values of lines, parsed at once, which takes a third of the time; None if a line is not a value."""
     try:
         values = parse_json(f"[{','.join(lines)}]")
     except ValueError:

@@ -151,6 +151,6 @@ def find_mask_box(mask: NDArray[np.bool_]) -> tuple[float, float, float, float]:
 def _check_classes(names: Mapping[int, str]) -> None:
     if len(names) != len(CLASSES) or (names.get(0), names.get(79)) != ("person", "toothbrush"):
         raise ValueError(
-            f"the detector distinguishes {len(names)} classes, from {names.get(0)} to {names.get(len(names) - 1)}; "
-            "COCO's 80 from person to toothbrush are needed"
+            f"the detector has {len(names)} classes, from {names.get(0)} to {names.get(len(names) - 1)}; give one with "
+            "COCO's 80, from person to toothbrush"
         )

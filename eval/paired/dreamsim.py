@@ -28,7 +28,7 @@ class DreamSim(SpaceEvaluator):
     spec: ClassVar[MetricSpec] = MetricSpec("lower")
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Measure every pair, and average over pairs."""
+        """Return the distance 1 - cosine of each image to its reference image, and the mean over pairs."""
         assert reference is not None
         sides = dict(zip(("images", "reference"), self.space.pair(samples, reference, device), strict=True))
         first, second = (side.arrays["features"].astype(np.float64) for side in sides.values())

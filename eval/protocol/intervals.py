@@ -265,7 +265,7 @@ def jackknife(
 def resample_statistic(
     statistic: Callable[[NDArray[np.int64]], float], value: float, clusters: Sequence[Hashable]
 ) -> Interval | None:
-    """Return the percentile bootstrap of a statistic that is no function of means, such as a quantile.
+    """Return the percentile bootstrap of a statistic that is not a function of means, such as a quantile.
 
     Whole clusters are drawn with replacement. The interval is widened for few clusters as by `bootstrap`. Its
     replicates give differences between runs of the same clusters an interval. None below two clusters.

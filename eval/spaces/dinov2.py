@@ -70,7 +70,7 @@ def load_dinov2(model: str, file: Path) -> nn.Module:
 
 
 def resize_positions(table: Tensor) -> Tensor:
-    """Resize the position table [1, 1 + N, D], class token first, to the 16 x 16 patches of 224 pixels."""
+    """Resize a position table [1, 1 + N, D], class token first, to [1, 257, D] for images of 224 pixels, bicubic."""
     side, patches = round((table.shape[1] - 1) ** 0.5), SIDE // PATCH
     grid = table[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
     resized = F.interpolate(grid, scale_factor=((patches + OFFSET) / side,) * 2, mode="bicubic")

@@ -29,7 +29,7 @@ class SpaceEvaluator(Evaluator):
 def require_samples(count: int, minimum: int, what: str) -> None:
     """Raise a SkipEvaluation if there are fewer than `minimum` samples, which `what` needs."""
     if count < minimum:
-        raise SkipEvaluation(f"too few samples: {what} needs at least {minimum}, there are {count}")
+        raise SkipEvaluation(f"too few samples: {what} needs at least {minimum}, got {count}")
 
 
 def describe_few_samples(count: int) -> str | None:

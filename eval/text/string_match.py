@@ -18,7 +18,7 @@ def check_outputs(outputs: object) -> Sequence[str]:
     """Return the outputs of a prompt's metadata.
 
     Raises:
-        ValueError: they are no list of texts, or one of them is empty, which every text contains.
+        ValueError: they are not a list of texts, or one of them is empty, which every text contains.
     """
     if (
         not isinstance(outputs, list)

@@ -157,7 +157,7 @@ def bits_kernel(
 ):  # fmt: skip
     """Draw bits of a prompt; a value whose probability is at most `rare` is never drawn."""
     prompt = tl.program_id(1).to(tl.int64)
-    blocks: tl.constexpr = (BITS_ + LANES - 1) // LANES  # of a token
+    blocks: tl.constexpr = (BITS_ + LANES - 1) // LANES  # groups of LANES bits of a token
     block = tl.program_id(0) * (BLOCK // LANES) + tl.arange(0, BLOCK // LANES)
     words = spread_words(count_words(keys, step, prompt, block, PURPOSE))
     bit = (block % blocks)[:, None] * LANES + tl.arange(0, LANES)[None, :]

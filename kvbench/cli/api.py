@@ -256,7 +256,7 @@ def write_overrides(settings: Mapping[str, object]) -> list[str]:
             try:
                 words.append(f"{key}={write_value(value)}")
             except TypeError as error:
-                problem = f"{error} is no value of a setting; give text, a number, a list or a mapping"
+                problem = f"{error} is not a value of a setting; give text, a number, a list or a mapping"
                 raise ConfigError(f"{key}: {problem}") from None
     return words
 
@@ -285,7 +285,7 @@ def _pair_by_method(runs: Sequence[Run], method: str) -> list[tuple[Run, Run]]:
         chosen = [other for other in runs if _has([other], method) and _place(other) == _place(one)]
         if len({other.folder.resolve() for other in chosen}) > 1:
             names = ", ".join(other.results.run for other in chosen)
-            raise ConfigError(f"to={method}: {one.results.run} has several partners; give one of {names}")
+            raise ConfigError(f"to={method}: several runs match {one.results.run}; give one of {names}")
         if chosen and one not in chosen:
             pairs.append((one, chosen[0]))
     return pairs

@@ -33,7 +33,7 @@ from kvbench.cli.workers.control import control
 from kvbench.cli.workers.sigterm import INTERRUPTED, RESUME, TERMINATED, Terminated, interrupting_on_sigterm
 from kvbench.core.config import ConfigError
 
-if TYPE_CHECKING:  # of an extra
+if TYPE_CHECKING:  # submitit belongs to an extra
     from submitit import Job
 
 
@@ -85,7 +85,7 @@ def run_by_hydra(arguments: list[str]) -> None:
         check_first(announce(command.overrides))
     if (problem := check_arguments(arguments)) is not None:
         stop(problem)
-    if (parsed := parse_options(arguments)).multirun and parsed.cfg:  # of Hydra's two, one would be ignored
+    if (parsed := parse_options(arguments)).multirun and parsed.cfg:  # Hydra would ignore one of them
         announce(parsed.overrides, every=True)
         return
     if parsed.shell_completion and "COMP_LINE" in os.environ:
@@ -196,7 +196,7 @@ def run_job(cfg: DictConfig) -> object:
 
     Not decorated, because launchers pickle it by name.
     """
-    repair_streams()  # of a launcher's process
+    repair_streams()  # this may be a launcher's process
     recorder = Recorder.current
     try:
         shrink(cfg)

@@ -25,7 +25,7 @@ class Once(logging.Filter):
     seen: ClassVar[set[str]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is no warning, or a new one."""
+        """Return whether a record is not a warning, or a new one."""
         line = record.getMessage()
         is_new = record.levelno != logging.WARNING or line not in self.seen
         self.seen.add(line)

@@ -56,13 +56,13 @@ def use_device(name: torch.device | str) -> None:
     device = torch.device(name)
     if device.type != "cuda":
         return
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its older name
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name of the variable below
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     check_device(str(name))
     with _TF32_LOCK:
         if not _tf32_scopes:
             torch.backends.cudnn.allow_tf32 = False
-    torch.cuda.set_device(device.index or 0)  # a device without a number is refused
+    torch.cuda.set_device(device.index or 0)  # torch refuses a device without a number
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def receive(
         url: http, https or file.
         part: partial file.
         title: name of the file in the progress bar.
-        headers: of the request; `Authorization` is sent to the address's own host alone.
+        headers: headers of the request; `Authorization` is sent to the address's own host alone.
         size: number of bytes of the whole file; None takes the number that the host states.
         stop: ends the receipt when it is set.
 
@@ -101,4 +101,4 @@ def _receive(
             os.fsync(file.fileno())
     wanted = total if size is None else size
     if wanted is not None and (received := part.stat().st_size) != wanted:
-        raise OSError(f"{request.full_url} ended after {received} of {wanted} bytes; try again")
+        raise OSError(f"{request.full_url}: received {received} of {wanted} bytes; try again")

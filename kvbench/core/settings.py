@@ -105,7 +105,7 @@ class CalibrateSettings:
     Attributes:
         count: number of prompts.
         prompts: file of prompts.
-        seed: of the choice of prompts and of their noise.
+        seed: seed of the choice of prompts and of their noise.
         batch_size: prompts generated together; texts are generated one by one.
         orders: order file to write (JSON).
     """
@@ -171,7 +171,7 @@ class ReportSettings:
         rows: rows of the tables of paper.tex.
         columns: columns of these tables, for each metric.
         metrics: metrics of these tables and of the figures; all if empty, three if None.
-        code: of runs that differ in nothing but seeds and code, those of the code of now, else of the newest, or all.
+        code: of runs that differ only in seeds and code, those of the current code, else of the newest; or all runs.
     """
 
     seeds: Literal["mean", "each"] = "mean"

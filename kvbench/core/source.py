@@ -122,7 +122,7 @@ def read_source(name: str) -> tuple[Path, bytes] | None:
     elif status.st_ctime_ns > find_import_time(name):
         raise ChangedFileError(f"{path} was edited after {name} was imported; start the command again")
     if name not in _READ or _READ[name][0] != state:
-        _READ[name] = state, spec, path, read_bytes(path)  # with the specification held, no other gets its id
+        _READ[name] = state, spec, path, read_bytes(path)  # holding `spec` keeps its id from being reused
     return _READ[name][2:]
 
 

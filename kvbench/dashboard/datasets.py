@@ -59,7 +59,7 @@ NO_DATASETS = Added({})
 def find_datasets(patterns: Iterable[str]) -> Added:
     """Read the datasets that paths and patterns such as `published/*` name, each once, in the order of their paths.
 
-    A folder that is no dataset, or a damaged one, is left out with its reason.
+    A folder that is not a dataset, or a damaged one, is left out with its reason.
 
     Raises:
         ConfigError: a pattern names no folder.
@@ -102,11 +102,11 @@ def read_dataset(folder: Path) -> dict[Path, AddedRun]:
     """Return the runs of a dataset by folder, after a comparison of its tables and runs with its list of files.
 
     Raises:
-        ConfigError: it is no dataset, is not as it was published, or has a link out of it.
+        ConfigError: it is not a dataset, is not as it was published, or has a link out of it.
         OSError, ValueError: a file cannot be read.
     """
     if not (folder / FILE_LIST).is_file() or not (folder / RUNS).is_dir():
-        raise ConfigError(f"is no published dataset, which has {FILE_LIST} and {RUNS}/; see kvbench publish")
+        raise ConfigError(f"is not a published dataset: it lacks {FILE_LIST} or {RUNS}/; see kvbench publish")
     if (link := find_leaving_link(folder)) is not None:
         raise ConfigError(
             f"{link.relative_to(folder)} is a link that leaves the folder; copy the dataset again"

@@ -6,10 +6,10 @@ from typing import Any
 
 
 class Pool:
-    """Distinct JSON values by number.
+    """Distinct JSON values, each with an index.
 
     Attributes:
-        values: values in the order of their numbers.
+        values: the values in the order of their indices.
     """
 
     def __init__(self) -> None:
@@ -18,10 +18,10 @@ class Pool:
         self._seen: dict[bytes, int] = {}
 
     def add(self, value: Any) -> int:
-        """Return the number of a value; a new value is added."""
+        """Return the index of a value, which is added if it is new."""
         try:
             bytes_ = marshal.dumps(value, 2)  # type: ignore[arg-type]  # a tenth of JSON's time; only compared, never read
-        except ValueError:  # of a type that JSON writes as text
+        except ValueError:  # marshal does not know its type, which JSON writes as text
             return self._find(value)
         if bytes_ not in self._seen:
             self._seen[bytes_] = self._find(value)

@@ -28,14 +28,14 @@ def write_command(run: Results) -> str:
     Plugins' models, methods and prompts are named without their settings; plugins' evaluators are left out.
     """
     bound = run.method.startswith("full, ")
-    # The choice of a model may have another name than the model.
+    # The model's file in conf/model may have a different name.
     model = run.model if _load(f"model/{run.model}") else _find_choice(run, "model") or run.model
     words = ["task=bounds"] if bound else []
     words += [f"model={model}", f"method={'full' if bound else run.method}"]
     words += _compare_plain(run)
     for group, usual in DEFAULTS.items():
         if group == "storage" and not run.storage:
-            continue  # which a command without few bits refuses
+            continue  # a command without low-bit storage refuses this group
         usual = _load(f"model/{model}").get(f"default_{group}", usual)
         if (choice := _find_choice(run, group)) and choice != usual:
             words.append(f"{group}={choice}")

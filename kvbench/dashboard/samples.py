@@ -30,11 +30,11 @@ def list_samples(
 ) -> dict[Path, dict[str, object]]:
     """Return the samples to show of every run, by folder.
 
-    Each entry holds `kind`, `index`, and in the same order `prompt`, `answer` and `text` (numbers in the pool; the
-    latter two for texts only), `reading` (`pack_reading`, for texts that were read only) and `values` (by metric). For
-    paired differences, `drawn` is the number in the pool of the prompts and seeds of all samples, `columns` holds the
-    values of all samples by metric (float32 in base64, nan for missing values), only of metrics that are the mean of
-    their samples or of the means of their groups, and `strata` the numbers in the pool of these groups.
+    Each entry has `kind`, `index` and, in that order, lists of these samples: `prompt`, `answer` and `text` (indices
+    into the pool; the last two for texts), `reading` (`pack_reading`, for texts with forced tokens) and `values` (by
+    metric). Paired differences use all samples: `drawn` is the pool's index of their prompts and seeds, `columns` has
+    their values by metric (little-endian float32 in base64, NaN if missing) if the metric is the mean of its samples or
+    of the means of its groups, and `strata` has the pool's indices of these groups.
     """
     share = max(MIN_SAMPLES, min(MAX_SAMPLES, MAX_ALTOGETHER // max(1, len(finished))))
     chosen = {}

@@ -13,7 +13,7 @@ class Vendored:
 
     Attributes:
         package: name in npm's registry.
-        version: of the package.
+        version: version of the package.
         name: file name under vendor/; the licence is `<stem>.LICENSE` in the same folder.
         size: bytes of the file.
         sha256: hash of the file.

@@ -221,7 +221,7 @@ def read_table(path: Path, most: int, run: str | None = None) -> "pl.DataFrame":
         )
     kinds, plain = rows.collect_schema(), (library.String, library.Boolean, library.Null)
     if other := [name for name, kind in kinds.items() if not (kind.is_numeric() or kind in plain)]:
-        raise TooLargeError(f"{path.name}: {other[0]!r:.60} is no column of numbers or texts; copy it again")
+        raise TooLargeError(f"{path.name}: column {other[0]!r:.60} must hold numbers or texts; copy it again")
     texts = [library.col(name) for name, kind in kinds.items() if kind == library.String]
     sizes = [text.str.len_bytes().cast(library.UInt64).sum() for text in texts]
     if sizes and sum(rows.select(sizes).collect().row(0)) >= MOST_BYTES:

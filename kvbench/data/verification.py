@@ -29,7 +29,7 @@ class Checked:
     Attributes:
         status: the verdict, which is the dataset's if that is worse.
         by: the verifier's name; None if it was not given.
-        finished: UTC day; empty if it is no printable text.
+        finished: UTC day; empty if it is not printable text.
         chosen: number of samples that were chosen.
         finding: the first finding; empty without one.
     """
@@ -54,7 +54,7 @@ def format_verification(
 
     Args:
         folder: what was verified; only its name is written.
-        files: hash of its files, which tells exact copies from others; None for a folder that is no dataset.
+        files: hash of its files, which tells exact copies from others; None for a folder that is not a dataset.
         fields: who verified, how and where, JSON values.
         runs: each verdict, with `run`, `status`, `chosen` and `findings`.
     """

@@ -20,8 +20,8 @@ class Arena:
 
     Args:
         numbers: size of the buffer in numbers of `dtype`.
-        dtype: of the numbers.
-        device: of the buffer.
+        dtype: dtype of the numbers.
+        device: device of the buffer.
     """
 
     def __init__(self, numbers: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -32,7 +32,7 @@ class KVCache(StoredLayers):
 
     Attributes:
         record: records steps, or segments whose tokens come at once; None runs all by launches.
-        repetitions: of steps, or of segments under a method without a `graph_obstacle`; None without a `record`.
+        repetitions: recorded steps, or segments if the method has no `graph_obstacle`; None without a `record`.
 
     A method may be prepared for shorter prompts than the model reads. All prompts then have the padding between, which
     is cut off: it has no slots, and positions begin after it.
@@ -40,8 +40,8 @@ class KVCache(StoredLayers):
     Args:
         spec: the model's shapes.
         method: prepared for that model, or for shorter prompts, and its budget.
-        dtype: of stored keys and values; for low-bit storage, the dtype they are decoded to.
-        device: of the storage.
+        dtype: dtype of stored keys and values; for low-bit storage, the dtype they are decoded to.
+        device: device of the storage.
         record: see above.
         projection: see `StoredLayers`.
         packing: format of low-bit storage; None stores numbers of `dtype`.

@@ -62,7 +62,7 @@ class LayerStore(LayerState):
     """One layer's keys and values, [B, capacity, D], and the layout of their rows.
 
     Attributes:
-        layout: of the rows in both; tokens of a segment that is not full are in the free slots behind each row.
+        layout: layout of the rows in both; tokens of a segment that is not full are in the free slots behind each row.
         keys: stored keys.
         values: stored values.
         handles: with which the arena releases keys and values.
@@ -100,7 +100,7 @@ class LayerStore(LayerState):
             heads: KV heads of the layer.
             branches: sequences of a prompt.
         """
-        numbers = self.slot_bytes // self.keys.shape[0]  # of one sequence's slot: a whole number
+        numbers = self.slot_bytes // self.keys.shape[0]  # bytes of a slot of one sequence, without remainder
         return count_rows([count * numbers for count in self.layout.counts], heads)
 
     def count_read_bytes(self, heads: int) -> list[int]:

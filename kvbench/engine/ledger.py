@@ -107,14 +107,14 @@ class Ledger:
     pending_bytes: int = field(default=0, init=False, repr=False, compare=False)
     _unprotected: "Tensor | None" = field(default=None, init=False, repr=False, compare=False)  # int64 [rows]
     _stored_bytes: int = field(default=0, init=False, repr=False, compare=False)
-    _tokens: Sequence[int] = field(default=(), init=False, repr=False, compare=False)  # of each sequence
+    _tokens: Sequence[int] = field(default=(), init=False, repr=False, compare=False)  # held by each sequence
     _bytes: Sequence[int] = field(default=(), init=False, repr=False, compare=False)
     _read_bytes: Sequence[int] = field(
         default=(), init=False, repr=False, compare=False
-    )  # held, as attention reads it
+    )  # bytes that attention would read
     _layers: list[tuple[Sequence[int], ...]] = field(
         init=False, repr=False, compare=False
-    )  # these three of each
+    )  # these three for each layer
 
     @classmethod
     def open(cls, spec: ModelSpec, sequences: int, *, observes_lse: bool) -> "Ledger":
@@ -288,7 +288,7 @@ class Ledger:
         """Return the share of the possible tokens that a sequence held after a segment.
 
         Possible are the capacity, or all tokens so far if they are fewer. For a budget in bytes, held bytes are
-        converted to tokens by the ratio of capacity to budget. Padding is no token; if it counts as held, it is
+        converted to tokens by the ratio of capacity to budget. Padding is not a token; if it counts as held, it is
         subtracted from the capacity too, except for one token a head.
         """
         capacity, heads, end = budget.capacity, spec.all_heads, spec.ends[segment]

@@ -38,7 +38,7 @@ def read_padding(
         spec: the model's shapes; its first segment is the prompt.
         sequences: in the batch.
         padding: padding tokens in front of each sequence's prompt, or None.
-        device: of the result.
+        device: device of the result.
 
     Raises:
         ValueError: not one number a sequence, a prompt without tokens, or one whose tokens see each other.
@@ -77,13 +77,13 @@ def cut_queries(given: Callable[[], Tensor] | None, cut: int) -> Callable[[], Te
 
 
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float) -> Tensor:
-    """Attend over padded prompts: each token to itself and to earlier tokens that are no padding.
+    """Attend over padded prompts: each token to itself and to earlier tokens that are not padding.
 
     Args:
         q: [sequences, heads, queries, D]; query m belongs to token m % tokens.
         k: keys of all tokens of the prompts [sequences, heads, tokens, D].
         v: values, shaped like k.
-        padding: of the sequences.
+        padding: padding of the sequences.
         scale: factor on q k^T.
 
     Returns:
@@ -105,8 +105,8 @@ def follow_schedule(
     Args:
         change: the schedule's change for the KV heads of one sequence.
         segment: the segment that just ran.
-        layout: of the padded rows before the segment is stored.
-        padding: of their sequences.
+        layout: layout of the padded rows before the segment is stored.
+        padding: padding of their sequences.
         free_slots: free slots behind each row of the new layout.
     """
     positions, sequences = change.layout.positions, len(padding.sequences)
@@ -135,8 +135,8 @@ def ask_plans(
         spec: the model's shapes.
         layer: index of the layer.
         segment: the segment that just ran.
-        layout: of the padded rows before the segment is stored.
-        padding: of their sequences.
+        layout: layout of the padded rows before the segment is stored.
+        padding: padding of their sequences.
         free_slots: free slots behind each row of the new layout.
     """
     count = len(padding.prompts)

@@ -40,8 +40,8 @@ class PlainStorage(CacheBackend):
     Args:
         spec: the model's shapes.
         method: prepared.
-        dtype: of the stored keys and values.
-        device: of the storage.
+        dtype: dtype of the stored keys and values.
+        device: device of the storage.
         fixed: whether a recording or a kernel reads the places of rows from tables (`place_rows`).
     """
 

@@ -26,7 +26,7 @@ def ask_with_lengths(method: Method, view: CacheView, layout: Layout, *, recordi
     Args:
         method: prepared; its `capacity` gives the lengths of rows.
         view: one layer right after the segment.
-        layout: of the layer's storage before the segment is stored.
+        layout: layout of the layer's storage before the segment is stored.
         recording: work is being recorded, which may not read lengths on the host; otherwise they are compared.
 
     Raises:

@@ -16,7 +16,7 @@ class CacheSnapshot(NamedTuple):
 
     Attributes:
         segment: the segment.
-        layouts: of each layer's rows, L of them.
+        layouts: layouts of each layer's rows, L of them.
         padding: padding tokens in front of the prompts; None without padding.
     """
 
@@ -44,7 +44,7 @@ def measure_shares(held: CacheSnapshot, heads: int, edges: Sequence[int]) -> tup
         [torch.searchsorted(row, bounds.expand(len(row), -1).contiguous()).diff(dim=1) for row in rows]
     )
     missing = bounds.new_zeros(1) if held.padding is None else held.padding.sequences
-    first = torch.maximum(bounds[:-1], missing[:, None])  # first token of a source that is no padding
+    first = torch.maximum(bounds[:-1], missing[:, None])  # first token of a source that is not padding
     tokens = (bounds[1:] - first).clamp(min=0).double()
     kept = counts.unflatten(1, (-1, heads)) / tokens[:, None].clamp(min=1)
     return kept.mean(1).cpu(), tokens.mean(0).cpu()

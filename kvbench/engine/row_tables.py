@@ -14,10 +14,10 @@ class RowTables:
     """Tables of the one-token kernel's rows, one row of a table per layer.
 
     Args:
-        layers: of the model.
-        rows: of each layer's layout.
+        layers: number of layers of the model.
+        rows: number of rows of each layer's layout.
         longest: see `PlacedRows`.
-        device: of the tables.
+        device: device of the tables.
     """
 
     def __init__(self, layers: int, rows: int, longest: int, device: torch.device) -> None:
@@ -35,7 +35,7 @@ class RowTables:
         Storage outside the ring has places of its own.
 
         Args:
-            stores: of all layers.
+            stores: storage of all layers.
             arena: the ring.
             filled: int64 [1], tokens of the segment before the step.
 

@@ -55,12 +55,12 @@ class Change(NamedTuple):
     """One layer's storage after a segment.
 
     Attributes:
-        layout: of the new rows.
+        layout: layout of the new rows.
         source: origin of each new slot, int32 [capacity] (`kernels.compact.source_table`).
         appends: nothing leaves, all rows are equally long and grow by the whole segment.
         state: float32 [rows, longest, ...], the method's numbers of the slots that stay; None without state.
         contents: new contents, if the method replaced any.
-        drift: of the observed queries, if any.
+        drift: drift of the observed queries, if any.
         unprotected: int64 [rows], dropped slots of score +inf; None if the method does not count them.
     """
 
@@ -85,7 +85,7 @@ def ask_method(
     Args:
         method: prepared.
         view: one layer right after the segment.
-        layout: of the layer's storage before the segment is stored.
+        layout: layout of the layer's storage before the segment is stored.
         free_slots: free slots behind each row of the new layout.
         counts: slots that each row keeps, if they are known; None reads them on the host.
 
@@ -194,15 +194,15 @@ def show_layer(
     Args:
         layer: index of the layer.
         segment: the segment that just ran.
-        layout: of the layer's storage before the segment is stored.
+        layout: layout of the layer's storage before the segment is stored.
         spec: the model's shapes.
         sequences: number of sequences in the layout.
-        inputs: of the layer's attention; None for a static method.
+        inputs: inputs of the layer's attention; None for a static method.
         state: float32 [rows, longest, ...], numbers of the cached slots; new tokens start at 0.
         prompts: number of each sequence's prompt.
         padding: int64 [rows], padding tokens in front of each row's prompt; None without padding.
         prompt_lengths: tokens of each sequence's prompt; empty without padding.
-        position: of another layer's view after this segment, from the same layout and padding; None without one.
+        position: positions of another layer's view after this segment, with equal layout and padding; None to compute.
     """
     if position is None:
         position = list_positions(layout, segment.start, segment.length)
@@ -235,7 +235,7 @@ def build_schedule(
     Args:
         spec: the model's shapes.
         method: prepared.
-        device: of the tables.
+        device: device of the tables.
         find_free_slots: returns the free slots of each row while a segment runs; None for `count_free_slots`.
     """
     changes: Schedule = {}
@@ -270,7 +270,7 @@ def predict_row_lengths(spec: ModelSpec, method: Method, schedule: Schedule | No
     Args:
         spec: the model's shapes.
         method: prepared for that model.
-        schedule: of a static method, if it is known already.
+        schedule: schedule of a static method, if it is known already.
     """
     cached = [segment for segment in spec.segments if not segment.last]
     lengths = np.zeros((len(cached), spec.layers, spec.heads), np.int64)

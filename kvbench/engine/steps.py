@@ -17,8 +17,8 @@ class Steps:
         recorded: whether a recording repeats the steps, so that only the device counts within a step.
 
     Args:
-        segments: of a generation.
-        device: of `filled`.
+        segments: all segments of a generation.
+        device: device of `filled`.
     """
 
     def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:

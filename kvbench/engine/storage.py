@@ -26,8 +26,8 @@ class CacheBackend:
         Args:
             sequences: in the batch.
             batch: sequences that share a layout, 1 if each row has its own.
-            rows: of a layout.
-            schedule: of a static method, otherwise empty.
+            rows: rows of a layout.
+            schedule: schedule of a static method, otherwise empty.
         """
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class CacheBackend:
         """Write where the rows of all layers are into tensors that keep their addresses.
 
         Args:
-            stores: of all layers, when a causal segment begins.
+            stores: storage of all layers at the beginning of a causal segment.
             filled: int64 [1], tokens of the segment before a step.
 
         Returns:

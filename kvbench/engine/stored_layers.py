@@ -27,8 +27,8 @@ class Unchanged(NamedTuple):
 
     Attributes:
         before: layout before the segment is stored.
-        position: of the view.
-        change: of the storage.
+        position: position of the view.
+        change: change of the storage.
     """
 
     before: Layout
@@ -41,16 +41,16 @@ class StoredLayers:
 
     Attributes:
         prompts: numbers of the prompts of the next generations, for methods that draw at random; 0, 1, ... by default.
-        ledger: of the current generation, or of the last one.
-        repetitions: of recorded work; None if nothing is recorded.
+        ledger: ledger of the current generation, or of the last one.
+        repetitions: repetitions of recorded work; None if nothing is recorded.
         projection: returns the model's output projection of a layer, [width, query heads x D]; None if the model does
             not expose it.
 
     Args:
         spec: the model's shapes.
         method: prepared for that model and its budget.
-        storage: of keys and values.
-        device: of the storage.
+        storage: storage of keys and values.
+        device: device of the storage.
         projection: see above.
         rotation: RoPE factors on the device, complex64 [positions, D/2]; None without RoPE or if the model does not
             expose them.
@@ -66,7 +66,7 @@ class StoredLayers:
     _last_layouts: list[Layout]  # layouts at the start of the last segment, which stores none
     _sequences: int
     _rows: int
-    _unchanged: Unchanged | None  # of earlier layers of a segment
+    _unchanged: Unchanged | None  # shared by layers of a segment that keep the same slots
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class StoredLayers:
             change, padding = self._schedule[present.layer, self._segment.index], self._padding
             if padding is None:
                 return change
-            if self.spec.padding_counts:  # as a part of the prompt
+            if self.spec.padding_counts:  # padding counts as part of the prompt
                 return follow_schedule(change, self._segment, layout, padding, free_slots)
             return ask_plans(
                 self.method, self.spec, present.layer, self._segment, layout, padding, free_slots

@@ -24,7 +24,7 @@ class CacheView(View):
     """One layer of a cache right after a segment.
 
     Attributes:
-        segments: of a generation.
+        segments: all segments of a generation.
         replaced: keys and values [rows, slots, D] given to `replace`, in stored form; None before it is called.
         unprotected: int64 [rows], slots given to `count_unprotected`; None before it is called.
 

@@ -16,4 +16,4 @@ class AdaKV(AdaptiveHeads, WindowAttention):
     Differs from the paper in: the window is `snapkv`'s, and the sinks stay.
     """
 
-    revision: ClassVar[int] = 3  # below five tokens a head, no slot was safe
+    revision: ClassVar[int] = 3  # before, no slot was safe at fewer than five tokens a head

@@ -215,7 +215,7 @@ class AMSKVFixed(Condensed):
     placement: Literal["similarity", "uniform"] = "similarity"
 
     static: ClassVar[bool] = True
-    revision: ClassVar[int] = 1  # the remainder of the budget was unused
+    revision: ClassVar[int] = 1  # before, the remainder of the budget was unused
 
     def needs(self) -> Observer | Path | None:
         """Return the calibration of similarities if it determines the placement."""

@@ -130,7 +130,7 @@ class CAKE(LayerShares, ObservationWindow):
     rounding: Literal["exact", "official"] = "exact"
 
     recordable: ClassVar[bool] = True
-    revision: ClassVar[int] = 3  # capacities were for the longest prompt of texts
+    revision: ClassVar[int] = 3  # before, capacities were for the longest prompt of texts
     limits = set_limits(
         tau1=Limit(1e-3, wants="must be positive"),
         tau2=Limit(1e-3, wants="must be positive"),

@@ -32,7 +32,7 @@ class ChunkKV(Wrapper):
     chunk: int = 20
 
     recordable: ClassVar[bool] = True
-    revision: ClassVar[int] = 1  # protected slots counted 0 in means; heads of short texts kept one set
+    revision: ClassVar[int] = 1  # before, protected slots counted as 0, heads of short texts kept one set
     limits = set_limits(chunk=Limit(1))
     heads_independent = False  # heads keep the same chunks
 
@@ -58,7 +58,7 @@ class ChunkKV(Wrapper):
 def rank_chunks(ranked: Tensor, position: Tensor, chunks: Tensor, heads: int, tokens: int) -> Tensor:
     """Return the rank of each slot by its chunk, float32 [rows, slots], higher for better; infinite scores stay.
 
-    The value of a chunk is the mean over its slots that may leave, in all heads; a head without the token counts 0.
+    The value of a chunk is the mean over its slots that may leave, in all heads; a head without the token counts as 0.
 
     Args:
         ranked: [rows, slots], scores; `scored.LARGEST` or more protects a slot, -inf where a row has no such slot.

@@ -23,7 +23,7 @@ class FirstScales(Method):
     """
 
     static: ClassVar[bool] = True
-    revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
+    revision: ClassVar[int] = 1  # before, padding in front of a prompt reduced what is kept
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse a budget below one token per head."""

@@ -86,7 +86,7 @@ class HeadKV(Method):
     attention: LineAttention = "prob"
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
-    revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
+    revision: ClassVar[int] = 1  # before, padding in front of a prompt reduced what is kept
     limits = set_limits(
         threshold=SHARE,
         ratio=SHARE,
@@ -205,7 +205,7 @@ class HeadKV(Method):
             view: the layer.
             capacity: int64 [rows], slots that each row may keep, including the condition.
             local: bool [rows], rows that keep no history.
-            plans: of the sequences.
+            plans: plans of the sequences.
         """
         spare = capacity - by_row(view, [plan._condition for plan in plans])
         lines = by_row(view, [plan._recent for plan in plans])

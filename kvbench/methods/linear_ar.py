@@ -42,7 +42,7 @@ class LineAR(Scored):
     attention: LineAttention = "prob"
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
-    revision: ClassVar[int] = 2  # padding in front of a prompt reduced what is kept
+    revision: ClassVar[int] = 2  # before, padding in front of a prompt reduced what is kept
     limits = set_limits(
         anchors=Limit(0),
         recent=Limit(1, wants="must be at least 1, the last line"),

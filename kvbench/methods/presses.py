@@ -49,7 +49,7 @@ class KVPress(Scored):
     asked: Literal["prompt", "every"] = "prompt"
     seed: int = 0
 
-    revision: ClassVar[int] = 3  # a press's ratio was a token short, its future began in a prompt's padding
+    revision: ClassVar[int] = 3  # before, ratios were a token short, and a press's future began in padding
     graph_obstacle = "a press may read and draw numbers on the host"
     heads_independent = False  # presses may compare heads
 
@@ -193,7 +193,7 @@ def describe_layer(view: View, spec: ModelSpec, hidden: Tensor, begin: int) -> S
     Args:
         view: the layer.
         spec: the model's shapes.
-        hidden: of `join_projections`.
+        hidden: result of `join_projections`.
         begin: position of the sequence's first token in the segment, from which the press counts.
     """
     width = hidden.shape[-1] - view.heads * spec.head_dim  # channels of all queries

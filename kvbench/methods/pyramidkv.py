@@ -32,7 +32,7 @@ class PyramidKV(WindowAttention):
 
     beta: float = 20
 
-    revision: ClassVar[int] = 3  # capacities were for the longest prompt of texts
+    revision: ClassVar[int] = 3  # before, capacities were for the longest prompt of texts
     limits = set_limits(beta=Limit(1))
     heads_independent = False  # capacities depend on the whole model's B
     uniform_capacity = False  # capacities decrease with depth

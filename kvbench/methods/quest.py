@@ -43,7 +43,7 @@ class Quest(Method):
     uses = Uses(sparse_reads=True)
     follows_budget: ClassVar[bool] = False
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
-    revision: ClassVar[int] = 1  # beside a longer text, one that fits was read in part
+    revision: ClassVar[int] = 1  # before, a text that fits was read in part if a longer one was in its batch
     limits = set_limits(attention_budget=Limit(1), page=Limit(1), dense_layers=Limit(0))
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:

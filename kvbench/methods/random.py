@@ -28,7 +28,7 @@ class Random(Scored):
     seed: int = 0
 
     own_state: ClassVar[int] = 1
-    revision: ClassVar[int] = 2  # draws depended on the padding in front of a prompt
+    revision: ClassVar[int] = 2  # before, draws depended on the padding in front of a prompt
     graph_obstacle = DRAWN_ON_HOST  # draws differ between prompts
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:

@@ -46,7 +46,7 @@ class RKV(ObservationWindow):
     limits = set_limits(
         mix=SHARE, threshold=Limit(-1, 1, "is a cosine and must lie in -1..1"), protected=Limit(0)
     )
-    revision: ClassVar[int] = 2  # smoothing included missing slots
+    revision: ClassVar[int] = 2  # before, smoothing included missing slots
 
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
         """Return lambda I - (1 - lambda) R, float32 [rows, slots]."""

@@ -109,7 +109,7 @@ class ScaleKV(Scored):
     strict: bool = True
 
     recordable: ClassVar[bool] = True
-    revision: ClassVar[int] = 2  # smoothing included missing slots
+    revision: ClassVar[int] = 2  # before, smoothing included missing slots
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     limits = set_limits(drafters=SHARE, strongest=SHARE, queries=Limit(1))
 

@@ -89,7 +89,7 @@ class SSD(Scored):
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
     own_state: ClassVar[int] = 1
     uniform_capacity = False  # classes have budgets of their own
-    revision: ClassVar[int] = 2  # capacities were for the longest prompt of texts
+    revision: ClassVar[int] = 2  # before, capacities were for the longest prompt of texts
     limits = set_limits(
         threshold=SHARE,
         near=Limit(0),

@@ -38,7 +38,7 @@ class StreamingLLM(Method):
 
     static: ClassVar[bool] = True
     limits = set_limits(leading=Limit(0))
-    revision: ClassVar[int] = 2  # padding in front of a prompt reduced what is kept
+    revision: ClassVar[int] = 2  # before, padding in front of a prompt reduced what is kept
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse more sinks than the model has, and a budget below them or below one token per head."""

@@ -38,7 +38,7 @@ class VaSE(NewestKept):
     it leaves.
 
     Differs from the program in: kept tokens stay in the order of positions, where the program stores them in the order
-    of selection, so that its pooling mixes tokens that are no neighbours. Attention is float32. In images the first
+    of selection, so that its pooling mixes tokens that are not neighbours. Attention is float32. In images the first
     tokens are protected as under every other method. The window's queries are of the newest segment, which is the whole
     window in texts if a chunk has 64 tokens. The program's budget is B per head, window included, as here.
 
@@ -46,7 +46,7 @@ class VaSE(NewestKept):
         window: newest tokens that stay and whose queries decide; None for 64 in texts, a row in images, but at most
             half of what the sinks leave.
         large: share of a head's capacity for large values; 0 for none.
-        magnitude: of a value: `range`, `variance` over its channels (divisor D - 1), or Euclidean `norm`.
+        magnitude: magnitude of a value: `range`, `variance` over its channels (divisor D - 1), or Euclidean `norm`.
         draw: draw the other slots; otherwise those with the most attention stay.
         kernel: neighbours of the mean that smooths attention, odd; 1 for none.
         seed: seed of the draws, which also depend on the prompt, the layer and the segment.

@@ -146,7 +146,7 @@ class LeastWork(NamedTuple):
         head: weights of those that only tokens pass after which one is drawn.
         decoder: weights of an image's decoder.
         decoding: operations of decoding an image.
-        arithmetic: of these on a GPU: a dtype or `tf32`.
+        arithmetic: arithmetic of these on a GPU: a dtype or `tf32`.
     """
 
     layers: int = 0

@@ -47,7 +47,7 @@ class ImageModel(Model, Generic[N, T]):
             and tests.
         decoder_dtype: dtype in which latents are decoded; `auto` is float32 on a CPU and the arithmetic of the
             official program (`decoding`) on a GPU.
-        rounding: of pixel values to 8 bits, half to even or down.
+        rounding: rounding of pixel values to 8 bits, half to even or down.
     """
 
     name: str

@@ -208,7 +208,7 @@ class PromptedImageModel(NextTokenImageModel[N, T]):
     prompt_tokens: int = 64
     rounding: Rounding = "truncate"
 
-    config_section: ClassVar[str] = ""  # of the language model in the config.json of `weights`
+    config_section: ClassVar[str] = ""  # section of the language model in config.json
 
     def __post_init__(self) -> None:
         self._check_codes("codes", self.transformer.codes)
@@ -239,7 +239,7 @@ class LinedImageModel(PromptedImageModel[N, T]):
     """Settings of a model of one vocabulary for words and image codes, whose images are lines that end in a token.
 
     Only codes, and a newline at the end of a line, can be drawn. The tokens that begin an image are part of
-    `prompt_tokens`. The unconditional prompt has another length than the conditional one.
+    `prompt_tokens`. The unconditional and the conditional prompt differ in length.
     """
 
     transformer: LinedImageConfig

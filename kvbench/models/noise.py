@@ -122,5 +122,5 @@ def make_noise(kind: str, seed: int, indices: Sequence[int], device: torch.devic
 
 
 def prompt_seed(seed: int, index: int) -> int:
-    """Return the seed of one prompt's generator."""
+    """Return the seed of a prompt's generator, from 0 to 2^63 - 1, derived from a run's seed and the prompt's index."""
     return derive_seed(f"{seed}:{index}")

@@ -86,7 +86,7 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
     tensor_parallel: int = 1
 
     output: ClassVar[str] = "texts"
-    revision: ClassVar[int] = 1  # top-k and top-p cut ties in an arbitrary order
+    revision: ClassVar[int] = 1  # before, top-k and top-p cut ties in an arbitrary order
 
     def __post_init__(self) -> None:
         if self.max_tokens < 2:

@@ -123,7 +123,7 @@ class ChatTokenizer(TextTokenizer):
         A tokenizer that puts a space before every text encodes a later part behind another text, which is cut off.
 
         Raises:
-            ValueError: it does not tell where the part begins.
+            ValueError: the tokenizer gives no character offsets, so that the first token of the part is unknown.
         """
         if first or not self.spaced:
             return self._encode(text, special=first)
@@ -137,8 +137,8 @@ class ChatTokenizer(TextTokenizer):
                     if start >= begin
                 ]
         raise ValueError(
-            "the tokenizer puts a space before every text and does not tell where its parts begin; give "
-            "model.sources.weights a folder with tokenizer.json"
+            "the tokenizer puts a space before every text and gives no character offsets; set model.sources.weights to "
+            "a folder with tokenizer.json"
         )
 
     def _encode(self, text: str, *, special: bool = False) -> list[int]:

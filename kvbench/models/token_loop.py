@@ -25,7 +25,7 @@ class Head(ABC, Generic[S]):
 
     Attributes:
         branches: sequences per prompt.
-        numbers: of the noise that the draw of a token takes per prompt; None for one for each token that can be drawn.
+        numbers: random numbers that the draw of a token uses per prompt; None for one per token that can be drawn.
     """
 
     branches: int = 1
@@ -42,13 +42,13 @@ class Head(ABC, Generic[S]):
         Args:
             drawn: tokens drawn so far.
             logits: float32 [branches x B, V], all conditional ones first.
-            number: of the token, from 0.
+            number: number of the token, from 0.
             noise: randomness, per prompt.
-            inputs: of `list_inputs`.
+            inputs: results of `list_inputs`.
         """
 
     def find_key(self, number: int) -> Hashable:
-        """Return what distinguishes the step of a token from others and is no input of it."""
+        """Return a key of the properties of a token's step that its inputs do not contain; None if there are none."""
         return None
 
     def list_inputs(self, number: int) -> list[Tensor]:

@@ -92,7 +92,7 @@ def fit(prompt: Prompt, count_tokens: Callable[[str, bool], int]) -> Prompt:
     draft = prompt.draft
     if draft is None:
         return prompt
-    read = draft.read and prompt.reading is None  # else an own output is
+    read = draft.read and prompt.reading is None  # with a `reading`, the model's own output is read instead
     text = draft.fit(lambda text: count_tokens(text, read))
     if not read:
         return replace(prompt, text=text, draft=None)
@@ -117,10 +117,10 @@ def check_counts(**counts: int | None) -> None:
 
 
 def check_choices(name: str, chosen: Sequence[str], known: Sequence[str]) -> None:
-    """Check that a set has the chosen part, or all of at least one.
+    """Check that `chosen` is one of the known parts, or a list of at least one of them.
 
     Raises:
-        ConfigError: names the key of `prompts`.
+        ConfigError: it is not; the message names the key `prompts.NAME`.
     """
     parts = {chosen} if isinstance(chosen, str) else {*chosen}
     if not parts or not parts <= {*known}:
@@ -132,7 +132,7 @@ def check_total(total: int, name: str, each: int) -> None:
     """Check that a run can have this many prompts, before they are made.
 
     Raises:
-        ConfigError: names the key of `prompts` that repeats them.
+        ConfigError: there are more; the message names the key of `prompts` that multiplies them.
     """
     if total > MAX_PROMPTS:
         raise ConfigError(f"prompts.{name}={each}: makes {total} prompts, a run has at most {MAX_PROMPTS}")

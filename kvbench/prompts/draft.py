@@ -75,14 +75,14 @@ class Hidden(Draft):
 
 @dataclass(frozen=True)
 class Counted(Draft):
-    """A list of words in random order, in which some come more often than all others.
+    """A list of words in random order, in which some occur more often than all others.
 
     Attributes:
-        frequent: the words that come most often, in descending order of their numbers.
-        others: other words; behind the last one, pairs of them follow.
-        times: number of each frequent word, if they are equally frequent.
-        rest: number of each other word in that case.
-        zipf: exponent of Zipf's law, by which the numbers of all words fall instead; None for equal ones.
+        frequent: the words that occur most often, the most frequent one first.
+        others: the other words; after the last one, pairs of them are used.
+        times: occurrences of each frequent word if `zipf` is None.
+        rest: occurrences of each other word if `zipf` is None.
+        zipf: exponent of Zipf's law, which the occurrences of all words follow; None for `times` and `rest`.
         seed: seed of the order.
     """
 
@@ -94,7 +94,7 @@ class Counted(Draft):
     seed: str
 
     def fill(self, size: int) -> str:
-        """Return the list; a unit is one more of the other words, or one more of the most frequent word."""
+        """Return the list of a size: the number of other words, or with `zipf` how often the first word is added."""
         number = len(self.frequent)
         counts = [self.times] * number + [self.rest] * size if self.zipf is None else self._fall(size)
         words = [*self.frequent, *(self.name_other(rank) for rank in range(len(counts) - number))]

@@ -14,7 +14,7 @@ from kvbench.runs.record.results import Results
 
 @dataclass(frozen=True)
 class Ablation:
-    """Runs of one model, prompts, method and budget that differ in one setting, which is no seed.
+    """Runs of one model, prompts, method and budget that differ in one setting, which is not a seed.
 
     Attributes:
         setting: dotted path in the configuration.

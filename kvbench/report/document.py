@@ -79,7 +79,7 @@ def list_sections(runs: Sequence[Results]) -> list[Section]:
         rows = drop_columns(make_rows(own), ["model"])
         prompts = ", ".join(sorted({f"{run.prompts_label} (n = {name_count(run)})" for run in own}))
         caption = f"{model}, {prompts}. 95 % intervals. {BOLD_NOTE}.{describe_rows(own, rows)}"
-        lead = len(identifying_columns(own)[0]) - 1  # without the model
+        lead = len(identifying_columns(own)[0]) - 1  # the model's column was dropped
         sections.append(Section(model, caption, rows, [*map(find_group, own)], lead, list_made(own)))
     for ablation in find_ablations(runs):
         rows, title = make_ablation_rows(ablation), name_ablation(ablation)

@@ -16,7 +16,7 @@ Composed = tuple[str, Sequence[str], Mapping[str, object]]
 
 
 def pick_keys(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the keys of `NAMING` with their values; where a model's weights lie is no part of a name."""
+    """Return the keys of `NAMING` with their values; where a model's weights lie is not part of a name."""
     keys = {name: config[name] for name in NAMING if name in config}
     if isinstance(model := keys.get("model"), Mapping):
         keys["model"] = {name: value for name, value in model.items() if name != "sources"}

@@ -127,7 +127,7 @@ def _list_inputs(job: "Job", folder: Path) -> list[Path]:
 
 def _path(runs_dir: Path, config: Mapping[str, object], method: str) -> Path:
     variables = {name: value for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIXES)}
-    # they change no run
+    # the settings of sweeps and reports do not affect a run
     own = {key: value for key, value in config.items() if key not in ("sweep", "report")}
     return runs_dir / ".calls" / f"{hash_values([own, method, str(Path.cwd()), variables])[:16]}.json"
 

@@ -204,7 +204,7 @@ def fit_prompts(model: Model, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Return prompts with their drafts fitted to the tokens of the model that reads or answers them.
 
     Raises:
-        ConfigError: it is no language model, a length is too small, or its vocabulary lacks a word.
+        ConfigError: it is not a language model, a length is too small, or its vocabulary lacks a word.
         WeightsError: its tokenizer is missing.
     """
     if all(prompt.draft is None for prompt in prompts):

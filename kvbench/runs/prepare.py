@@ -33,7 +33,7 @@ class UsedFile(NamedTuple):
     Attributes:
         name: what a run's name takes: the name of a calibration, which stands for all that it is made from and is the
             same on every machine; the content of a given file.
-        sha256: of its content.
+        sha256: SHA-256 of its content.
     """
 
     name: str

@@ -72,7 +72,7 @@ def find_vocabulary(captions: str) -> Vocabulary:
 
 
 def _find_problem(row: list[str], earlier: dict[str, Name]) -> str:
-    """Return why a row is no name; empty if it is one."""
+    """Return why a row is not a name; empty if it is one."""
     if len(row) != len(Name._fields):
         return f"{len(row)} columns, needed: {len(Name._fields)}"
     caption, *_, split = row

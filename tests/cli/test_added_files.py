@@ -46,7 +46,7 @@ DAMAGED = {
     "defaults: [/method/mine@base, _self_]\n": "defaults: the file includes itself; ",
     "defaults: [nowhere, _self_]\n": "defaults: there is no file method/nowhere; correct the entry",
     "defaults: [h2o, _self_]\nlevels: &one [*one]\n": "refers to itself, or is nested too deeply; remove the alias",
-    "_target_: kvbench.methods.h2o.H2O\nx: {y: '${'}\n": "is no interpolation; write ${key}, or \\${ for",
+    "_target_: kvbench.methods.h2o.H2O\nx: {y: '${'}\n": "is not an interpolation; write ${key}, or \\${ for",
     "sinks: 1\n": "has no key _target_; name the class of this method",
     "": "has no key _target_; ",
     "- h2o\n": "is not a group of keys; ",

@@ -85,7 +85,7 @@ def test_a_page_has_the_datasets_of_runs_dirs(
     status, out, _ = command("task=dashboard", "runs_dirs=[made/*]", "output=page")
     assert (status, out.splitlines()[-1]) == (0, "written: page/dashboard.html")
     assert [line for line in out.splitlines() if line.startswith("left out: ")] == [
-        "left out: made/ada-runs: is no published dataset, which has SHA256SUMS and runs/; see kvbench publish"
+        "left out: made/ada-runs: is not a published dataset: it lacks SHA256SUMS or runs/; see kvbench publish"
     ]
     assert '"dataset":"ada"' in (tmp_path / "page" / FILE).read_text()
     assert command("task=dashboard", "runs_dirs=[made/ada]", "output=page", "dashboard.bundle=true")[0] == 0

@@ -104,7 +104,7 @@ def test_the_first_texts_of_a_file_are_printed_after_its_run(command: Command) -
         (["", "method=h2o"], "show: there is no prompt beside settings; kvbench show"),
         (["a", "red", "circle", "method=h2o"], "show: put the prompt in quotes: 'a red circle'"),
         ([CAPTION], "show: an answer of the full cache is shown in any case; name a method beside it, such as"),
-        ([CAPTION, "method=h2o", "-m"], "show: -m is no option of it"),
+        ([CAPTION, "method=h2o", "-m"], "show: -m is not an option of it"),
         ([CAPTION, "method=h2o", "budget=0.1,0.2"], "show: budget=0.1,0.2: several values are a sweep; give one"),
         ([CAPTION, "method=h2o", "task=plan"], "show: task is not for one prompt; leave it out"),
         ([CAPTION, "method=h2o", "runs_dir=[a]"], "runs_dir=['a']: must be a path"),

@@ -97,5 +97,5 @@ def test_a_receipt_ends_on_demand_and_keeps_its_part(
     stop.set()
     with pytest.raises(InterruptedError, match="stopped"):
         receive(f"{handlers[0][1]}/net", tmp_path / "part", "net", stop=stop)
-    with pytest.raises(OSError, match="net ended after 10240 of 20000 bytes; try again"):
+    with pytest.raises(OSError, match="net: received 10240 of 20000 bytes; try again"):
         receive(f"{handlers[0][1]}/net", tmp_path / "part", "net", size=20000)

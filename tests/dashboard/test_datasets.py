@@ -150,7 +150,7 @@ def test_a_pattern_that_names_no_folder_is_named(
 
 CHANGED = {
     f"not as in SHA256SUMS: {HEAT_FILE}; copy": f"sed -i s/26.0/36.0/ {HEAT_FILE}",
-    "is no published dataset": "rm SHA256SUMS",
+    "is not a published dataset": "rm SHA256SUMS",
     "not as in SHA256SUMS: runs/../../secret; copy": (
         "echo a > ../secret; sha256sum ../secret | sed s,../secret,runs/../../secret, >> SHA256SUMS"
     ),

@@ -328,5 +328,5 @@ def test_a_kilobyte_that_holds_gigabytes_of_text_is_not_read(tmp_path: Path) -> 
 )
 def test_columns_of_other_types_are_refused(column: object, tmp_path: Path) -> None:
     pl.DataFrame({"folder": ["x"], "more": column}).write_parquet(tmp_path / "a.parquet")
-    with pytest.raises(TooLargeError, match=r"'more' is no column of numbers or texts"):
+    with pytest.raises(TooLargeError, match=r"column 'more' must hold numbers or texts"):
         read_table(tmp_path / "a.parquet", 1)

@@ -381,7 +381,7 @@ def answered(testpoint: str, result: str, **more: str) -> list[dict[str, str]]:
             STORED["unigenbench"]["rows"][:5],
             "no result of 8_1, 8_2, 8_3, 7_0, 7_1 (7 of 12 are missing)",
         ),
-        (write_unigenbench, answered("['Taste']", '{"score": [1]}'), "Taste is no dimension"),
+        (write_unigenbench, answered("['Taste']", '{"score": [1]}'), "Taste is not a dimension"),
         (write_unigenbench, answered("['Style']", '{"score": [1, 0]}'), "2 scores for 1 test points"),
         (write_unigenbench, answered("['Style']", "null"), "no answer on any image"),
         (write_unigenbench, answered("['Style']", "null", img_path="9_0.png"), "9_0.png appears twice"),

@@ -116,7 +116,7 @@ a: {_target_: kvbench.no.Such} | ^a._target_=kvbench.no.Such: cannot be imported
 a: {_target_: kvbench.scenes.exact.Inexact} | kvbench.scenes.exact.Inexact: cannot be imported
 a: {_target_: Such} | ^a._target_=Such: cannot be imported
 a: {_target_: kvbench.scenes.exact.Exact, b: 1} | ^a: Exact.*unexpected.*'b'
-a: {_target_: kvbench.scenes.exact.Exact, batch: '${b}'} | ^a.batch: .{b\} is set by run.py; give it with --set a.batch=
+a: {_target_: kvbench.scenes.exact.Exact, batch: '${b}'} | ^a.batch: .{b\} is set by run.py; set it with --set a.batch=
 """
 
 

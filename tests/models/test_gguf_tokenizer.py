@@ -105,7 +105,7 @@ def test_decoding_is_the_inverse_of_encoding() -> None:
         ({"merges": None}, "tokenizer.ggml.merges"),
         ({"merges": ["a"]}, "merges has ('a', '')"),
         ({"merges": ["a c"]}, "merges has ('a', 'c')"),
-        ({"token_type": [1]}, "token_type is no list of 257"),
+        ({"token_type": [1]}, "token_type is not a list of 257"),
         ({"eos_token_id": 999}, "eos_token_id is 999"),
         ({"add_eos_token": True}, "tokenizer.ggml.add_eos_token is True"),
         ({}, "no token that ends"),

@@ -149,7 +149,7 @@ def test_two_processes_resume_to_the_run_of_one(tmp_path: Path, monkeypatch: pyt
         (2, ("method=full",), "model.tensor_parallel=1: started as 2 processes"),
         (2, (*SPLIT, "task=plan"), "model.tensor_parallel=2: task=plan is for one process"),
         (3, (*JOB, "model.tensor_parallel=3"), "model.tensor_parallel=3: must divide model.transformer.heads=4"),
-        (2, (*SPLIT, "device=cuda:1"), "device=cuda:1: each process of model.tensor_parallel has a GPU"),
+        (2, (*SPLIT, "device=cuda:1"), "device=cuda:1: each process of model.tensor_parallel needs its own GPU"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_split_is_refused_before_any_work(

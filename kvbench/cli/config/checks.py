@@ -74,7 +74,7 @@ def check_kind(node: object, key: str, group: str) -> type:
     """Return the class of a group's node.
 
     Raises:
-        ConfigError: it is no class of the group's kind.
+        ConfigError: it is not a class of the group's kind.
     """
     path = node.get("_target_") if isinstance(node, Mapping) else None
     if not isinstance(path, str):

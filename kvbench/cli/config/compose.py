@@ -135,7 +135,7 @@ def check_values(values: Mapping[str, object]) -> Settings:
     settings = Settings.of(values, objects=has_objects)
     if has_objects:
         check_kinds(values)
-    if settings.against is not None and settings.task != "report":  # which looks for it among its runs
+    if settings.against is not None and settings.task != "report":  # a report checks it against its runs
         with hydra_of_kvbench():
             check_against(settings.against, settings.runs_dir)
     if settings.plan.table is not None:

@@ -136,7 +136,7 @@ class CachingLoader(ConfigLoaderImpl):
         ]
         cfg = self._compose(config_name, words, run_mode)
         choices = cfg.hydra.runtime.choices
-        usual = [group for group in groups if choices.get(group) == USUAL_CHOICES[group]]  # of no sweep
+        usual = [group for group in groups if choices.get(group) == USUAL_CHOICES[group]]  # not swept
         found = {group: MODEL_KEYS[group] for group in usual}
         if "eval" in found and choices.get("prompts") == "file" and cfg.model.get(FILE_METRICS) is not None:
             found["eval"] = FILE_METRICS

@@ -160,7 +160,7 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if match := re.match(r"Could not (?:override|delete from config\.) '(.+?)'", lines[0]):
         key, keys = match[1].rpartition("@")[2], _list_keys(arguments)
-        whole = [one for one in reversed(keys) if one.endswith(f".{key}")]  # of groups first
+        whole = [one for one in reversed(keys) if one.endswith(f".{key}")]  # groups' keys first
         near = [one for one in get_close_matches(key, keys, 3, ALIKE) if one.count(".") == key.count(".")]
         meant = " or ".join(whole or near[:1])
         chosen = (f" with {word}" for word in arguments if word.startswith(f"{key.partition('.')[0]}="))
@@ -200,13 +200,13 @@ def _name_key(lines: Sequence[str]) -> str:
 def _name_files(line: str, arguments: Sequence[str]) -> str:
     """Return a message about a key with the added files that words choose for the key's group, or as a sweep."""
     group = re.split(r"[.:=]", line)[0]
-    if line.startswith(f"{group}://"):  # begins with a file
+    if line.startswith(f"{group}://"):  # the line begins with a file
         return line
     try:
         with hydra_of_kvbench():
             found = find_added(group, arguments) if group in CHOICE_KEYS else ()
             files = [file for file in found or find_added("sweeps", arguments) if file not in line]
-    except Exception:  # of a package on the search path, which the line then names
+    except Exception:  # a package on the search path is broken, which the line already says
         return line
     return f"{line}; see {', '.join(files)}" if files else line
 

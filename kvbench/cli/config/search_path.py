@@ -194,7 +194,7 @@ def check_files(files: Sequence[AddedFile], repository: Any) -> None:
     """Check that files can be parsed, are complete and do not include themselves.
 
     Args:
-        files: of all added folders.
+        files: files of all added folders.
         repository: Hydra's repository of files.
 
     Raises:
@@ -253,7 +253,7 @@ def describe_slip(error: Exception) -> str:
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}; {REMEDY}"
     if isinstance(error, GrammarParseError):
-        return f"{str(error).splitlines()[0]} is no interpolation; write ${{key}}, or \\${{ for the letters"
+        return f"{str(error).splitlines()[0]} is not an interpolation; write ${{key}}, or \\${{ for text"
     if isinstance(error, RecursionError):
         return "refers to itself, or is nested too deeply; remove the alias (*name)"
     return f"{' '.join(str(error).split()) or type(error).__name__}; {REMEDY}"

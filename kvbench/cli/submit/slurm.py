@@ -11,7 +11,7 @@ from kvbench.cli.dispatch import run_worker
 from kvbench.cli.sweeps.launchers import SLURM, count_tasks
 from kvbench.core.config import ConfigError
 
-if TYPE_CHECKING:  # of an extra
+if TYPE_CHECKING:  # submitit belongs to an extra
     from submitit import Job
     from submitit.helpers import DelayedSubmission
 

@@ -96,7 +96,7 @@ def _send(config: DictConfig, folder: Path, name: str, folders: Sequence[Path]) 
     if not (runs := read_runs(folders)):
         return
     page = None
-    if find_spec("jinja2") is not None:  # of an extra
+    if find_spec("jinja2") is not None:  # it belongs to the extra `dashboard`
         page = write_dashboard(Path(config.runs_dir).expanduser())
     with reporting_failure(f"sweep {name}"):
         instantiate(config.logger).send_sweep(folder, name, runs, page)
@@ -190,7 +190,7 @@ class Summary(Callback):
         self._folder: Path | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Check the launcher and write the list of jobs."""
+        """Check the launcher and write the sweep's list of jobs; with `work.wait=false`, start workers and exit."""
         with exiting_on_error(of_callback=True):
             check_launcher(config)
         if config.hydra.runtime.choices["hydra/launcher"] in LOCAL:  # other launchers choose the machine

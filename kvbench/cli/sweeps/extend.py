@@ -50,7 +50,7 @@ def _launch_missing(
     for number, words in enumerate(job_overrides, initial_job_idx):
         run = record_finished(folder, number, words, config.hydra.overrides.hydra)
         if run is None:
-            if config.task not in ("run", "evaluate"):  # whose jobs are printed when they end
+            if config.task not in ("run", "evaluate"):  # jobs of these two are printed when they end
                 say(f"job {number}: {' '.join(words)}")
             returns.extend(LAUNCH(launcher, [words], number))
         else:

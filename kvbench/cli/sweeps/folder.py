@@ -29,11 +29,11 @@ READERS = ("status", "report")
 
 
 def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
-    """Compose the shared configuration of a sweep's jobs and set `work.folder`; Hydra must be initialised.
+    """Return the shared configuration of a sweep's jobs, with `work.folder` set, and Hydra's; Hydra is initialised.
 
     Raises:
         HydraException, OmegaConfBaseException: an override matches no key.
-        ConfigError: there is no such sweep.
+        ConfigError: the sweep or its folder does not exist, or a setting is wrong.
     """
     cfg, hydra_cfg, is_listed = _compose_shared(words)
     runs_dir, name = Path(cfg.runs_dir).expanduser(), _read_name(cfg)

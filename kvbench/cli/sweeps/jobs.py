@@ -203,7 +203,7 @@ def open_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
 
 
 def forget(folder: Path, number: int) -> None:
-    """Remove the entry of a job, which is then tried again."""
+    """Delete the entry of a job, so that the job is tried again; a missing entry is not an error."""
     _name(folder, number).unlink(missing_ok=True)
 
 

@@ -125,7 +125,7 @@ def _check_tasks(config: DictConfig) -> None:
 
     Raises:
         ConfigError: a job would run in several processes, a node has fewer GPUs than processes, or the number of
-            workers is no multiple of a job's processes.
+            workers is not a multiple of a job's processes.
     """
     launcher, tasks = config.hydra.launcher, count_tasks(config.hydra.launcher)
     key = f"hydra.launcher.tasks_per_node={launcher.tasks_per_node}"

@@ -16,7 +16,7 @@ UNRECORDED_ERRORS = {
     "missing": "not started; run the same command again to start it",
     "started": "did not finish: its process was killed, or still runs",
 }
-"""Error of jobs that recorded none."""
+"""Error of a job that recorded none, by its status."""
 
 
 def describe_failure(error: Exception) -> str:

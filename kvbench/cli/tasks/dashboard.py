@@ -55,7 +55,7 @@ def read_datasets(settings: Settings, printed: set[str]) -> Added:
     """Return the datasets in `runs_dirs`; print which folders are left out.
 
     Args:
-        settings: of the task.
+        settings: settings of the task.
         printed: lines of earlier calls, which are not printed again; new ones are added.
 
     Raises:

@@ -98,16 +98,16 @@ def build_job(
 
 
 def choose_device(device: str) -> str:
-    """Return the device of one of several processes: the GPU with the process's number on its machine.
+    """Return the device of one of several processes: `cpu`, or the GPU of the process's index on its machine.
 
     Raises:
-        ConfigError: one GPU is named for all.
+        ConfigError: `device` is neither a CPU nor `cuda`, so that all processes would share one GPU.
     """
     if device in ("cpu", "cpu:0"):
         return device
     if device != "cuda":
         raise ConfigError(
-            f"device={device}: each process of model.tensor_parallel has a GPU; set device=cuda"
+            f"device={device}: each process of model.tensor_parallel needs its own GPU; set device=cuda"
         )
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
 

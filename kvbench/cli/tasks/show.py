@@ -71,7 +71,7 @@ def split_prompt(words: Sequence[str]) -> tuple[str, list[str]]:
     settings = [word for word in words if re.match(r"[+~]{0,2}[a-z_][\w./@]*=", word)]
     prompts = [word for word in words if word not in settings]
     if options := [word for word in prompts if re.match(r"--?[a-z]+$", word)]:
-        raise ConfigError(f"show: {options[0]} is no option of it; {USAGE}")
+        raise ConfigError(f"show: {options[0]} is not an option of it; {USAGE}")
     if len(prompts) != 1 or not prompts[0].strip():
         found = " ".join(prompts)
         quotes = f"put the prompt in quotes: {shorten(repr(found))}"

@@ -163,7 +163,7 @@ def stop_host(folder: Path, host: str, reason: str, failures: Sequence[tuple[int
 
 
 def read_stopped_hosts(folder: Path) -> dict[str, str]:
-    """Return the stopped hosts of a sweep and their reasons."""
+    """Return the reason of each stopped host of a sweep, by host, in alphabetical order."""
     return {path.stem: _read_reason(path) for path in sorted((folder / HOSTS).glob("*.json"))}
 
 

@@ -39,7 +39,7 @@ class Packing:
     """Low-bit storage settings of a cache.
 
     Attributes:
-        bits: of a number, unless the method sets precisions.
+        bits: bits of a number, unless the method sets precisions.
         storage: coding of the numbers, unless the method sets precisions; its own bits have precedence.
         fp8: numbers of 8 bits are float8, not codes.
     """
@@ -105,8 +105,8 @@ class PlaneFormat(NamedTuple):
     """Number formats of a plane.
 
     Attributes:
-        keys: of keys.
-        values: of values.
+        keys: number format of keys.
+        values: number format of values.
         shared: only conditional sequences store the plane; the unconditional ones read it.
     """
 
@@ -162,7 +162,7 @@ class LayerFormat(NamedTuple):
     """Storage formats of a layer's tokens.
 
     Attributes:
-        formats: of its planes; the first one has 16 bits.
+        formats: formats of its planes; the first holds 16-bit numbers.
         rules: assignment of tokens to planes.
         planes: planes that take any tokens of each segment.
     """
@@ -220,7 +220,7 @@ def encode(fmt: NumberFormat, x: Tensor, tokens: Tokens, table: Tensor | None, h
     """Encode keys or values of new tokens for a plane, without the table entries of codes.
 
     Args:
-        fmt: of the plane's keys or values.
+        fmt: number format of the plane's keys or values.
         x: [batch, rows, tokens, D], of the sequences that store the plane.
         tokens: their blocks and sources.
         table: [H, sources, D, levels] of the layer for codebooks, levels [2^bits] of rotated vectors; None for other

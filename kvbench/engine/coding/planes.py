@@ -59,7 +59,7 @@ class PlaneRows(NamedTuple):
     """Contents of one plane.
 
     Attributes:
-        layout: of its rows.
+        layout: layout of its rows.
         slots: int64 [slots], place of each of its slots in the layer's own layout.
         rows: int64 [slots], row of each slot.
         positions: int64 [slots], position of each slot's token.
@@ -111,7 +111,7 @@ class PlaneUpdate(NamedTuple):
 
     Attributes:
         after: new places of the slots.
-        moves: of each plane.
+        moves: moves of each plane.
         waiting: int64 [rows x due tokens], index of the due tokens into the old slots of plane 0 followed by the
             current segment; None if the due tokens are the current segment.
     """
@@ -170,7 +170,7 @@ def place_slots(
         source: origin of its slots, int32 [slots] (`kernels.compact.source_table`).
         segment: the segment.
         due: the tokens that are quantised now.
-        blocks: of all positions.
+        blocks: blocks of all positions.
         rules: assignment of the layer's tokens to planes.
     """
     rows, positions = list_slots(layout)

@@ -16,9 +16,9 @@ def read_back(
     Args:
         keys: [rows, tokens, D].
         values: shaped like keys.
-        bits: of a number, 16 or fewer.
+        bits: bits of a number, 16 or fewer.
         segment: index of the segment.
-        books: of the layer, [H, sources, D, levels] by name.
+        books: codebooks of the layer, [H, sources, D, levels] by name.
         rotation: complex64 [tokens, D/2], factors on neighbouring channels of keys; None without a rotation.
     """
     dtype = keys.dtype

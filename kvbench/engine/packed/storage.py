@@ -48,8 +48,8 @@ class PackedStorage(CacheBackend):
         spec: the model's shapes.
         method: prepared.
         packing: format of the numbers.
-        dtype: of decoded keys and values.
-        device: of the storage.
+        dtype: dtype of decoded keys and values.
+        device: device of the storage.
         rotation: complex64 [positions, D/2], factors on neighbouring channels of keys; None without a rotation.
         books: static codebooks, if formats use them.
     """

@@ -18,11 +18,11 @@ class PackedStore(LayerState):
     """One layer's storage in planes, with the properties of `layer.LayerStore` that a view reads.
 
     Attributes:
-        layout: of the layer's rows in a buffer of all planes' slots in order of position, without free slots.
+        layout: layout of the layer's rows in a buffer of all planes' slots in order of position, without free slots.
         formats: number format of each plane.
         planes: the numbers.
         placement: plane and place of each slot.
-        dtype: of decoded keys and values.
+        dtype: dtype of decoded keys and values.
         pending: keys and values [batch, rows, tokens, D] of a segment that is not full, with a place for each token.
         decoded: keys and values of all slots, once a view has read them.
     """
@@ -118,7 +118,7 @@ def count_row_bytes(
     Args:
         formats: number format of each plane.
         placement: plane and place of each slot.
-        channels: of a head.
+        channels: number of channels of a head.
         branches: sequences that share tokens stored once.
         rotates: adds the indices that attention reads, with positions if it rotates keys; None leaves them out.
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class GraphRecorder(Protocol):
-    """Records the device operations of some work without executing them; host values become constants."""
+    """Records the device operations of a callable without executing them; host values become constants."""
 
     def __call__(self, work: Callable[[], Tensor], /) -> tuple[Tensor, Callable[[], object]]:
         """Return the output tensor of the work, and a function that repeats the work.
@@ -53,7 +53,7 @@ class CudaGraphs:
             try:
                 out = work()
             except BaseException:
-                with suppress(RuntimeError):  # of a capture that the error broke; the error is the cause
+                with suppress(RuntimeError):  # ending a capture that the error broke fails too
                     graph.capture_end()
                 raise
             graph.capture_end()

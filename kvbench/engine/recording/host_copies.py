@@ -12,14 +12,14 @@ COPIES = ("to", "_to_copy", "copy_")
 
 
 class CapturedCopies:
-    """Tensors that some work copies from the host to a device, in order.
+    """Tensors that recorded work copies from the host to a device, in order.
 
     A graph may not contain a copy from pageable memory, and one from pinned memory would read it again at each replay.
     The work makes its copies once; afterwards it gets the same tensors, which it must not write to.
     """
 
     def __init__(self) -> None:
-        self._made: list[tuple[Tensor, Tensor]] = []  # on the host and on the device
+        self._made: list[tuple[Tensor, Tensor]] = []  # the source on the host and its copy on the device
 
     def note(self) -> AbstractContextManager[object]:
         """Return a context in which copies are made and kept."""
@@ -33,7 +33,7 @@ class CapturedCopies:
     def reuse(self) -> AbstractContextManager[object]:
         """Return a context in which the same work gets the kept tensors.
 
-        The context raises RuntimeError if the work copies other numbers than before.
+        The context raises RuntimeError if the work copies different numbers than before.
         """
         left = iter(self._made)
 
@@ -41,7 +41,7 @@ class CapturedCopies:
             before, made = next(left, (None, source))
             if before is None or not are_same(before, source):
                 raise RuntimeError(
-                    "work to be recorded copies other numbers from the host than before; its method must name this in "
+                    "recorded work copied different numbers from the host than before; its method must name this in "
                     "`graph_obstacle`"
                 )
             return made

@@ -107,7 +107,7 @@ class Leverage(Scored):
     sketch: int = 48
     seed: int = 0
 
-    revision: ClassVar[int] = 2  # leverage was solved for in float32
+    revision: ClassVar[int] = 2  # before, leverage was solved for in float32
     limits = set_limits(sketch=Limit(1))
     graph_obstacle = SOLVED_BY_LIBRARY  # the solution of a linear system for each row
 
@@ -138,7 +138,7 @@ class NonCausal(Scored):
 
     recordable: ClassVar[bool] = True
     own_state: ClassVar[int] = 1
-    revision: ClassVar[int] = 4  # the last chunk of a text was masked by default
+    revision: ClassVar[int] = 4  # before, the last chunk of a text was masked by default
     limits = set_limits(chunk=Limit(1))
     heads_independent = False  # heads of a sequence share mean and standard deviation
     uses_value_norms = True  # scores contain the norm of values
@@ -184,7 +184,7 @@ class Compactor(NonCausal):
     sketch: int = 48
     seed: int = 0
 
-    revision: ClassVar[int] = 6  # the last chunk of a text was masked by default
+    revision: ClassVar[int] = 6  # before, the last chunk of a text was masked by default
     limits = set_limits(chunk=Limit(1), mix=Limit(0), trailing=Limit(0), sketch=Limit(1))
     graph_obstacle = SOLVED_BY_LIBRARY  # the solution of a linear system for each row
 

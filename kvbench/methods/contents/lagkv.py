@@ -37,7 +37,7 @@ class LagKV(Scored):
     cross_scoring: bool = False
 
     recordable: ClassVar[bool] = True
-    revision: ClassVar[int] = 2  # the earliest tokens of an unscored part stayed
+    revision: ClassVar[int] = 2  # before, the earliest tokens of an unscored part stayed
     limits = set_limits(lag=Limit(2, wants="must be at least 2, or null for segments"))
 
     def score(self, view: View) -> Tensor:

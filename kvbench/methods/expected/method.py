@@ -91,7 +91,7 @@ class ExpectedAttention(AdaptiveHeads):
     heads: Literal["compete", "even"] = "compete"
 
     recordable: ClassVar[bool] = True
-    revision: ClassVar[int] = 2  # below five tokens a head, no slot was safe
+    revision: ClassVar[int] = 2  # before, no slot was safe at fewer than five tokens a head
     limits = set_limits(
         epsilon=Limit(0), future=Limit(1), queries=Limit(1, wants="must be at least 1, or null for all")
     )

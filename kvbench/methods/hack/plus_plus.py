@@ -153,6 +153,6 @@ def count_read(attention_budget: float | int | None, spec: ModelSpec) -> int | N
     if not 0 < number <= tokens or (number > 1 and number.denominator != 1):
         raise ValueError(
             f"method.attention_budget={attention_budget}: give a fraction in (0, 1] or a whole number of tokens per "
-            f"head, of which {spec.name} has {tokens}"
+            f"head, at most {tokens} for {spec.name}"
         )
     return max(1, int(number * tokens)) if number <= 1 else int(number)

@@ -99,7 +99,7 @@ class HardKV(Scored):
     _temperatures: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
-    revision: ClassVar[int] = 3  # sinks left where they and the window were more than a head may hold
+    revision: ClassVar[int] = 3  # before, sinks were dropped if a head could not hold them and the window
     limits = set_limits(
         start=Limit(0, 1, "must lie in [0, 1]"),
         mix=Limit(0, 1, "must lie in [0, 1]"),

@@ -51,7 +51,7 @@ class HeatKV(Method):
     fill: bool = False
 
     static: ClassVar[bool] = True
-    revision: ClassVar[int] = 1  # padding in front of a prompt reduced what is kept
+    revision: ClassVar[int] = 1  # before, padding in front of a prompt reduced what is kept
 
     def needs(self) -> Observer | Path:
         """Return the calibration of S-CAS and CAS, or the order file."""

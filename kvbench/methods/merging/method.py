@@ -233,7 +233,7 @@ class CaM(Merger):
     seed: int = 0
 
     recordable: ClassVar[bool] = True
-    revision: ClassVar[int] = 1  # draws depended on the padding in front of a prompt
+    revision: ClassVar[int] = 1  # before, draws depended on the padding in front of a prompt
     limits = set_limits(merge_budget=Limit(1))
 
     @property

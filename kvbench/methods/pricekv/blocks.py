@@ -77,7 +77,7 @@ class PriceKVBlocks(Method):
 
     static: ClassVar[bool] = True
     limits = set_limits(queries=Limit(1), recent=Limit(1, MAX_SOURCES - 1))
-    revision: ClassVar[int] = 2  # padding in front of a prompt reduced what is kept
+    revision: ClassVar[int] = 2  # before, padding in front of a prompt reduced what is kept
 
     @property
     def uses(self) -> Uses:

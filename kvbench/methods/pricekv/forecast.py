@@ -118,7 +118,7 @@ class Forecast(Scored):
     positions have no fixed role.
 
     Attributes:
-        importance: of a position, see `PositionImportance`.
+        importance: importance of a position, see `PositionImportance`.
         decay: discount of importance per segment.
         surprise: weight of the log of a slot's attention relative to its mean over prompts; None for 0.3 in next-scale
             models and 0.15 in next-token models.
@@ -165,8 +165,8 @@ class Forecast(Scored):
         super().check(spec, budget)
         if spec.writes_text:
             raise ValueError(
-                f"method=forecast: forecasts are for positions of an image, and {spec.name} writes texts; take "
-                "method=h2o, or method.base=h2o around it"
+                f"method=forecast: forecasts are for positions of an image, and {spec.name} writes texts; use "
+                "method=h2o, or method.base=h2o inside another method"
             )
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:

@@ -131,7 +131,7 @@ class PriceKV(CalibratedCapacities):
     retrieval: float = 0.0
     calibration_prompts: int = 10
 
-    revision: ClassVar[int] = 3  # the class of this name was PriceKVBlocks until 2
+    revision: ClassVar[int] = 3  # up to 2, this name was that of PriceKVBlocks
     limits = set_limits(
         floor=Limit(1),
         price_decay=SHARE,

@@ -72,7 +72,7 @@ def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints, min_toke
     goes to whole groups that it suffices for, in order of their fractions.
 
     Args:
-        tokens: of all heads together, enough for the lower bounds.
+        tokens: tokens of all heads together, enough for the lower bounds.
         weights: [groups], positive.
         sizes: heads of each group.
         reach: upper bound of a head of each group.

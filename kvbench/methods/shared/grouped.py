@@ -40,7 +40,7 @@ def count_safe(safeguard: float, capacities: Tensor) -> Tensor:
 
 
 def average_heads(scores: Tensor, position: Tensor, heads: int, tokens: int) -> Tensor:
-    """Average a number per slot over the heads of each sequence, by token; a head without the token counts 0.
+    """Average a number per slot over the heads of each sequence, by token; a head without the token counts as 0.
 
     Args:
         scores: float32 [rows, slots], rows sequence-major.

@@ -27,7 +27,7 @@ def require_tensor(
         dtype: required dtype; None for any floating-point dtype.
 
     Raises:
-        WrongTensor: the result differs, or is no tensor.
+        WrongTensor: the result differs, or is not a tensor.
     """
     wanted = f"{layout} = {[*shape]}, {'floating-point' if dtype is None else str(dtype)[6:]}"
     if not isinstance(found, Tensor):

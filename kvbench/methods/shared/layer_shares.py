@@ -1,4 +1,4 @@
-"""Capacities of layers in proportion to what their attention looks like, measured beforehand or as a sequence grows."""
+"""Capacities of layers in proportion to statistics of their attention, calibrated or measured as a sequence grows."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,7 +58,7 @@ class LayerShares(Scored):
 
     preference: Literal["calibrated", "previous"] = "calibrated"
 
-    revision: ClassVar[int] = 2  # capacities were for the longest prompt of texts
+    revision: ClassVar[int] = 2  # before, capacities were for the longest prompt of texts
     uniform_capacity = False  # layers have shares of their own
     heads_independent = False  # layers are measured over all heads
 
@@ -80,7 +80,7 @@ class LayerShares(Scored):
 
         Args:
             weights: [layers].
-            tokens: of all heads of these layers.
+            tokens: tokens of all heads of these layers.
             length: tokens so far.
             reach: int64 [layers], tokens that a head of each layer can hold at most.
         """

@@ -16,7 +16,7 @@ def measure_output(view: View, order: int) -> Tensor:
 
     Args:
         view: the layer.
-        order: of the norm, 1 or 2.
+        order: order of the norm, 1 or 2.
     """
     values, weight = view.cached_values().float(), view.output_projection()
     if weight is None:

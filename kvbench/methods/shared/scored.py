@@ -70,7 +70,7 @@ class Scored(Method):
 
     own_state: ClassVar[int] = 0
     same_at_any_capacity: ClassVar[bool] = False
-    revision: ClassVar[int] = 1  # the remainder of floor(B / T) was unused
+    revision: ClassVar[int] = 1  # before, the remainder of floor(B / T) was unused
 
     @property
     def uses(self) -> Uses:
@@ -185,7 +185,7 @@ class Scored(Method):
 
         Args:
             view: the layer.
-            ranked: of `ranked_scores`, [rows, slots].
+            ranked: result of `ranked_scores`, [rows, slots].
         """
         return choose_best(ranked, self.row_capacities(view))
 
@@ -217,7 +217,7 @@ class Scored(Method):
         """Return the result of `score`, whose shape and dtype are checked.
 
         Raises:
-            WrongTensor: it is no floating-point tensor [rows, slots], which could broadcast into a wrong ranking.
+            WrongTensor: it is not a floating-point tensor [rows, slots], which could broadcast into a wrong ranking.
         """
         scores = self.score(view)
         require_tensor("score", scores, view.position.shape, "[rows, slots]")
@@ -379,7 +379,7 @@ class WindowAttention(ObservationWindow):
     pool: Pool = "max"
 
     recordable: ClassVar[bool] = True
-    revision: ClassVar[int] = 2  # smoothing included missing slots
+    revision: ClassVar[int] = 2  # before, smoothing included missing slots
 
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
         """Return the smoothed attention from the window's queries, float32 [rows, slots]."""

@@ -154,7 +154,7 @@ def smooth_outside(
 def score_line(view: View, attention: LineAttention, window: int | None) -> Tensor:
     """Return the attention of slots from the newest queries of the line that just ended, float32 [rows, slots].
 
-    It is a mean over queries and over the query heads that share a KV head; tokens that a query does not see count 0.
+    It is a mean over queries and over the query heads that share a KV head; tokens unseen by a query count as 0.
 
     Args:
         view: the layer.
@@ -244,7 +244,7 @@ def require_numbers(scores: Tensor) -> None:
         torch._assert_async(numbers, message)
         return
     try:
-        torch._assert_async(numbers, message)  # as recorded work may
+        torch._assert_async(numbers, message)  # recorded work may not read the result on the host
     except RuntimeError:
         raise NotANumber("scores are NaN, so they order no tokens") from None
 

@@ -103,10 +103,10 @@ class View(Protocol):
         Only for an observer with `Uses.codebooks`. The codebooks were fitted to other prompts.
 
         Args:
-            keys: of all tokens of a segment, [rows, segment.length, D].
+            keys: keys of all tokens of a segment, [rows, segment.length, D].
             values: shaped like keys.
             segment: the segment.
-            bits: of a number, as in `Precision`.
+            bits: bits of a number, as in `Precision`.
         """
 
     def cached_keys(self, *, rotated: bool = True) -> Tensor:

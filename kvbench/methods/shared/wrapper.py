@@ -28,7 +28,7 @@ class Wrapper(Scored):
         base: the inner method, which has scores and keeps the contents of slots.
 
     Raises:
-        ConfigError: the base is no such method.
+        ConfigError: the base does not score tokens, or it merges them.
     """
 
     base: Scored
@@ -38,7 +38,7 @@ class Wrapper(Scored):
     refresh: int = field(default=1, init=False)
     ema: float = field(default=0.0, init=False)
 
-    revision: ClassVar[int] = 0  # of what the wrapper itself does; the base has its own
+    revision: ClassVar[int] = 0  # revision of the wrapper's own code; the base has its own
 
     def __post_init__(self) -> None:
         """Check the base and take over its settings."""
@@ -107,7 +107,7 @@ class Wrapper(Scored):
 
     def keep(self, view: View) -> Tensor | None:
         """Keep what a subclass selects of the base's ranking."""
-        self.list_plans(view)  # before the base uses its own
+        self.list_plans(view)  # this comes before the base uses its own plans
         return super().keep(view)
 
     def share(self, layer: int, segment: Segment) -> int | tuple[int, ...]:

@@ -34,11 +34,11 @@ class WeightsError(UserError, RuntimeError):
 def read(path: Path) -> Mapping[str, object]:
     """Return the raw contents of a safetensors, GGUF or torch file, or of a folder in the Hugging Face Hub's layout.
 
-    A GGUF file's are `PackedTensor`s, which `split_layers` unpacks. Torch files are read with `weights_only=True`, so
-    that no code in them runs.
+    A GGUF file gives `PackedTensor`s, which `split_layers` unpacks. Torch files are read with `weights_only=True`, so
+    that code in them does not run.
 
     Raises:
-        WeightsError: the file is truncated, of another format or unsafe.
+        WeightsError: the file is truncated, unsafe or of an unknown format.
     """
     try:
         if path.is_dir():

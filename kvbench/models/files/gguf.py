@@ -35,7 +35,7 @@ class TensorType(NamedTuple):
         name: llama.cpp's name.
         numbers: consecutive numbers of a row that are stored together.
         size: bytes of these numbers.
-        dtype: of numbers that are stored as they are; None for quantised blocks.
+        dtype: dtype of numbers that are stored as they are; None for quantised blocks.
     """
 
     name: str

@@ -123,7 +123,7 @@ def _build(file: Gguf, kind: str, tokens: list[str]) -> "Tokenizer":
     tokenizer.decoder = decoders.ByteLevel()
     types = file.metadata.get("tokenizer.ggml.token_type")
     if not isinstance(types, list) or len(types) != len(tokens):
-        raise ValueError(f"tokenizer.ggml.token_type is no list of {len(tokens)} types")
+        raise ValueError(f"tokenizer.ggml.token_type is not a list of {len(tokens)} types")
     tokenizer.add_tokens(
         [
             AddedToken(token, normalized=False, special=one == CONTROL)
@@ -151,5 +151,5 @@ def _find_kind(file: Gguf) -> str:
 def _find_texts(file: Gguf, name: str) -> list[str]:
     found = file.metadata.get(f"tokenizer.ggml.{name}")
     if not isinstance(found, list) or not found or not isinstance(found[0], str):
-        raise ValueError(f"it has no tokenizer: tokenizer.ggml.{name} is no list of texts")
+        raise ValueError(f"it has no tokenizer: tokenizer.ggml.{name} is not a list of texts")
     return found  # type: ignore[return-value]  # an array's values are of one type

@@ -129,7 +129,7 @@ class Listing:
             return
         blob.parent.mkdir(parents=True, exist_ok=True)
         if not (start := self._count_received(name)):
-            partial.unlink(missing_ok=True)  # of another size
+            partial.unlink(missing_ok=True)  # it belongs to a file of a different size
         url = hf_hub_url(self.part.repo, name, revision=self.commit)
         receive(url, partial, name, headers=build_hf_headers(), size=self.sizes[name], stop=stop)
         if start and hash_path(partial) != self.hashes[name]:
@@ -201,7 +201,7 @@ def fetch(listings: Sequence[Listing]) -> None:
                     listing.download([name for name in names if name in listing.hashes])
                     # Fetches the small files, and links the large ones into the snapshot.
                     snapshot_download(part.repo, revision=listing.commit, allow_patterns=names)
-                except Exception as error:  # as above
+                except Exception as error:  # the library's transport has its own errors
                     code = error.headers.get("X-Error-Code") if isinstance(error, HTTPError) else None
                     if code == "GatedRepo" or isinstance(error, GatedRepoError):
                         raise HubError(CONDITIONS.format(repo=part.repo)) from None

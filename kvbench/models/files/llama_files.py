@@ -94,7 +94,7 @@ def pair_neighbours(weight: Tensor, head_dim: int, rotary_dim: int | None = None
     R is `rotary_dim`, D without it; the channels from R on stay.
     """
     if not weight.ndim or len(weight) % head_dim:
-        return weight  # of another model; `check` refuses its shape
+        return weight  # a tensor of a different model, whose shape `check` refuses
     rotary = rotary_dim or head_dim
     rotated, others = weight.unflatten(0, (-1, head_dim)).split((rotary, head_dim - rotary), 1)
     paired = rotated.unflatten(1, (2, rotary // 2)).transpose(1, 2).flatten(1, 2)

@@ -29,7 +29,7 @@ def give_back(tensors: Iterable[Tensor], maps: Sequence[range]) -> None:
 
     Args:
         tensors: on the CPU.
-        maps: of `list_file_maps`; tensors elsewhere are left alone, since their contents would be lost.
+        maps: result of `list_file_maps`; tensors elsewhere stay, because their contents would be lost.
     """
     if not hasattr(mmap, "MADV_DONTNEED"):
         return

@@ -155,7 +155,7 @@ class Prepared(NamedTuple):
 
     Attributes:
         path: file or folder: the source itself, its conversion, or a copy on the node's disk.
-        sha256: of the source's contents, which identifies the weights.
+        sha256: SHA-256 of the source's contents, which identifies the weights.
         content: SHA-256 of the contents of `path`.
     """
 

@@ -87,7 +87,7 @@ def _read_scaling(file: Gguf, name: str) -> dict[str, object] | None:
     frequencies = compute_frequencies(2 * len(found), base)
     divided = RopeScaling(factor, LOW, HIGH, CONTEXT).scale(frequencies)
     if not np.allclose(found, frequencies / divided, rtol=1e-4, atol=0):
-        raise ValueError(f"{FACTORS} are no divisors of Llama 3's scaling; use the model's safetensors")
+        raise ValueError(f"{FACTORS} are not divisors of Llama 3's scaling; use the model's safetensors")
     return {
         "rope_type": "llama3",
         "factor": factor,

@@ -27,7 +27,7 @@ def clean_lumina(raw: Mapping[str, object], config: LuminaConfig) -> State:
 
 def _spread(rows: Tensor, heads: int, head_dim: int) -> Tensor:
     if rows.ndim != 2 or rows.shape[1] != head_dim or not len(rows) or heads % len(rows):
-        return rows  # of another model; `check` refuses its shape
+        return rows  # a tensor of a different model, whose shape `check` refuses
     return pair_neighbours(rows.repeat_interleave(heads // len(rows), 0).flatten(), head_dim)
 
 

@@ -48,8 +48,8 @@ class DecoderConfig:
         qk_norm: norm of each head's queries and keys before rotation: `none`, `rms` (`RMSNorm`, one weight for all
             heads) or `layer` (`PerHeadNorm`, weight and bias of each head).
         norm_after: whether the norms of attention and feed-forward follow them instead of preceding them.
-        eps: of the norms.
-        rope_base: of the rotary frequencies.
+        eps: epsilon of the norms.
+        rope_base: base of the rotary frequencies.
         qkv_bias: whether the projections of queries, keys and values have a bias.
         unrotated: indices of the layers whose queries and keys do not rotate.
     """

@@ -35,7 +35,7 @@ def forbid(codes: Tensor, newline: int, line: int) -> Callable[[int], Tensor]:
     """Return a function from an image token's number, from 0, to the tokens that it cannot be, bool [tokens].
 
     Args:
-        codes: int64 [tokens], the image code of each token, -1 where it is no code.
+        codes: int64 [tokens], the image code of each token, -1 where it is not a code.
         newline: token that ends a line, and only a line.
         line: tokens of a line, its newline included.
     """

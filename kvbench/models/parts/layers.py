@@ -63,7 +63,7 @@ class LayerCondition(NamedTuple):
 
     Attributes:
         modulation: float32.
-        projection: of the self-attention.
+        projection: projection of the self-attention.
         text: keys and values of the text.
     """
 

@@ -51,7 +51,7 @@ class T5Encoder:
             self._model = T5EncoderModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
         self._model.eval().to(device)
         for parameter in self._model.parameters():
-            if not parameter.is_cuda:  # it may be mapped from the file, and would change with it
+            if not parameter.is_cuda:  # it may be mapped from the file and would change with the file
                 parameter.data = parameter.data.clone()
         self._device = device
 

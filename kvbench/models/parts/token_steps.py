@@ -109,12 +109,12 @@ def run_step(
     """Run a step, by the recording of a segment's steps if there is one, and return the drawn token int64 [B].
 
     Args:
-        repeat: of `Cache.open_steps`.
-        key: of the recording: all that differs between steps and is no input.
+        repeat: result of `Cache.open_steps`.
+        key: key of the recording: whatever differs between steps and is not an input.
         step: see `Step`.
         noise: randomness, per prompt.
-        numbers: of the noise that a step draws per prompt; noise by counter is drawn by the recording itself.
-        device: of the step.
+        numbers: random numbers that a step draws per prompt; the recording itself draws noise by counter.
+        device: device of the step.
         inputs: further tensors that the step reads.
     """
     if repeat is None:

@@ -42,7 +42,7 @@ class FramedTokens(Tokenizer):
         read: returns the tokens of a prompt, from the beginning of the text to the beginning of the image.
         drop: returns the tokens of the unconditional branch from the tokens of its prompt.
         newline: token that ends a line of an image, and only a line; None for images without lines.
-        codes: int64 [tokens], the image code of each token, -1 where it is no code; None if no token is one.
+        codes: int64 [tokens], the image code of each token, -1 where it is not a code; None if no token is one.
     """
 
     def __init__(

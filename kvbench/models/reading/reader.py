@@ -49,7 +49,7 @@ class Reader(Model, Generic[M]):
         """Read a batch.
 
         Args:
-            prompts: of the batch.
+            prompts: prompts of the batch.
             cache: cache of keys and values.
             noise: randomness, per prompt, of what is drawn first.
             tokens: tokens of the full cache's reading; None for that reading itself.
@@ -205,7 +205,7 @@ class TextReader(Reader[ReadableModel]):
         others: texts of the calibration, by prompt; they follow the run's schedule.
 
     Raises:
-        ConfigError: the model is no language model.
+        ConfigError: the model is not a language model.
     """
 
     own: ClassVar[bool] = False

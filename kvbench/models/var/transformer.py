@@ -152,7 +152,7 @@ class VAR(nn.Module):
         return self.layers[0].ffn.fc1.weight.dtype
 
     def condition(self, labels: Tensor) -> ClassCondition:
-        """Compute the tensors that depend on the classes alone (int64 [B]; `config.classes` is no class)."""
+        """Compute the tensors that depend on the classes alone (int64 [B]; `config.classes` is not a class)."""
         start, compute = self.class_emb(labels), self.compute
         shared = _modulate(self.shared_ada_lin, start, compute).float() if self.config.shared_aln else None
         modulation = tuple(Modulation.split(block.modulation(start, shared)) for block in self.layers)

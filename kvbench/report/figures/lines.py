@@ -146,7 +146,7 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
 def _read_timing(row: Mapping[str, object]) -> Timing:
     latency = row["latency"]
     if not isinstance(latency, Mapping):
-        raise TypeError("latency is no object")
+        raise TypeError("latency is not an object")
     return Timing(int(str(row["batch"])), *(float(latency[name]) for name in ("median", "p10", "p90")))
 
 

@@ -55,7 +55,7 @@ def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
     is counted in tokens unless some run needs bytes (`uses_bytes`); runs without bytes are then left out.
 
     Args:
-        runs: runs that share `find_conditions`: numbers of other samples are no points of one line.
+        runs: runs that share `find_conditions`: numbers of other samples are not points of one line.
         name: name of the metric.
     """
     in_bytes = uses_bytes(runs)

@@ -32,8 +32,8 @@ def show_by_metric(
         console: where to print.
         names: names of the tables.
         runs: runs of one model.
-        timings: of `task=profile`, which has the phases of a generation.
-        folder: of the file.
+        timings: timings of `task=profile`, which has the phases of a generation.
+        folder: folder of the file.
     """
     if not runs:
         console.print(f"published=[{', '.join(names)}]: no finished run", highlight=False)

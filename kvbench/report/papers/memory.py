@@ -86,7 +86,7 @@ def heatkv_table1(specs: Specs) -> Iterator[PrintedFigure]:
     """Compare HeatKV's Table 1, batch 8: every cell follows from 1300, 650 and 265 tokens per head."""
     rows = list_rows("heatkv_table1", specs)
     printed = {(name, row.where["budget"][0]): str(row.cells["cache MiB"]) for _, name, row in rows}
-    for (name, budget), text in printed.items():  # which all methods share
+    for (name, budget), text in printed.items():  # all methods of the table have the same cells
         spec = specs[name]
         tokens = HEATKV_TOKENS.get(budget, spec.cached_length)
         value = paper_mib(tokens * spec.all_heads, spec, 8)
@@ -329,7 +329,7 @@ TABLES: Mapping[str, Callable[[Specs], Iterator[PrintedFigure]]] = {
 
 
 def sources(name: str) -> list[PublishedTable]:
-    """Return the published tables that a memory table uses."""
+    """Return the published tables behind a memory table, named as in `plan.table`."""
     return [find(part) for part in (("ams_kv_table3", "ams_kv_text") if name == "ams_kv_eq4" else (name,))]
 
 

@@ -43,15 +43,15 @@ class Measured(Protocol):
 
     @property
     def method(self) -> str:
-        """Name of the method."""
+        """Name of the method, as in `conf/method`."""
 
     @property
     def model(self) -> str:
-        """Name of the model."""
+        """Name of the model, `model.name`."""
 
     @property
     def model_label(self) -> str:
-        """Name of the model in tables."""
+        """Name of the model in tables, marked if its weights are random."""
 
     def find_setting(self, key: str) -> object:
         """Return a setting as the function `find_setting` returns one of a run."""

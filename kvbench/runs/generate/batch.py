@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     Attributes:
         records: the lines of samples.jsonl.
         outputs: images or texts.
-        retention: of the batch with the run's first prompt; None for all others.
+        retention: retention of the batch with the run's first prompt; None for all others.
     """
 
     records: list[dict[str, object]]

@@ -23,7 +23,7 @@ def read_batch(
 
     Args:
         reader: loaded.
-        prompts: of the batch.
+        prompts: prompts of the batch.
         cache: cache of keys and values, under the run's method.
         noise: randomness, per prompt.
         full: files of the full cache's readings; None for its own.

@@ -98,7 +98,7 @@ def measure_retention(held: "CacheSnapshot", spec: ModelSpec, prompts: int) -> R
 
 
 def join_heads(shares: Sequence[Retention]) -> Retention:
-    """Concatenate the heads of several processes in every layer."""
+    """Concatenate the heads of each layer that tensor-parallel processes hold, in order of rank."""
     layers = zip(*(share.kept for share in shares), strict=True)
     return replace(
         shares[0], kept=tuple(tuple(head for heads in layer for head in heads) for layer in layers)

@@ -20,7 +20,7 @@ class Cost:
         seconds: time of the batch divided by its prompts.
         tokens: tokens of its text; None for an image.
         longest: tokens of the longest row between segments; None without rows.
-        protected_drops: of this sample; None for none.
+        protected_drops: protected slots that were dropped in this sample; None for none.
         bytes_read: bytes that attention read from the cache for the sample; None in records of earlier versions.
         processes: processes that share the model, whose memory is summed; None for one.
         device: torch device.

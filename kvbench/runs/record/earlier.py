@@ -17,7 +17,7 @@ _FIRST_SCHEMA = re.compile(rb'\s*\{\s*"schema_version": 1,')
 
 
 class EarlierRun(ConfigError):
-    """A run's results are of an earlier version; the message names the file and the remedy."""
+    """An earlier version wrote a run's results; the message names the file and the remedy."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(

@@ -121,7 +121,7 @@ class Memory:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the peak exceeds the budget, in its unit."""
+        """Whether the peak of one sequence exceeds the budget, both in tokens or both in bytes."""
         if self.budget_bytes is None:
             return self.peak_tokens > self.budget_tokens
         return self.sequence_bytes > self.budget_bytes
@@ -309,11 +309,11 @@ class Outcome:
 
 
 def read_results(folder: Path) -> Results | None:
-    """Read the results of a run folder; None if there are none yet.
+    """Return the results of a run folder; None if it has no results.json yet.
 
     Raises:
-        EarlierRun: the run is of an earlier version.
-        ConfigError: the file is damaged, or of a later version.
+        EarlierRun: an earlier version wrote the file.
+        ConfigError: the file is damaged, or a later version wrote it.
     """
     path = folder / FILE
     if not path.is_file():

@@ -79,7 +79,7 @@ class Tracker(ABC):
         """Open an entry, which is finished when the block ends; the service may write to the folder.
 
         Args:
-            folder: of the run or the sweep.
+            folder: folder of the run or the sweep.
             key: identity of the entry; an entry that is sent again has the same one.
             title: shown name.
             group: name of the sweep; None for a run by itself.

@@ -100,7 +100,7 @@ def test_classes_of_kvbench_and_its_functions_that_are_not_called_pass() -> None
 
 def test_texts_and_arguments_by_place_are_no_group_of_keys() -> None:
     for node in ("{_target_: os.getcwd}", ["a"], None):
-        with pytest.raises(ConfigError, match="prompts: is no group of keys"):
+        with pytest.raises(ConfigError, match="prompts: must be a group of keys"):
             check_targets(node, "prompts", [])
     with pytest.raises(ConfigError, match=r"prompts\._args_: a stored"):
         check_targets({"_target_": "kvbench.prompts.files.PromptFile", "_args_": ["a.txt"]}, "prompts", [])

@@ -33,7 +33,7 @@ from kvbench.runs.record.folder import LOGS, RECORDS, read_records
 from kvbench.runs.record.results import FILE, Results
 from kvbench.runs.record.samples import read_finished
 
-if TYPE_CHECKING:  # of the extra `data`
+if TYPE_CHECKING:  # these packages belong to extras
     import polars
     from huggingface_hub import DatasetCardData
 

@@ -25,7 +25,7 @@ def check_repo(repo: str) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        rule = str(error).partition(": '")[0].rstrip(".")  # without the name
+        rule = str(error).partition(": '")[0].rstrip(".")  # the message goes on with the name
         raise ConfigError(f"repo={repo}: the Hub refuses this name ({rule}); choose another") from None
 
 

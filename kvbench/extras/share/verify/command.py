@@ -23,7 +23,7 @@ class VerifyRequest(NamedTuple):
 
     Attributes:
         folder: a run, a folder of runs or a published dataset.
-        choice: of samples of each run that are drawn again.
+        choice: choice of samples of each run that are drawn again.
         out: file of the outcome; None for one beside the folder.
         weights: folder of weights, prompts and other files that configurations name, for those that are not here.
         code: packages, and folders of modules, beside kvbench whose code may be run.

@@ -45,7 +45,7 @@ def place_files(values: Mapping[str, Any], folder: Path | None) -> list[str]:
         for section, node in sections.items()
         for inner in list_nodes(node)
         for key in FILE_KEYS[section.partition(".")[0]]
-        if inner["_target_"] != GETTER  # its path is of a function
+        if inner["_target_"] != GETTER  # the `path` of this one names a function
     ]
     if isinstance(calibrate := values.get("calibrate"), dict):
         named.append(("calibrate.prompts", "prompts", calibrate))
@@ -140,13 +140,13 @@ def find_captions(captions: object, folder: Path | None) -> str:
     """Return `scenes`, or the path of a file of names that may be read.
 
     Raises:
-        ConfigError: the file may not be read, or is no file of names. Its contents are not quoted.
+        ConfigError: the file may not be read, or is not a file of names. Its contents are not quoted.
     """
     found = "scenes" if captions == "scenes" else find_file("model.captions", str(captions), folder)
     try:
         find_vocabulary(found)
     except (OSError, ValueError):
-        raise ConfigError(f"model.captions={captions!s:.200}: is no file of names") from None
+        raise ConfigError(f"model.captions={captions!s:.200}: is not a file of names") from None
     return found
 
 
@@ -157,7 +157,7 @@ def hide_reasons(keys: Sequence[str]) -> Iterator[None]:
     An outcome of a verification is shared, and a stranger's configuration chooses what is read as what.
 
     Args:
-        keys: of the user's files.
+        keys: keys of the user's files.
 
     Raises:
         ConfigError: names the first key.

@@ -147,7 +147,7 @@ def list_differences(job: Job, recorded: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_machine(origin: Mapping[str, Any]) -> dict[str, object]:
-    """Return what decides the rounding of numbers; the number of threads of a CPU is no part of its name."""
+    """Return what decides the rounding of numbers; the number of threads of a CPU is not part of its name."""
     kind = str(origin.get("device")).partition(":")[0]
     name, comma, threads = str(origin.get("machine")).rpartition(", ")
     versions = origin.get("versions")

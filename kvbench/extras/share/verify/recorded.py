@@ -92,11 +92,11 @@ def check_targets(node: object, key: str, code: Sequence[str]) -> None:
     A module also gives what it imports, `kvbench.models.next_token.torch.load`, so the place of the definition counts.
 
     Raises:
-        ConfigError: it is no group of keys, names other code, or contains an interpolation, which could read this
+        ConfigError: it is not a group of keys, names other code, or contains an interpolation, which could read this
             machine's environment, or arguments by place, which have no key to check.
     """
     if not isinstance(node, dict):  # OmegaConf parses a text as YAML, with classes that were not checked
-        raise ConfigError(f"{key}: is no group of keys; publish the run again, or leave it out")
+        raise ConfigError(f"{key}: must be a group of keys; publish the run again, or leave it out")
     for inner in list_nodes(node):
         target = inner["_target_"]
         name, is_called = (inner.get("path"), False) if target == GETTER else (target, True)

@@ -67,8 +67,8 @@ def draw_again(
 
     Args:
         job: the run; its `runs_dir` is empty but for calibrations.
-        calibrations: of the job.
-        budget: of the prepared method.
+        calibrations: calibrations of the job.
+        budget: budget of the prepared method.
         chunks: prompts that were drawn together.
     """
     if job.reads and not job.is_reference:

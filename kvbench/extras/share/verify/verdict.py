@@ -107,8 +107,8 @@ def write_document(
 
     Args:
         folder: what was verified.
-        choice: of samples.
-        verdicts: of its runs.
+        choice: choice of samples.
+        verdicts: verdicts of its runs.
         versions: provenance of the verification, JSON values.
         by: name of the verifier; None if it is not given.
     """
