@@ -42,7 +42,7 @@ def source_table(
     after = arrange_rows(pack_rows(seen, keep, -1, max(counts, default=0)), counts, free_slots)
     if known:
         torch._assert_async(
-            (kept == after.lengths).all(), "a method keeps other numbers of slots than `capacity`"
+            (kept == after.lengths).all(), "a method keeps more or fewer slots than `capacity`"
         )
     old = layout.offsets[:, None] + torch.arange(layout.longest, device=seen.device)
     new = -1 - torch.arange(len(counts) * length, device=seen.device).view(len(counts), length)

@@ -77,7 +77,7 @@ def ragged_attention(
     if path != "products":
         library = LIBRARIES.get(path)
         return attend_in_parts(q, k, v, past, scale, causal=causal, library=library, dtype=dtype)
-    if past.layout.uniform:  # rows of one length need no other order than the present's
+    if past.layout.uniform:  # rows of equal length keep the present's order
         stored = _view_past(past, past.layout.groups[0], q.dtype, k.shape[:2])
         out, sums = _attend_parts(q, [*stored, (k, v)], scale, k.shape[2] if causal else None, lse)
         return out.to(dtype), sums

@@ -98,7 +98,7 @@ def measure_psnr(found: Tensor, expected: Tensor) -> float:
 
 
 def measure_agreement(found: Text, expected: Text) -> float:
-    """Return the share of a text before the first different letter."""
+    """Return the share of a text before the first character that differs."""
     longest = max(len(found.text), len(expected.text))
     for place in range(longest):
         if found.text[place : place + 1] != expected.text[place : place + 1]:

@@ -150,7 +150,7 @@ def _find_kept(module: Any, whole: Tensor, keys: Tensor) -> list[set[int]]:
 def read_on_engine(
     model: TextModel, prepare: Prepare, tokens: Sequence[int], given: int, padding: int
 ) -> PressResult:
-    """Read `given` tokens behind some padding under a method, and force the others.
+    """Read `given` tokens after some padding under a method, and force the others.
 
     Args:
         model: loaded.

@@ -214,7 +214,7 @@ def _from_safetensors(path: Path, space: Space) -> tuple[Tensor, Tensor, dict[st
     if metadata.get("space") != space.name:
         raise SampleSetError(f"{path}: statistics of the space {metadata.get('space')}, not {space.name}")
     if metadata.get("weights") != space.weight.require()[1]:
-        raise SampleSetError(f"{path}: made with another network than {space.weight.file}. {how}")
+        raise SampleSetError(f"{path}: made with a different network from {space.weight.file}. {how}")
     return mean, covariance, {"digest": metadata.get("images"), "n": metadata.get("count")}
 
 

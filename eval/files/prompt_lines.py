@@ -10,7 +10,7 @@ from kvbench.core.files import MAX_INTEGER, MAX_NUMBER, parse_json
 Entry = tuple[int, str, dict[str, object]]
 """Line number, text and metadata of a prompt."""
 MAX_DEPTH = 64
-"""Most levels of nested lists and objects in a line."""
+"""Maximum number of levels of nested lists and objects in a line."""
 
 
 def parse_lines(text: str) -> list[Entry]:
@@ -83,7 +83,7 @@ def _check_values(value: object, depth: int) -> None:
 
 
 def check_letters(value: object) -> None:
-    """Raise a ValueError for letters in a JSON value that no file of text can hold.
+    """Raise a ValueError for characters in a JSON value that no UTF-8 file can hold.
 
     These are halves of surrogate pairs and null characters.
     """

@@ -20,7 +20,7 @@ HOME = "~/.cache/kvbench/weights"
 FETCH_COMMAND = "make weights (python -m kvbench.eval.files.fetch)"
 TORCH_CACHES = ("$TORCH_HOME/hub/checkpoints", "~/.cache/torch/hub/checkpoints")
 MAX_REASON = 500
-"""Most characters of a library's reason."""
+"""Maximum number of characters of a library's reason."""
 HUB_CACHES = ("$HF_HUB_CACHE", "$HF_HOME/hub", "~/.cache/huggingface/hub")
 
 
@@ -200,7 +200,7 @@ class Snapshot:
 
 
 def find_wrong(weights: Iterable[Weight | Snapshot]) -> list[str]:
-    """Return a line for each file that exists with another hash than the known one."""
+    """Return a line for each file whose SHA-256 is not the known one; missing files are left out."""
     lines = []
     for one in weights:
         if one.find() is not None and one.sha256:

@@ -113,7 +113,7 @@ class Evaluator(Component, ABC):
         spec: specification of the metric `metric`; not needed by a subclass with `metrics` of its own.
         part_names: names of the metric's parts, `<metric>/<part>`.
         required_meta: metadata key that every prompt needs; None if no key is needed.
-        revision: increased when the same settings give other scores than before, so that old scores are not reused.
+        revision: increased when the same settings give different scores, so that old scores are not reused.
         meta_keys: metadata keys that scores depend on; None counts all metadata, so that no change is missed.
     """
 

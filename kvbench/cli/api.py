@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 DIFFERENCES = "paired differences with 95 % intervals"
-"""Title of what a comparison shows."""
+"""Title of a table of paired differences."""
 
 
 @dataclass(frozen=True, repr=False)
 class Run(Shown):
-    """A finished run; its text, and its table in a notebook, have its memory, time and metrics.
+    """A finished run; printed, or shown in a notebook, it lists its memory, time and metrics.
 
     Attributes:
         folder: the run's folder.
@@ -139,7 +139,7 @@ class Difference(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
-    """Paired differences of several runs to others; its text, and its table in a notebook, have them by metric.
+    """Paired differences between runs; printed, or shown in a notebook, it lists them by metric.
 
     Attributes:
         differences: in the order of the runs.

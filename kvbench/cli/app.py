@@ -111,7 +111,7 @@ def run_by_hydra(arguments: list[str]) -> None:
 
 
 def check_first(jobs: Sequence[Sequence[str]]) -> None:
-    """Check the jobs of a sweep, which imports torch; nothing for none."""
+    """Check the jobs of a sweep, which imports torch; do nothing without jobs."""
     if jobs:
         load("kvbench.cli.tasks.check:check_jobs")(jobs)
 

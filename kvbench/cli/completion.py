@@ -1,4 +1,4 @@
-"""Completion by the tab key of words that Hydra does not know: commands, tasks, metrics and variants of choices."""
+"""Tab completion of words that Hydra does not know: commands, tasks, metrics and variants of choices."""
 
 from collections.abc import Iterable
 

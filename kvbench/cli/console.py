@@ -14,7 +14,7 @@ from kvbench.core.gpus import AUTO, resolve_device
 from kvbench.version import __version__
 
 FILE_WIDTH = 160
-"""Letters of a line in a file or a pipe without `COLUMNS`."""
+"""Characters of a line in a file or a pipe if `COLUMNS` is not set."""
 ASKED = os.environ.get("COLUMNS", "")
 CONSOLE = Console(width=None if sys.stdout.isatty() else int(ASKED if ASKED.isdecimal() else 0) or FILE_WIDTH)
 
@@ -25,7 +25,7 @@ class Once(logging.Filter):
     seen: ClassVar[set[str]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is not a warning, or a new one."""
+        """Return whether to print a record; a warning is printed only once."""
         line = record.getMessage()
         is_new = record.levelno != logging.WARNING or line not in self.seen
         self.seen.add(line)

@@ -20,10 +20,10 @@ from kvbench.core.files import find_obstacle
 CONVERSIONS = ("none", "partial", "object", "all")
 """Accepted values of Hydra's `_convert_`."""
 MAX_PROMPTS = 10**6
-"""Most prompts of a run: file names of samples have six digits."""
+"""Maximum number of prompts of a run: file names of samples have six digits."""
 MAX_SEED = 2**63 - 1
 MAX_SHOWN = 200
-"""Most characters of a value in a message."""
+"""Maximum number of characters of a value in a message."""
 
 
 class UserError(Exception):

@@ -25,7 +25,7 @@ MAX_STREAMED = 1 << 40
 MAX_NUMBER, MAX_INTEGER = 1e60, 2**63 - 1
 """Largest numbers of a run's files: powers of them are finite, and tables have 64 bits."""
 MAX_DIGITS = 20
-"""Most characters of a whole number."""
+"""Maximum number of characters of a whole number."""
 FILES_PER_FOLDER = 500
 """Samples per folder."""
 

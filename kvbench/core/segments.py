@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 Family = Literal["next-scale", "next-token"]
 """Generation of growing scales, or of one token after another."""
 MAX_HEADS, MAX_TOKENS = 2**17, 2**24
-"""Most heads of keys and values over all layers, and most tokens of a sequence."""
+"""Maximum number of KV heads over all layers, and of tokens of a sequence."""
 
 
 class Segment(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 
 MOST = 8
-"""Most names in a message, if a command lists all."""
+"""Maximum number of names in a message if a command lists all."""
 LIKE = 0.3
 """Least similarity of those that are shown in place of all."""
 LISTS = {

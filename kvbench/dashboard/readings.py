@@ -141,7 +141,7 @@ def _find_answers(kind: str, records: Mapping[int, Mapping[str, Any]]) -> dict[i
 
 
 def _make_column(rows: Mapping[int, Mapping[str, object]], name: str) -> Floats | None:
-    """Return the finite values of a metric by index, nan where there is none; None without any."""
+    """Return the finite values of a metric by index, nan where there is none; None if there are none."""
     cells = [row.get(name) for row in rows.values()]
     values = [cell if isinstance(cell, int | float) else None for cell in cells]
     numbers, places = np.array(values, np.float64), np.array(list(rows), np.int64)

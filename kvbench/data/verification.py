@@ -19,7 +19,7 @@ Status = Literal["verified", "not verifiable here", "differs"]
 """Verdicts; of a run and its dataset, the last of these counts."""
 STATUSES: tuple[Status, ...] = get_args(Status)
 MAX_FINDING = 600
-"""Most letters of a finding."""
+"""Maximum number of characters of a finding."""
 
 
 @dataclass(frozen=True)

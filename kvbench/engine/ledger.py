@@ -255,12 +255,12 @@ class Ledger:
 
     @property
     def peak_tokens(self) -> int:
-        """Most tokens one sequence ever held between layers."""
+        """Maximum number of tokens that one sequence held between layers."""
         return max(max(row) for row in self.tokens_after)
 
     @property
     def sequence_bytes(self) -> int:
-        """Most bytes of keys and values that one sequence ever held between layers."""
+        """Maximum bytes of keys and values that one sequence held between layers."""
         return max(max(layer, default=0) for row in self.held_bytes for layer in row)
 
     def measure_use(

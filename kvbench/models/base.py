@@ -225,7 +225,7 @@ class Model(ModelDefaults, ABC):
         name: as in `conf/model`.
         output: kind of its samples, `images` or `texts`.
         half: dtype of its blocks on a GPU, as in the official program's autocast.
-        revision: increased when the same settings draw other samples than before, so that old runs are not reused.
+        revision: increased when the same settings draw different samples, so that old runs are not reused.
         unused: settings that change no sample, which identities leave out.
         unfollowed: settings of its files that decide its texts and that a run does not follow, JSON values by name.
         processes: processes that share the model; set before `load`.

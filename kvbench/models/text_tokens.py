@@ -120,7 +120,7 @@ class ChatTokenizer(TextTokenizer):
     def encode_part(self, text: str, *, first: bool) -> list[int]:
         """Return the tokens of a part of a text, without a chat.
 
-        A tokenizer that puts a space before every text encodes a later part behind another text, which is cut off.
+        If a tokenizer puts a space before every text, a later part is encoded after another text, which is cut off.
 
         Raises:
             ValueError: the tokenizer gives no character offsets, so that the first token of the part is unknown.
@@ -151,7 +151,7 @@ class ChatTokenizer(TextTokenizer):
         return str(text)
 
     def spell(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        """Return the characters of each token behind others; a text's first token is decoded without its space."""
+        """Return the characters of each token after other tokens; a text's first token is decoded without its space."""
         begin = len(self.decode(self._letter))
         return tuple(self.decode([*self._letter, token])[begin:] for token in tokens)
 

@@ -12,10 +12,10 @@ from kvbench.core.config import ConfigError
 
 @dataclass(frozen=True)
 class Draft:
-    """A prompt whose filler is not measured yet.
+    """A prompt whose filler is not yet fitted to a number of tokens.
 
     Attributes:
-        length: most tokens of the prompt.
+        length: maximum number of tokens of the prompt.
         head: text before the filler.
         question: text after it, up to the beginning of the answer.
         answer: the right answer, which continues the prompt.

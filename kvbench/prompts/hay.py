@@ -8,11 +8,11 @@ from kvbench.core.reading import FILL, ForcedText, Part
 from kvbench.prompts.text_files import read_own, read_shipped
 
 MAX_PIECE = 2048
-"""Most tokens of a text in a row; the texts that ship have at least 2300 of SmolLM2."""
+"""Maximum number of consecutive tokens of a text; the texts that ship have at least 2300 of SmolLM2's."""
 CHARACTERS_PER_TOKEN = 8
-"""Characters of a text that are handed on for each token to read; tokenizers make fewer than six of prose."""
+"""Characters of a text kept for each token to read; tokens of prose have fewer than six on average."""
 CHARACTERS_PER_STATED_TOKEN = 2
-"""At least so many characters of a statement or question make a token on average, digits included."""
+"""Lower bound of the mean characters of a token in statements and questions, which contain digits."""
 
 
 def read_hay(domain: str, path: str | None, part: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ class MathTiny:
         seed: seed of the set; training uses other seeds.
         rooms: rooms of every house.
         min_moves: fewest moves of a problem.
-        max_moves: most moves, 3 tokens each.
+        max_moves: maximum number of moves, 3 tokens each.
         per_prompt: texts generated per problem, with different noise.
     """
 

@@ -1,4 +1,4 @@
-"""Tasks of retrieval and aggregation, of the kinds of RULER (arXiv:2404.06654) in own words: any length, exact answers.
+"""Retrieval and aggregation like RULER's tasks (arXiv:2404.06654), in different words: any length, exact answers.
 
 RULER's own files are read by `kvbench.prompts.ruler`.
 """
@@ -23,7 +23,7 @@ PEOPLE = (
     "Jacob", "Julia", "Kate", "Klaus", "Laura", "Leon", "Linda", "Lucas", "Marco", "Maria", "Martin", "Nadia",
     "Nora", "Oliver", "Oscar", "Paula", "Peter", "Robert", "Rosa", "Sarah", "Simon", "Tessa", "Victor", "Wanda",
 )  # fmt: skip
-"""People of chains; no name is a part of another one."""
+"""People of chains; no name is part of another."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Chains(Task):
 
     Attributes:
         chains: number of chains, each with a number of its own.
-        hops: people of a chain behind the first one.
+        hops: people of a chain after the first one.
     """
 
     chains: int = 2
@@ -153,7 +153,7 @@ class Chains(Task):
 
 @dataclass(frozen=True)
 class WordCounts(Task):
-    """A list of words of the texts, in which some come more often than all others; the question is about them.
+    """A list of words of the texts, in which some occur more often than all others; the question is about them.
 
     Attributes:
         answers: number of the frequent words.
@@ -176,7 +176,7 @@ class WordCounts(Task):
             raise ConfigError(f"prompts.zipf={self.zipf}: must be from 1 to 3, or null")
 
     def draft(self, rng: Random, texts: Iterator[str]) -> tuple[Draft, list[str]]:
-        """Return a list of words of four to ten letters; no answer is a part of another word."""
+        """Return a list of words of four to ten letters; no answer is part of another word."""
         words = sorted({word for text in islice(texts, 8) for word in re.findall(r"\b[a-z]{4,10}\b", text)})
         rng.shuffle(words)
         head = "This is a list of words. Some of them come more often than all others."

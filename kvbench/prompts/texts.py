@@ -11,7 +11,7 @@ from kvbench.prompts.base import Prompt, check_choices, check_counts
 from kvbench.prompts.text_files import DOMAINS, TextEntry, choose_texts, read_own, read_shipped
 
 MAX_LENGTH = 2**20
-"""Most tokens of a text."""
+"""Maximum number of tokens of a text."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Notes below tables, the column of a table whose equal settings ran other code, and the code of now."""
+"""Notes below tables, the column that tells runs of equal settings and different code apart, and the current code."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -25,7 +25,7 @@ def name_code(run: Results) -> str:
 
 
 def keep_newest(runs: Sequence[Results], kept: str | None = None) -> list[Results]:
-    """Return the runs of the code of now, of those that differ in nothing but seeds and code; else of the newest code.
+    """Return, of runs that differ only in seeds and code, those of the current code, else those of the newest code.
 
     References of the runs that stay are among them, and the run that is named `kept`.
     """
@@ -73,7 +73,7 @@ def list_made(rows: Sequence[Results]) -> list[str]:
 
 
 def describe_edited(runs: Sequence[Results]) -> str:
-    """Return a sentence on runs of code that is no release's and not this program's; empty without any."""
+    """Return a sentence on runs of code that is neither released nor this program's; empty if there are none."""
     edited = [run for run in runs if not is_now(run, pinned=False)]
     if not edited:
         return ""
@@ -97,7 +97,7 @@ def list_digests(rows: Sequence[Results]) -> list[dict[str, str]]:
 
 
 def describe_digests(runs: Sequence[Results]) -> str:
-    """Return a sentence on runs made by another engine than this program's; empty without any."""
+    """Return a sentence on runs whose engine differs from this program's; empty if there are none."""
     ours = identify_engine()
     others = [run.run for run in runs if (run.provenance or {}).get("engine_sha256", ours) != ours]
     if not others:
@@ -106,7 +106,7 @@ def describe_digests(runs: Sequence[Results]) -> str:
 
 
 def describe_mixed(runs: Sequence[Results]) -> str:
-    """Return a sentence on runs made with several commits, versions or machines; empty without any."""
+    """Return a sentence on runs made with several commits, versions or machines; empty if there are none."""
     mixed = [origins for run in runs if len(origins := list_origins(run.provenance)) > 1]
     if not mixed:
         return ""
@@ -123,7 +123,7 @@ def name_origin(origin: Mapping[str, object]) -> str:
 
 
 def describe_checkout(runs: Sequence[Results]) -> str:
-    """Return a sentence on runs that were made in a checkout with uncommitted changes; empty without any."""
+    """Return a sentence on runs that were made in a checkout with uncommitted changes; empty if there are none."""
     changes = [change for run in runs if (change := find_changes(run))]
     if not changes:
         return ""
@@ -134,7 +134,7 @@ def describe_checkout(runs: Sequence[Results]) -> str:
 
 
 def find_changes(run: Results) -> str:
-    """Return the hash of the first uncommitted changes that a run was made with; empty without any."""
+    """Return the hash of the first uncommitted changes that a run was made with; empty if there are none."""
     codes = [origin.get("code") for origin in list_origins(run.provenance)]
     changes = [str(code.get("diff_sha256") or "") for code in codes if isinstance(code, dict)]
     return next(filter(None, changes), "")

@@ -11,9 +11,9 @@ Conditions = tuple[tuple[str, str], ...]
 """Names and values: those of `LABELS`, then what else the samples depend on."""
 LABELS = ("model", "prompts", "n")
 PROTECTED = {"sinks": "Leading scales", "condensed": "Leading scales", "leading": "First tokens"}
-"""Settings of methods with what they keep whatever its score is."""
+"""Settings of methods that protect tokens from eviction, and what they protect."""
 UNCONDITIONAL = ("count", "download")
-"""Settings of prompt sets that are no conditions: n is the number of prompts, and how files came is all one."""
+"""Settings of prompt sets that are not conditions: n is the number of prompts, and how files arrived is irrelevant."""
 
 
 def find_conditions(run: Results) -> Conditions:
@@ -78,7 +78,7 @@ def keep_one_count(runs: Sequence[Results], count: object = None) -> list[Result
 
 
 def describe_sinks(runs: Iterable[Results]) -> str:
-    """Return a sentence on what methods keep whatever its score is, where their settings differ; empty if all agree."""
+    """Return a sentence on the tokens that methods protect from eviction; empty if all protect the same."""
     kept: dict[str, dict[object, dict[str, None]]] = {}
     for run in runs:
         for key, what in PROTECTED.items():

@@ -121,7 +121,7 @@ def _list_dropped(rows: Sequence[Row]) -> list[str]:
 
 
 def describe_rows(runs: Sequence[Results], rows: Sequence[Row]) -> str:
-    """Return sentences, each after a space, on marks and means over seeds; empty without any."""
+    """Return sentences, each after a space, on marks and means over seeds; empty if there are none."""
     return describe_unused(runs) + "".join(f" {note}" for note in list_marks(runs, list_shown(rows)))
 
 

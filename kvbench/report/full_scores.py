@@ -58,7 +58,7 @@ def list_columns(runs: Sequence[Results], cells: Sequence[Mapping[str, Cell]]) -
 
 
 def describe_failed(rows: Iterable[Results]) -> str:
-    """Return a sentence on the tasks that the full cache itself fails, with its scores; empty without any."""
+    """Return a sentence on the tasks that the full cache itself fails, with its scores; empty if there are none."""
     failed = [(name, run) for run in rows for name in TASKS if is_failed(run, name)]
     tasks = [f"{run.model_label}, {run.prompts_label}: {write_full(run, name)}" for name, run in failed]
     names = dict.fromkeys(name for name, _ in failed)

@@ -1,6 +1,6 @@
 """Tables in LaTeX (booktabs, graphicx): metrics with half of their 95 % interval, at most a text width wide.
 
-Special letters are escaped, and those that pdflatex does not have are written by a command.
+Special characters are escaped, and those that pdflatex lacks are written by a command.
 """
 
 import unicodedata
@@ -57,15 +57,15 @@ SPECIAL = {
     "≥": r"$\geq$", "≈": r"$\approx$", "\u2212": r"$-$", "\u00d7": r"$\times$", "∞": r"$\infty$",
     **{letter: rf"$\{name}$" for letter, name in zip("αβγδεζηθικλμνξπρστυφχψωςΓΔΘΛΞΠΣΥΦΨΩ", GREEK, strict=True)},
 }  # fmt: skip
-"""LaTeX by letter. LaTeX reads a bracket after `\\\\` as the argument of that line break."""
+"""LaTeX by character. LaTeX reads a bracket after `\\\\` as the argument of that line break."""
 KNOWN = frozenset("¡¢£¥¦§¨©ª¬®¯°²³µ¶·¹º¼½¾¿Æßæ÷øØıŁłŒœ\u2010\u2011\u2012\u2013—\u2018\u2019“”‡•…‰€™")
-"""Letters of article's default encoding besides ASCII and letters with accents."""
+"""Characters of article's default encoding besides ASCII and letters with accents."""
 ACCENTS = frozenset("\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327")
 """Combining accents of that encoding."""
 LATIN_END = "\u0180"
-"""First letter after those with accents that LaTeX declares."""
+"""First character after the accented letters that LaTeX declares."""
 LETTER = r"\unicodeletter"
-"""Command for any other letter: its code and itself."""
+"""Command for any other character: its code and itself."""
 DEFINITION = (
     f"% {LETTER}{{code}}{{letter}} prints the code with pdflatex. For the letter, compile with lualatex or xelatex\n"
     "% and a font that has it, such as \\usepackage{fontspec} \\setmainfont{Noto Serif CJK SC}\n"
@@ -180,7 +180,7 @@ def _divide_pages(bodies: Sequence[Body]) -> Iterator[list[str]]:
 
 
 def write_cell(cell: Cell, style: Style, *, bold: bool = False) -> str:
-    """Return a cell with half of its interval, or its ends, in small letters, and its degrees of freedom below."""
+    """Return a cell with half of its interval, or its ends, in small type, and its degrees of freedom below."""
     if not isinstance(cell, Metric) or cell.value is None:
         return escape(format_cell(cell, "value"))
     value, *ends = (number.replace("-", "$-$") for number in split_metric(cell, style))
@@ -235,7 +235,7 @@ def _split_metrics(table: PaperTable) -> list[list[Column]]:
 
 
 def _count_letters(table: PaperTable, columns: Sequence[Column]) -> dict[Column, int]:
-    """Return the width of each column in letters; the last column of a metric makes room for a longer name."""
+    """Return the width of each column in characters; the last column of a metric makes room for a longer name."""
     widths = {("", ""): max(map(len, (*table.rows, table.head)))}
     for name, label in columns:
         cells = [table.cells.get((row, name, label)) for row in table.rows]
@@ -273,7 +273,7 @@ def _write_cells(table: PaperTable, row: str, columns: Sequence[Column]) -> Iter
 
 
 def escape(text: str) -> str:
-    """Return text for one line of LaTeX: special letters escaped, control characters and line ends as spaces."""
+    """Return text for one line of LaTeX: special characters escaped, control characters and line ends as spaces."""
     return "".join(map(_write_letter, text))
 
 

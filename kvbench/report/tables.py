@@ -257,7 +257,7 @@ def stack_header(header: str, width: int) -> str:
 
 
 def split_columns(widths: Mapping[Name, int], lead: int, width: int) -> Iterator[list[Name]]:
-    """Yield blocks of columns that fit `width` with gaps of two letters; each begins with the `lead` first columns."""
+    """Yield blocks of columns that fit `width` with gaps of two spaces; each begins with the `lead` first columns."""
     names = list(widths)
     block = names[:lead]
     for name in names[lead:]:

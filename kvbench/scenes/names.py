@@ -11,7 +11,7 @@ from kvbench.scenes import grammar
 from kvbench.scenes.vocabulary import Vocabulary
 
 LONGEST = 14
-"""Most tokens of a name, its end included."""
+"""Maximum number of tokens of a name, including its end token."""
 SPLITS = ("train", "held_out")
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 END = 1
 """Number of the token after the last word; 0 is padding."""
 MAX_LISTED = 60
-"""Most words that a message lists."""
+"""Maximum number of words that a message lists."""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def test_a_conversion_of_other_contents_is_made_anew(
     assert weights.convert(path, dict, "0" * 64) == (made, digest)  # type: ignore[arg-type]
     assert made.read_bytes() == content
     assert [r.message for r in caplog.records] == [
-        f"{made}: has other contents than were converted; converted again"
+        f"{made}: its contents differ from those converted; converted again"
     ]
 
 
@@ -155,7 +155,7 @@ def test_a_copy_of_other_bytes_is_made_anew(
     weights.prepare(Source("key", str(folder)))
     assert copy.read_bytes() == content
     assert [r.message for r in caplog.records] == [
-        f"{copy.parent}: the staged copy has other contents than its source; copied again"
+        f"{copy.parent}: the staged copy differs from its source; copied again"
     ]
 
 

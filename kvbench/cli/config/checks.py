@@ -52,7 +52,7 @@ def check_kinds(values: Mapping[str, object]) -> None:
 
 
 def check_preset(values: Mapping[str, object]) -> None:
-    """Check that the choice of `sampling`, if any, is for the model; its patterns of names have `*` for any letters.
+    """Check that the choice of `sampling`, if any, is for the model; `*` in its patterns of names matches any text.
 
     Raises:
         ConfigError: it is for other models.
@@ -96,7 +96,7 @@ def check_kind(node: object, key: str, group: str) -> type:
 
 
 def check_hydra(node: DictConfig) -> None:
-    """Check keys of Hydra's part that files, too, may set.
+    """Check the keys of Hydra's own configuration, which added files may set too.
 
     Hydra would make callbacks of any class or function.
 

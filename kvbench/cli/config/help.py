@@ -1,4 +1,4 @@
-"""Help on one screen, from the header of Hydra's long help, and what a mistyped command is told."""
+"""Help on one screen, from the header of Hydra's long help, and the message for a mistyped command."""
 
 import re
 from collections.abc import Collection

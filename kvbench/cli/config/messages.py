@@ -26,7 +26,7 @@ from kvbench.core.suggestions import suggest
 EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSError, YAMLError)
 """Errors that a user can cause, besides out-of-memory errors."""
 MAX_LINE = 1200
-"""Most characters of a message."""
+"""Maximum number of characters of a message."""
 ALIKE = 0.8
 """Minimum similarity of a suggested key; keys of one group share the group's name."""
 SHELLS = ("bash", "fish", "zsh")

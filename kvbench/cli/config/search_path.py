@@ -108,7 +108,7 @@ def make_each(group: str, names: Sequence[str], job: DictConfig | None = None) -
 
 @contextmanager
 def leaving_out(choice: str) -> Iterator[None]:
-    """Log an error of a choice in one line; a file of the user's stops no command that lists all of them."""
+    """Log an error of a choice in one line, so that a user's broken file stops no command that lists all choices."""
     try:
         yield
     except Exception as error:  # its class may raise anything

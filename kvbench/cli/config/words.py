@@ -23,12 +23,12 @@ from kvbench.core.suggestions import suggest
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
 """Options of Hydra that exclude each other."""
 UNSUPPORTED = ("config_path", "config_name", "config_dir", "experimental_rerun")
-"""Options of Hydra for other configurations than kvbench's."""
+"""Hydra's options that would replace kvbench's configuration."""
 OPTIONS = "-m, -v, --help, --version, --cfg, --info and --shell-completion"
 """Options that messages suggest."""
 
 MAX_JOBS = 10**5
-"""Most jobs of a sweep."""
+"""Maximum number of jobs of a sweep."""
 
 SWEEP, TABLE = "-m", "plan.table"
 """A sweep of jobs and a paper's table, among the readers of a key."""
@@ -61,14 +61,14 @@ READERS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("hydra/hydra_logging", "hydra.hydra_logging"), SWEEPS),
     "hydra": (),
 }
-"""Readers of keys and of groups of keys, of which the first that fits counts; every task reads all other keys."""
+"""Readers of keys and of groups of keys; the first match counts. Every task reads all other keys."""
 OWN_KEYS = {
     ("calibrate", "seed"): "calibrate.seed",
     ("calibrate", "batch_size"): "calibrate.batch_size",
     ("profile", "batch_size"): "profile.batch_sizes",
     ("choose", "method"): "methods=[...]",
 }
-"""Keys that a task has in place of one of runs."""
+"""A task's own key that replaces a key of runs."""
 REMEDIES: Mapping[str, str] = {
     **dict.fromkeys(("hydra.run", "hydra.sweep"), "set runs_dir= for the folder of runs"),
     **dict.fromkeys(("hydra.output_subdir", "hydra/output"), "every run folder holds its config.yaml"),
@@ -80,7 +80,7 @@ REMEDIES: Mapping[str, str] = {
 OF_SWEEPS = (
     "sweeps", "sweep", "work", "report", "against", "published", "output", "verbose", "runs_dir", "hydra"
 )  # fmt: skip
-"""Keys and groups that a sweep has once, whatever its jobs have."""
+"""Keys and groups that have one value for a whole sweep, not one per job."""
 
 
 def parse_options(arguments: Sequence[str]) -> Namespace:

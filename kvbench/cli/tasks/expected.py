@@ -1,4 +1,4 @@
-"""Time that a job will take: as finished runs here say, else scaled from a figure of docs/performance.md."""
+"""Expected time of a job: from finished runs in this folder, else scaled from a figure of docs/performance.md."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -37,7 +37,7 @@ FIGURES = {
 
 
 class Expected(NamedTuple):
-    """Seconds of a sample, and where they come from; `scaled` ones are of another model or machine."""
+    """Seconds of a sample, and where they come from; `scaled` ones were measured with a different model or machine."""
 
     seconds: float
     source: str
@@ -45,7 +45,7 @@ class Expected(NamedTuple):
 
 
 def expect_time(job: Job, known: Sequence[Results]) -> Expected:
-    """Return the expected time of a sample: the median of finished runs, else a figure of another model, scaled.
+    """Return the expected time of a sample: the median of finished runs, else the scaled figure of a different model.
 
     On a GPU it is scaled by the floors of `task=plan`, on the card of this process if `CARDS` has it; on a CPU by
     parameters times tokens.

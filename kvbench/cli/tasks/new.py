@@ -1,4 +1,4 @@
-"""`kvbench new method NAME` and `kvbench new package NAME`: the files of a method of one's own."""
+"""`kvbench new method NAME` and `kvbench new package NAME`: the files of a user's own method."""
 
 import keyword
 import re

@@ -54,7 +54,7 @@ def evaluate(cfg: DictConfig, settings: Settings) -> Path:
 
 
 def run_bounds(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=bounds`: run the full cache in another batch size and with other seeds, against the full cache.
+    """Do `task=bounds`: run the full cache with a different batch size and with other seeds, against the full cache.
 
     Raises:
         ConfigError: the settings are of another run.

@@ -24,7 +24,7 @@ USAGE = 'kvbench show "a prompt" method=NAME budget=0.1 [model=NAME] [key=value 
 FOLDER = "shown"
 """Folder in `runs_dir` of these runs, which tables of all runs leave out."""
 REFUSED = ("task", "sweeps", "shard", "model.tensor_parallel")
-"""Keys of other commands than one run in one process."""
+"""Keys that have no effect on one run in one process."""
 METRICS = {"images": ("psnr", "ssim"), "texts": ("agreement",)}
 """Metrics of one sample beside the full cache's, by the model's kind of output."""
 

@@ -42,6 +42,6 @@ def read_name(key: str, text: str) -> str:
     name = clean_name(text)
     if name is None:
         raise ConfigError(
-            f"{key}={text[:MAX_LETTERS]!r}: must be a name of 1 to {MAX_LETTERS} printable letters"
+            f"{key}={text[:MAX_LETTERS]!r}: must be a name of 1 to {MAX_LETTERS} printable characters"
         )
     return name

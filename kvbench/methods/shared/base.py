@@ -29,7 +29,7 @@ class Method(Planned, Hooks):
             sequence. The cache then calls it once per (layer, segment) and reuses the result.
         follows_budget: what is kept depends on the budget; otherwise a run only stops where it is exceeded.
         recordable: a method that looks at data was written for recorded scales, see `graph_obstacle`.
-        revision: increased when the same settings keep other tokens than before, so that old runs are not reused.
+        revision: increased when the same settings keep different tokens, so that old runs are not reused.
         strict: exceeding the budget is an error; otherwise tables show the measured peak. A field where a method can
             be either.
     """

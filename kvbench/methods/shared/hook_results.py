@@ -11,7 +11,7 @@ class NotANumber(UserError, FloatingPointError):
 
 
 class WrongTensor(UserError, ValueError):
-    """A hook of a method returned another shape or dtype than required; the message names method, layer and segment."""
+    """A hook of a method returned a wrong shape or dtype; the message names method, layer and segment."""
 
 
 def require_tensor(

@@ -1,4 +1,4 @@
-"""Plans of a method for prompts of other lengths than the longest one."""
+"""Plans of a method for prompts that are shorter than the longest one."""
 
 from collections.abc import Collection
 from dataclasses import fields, replace

@@ -201,7 +201,7 @@ def _read_metadata(cursor: _Cursor, count: int) -> Iterator[tuple[str, Value]]:
 
 
 def _read_tensors(cursor: _Cursor, count: int) -> Iterator[tuple[str, TensorType, tuple[int, ...], int, int]]:
-    """Yield name, type, shape, offset behind the header and size in bytes of every tensor."""
+    """Yield name, type, shape, offset after the header and size in bytes of every tensor."""
     names = set()
     for _ in range(count):
         name, dimensions = cursor.read_text(), cursor.read_count("I")

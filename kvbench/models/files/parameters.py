@@ -25,7 +25,7 @@ Place = Callable[[str, Tensor], Tensor]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Dtypes of parameters in files."""
 MAX_TENSORS = 2**13
-"""Most parameters of a module, several times as many as the largest published decoders have."""
+"""Maximum number of parameters of a module, several times as many as the largest published decoders have."""
 RANDOM_RECIPE = 2
 """Version of `fill_random`, hashed together with the shapes into a run's identity."""
 

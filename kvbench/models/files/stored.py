@@ -176,7 +176,7 @@ def _copy_changed(pairs: Sequence[tuple[Path, Path]], digest: str) -> None:
     if exist and digest_files(copies) == digest:
         return
     if exist:
-        log.warning("%s: the staged copy has other contents than its source; copied again", copies[0].parent)
+        log.warning("%s: the staged copy differs from its source; copied again", copies[0].parent)
     for source, copy in pairs:
         with write_beside(copy) as partial:
             shutil.copyfile(check_file(source), partial)

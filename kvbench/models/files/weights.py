@@ -127,7 +127,7 @@ def check_named(path: Path) -> str:
     """Return the SHA-256 of a file, or of a folder's files, and compare those that the Hub's cache names by theirs.
 
     Raises:
-        WeightsError: a file has other contents than its name says.
+        WeightsError: the SHA-256 of a file is not the one in its name.
     """
     for file in list_files(path):
         blob = file.resolve()
@@ -203,7 +203,7 @@ def convert(path: Path, clean: Clean, digest: str) -> tuple[Path, str]:
             content = _read_converted(target, note)
             if content is None:
                 if target.is_file() and note.is_file():
-                    log.warning("%s: has other contents than were converted; converted again", target)
+                    log.warning("%s: its contents differ from those converted; converted again", target)
                 groups = (clean(group) for group in split_layers(read(path)))
                 write_tensors(target, groups, {"source_sha256": digest})
                 content = find_digest(target)

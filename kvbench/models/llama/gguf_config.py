@@ -68,7 +68,7 @@ def _read_scaling(file: Gguf, name: str) -> dict[str, object] | None:
     As in llama.cpp, a factor without a type scales linearly, `rope.scale_linear` is its older name, and 0 means 1.
 
     Raises:
-        ValueError: frequencies are scaled in another way than linearly or by Llama 3's scaling, or in both.
+        ValueError: frequencies are scaled neither linearly nor by Llama 3's scaling, or by both.
     """
     values, prefix = file.metadata, f"{name}.rope"
     kind = values.get(f"{prefix}.scaling.type", "linear")

@@ -28,7 +28,7 @@ def read_segments(
         length: number of tokens; later segments are left out, and the last one may be incomplete.
         segments: the schedule; the tokens of a segment come at once.
         cache: cache of keys and values.
-        padding: number of padding tokens in front of each sequence; None without any.
+        padding: number of padding tokens in front of each sequence; None if there are none.
         first: position of the first token whose state is returned.
 
     Raises:

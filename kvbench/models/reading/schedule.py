@@ -27,7 +27,7 @@ class LaidText(NamedTuple):
 class ForcedSchedule:
     """Common schedule of the texts of a run.
 
-    Short contexts are padded in front, short ends behind. The last token is not fed back, so no segment has it.
+    Short contexts are padded in front, short ends at their end. The last token is not fed back: no segment has it.
 
     Attributes:
         segments: segments of the tokens that are fed.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import product
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5559a", "#b97b00", "#3f9fd8", "#000000")
-"""Hues of Okabe and Ito's palette without yellow, dark enough for lines and small letters on white."""
+"""Hues of Okabe and Ito's palette without yellow, dark enough for lines and small text on white."""
 DARK_COLOURS = ("#4aa3df", "#ff8a4c", "#2fc79b", "#e79acb", "#f0b429", "#9bd8ff", "#e9e7e2")
 """The same hues for a dark page."""
 MARKERS = "osD^vPX"

@@ -28,7 +28,7 @@ MAX_LINES = 8
 OTHERS_GREY = "0.85"
 """Grey of the other methods."""
 PANEL_LETTERS, LINE_LETTERS = 45, 7
-"""Letters of the legend that fit under a panel, and the width of a line sample in letters."""
+"""Characters of the legend that fit under a panel, and the width of a line sample in characters."""
 
 
 class Point(NamedTuple):

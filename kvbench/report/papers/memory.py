@@ -106,7 +106,7 @@ def ams_kv_table3(specs: Specs) -> Iterator[PrintedFigure]:
 
 
 def ams_kv_table6(specs: Specs) -> Iterator[PrintedFigure]:
-    """Compare AMS-KV's Table 6: compressed caches need another number of demanding layers than in Table 3."""
+    """Compare AMS-KV's Table 6: compressed caches have a different number of demanding layers than in Table 3."""
     for spec, _, row in list_rows("ams_kv_table6", specs):
         yield from _ams_row(spec, row, int(row.where["latency.batch"][0]))
 

@@ -87,7 +87,7 @@ def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
     for rank, batch in enumerate(batches[1:], 1):
         if batch.outputs != outputs:
             raise ConfigError(
-                f"model.tensor_parallel={processes.count}: process {rank} wrote another text than process 0; use "
+                f"model.tensor_parallel={processes.count}: process {rank} wrote a different text than process 0; use "
                 "processors of one kind"
             )
     ledger = add_ledgers([batch.ledger for batch in batches])

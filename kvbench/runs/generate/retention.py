@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # imports torch, which reading runs does not need
 SCHEMA_VERSION = 1
 FILE = "retention.json"
 MAX_BINS = 32
-"""Most sources of a text, including its prompt."""
+"""Maximum number of sources of a text, including its prompt."""
 
 
 class TokenSource(NamedTuple):

@@ -45,6 +45,6 @@ def list_earlier(runs_dir: Path) -> list[Path]:
 
 
 def note_earlier(folders: list[Path]) -> str:
-    """Return a line with the names of runs of an earlier version; empty without any."""
+    """Return a line with the names of runs of an earlier version; empty if there are none."""
     names = ", ".join(f"{folder.parent.name}/{folder.name}" for folder in folders)
     return f"{OF_EARLIER_VERSION}, left out: {names}" if folders else ""

@@ -333,7 +333,7 @@ def read_results(folder: Path) -> Results | None:
         )
     try:
         results = read_fields(Results, values)
-        if "\\u" in content:  # letters that UTF-8 cannot hold are written so
+        if "\\u" in content:  # characters that UTF-8 cannot hold are escaped like this
             check_letters(values)
         check_results(vars(results))
     except ValueError as error:

@@ -12,7 +12,7 @@ SIGNED_COSTS = ("lse_drift",)
 DIVISORS = ("full_tokens", "full_sequence_bytes", "budget_tokens", "budget_bytes", "batch")
 """Costs by which tables divide."""
 MAX_DIGITS = 12
-"""Most decimals of a metric."""
+"""Maximum number of decimals of a metric."""
 SECTIONS = ("model", "prompts", "method", "eval", "calibrate", "storage", "windows")
 """Sections of a configuration that tables read."""
 HASHES = ("weights_sha256", "calibration", *DIGESTS)

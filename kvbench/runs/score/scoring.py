@@ -42,7 +42,7 @@ def find_pending(
 
 
 def describe_changes(pending: Mapping[str, Evaluator], inputs: Mapping[str, Inputs], known: Results) -> str:
-    """Return the pending evaluators with other inputs than their results, and which inputs; empty if there are none."""
+    """Return the pending evaluators whose inputs changed since their results, and which inputs; empty without any."""
     changes = []
     for name in pending.keys() & known.evaluated.keys():
         entry = known.evaluated[name]
@@ -52,7 +52,7 @@ def describe_changes(pending: Mapping[str, Evaluator], inputs: Mapping[str, Inpu
 
 
 def note_missing_packages(evaluators: Mapping[str, Evaluator]) -> None:
-    """Log before any work, in one line for each command, the evaluators that will be skipped for want of a package."""
+    """Log, before any work, the evaluators that will be skipped because a package is missing, a line per command."""
     commands: dict[str, list[str]] = {}
     for name, evaluator in evaluators.items():
         for command in dict.fromkeys(map(install_command, list_missing_packages(evaluator))):
@@ -78,7 +78,7 @@ def check_weights(evaluators: Mapping[str, Evaluator]) -> None:
     """Check the files of evaluators whose hashes are known; missing files are left to `find_missing`.
 
     Raises:
-        ConfigError: a file is another than its name says.
+        ConfigError: the SHA-256 of a file is not the known one.
     """
     for name, evaluator in evaluators.items():
         if wrong := find_wrong(evaluator.weights):

@@ -20,7 +20,7 @@ from kvbench.runs.record.results import Results
 from kvbench.runs.record.samples import find_sample, order_worst_first, read_scores
 
 MAX_NAME = 64
-"""Most characters of a tag; ids, names and groups are kept as short."""
+"""Maximum number of characters of a tag; ids, names and groups are kept as short."""
 MAX_SHOWN = 200
 """Characters of a text that was read, in the table of samples."""
 HEAD = 36

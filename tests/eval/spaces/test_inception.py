@@ -282,7 +282,7 @@ def test_wrong_statistics_are_one_clear_message(tmp_path: Path, clean: Clean, fe
     changed = replace(other, network=replace(other.network, sha256=None))
     with Path(str(other.path)).open("ab") as file:
         file.write(b" ")
-    with pytest.raises(SampleSetError, match="made with another network"):
+    with pytest.raises(SampleSetError, match="made with a different network"):
         read_moments(path, changed, "cpu")
     with pytest.raises(SampleSetError, match="statistics of the space clean, not adm"):
         read_moments(path, Adm(), "cpu")

@@ -83,7 +83,7 @@ def test_the_command_says_what_it_prepared_and_how_to_upload_it(
         (["out=set"], "publish: no run given"),
         (["runs/a", "outt=set"], "outt=set: no such key"),
         (["runs/a", "out="], "out=: no such key, no value"),
-        (["runs/a", "author= "], "author=' ': must be a name of 1 to 80 printable letters"),
+        (["runs/a", "author= "], "author=' ': must be a name of 1 to 80 printable characters"),
         (["runs/a", "author=a\nb"], "author='a.nb': must be a name"),
         (["runs/a", f"author={'b' * 81}"], "must be a name of 1 to 80"),
         (["runs/a", "repo=name"], "repo=name: must be USER/NAME"),

@@ -31,7 +31,7 @@ TOLERANCE = 1e-6
 
 
 def check_samples(job: Job, records: Mapping[int, SampleRecord], count: int) -> Iterator[Finding]:
-    """Yield a finding for another number of samples, and another prompt or seed, than the configuration gives.
+    """Yield a finding for a number of samples, a prompt or a seed that differs from the configuration.
 
     No finding repeats a prompt of the configuration: it may be a line of any file here that a stranger's run names.
     """
@@ -77,7 +77,7 @@ def is_close(one: object, other: object, tolerance: float = TOLERANCE) -> bool:
 
 
 def check_weights(job: Job, recorded: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding if the loaded weights are others than the recorded ones."""
+    """Yield a finding if the loaded weights differ from the recorded ones."""
     known, here = (str(one)[:12] for one in (recorded.get("weights_sha256"), job.model.weights_sha256))
     if recorded.get("weights_sha256") != job.model.weights_sha256:
         yield Finding("weights", f"the record has SHA-256 {known}, the weights here {here}", True)
@@ -112,7 +112,7 @@ def check_code(job: Job, recorded: Mapping[str, Any], folder: Path) -> Iterator[
 
 
 def check_name(job: Job, calibrations: Calibrations, results: Results, name: str) -> Iterator[Finding]:
-    """Yield a finding if a run or its reference has not the name that its configuration gives here."""
+    """Yield a finding if the name of a run or its reference differs from the one that its configuration gives here."""
     ours = identify(job, calibrations)
     if RunName.of(name) != (ours.label, ours.hash) or results.run != name:
         text = f"the folder is called {name}, {FILE} is of {results.run:.80}, and the configuration gives"

@@ -29,14 +29,14 @@ from kvbench.runs.record.results import Results
 PACKAGES = tuple(f"kvbench.{name}." for name in ("eval", "methods", "models", "prompts", "scenes"))
 """Packages whose classes and functions a stored configuration may name."""
 MAX_METRICS = 64
-"""Most evaluators of a record that are computed again."""
+"""Maximum number of a record's evaluators that are computed again."""
 UNUSED = ("train", "logger", "sweeps", "sampling", "protect", "windows")
-"""Groups of which no object is made."""
+"""Groups whose nodes are not made into objects."""
 OWN_KEYS: Mapping[str, object] = {
     "task": "run", "runs_dirs": [], "require": [], "from": None, "published": None, "against": None, "output": None,
     "shard": {}, "work": {}, "sweep": {},
 }  # fmt: skip
-"""Keys that concern the call and no sample."""
+"""Keys that concern the call and do not affect a sample."""
 
 
 @dataclass

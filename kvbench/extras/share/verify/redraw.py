@@ -39,7 +39,7 @@ class Rule(NamedTuple):
         exact: whether samples and costs must be the same, as the arithmetic is.
         from_shapes: whether the lengths of rows follow from shapes, so that their peaks must be the same anywhere.
         min_psnr: least PSNR of an equal image in another arithmetic, in dB.
-        other_psnr: PSNR below which an image is another one; between the two, rounding may be the cause.
+        other_psnr: PSNR in dB below which images count as different; between the two, rounding may be the cause.
     """
 
     exact: bool
@@ -87,7 +87,7 @@ def draw_again(
 def compare_batch(
     batch: Batch, folder: Path, kind: SampleKind, records: Mapping[int, SampleRecord], rule: Rule
 ) -> Iterator[Finding]:
-    """Yield a finding for each sample and each cost of a batch that the run's folder has otherwise."""
+    """Yield a finding for each sample and each cost of a batch that differs from the run's folder."""
     for record, output in zip(batch.records, batch.outputs, strict=True):
         index = int(str(record["index"]))
         if (stored := records.get(index)) is None:  # `check_samples` has found it

@@ -17,7 +17,7 @@ from kvbench.runs.record.results import Results
 FIELDS = ("value", "n", "ci95", "sd", "se", "bias", "better", "unit")
 """Fields of a metric that are compared."""
 OTHER_ARITHMETIC = 1e-3
-"""Relative difference of metrics that were computed in another arithmetic, where networks round otherwise."""
+"""Relative difference allowed between metrics whose networks ran in different arithmetic and so round differently."""
 
 Rows = Mapping[int, Mapping[str, Any]]
 """Values of each sample by index and column."""
@@ -85,7 +85,7 @@ def _has_values(result: Result, results: Results) -> bool:
 
 
 def _compare(result: Result, results: Results, tolerance: float) -> Iterator[Finding]:
-    """Yield a finding for each field of a metric that results.json has otherwise."""
+    """Yield a finding for each field of a metric that differs from results.json."""
     for name, ours in result.entries().items():
         theirs = results.metrics.get(name)
         if theirs is None:

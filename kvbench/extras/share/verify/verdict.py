@@ -13,7 +13,7 @@ from kvbench.data.verification import WHOLE, Status, format_verification
 from kvbench.report.tables import escape_markdown
 
 MAX_SHOWN = 4
-"""Most findings in a line."""
+"""Maximum number of findings in a line."""
 
 
 class Choice(NamedTuple):
@@ -28,7 +28,7 @@ class Choice(NamedTuple):
     seed: int
 
     def choose(self, name: str, count: int) -> list[int]:
-        """Return the indices of a run's chosen samples in order, all if it has no more."""
+        """Return the indices of a run's chosen samples in order, all if there are fewer."""
         chosen = Random(f"{self.seed} {name}").sample(range(count), min(self.samples, count))
         return sorted(chosen)
 
@@ -49,7 +49,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of the verification of one run; letters of its texts that cannot be printed are replaced.
+    """Outcome of the verification of one run; unprintable characters of its texts are replaced.
 
     Attributes:
         run: model and name of the run's folder.
@@ -72,7 +72,7 @@ class Verdict:
     metrics: int = 0
 
     def __post_init__(self) -> None:
-        """Replace letters of names and values that a stranger's files have, which could hide lines of a terminal."""
+        """Replace unprintable characters of untrusted files, which could hide lines of a terminal."""
         findings = tuple(
             Finding(make_printable(one.what), make_printable(one.text), one.missing) for one in self.findings
         )
