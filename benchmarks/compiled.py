@@ -3,7 +3,7 @@
 No GPU is needed: kernels are compiled ahead of time for the A100 (80), RTX 30 and A10 (86), RTX 40 and L40S (89),
 H100/H200 (90), B200 (100) and RTX 50 (120). The exit status is 1 if a kernel exceeds the shared memory or spills more
 than 64 bytes of registers, or 256 with more than 128 channels; attention in float32, which no default run on a GPU
-computes, may spill. `--models` adds what else default runs of models launch, and storages in few bits.
+computes, may spill. `--models` adds what else default runs of models launch, and all low-bit storage.
 python -m benchmarks compiled [--only attention] [--arch 90 80] [--models infinity_2b qwen3_4b] [--summary]
 """
 

@@ -35,7 +35,7 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 
 
 def race(machine: Machine, loaded: Any, batch: int, budget: str) -> Figures:
-    """Time the plain loop, the full cache and HeatKV in turns, and record peak bytes."""
+    """Time the plain loop, the full cache and HeatKV alternately, and record peak bytes."""
     model, prompts = loaded(), list_captions(batch)
     pairs = {"plain loop": (plain_loop(model), PlainCache())}
     for name, share in (("full", "1"), ("heatkv", budget)):

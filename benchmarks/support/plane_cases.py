@@ -1,4 +1,4 @@
-"""Planes of random codes, as a cache stores them in few bits."""
+"""Planes of random codes, as a cache with low-bit storage holds them."""
 
 from typing import NamedTuple
 

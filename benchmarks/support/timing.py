@@ -46,7 +46,7 @@ def choose_clock(cpu_time: bool, device: str = "cpu") -> Clock:
 def take_turns(
     runs: Mapping[str, Callable[[], object]], repeats: int, clock: Clock, warmups: int = 1
 ) -> dict[str, Timed]:
-    """Measure runs in turns, after rounds of warm-up, so that changes of load affect all of them."""
+    """Measure runs alternately, after rounds of warm-up, so that changes of load affect all of them."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     results: dict[str, object] = {}
     for repeat in range(warmups + repeats):

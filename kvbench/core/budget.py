@@ -16,7 +16,7 @@ UNITS: tuple[BudgetUnit, ...] = ("tokens", "bytes")
 NUMBER = re.compile(
     r"[+-]?(\d{1,99}/\d{1,99}|(\d{1,99}\.?\d{0,99}|\.\d{1,99})(e[+-]?\d{1,3})?)", re.IGNORECASE
 )
-"""Numbers that are read; an exponent of more digits would take minutes."""
+"""Pattern of accepted numbers; to parse an exponent of more digits would take minutes."""
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ class ProfileSettings:
         batch_sizes: batch sizes to measure.
         warmup: untimed generations per batch size and cache.
         repeats: timed generations per batch size and cache.
-        against_full: also time the full cache, in turns.
+        against_full: also time the full cache, alternating with the method.
         largest: find the largest batch that fits the GPU.
         trace: file of a Chrome trace of one batch, .json.
     """

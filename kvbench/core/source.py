@@ -151,7 +151,7 @@ def _list_parents(name: str) -> Iterator[str]:
 
 
 def digest_source(name: str, content: bytes) -> str:
-    """Return the digits that stand for a file of Python, without comments, formatting and docstrings."""
+    """Return a digest of the syntax tree of a Python file, without comments, formatting and docstrings."""
     return _read_tree(name, None, content)[0]
 
 

@@ -14,11 +14,11 @@ from kvbench.eval.files.kinds import IMAGES
 from kvbench.eval.files.pictures import open_picture
 
 MAX_BYTES = 10 * 2**20
-"""Bytes of all pictures of a page, before base64: the page fits into a mail."""
+"""Maximum bytes of all pictures of a page, before base64, so that the page fits in an email."""
 MAX_SIDE, QUALITY = 512, 85
 """Largest side in pixels and WebP quality of a picture."""
 SMALL_BYTES = 16 * 2**10
-"""Size up to which a file is stored as it is, pixel by pixel."""
+"""Maximum bytes of a file that is stored as it is, without a loss of quality."""
 
 
 def add_pictures(document: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _has_images(run: Mapping[str, Any]) -> bool:
 
 
 def _order_samples(runs: list[Mapping[str, Any]], metrics: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of run and sample: one sample after another, in turns between groups of runs with equal samples."""
+    """Yield pairs of run and sample: one sample after another, alternating between groups of runs of equal samples."""
     groups: dict[int, list[int]] = {}
     for number, run in enumerate(runs):
         if _has_images(run):

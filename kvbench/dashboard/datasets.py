@@ -192,5 +192,5 @@ def _read_tables(path: Path, samples: int) -> dict[str, Rows]:
 
 
 def relate(path: Path, root: Path) -> str:
-    """Return the relative address of a folder from another one, with slashes."""
+    """Return the path of a folder relative to another, with slashes."""
     return Path(os.path.relpath(path, root)).as_posix()

@@ -33,7 +33,7 @@ from kvbench.runs.record.results import WELL_USED, Results
 from kvbench.version import __version__
 
 QUANTILES, MIN_FREEDOM = 400, 0.25
-"""Number of steps of the table of quantiles, and its fewest degrees of freedom."""
+"""Number of steps of the table of quantiles, and its smallest number of degrees of freedom."""
 CONTACT_SHEET = "contact_sheet.png"
 
 

@@ -25,7 +25,7 @@ MAX_INDEX = 10**6
 
 Floats = NDArray[np.float64]
 Drawn = tuple[tuple[object, object], ...]
-"""Prompt and seed of every sample by index; None for both of a missing sample."""
+"""Prompt and seed of every sample by index; both None for a missing sample."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Readings:
         )
 
     def save(self) -> None:
-        """Keep what was read for the next page."""
+        """Write what was read into the cache file, for the next page."""
         self._kept.save()
 
     def _find_drawn(self, digest: str, folder: Path) -> Drawn:

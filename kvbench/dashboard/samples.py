@@ -16,9 +16,9 @@ from kvbench.report.runs_table import find_metric
 from kvbench.runs.record.results import Results
 
 MAX_SAMPLES, MIN_SAMPLES, MAX_ALTOGETHER = 100, 12, 40_000
-"""Number of samples of a run and metric, largest and smallest, and of all runs together."""
+"""Maximum and minimum number of samples shown for a run and metric, and maximum of all runs together."""
 MAX_TEXTS = 24
-"""Largest number for a run of texts, written or read, which are stored in the page."""
+"""Maximum number of samples for a run of texts, which are stored in the page."""
 MAX_LETTERS = 12_000
 """Number of characters beyond which the middle of a text is left out."""
 MAX_PAIRED = 2_000_000

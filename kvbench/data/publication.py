@@ -73,7 +73,7 @@ def list_changes(folder: Path, parts: Collection[str] | None = None) -> list[Cha
 
 
 def hash_publication(folder: Path) -> str:
-    """Return the hash of the names and contents of a publication's own files, whatever its list says of them."""
+    """Return the hash of the names and contents of a publication's own files, independent of its list of files."""
     return hash_values([(name, _hash_plain(folder / name)) for name in _list_files(folder)])
 
 

@@ -1,4 +1,4 @@
-"""Outcomes of `kvbench verify`: JSON files beside what was verified, which count for exactly the files that it had."""
+"""Outcomes of `kvbench verify`: JSON files beside what was verified, each valid for exactly the files it verified."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,12 +70,12 @@ def format_verification(
 
 
 def list_verifications(folder: Path) -> list[Path]:
-    """Return the outcomes beside a folder, which may be of other folders, in order."""
+    """Return the outcomes beside a folder, which may concern other folders, in order of their names."""
     return sorted(folder.absolute().parent.glob(f"{PREFIX}*.json"))
 
 
 def read_verdicts(paths: Iterable[Path], files: str) -> dict[str, Checked]:
-    """Return the verdicts by run of the outcomes that are of exactly the files with a hash.
+    """Return the verdicts by run of the outcomes for exactly the files with this hash.
 
     Of several for a run, one that differs counts first, then one that is verified. Damaged outcomes, and those of an
     earlier version, which do not tell damaged copies apart, are left out.

@@ -160,7 +160,7 @@ class Bench:
         return {"first_seconds": seconds, "kv": kv, "allocator": allocator}
 
     def _measure_latencies(self, candidates: list[Candidate], batch: int) -> dict[str, ProfileRow | None]:
-        """Time warmed-up generations in turns; the order is reversed every round."""
+        """Time warmed-up generations alternately; the order is reversed every round."""
         settings = self._job.settings.profile
         caches = {c.name: self._make_cache(c, self._make_recorder()) for c in candidates}
         seconds: dict[str, list[float]] = {name: [] for name in caches}

@@ -52,7 +52,7 @@ class PromptSet:
     source: ClassVar[str] = ""
     """Instructions for sets without a single address."""
     parts: ClassVar[tuple[str, str, tuple[str, ...]] | None] = None
-    """Field that chooses parts of the set, metadata key of a prompt's part, and all parts; None for a set without parts."""
+    """Field that chooses parts of the set, metadata key of a prompt's part, and all parts; None without parts."""
 
     def __post_init__(self) -> None:
         check_counts(count=self.count, per_prompt=self.per_prompt)

@@ -15,7 +15,7 @@ from kvbench.eval.files.texts import TextSet, find_difference
 from kvbench.runs.record.results import Results
 
 OWN_PROMPTS = ("PromptFile", "Typed")
-"""Classes of prompts of the user's own."""
+"""Classes of the user's own prompts."""
 MOST = 4
 """Largest number of texts that are shown."""
 BEFORE, AFTER = 8, 40

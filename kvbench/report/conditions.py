@@ -1,4 +1,4 @@
-"""Conditions of samples: only runs that share them stand in one figure or compete for a best value."""
+"""Conditions of samples: only runs that share them appear in one figure or compete for a best value."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ def find_group(run: Results) -> Hashable:
 
 
 def group_conditions(runs: Sequence[Results]) -> dict[str, list[Results]]:
-    """Return the runs of each conditions by their name, `infinity_tiny (scenes), n = 96`.
+    """Return the runs that share conditions, by the name of these, `infinity_tiny (scenes), n = 96`.
 
     Further conditions are named where groups differ in nothing else: `llama (passkey), n = 8, prompts.context = 512`.
     """
@@ -58,9 +58,9 @@ def group_conditions(runs: Sequence[Results]) -> dict[str, list[Results]]:
 
 
 def keep_one_count(runs: Sequence[Results], count: object = None) -> list[Results]:
-    """Return, of each model and set of prompts, the runs of `count` samples, else of the n of most runs.
+    """Return, of each model and set of prompts, the runs of `count` samples; if None, of the most common number.
 
-    Of several, it is the largest.
+    Of several equally common numbers, it is the largest.
 
     Raises:
         ConfigError: no run has `count` samples.

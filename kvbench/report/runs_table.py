@@ -71,7 +71,7 @@ def find_metric(run: Results, name: str) -> Metric | None:
 
 
 def list_settings(known: Sequence[tuple[Results, Mapping[str, object]]]) -> list[str]:
-    """Return the names of settings that differ between runs which nothing else in a table tells apart.
+    """Return the names of the settings that a table needs to tell runs apart.
 
     Settings of a method are compared within one model, prompt set, method and budget, settings of a model or of prompts
     within one of these, and settings of storage wherever numbers have few bits.

@@ -25,7 +25,7 @@ SHARED_SETTINGS = (
 )  # fmt: skip
 """Settings that joined runs share, besides model, budget, device and the calibration's settings."""
 READ_ERRORS = (OSError, ValueError, KeyError, TypeError)
-"""Errors of reading the samples of a run that are missing, damaged or of other prompts."""
+"""Errors raised for samples of a run that are missing, damaged or belong to other prompts."""
 OTHER_SEED = re.compile(r"(full, seed )\d+")
 """Method of a bound, whose name has the seed of its noise."""
 
@@ -215,7 +215,7 @@ def _pair_members(ours: Sequence[Results], theirs: Sequence[Results]) -> list[tu
 
 
 def find_settings(run: Results) -> Hashable:
-    """Return what joined runs share besides code: everything that is recorded but seeds, and the sources of weights."""
+    """Return what joined runs share besides code: all recorded settings but seeds and the sources of known weights."""
     known, calibrate, model = run.provenance or {}, run.setting("calibrate"), run.setting("model")
     settings: list[object] = [*(run.setting(name) for name in SHARED_SETTINGS), run.storage]
     if isinstance(calibrate, Mapping) and is_calibrated(run):

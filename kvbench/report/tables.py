@@ -135,7 +135,7 @@ def split_metric(metric: Metric, style: Style) -> list[str]:
 
 
 def choose_style(cells: Iterable[Cell], style: Style = "half") -> Style:
-    """Return the one form of a column: the ends of intervals in place of ± if one of them is lopsided."""
+    """Return the one form of a column: the ends of intervals in place of ± if one of them is asymmetric."""
     return "range" if style == "half" and any(map(_is_lopsided, cells)) else style
 
 

@@ -83,7 +83,7 @@ def _find_graph_obstacle(
     if model.processes.count > 1:
         return f"steps of several processes are not recorded (model.tensor_parallel={model.processes.count})"
     if packing is not None:
-        return "steps that read numbers of few bits are not recorded"
+        return "steps that read low-bit storage are not recorded"
     if model.spec.family != "next-token" and (obstacle := method.graph_obstacle) is not None:
         return f"no scale of {model.name} is recorded under {name}: {obstacle}"
     if method.uses.sparse_reads:

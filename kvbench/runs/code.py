@@ -24,7 +24,7 @@ from kvbench.core.source import (
 
 PINS_FILE = Path(__file__).parents[1] / "assets" / "pins.json"
 CLASS_PACKAGES = ("eval", "methods", "models", "scenes")
-"""Packages of kvbench whose code belongs to the name of a run; the conduct of runs does not."""
+"""Packages of kvbench whose code is part of a run's identity; the code that conducts runs is not."""
 ENGINE_PACKAGES = ("core", "engine", "kernels")
 """Packages of kvbench whose code is recorded beside a run."""
 LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
@@ -151,9 +151,9 @@ def find_revision(cls: type) -> int:
 
 
 def read_class(cls: type) -> Code:
-    """Return the code of a class: its file and those that this one imports, as far as they count.
+    """Return the code of a class: its file and the files that it imports, directly or not.
 
-    What counts lies in its own distribution, in `CLASS_PACKAGES` of kvbench or outside site-packages.
+    Only files of its own distribution, of `CLASS_PACKAGES` of kvbench or outside site-packages count.
 
     Raises:
         ValueError: the class has no source, or a file was edited after it was imported.
@@ -223,7 +223,7 @@ def hash_texts(texts: Mapping[str, bytes]) -> str:
 
 
 def digest_trees(texts: Mapping[str, bytes]) -> dict[str, str]:
-    """Return what stands for the syntax tree of each file by module."""
+    """Return a digest of the syntax tree of each file by module, without comments and docstrings."""
     return {name: digest_source(name, text) for name, text in texts.items()}
 
 

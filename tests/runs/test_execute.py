@@ -189,7 +189,7 @@ GRAPHS: list[tuple[str, Method, dict[str, object], str]] = [
     ("cuda", H2O(sinks=1), {}, "on"),
     ("cuda", Full(), {"cuda_graph": False}, "off: cuda_graph=false"),
     ("cpu", Full(), {}, "off: device=cpu has no CUDA graphs"),
-    ("cuda", Full(), {"cache_dtype": "int4"}, "off: steps that read numbers of few bits are not recorded"),
+    ("cuda", Full(), {"cache_dtype": "int4"}, "off: steps that read low-bit storage are not recorded"),
     ("cuda", AMSKV(), {}, "off: no scale of fake is recorded under AMSKV: the capacities of layers depend on data"),
 ]  # fmt: skip
 

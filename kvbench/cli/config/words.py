@@ -120,7 +120,7 @@ def check_words(command: Command) -> None:
     """Check that every key that a command sets changes something.
 
     Raises:
-        ConfigError: the task does not read a key, or one of several values, or the cache has no few bits.
+        ConfigError: the task does not read a key, or not a list of values, or storage settings have no effect.
     """
     if command.options:
         return
@@ -168,7 +168,7 @@ def is_read(key: str, task: str) -> bool:
 
 
 def _check_storage(command: Command, keys: Sequence[str]) -> None:
-    """Refuse settings of storage if no job of a command stores few bits; files of sweeps may set them."""
+    """Refuse settings of storage if no job of a command has low-bit storage; files of sweeps may set them."""
     dtypes = " ".join(word for word in command.overrides if _name_key(word) == "cache_dtype")
     given = [key for key in keys if _find_name(key, ("storage",))]
     if given and not command.names_sweep and not any(dtype in dtypes for dtype in CODE_DTYPES):

@@ -130,7 +130,7 @@ def _describe_memory(job: Job, method: Method) -> str:
     settings, longest = job.settings, None if job.longest is None else job.longest.tokens
     peaks = plan_cache(settings, job.model, method, longest).at_once
     if not peaks:
-        raise ConfigError("what a cache in few bits needs is measured by its run")
+        raise ConfigError("the memory of low-bit storage is measured by its run")
     cache, full = peaks["method"] / MIB, peaks["full"] / MIB
     weights = job.model.parameters * job.model.compute_dtype(settings.device).itemsize / MIB
     caches = f"{job.method_name}: cache at most {cache:.1f} MiB at batch {settings.batch_size} (full cache {full:.1f})"

@@ -23,7 +23,7 @@ Row = tuple[str, ...]
 
 
 def show_list(words: Sequence[str]) -> None:
-    """Print a line for each choice of some kinds, or for those whose line has all other words; without arguments, list the kinds.
+    """Print a line for each choice of some kinds, or for those whose line has all other words; the kinds without any.
 
     Lines end at the width of a terminal; with a word they go on below, and variants in folders are listed too.
 

@@ -27,7 +27,7 @@ HELD = "held"
 """Marker file. Empty: workers pause. With `STOP`: workers started before it end."""
 STOP = "stop"
 MAX_LISTED = 8
-"""Runs that an error message lists."""
+"""Maximum number of runs that an error message lists."""
 HOSTS = "hosts"
 """Subfolder of a sweep's folder."""
 MAX_FAILURES = 2

@@ -22,7 +22,7 @@ MAX_ROWS = 40
 ORDER = ("running", "failed", "interrupted", "dropped", "missing", OF_EARLIER_VERSION, "done")
 """States of runs in the order of the table."""
 STATES = {"started": "interrupted", "finished": "done", "earlier": OF_EARLIER_VERSION}
-"""States of idle jobs, if other than the outcome."""
+"""States of idle jobs where they differ from the outcome."""
 LONG_COLUMNS = ("settings", "worker", "latest run", "sweep")
 """Columns of tables that break into lines."""
 SWEEP_COLUMNS = ("done", "running", "failed", "missing", "samples", "time left", "started")

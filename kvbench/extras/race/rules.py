@@ -80,7 +80,7 @@ class InterimResult:
 
     @property
     def leader(self) -> str:
-        """The method whose lead the intervals are about."""
+        """The leading method, to which the intervals compare the others."""
         return next(iter(self.means))
 
 
@@ -111,7 +111,7 @@ class Race:
 
     @property
     def rarest_shown(self) -> float | None:
-        """Share of prompts that must fail to show a failure before the first exit, but for the error of a pair.
+        """Smallest failure rate of prompts that shows before the first exit with probability 1 - `pair_error`.
 
         None without an exit, or for answers, whose intervals assume no distribution.
         """

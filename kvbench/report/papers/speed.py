@@ -47,7 +47,7 @@ class Timing:
 
     @property
     def method(self) -> str:
-        """Name of the method; `full` for the full cache that was timed in turns with another method."""
+        """Name of the method; `full` for the full cache that was timed alternately with a method."""
         return "full" if self._is_reference else str(self.profile["method"])
 
     @property
@@ -95,7 +95,7 @@ class Timing:
 
     @property
     def paper_mib(self) -> float | None:
-        """MiB of the cache as HeatKV and AMS-KV count them (`kvbench.engine.memory`); None in few bits."""
+        """MiB of the cache as HeatKV and AMS-KV count them (`kvbench.engine.memory`); None in low-bit storage."""
         item = ITEM_BYTES.get(self.profile["cache_dtype"])
         # A stored token has two numbers of `item` bytes in each channel, the papers' PAPER_BYTES.
         return None if item is None else self.row["kv"]["peak_bytes"] / (2 * item) * PAPER_BYTES / MIB

@@ -12,7 +12,7 @@ from kvbench.runs.record.folder import RunFolder
 
 FILE = "provenance.json"
 ORIGIN_KEYS = ("code", "versions", "gpu", "cpu", "machine", "threads", "processors")
-"""Keys that tell two origins apart."""
+"""Keys by which two origins are distinguished."""
 KEYS = (*ORIGIN_KEYS, "device", "load", "started")
 """Keys of an entry of `resumed`."""
 
@@ -29,7 +29,7 @@ def list_origins(provenance: Origin | None) -> list[Origin]:
 
 
 def add_origins(folder: RunFolder, origins: Iterable[Origin]) -> None:
-    """Add origins to a run's provenance.json unless it has their like; nothing is written if it does not exist.
+    """Add origins to a run's provenance.json, except known ones; nothing is written if the file does not exist.
 
     Raises:
         ConfigError: the file is damaged.
