@@ -31,7 +31,7 @@ SHARED = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 1013
 """Maximum bytes of shared memory per block, by compute capability (CUDA's programming guide)."""
 
 HIDDEN_CONSTANTS = ("UNIT", "BLOCK_D", "STAGES", "PRECISION")
-"""Constants that the table omits."""
+"""Constants of Triton kernels that the table omits."""
 COPY_PATTERN = "ttg.async_copy_global_to_local|ttng.async_tma_copy_global_to_local"
 
 
@@ -81,7 +81,7 @@ def read_resources(cubin: bytes) -> str:
 
 
 def list_loops(ir: str) -> Iterator[str]:
-    """Yield the bodies of the outermost counted loops."""
+    """Yield the bodies of the outermost counted loops of a kernel's intermediate representation."""
     body: list[str] = []
     indent = None
     for line in ir.splitlines():

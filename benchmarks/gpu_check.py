@@ -33,7 +33,7 @@ from kvbench.core.files import write_whole
 REPORTED_LINES = 100
 """Last lines of output of a broken step in the report."""
 REHEARSAL_LIMIT = 300
-"""Seconds per step of a rehearsal."""
+"""Maximum seconds of each step of a rehearsal."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Step:
 
     @property
     def list_cases(self) -> Callable[[Machine], Iterator[Case]]:
-        """Function of its module that yields its cases."""
+        """Return the function `list_cases` of the step's module, which yields its cases."""
         module = importlib.import_module(f"benchmarks.gpu_steps.{self.name}")
         cases: Callable[[Machine], Iterator[Case]] = module.list_cases
         return cases

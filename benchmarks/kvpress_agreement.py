@@ -81,7 +81,7 @@ class Case:
 
     @property
     def ratio(self) -> float:
-        """Compression ratio of the presses."""
+        """Compression ratio of the presses: the share of tokens that they evict."""
         return find_ratio(self.kept, self.given)
 
     def list_overrides(self, twin: Twin | None) -> list[str]:
@@ -116,7 +116,7 @@ class Case:
         return Compared(full, native, padded, *guests)
 
     def read(self, prepare: Prepare, text: Sequence[int], padding: int = 0) -> PressResult:
-        """Read a text on the engine."""
+        """Read a text on the engine and force its later tokens."""
         return read_on_engine(self.model, prepare, text, self.given, padding)
 
 

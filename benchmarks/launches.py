@@ -36,7 +36,7 @@ COPIES = {"clone", "copy_", "_to_copy", "cat", "index_select", "stack"}
 NO_WRITES = {
     "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "device",
 }  # fmt: skip
-"""Operations that write nothing; views do not either."""
+"""Operations of torch, besides views, that write nothing on the device."""
 CASES = (("full", "1"), ("heatkv", "0.1"), ("heatkv", "0.04"), ("snapkv", "0.1"))
 """Default methods and budgets; the last method looks at data."""
 
@@ -91,7 +91,7 @@ def prepare_case(options: argparse.Namespace, method: str, budget: str) -> tuple
 
 
 def count_generations(options: argparse.Namespace) -> None:
-    """Print the counts of whole generations."""
+    """Print the launches and operations of whole generations."""
     print(f"{options.model}, batch {options.batch}, one generation")
     counts = dict.fromkeys(("Triton", "torch", "copies"), "d")
     columns = {"budget": "s"} | counts | {"GB copied": ".2f", "waits": "d", "replays": "d"}
@@ -183,7 +183,7 @@ def count_token(model: Model, method: Method, options: argparse.Namespace) -> tu
 
 
 def subtract(before: Counts, after: Counts) -> Counts:
-    """Return the counts between two readings."""
+    """Return the differences between two readings of the counts."""
     return {kind: after[kind] - before[kind] for kind in before}
 
 

@@ -35,14 +35,14 @@ METHODS = (
 BUDGETS = (0.02, 0.04, 0.05, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5)
 TASKS = ("dashboard", "report")
 TOKENS = 9288
-"""Tokens of a full cache."""
+"""Tokens of a full cache in the written records."""
 EVALUATORS: Mapping[str, Mapping[str, MetricSpec]] = {
     "psnr-uint8": {"psnr": MetricSpec("higher", "dB", 2)},
     "ssim-gaussian11": {"ssim": MetricSpec("higher"), "ssim_tm": MetricSpec("higher", detail=True)},
     "lpips_scenes-unit": {"lpips_scenes": MetricSpec("lower")},
     "geneval-scenes": {"geneval[scenes]": MetricSpec("higher", digits=3)},
 }
-"""Metrics by the stem of their files."""
+"""Specifications of metrics by the stem of their files."""
 
 
 def main(options: argparse.Namespace) -> None:

@@ -215,7 +215,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def write_results(path: Path, results: dict[Mutant, str]) -> None:
-    """Write mutants and results as CSV."""
+    """Write mutants and their results as a CSV file."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields(Mutant)] + ["result"])

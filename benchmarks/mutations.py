@@ -70,7 +70,7 @@ class Mutation:
 
 
 def read_mutations() -> list[Mutation]:
-    """Return the list of wrong lines."""
+    """Return the mutations of `benchmarks/support/mutations.yaml`."""
     groups = yaml.safe_load(LIST.read_text(encoding="utf-8"))
     return [
         Mutation(**line, tests=tuple(shlex.split(group["tests"])))

@@ -33,7 +33,7 @@ LAST = "rank correlation"
 AHEAD = "the same, of those ahead of `random` on the first"
 BASELINE = "random"
 Means = dict[tuple[str, str], float]
-"""Means by budget and method."""
+"""Means of a metric by budget and method."""
 
 
 def main(options: argparse.Namespace) -> None:
@@ -82,7 +82,7 @@ def read_means(paths: Sequence[Path], metric: str) -> Means:
 
 
 def correlate(first: Sequence[float], second: Sequence[float]) -> str:
-    """Return Spearman's rank correlation with two digits."""
+    """Return Spearman's rank correlation of two lists as text with two decimals."""
     return f"{spearmanr(first, second).statistic:.2f}"
 
 

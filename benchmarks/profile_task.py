@@ -16,6 +16,6 @@ OPTIONS = OVERRIDES
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure, print, write."""
+    """Measure a profile, print its tables and write it as JSON."""
     job = make_job([*options.overrides, "task=profile"])
     profile_and_show(Console(width=None if sys.stdout.isatty() else 160), job)

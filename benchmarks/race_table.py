@@ -51,13 +51,13 @@ def main(options: argparse.Namespace) -> None:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table by column."""
+    """Return the rows of a CSV table, each with its cells by column."""
     with path.open(encoding="utf-8", newline="") as stream:
         return list(csv.DictReader(stream))
 
 
 def describe(race: Race, tables: Iterable[list[dict[str, str]]]) -> tuple[str, ...]:
-    """Return the cells of a race."""
+    """Return the cells of a race's row."""
     looks, calibrations = race["looks"], sum(race["calibrated"].values())
     course = ", ".join(f"{len(look['means'])} after {look['after']}" for look in looks[:3])
     means = find_means(tables, race)

@@ -65,7 +65,7 @@ COLUMNS = (
 
 
 def main(options: argparse.Namespace) -> None:
-    """Print a row per case."""
+    """Print a row of error rates and savings for each case."""
     cases: dict[str, Case] = {name: (len(gaps), draw_normal(gaps), None, None) for name, gaps in GAPS.items()}
     for others, block in FAILING:
         name = f"rare failures of {others}, a look every {block}"
@@ -125,7 +125,7 @@ def draw_failing(others: int) -> Draw:
 
 
 def draw_rows(values: Values, order: Sequence[str]) -> Draw:
-    """Return a drawing of rows of these methods."""
+    """Return a sampler that draws prompts' rows of values for these methods."""
     total = len(values[order[0]])
 
     def draw(rng: np.random.Generator, count: int) -> Values:

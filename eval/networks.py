@@ -1,4 +1,4 @@
-"""Arithmetic, preprocessing and loading that pretrained networks share."""
+"""Arithmetic, preprocessing and loading shared by pretrained networks."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence

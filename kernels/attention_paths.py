@@ -33,7 +33,7 @@ PATHS: tuple[Path, ...] = get_args(Path)
 LIBRARIES: Mapping[Path, Library] = {
     "varlen_cudnn": "cudnn", "varlen_flash": "flash", "varlen_fa3": "fa3",
 }  # fmt: skip
-"""Paths that read the past with a library."""
+"""Paths that read the past with a library, and the library."""
 TABLE = File(__file__).with_suffix(".json")
 RATES: Mapping[str, float] = {"kernel": 389e12, "flash": 368e12, "cudnn": 609e12, "FA3": 638e12}
 """Operations per second of forward attention on an H100, 128 channels in 16 bits (arXiv:2407.08608); `kernel` is

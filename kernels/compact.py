@@ -8,7 +8,7 @@ from torch import Tensor
 from kvbench.kernels.layout import Layout, arrange_rows, list_free_slots, list_positions, pack_rows
 
 Pair = tuple[Tensor, Tensor]
-"""Keys and values."""
+"""Keys and values, in this order."""
 
 
 def source_table(

@@ -20,20 +20,20 @@ from kvbench.kernels.layout import State
 
 Backend = Literal["cudnn", "flash", "efficient", "cpu"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-"""Fastest first."""
+"""Backends of fused attention, the fastest first."""
 ATEN: Any = torch.ops.aten
 SHORT_QUERIES = 128
 """Queries per row up to which cuDNN is used only from `SHORT_CUDNN_VERSION` on."""
 SHORT_CUDNN_VERSION = 92400
-"""cuDNN 9.24."""
+"""First version of cuDNN, 9.24, that is used for few queries per row."""
 FA3_PACKAGE = "flash_attn_interface"
-"""Package of FlashAttention-3."""
+"""Python package of FlashAttention-3."""
 MAX_NUMBERS = 2**31 - 1
 """Largest distance in numbers between two elements of a tensor in one call: libraries may count in 32 bits."""
 CHANNELS: Mapping[Backend, int] = {"cudnn": 8, "flash": 8, "efficient": 8, "cpu": 1}
 """Number that the channels of a head must be a multiple of; others are filled with zeros."""
 BATCH_DEPENDENT = "divides keys by the size of the batch (batch_invariant=true)"
-"""Reason against torch's fused attention in batch-invariance mode."""
+"""Reason against torch's fused attention while batch invariance is on."""
 
 
 class Request(NamedTuple):

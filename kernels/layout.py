@@ -57,12 +57,12 @@ class Layout(NamedTuple):
 
     @property
     def uniform(self) -> bool:
-        """Whether all rows are equally long."""
+        """Whether all rows have the same number of slots."""
         return self.total == self.longest * len(self.counts)
 
     @property
     def longest(self) -> int:
-        """Slots of the longest row."""
+        """Number of slots of the longest row."""
         return self.positions.shape[1]
 
     @property

@@ -20,7 +20,7 @@ from kvbench.kernels.fused_attention import Request, find_flash, why_not_fa3, wh
 from kvbench.kernels.layout import Layout, Past, State, fold_rows
 
 Library = Literal["cudnn", "flash", "fa3"]
-"""`flash` is FlashAttention-2, which is part of torch."""
+"""Libraries; `flash` is FlashAttention-2, which is part of torch."""
 CUDNN_VERSION = 91800
 """First version of cuDNN that attends to rows of unequal length: 9.18."""
 

@@ -29,7 +29,7 @@ MODES = ("card", "interpreted", "smallest")
 
 
 class Failed(Exception):
-    """A case failed; the message has the numbers."""
+    """A case failed; the message states the measured and expected numbers."""
 
 
 class Skipped(Exception):
@@ -86,12 +86,12 @@ class Machine:
 
     @property
     def interpreted(self) -> bool:
-        """Whether this is a rehearsal."""
+        """Whether this is a rehearsal on a CPU, in Triton's interpreter."""
         return self.mode != "card"
 
     @property
     def device(self) -> str:
-        """Device of tensors."""
+        """Device of tensors: `cuda:N`, or `cpu` in a rehearsal."""
         return "cpu" if self.interpreted else "cuda:0"
 
     @property

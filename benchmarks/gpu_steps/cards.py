@@ -18,7 +18,7 @@ from kvbench.core.devices import use_device
 from kvbench.core.files import hash_path
 
 SHARED = ("method=heatkv", "budget=0.1", "prompts.count=8", "batch_size=2", "eval=none")
-"""A run that two processes share."""
+"""Overrides of the run that two processes share."""
 SPLIT = (
     "model=reasoner_tiny", "prompts=math_tiny", "prompts.count=2", "model.max_tokens=60", "eval=none", "method=full",
 )  # fmt: skip

@@ -20,7 +20,7 @@ MAX_LEAK = 1 << 20
 
 
 class Subject(NamedTuple):
-    """Model and method whose steps can be recorded."""
+    """A model and a method whose steps can be recorded."""
 
     model: str
     method: tuple[str, ...]
@@ -35,7 +35,7 @@ SUBJECTS = (
 
 
 def list_cases(machine: Machine) -> Iterator[Case]:
-    """Yield both cases of every subject."""
+    """Yield two cases for every subject: equal results, and recovery from running out of memory."""
     for subject in SUBJECTS[: machine.choose(None, None, 1)]:
         yield Case(f"{subject.model} recorded", partial(compare_recorded, machine, subject))
         yield Case(f"{subject.model} out of memory", partial(run_out_of_memory, machine, subject))

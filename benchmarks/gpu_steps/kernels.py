@@ -124,7 +124,7 @@ def check_attention(machine: Machine, make: Make, path: Path) -> Figures:
 
 
 def check_past(machine: Machine, make: Make) -> Figures:
-    """Compare attention over the past."""
+    """Compare attention over the past with double precision, row by row."""
     x = make()
     with machine.branches():
         state = attend_past(x.q, x.past, 1.0)
@@ -132,7 +132,7 @@ def check_past(machine: Machine, make: Make) -> Figures:
 
 
 def check_step(machine: Machine, make: Make) -> Figures:
-    """Compare attention and storage of one new token."""
+    """Compare attention of one new token, and its storage, with double precision."""
     x = make()
     filled = torch.zeros(1, dtype=torch.int64, device=machine.device)
     with machine.branches():
@@ -178,7 +178,7 @@ def compare_numbers(out: Tensor, expected: Tensor, bound: float) -> Figures:
 
 
 def check_mass(machine: Machine, make: Make) -> Figures:
-    """Compare attention mass."""
+    """Compare attention mass with double precision."""
     x = make()
     with machine.branches():
         mass = attention_mass(x.q, x.k, x.past, 1.0)
@@ -260,7 +260,7 @@ def check_modulate(machine: Machine) -> Figures:
 
 
 def check_norm_rope(machine: Machine) -> Figures:
-    """Compare normalised and rotated queries and keys."""
+    """Compare normalised and rotated queries and keys with double precision."""
     tokens, heads, channels = machine.choose((4096, 16, 128), (20, 2, 16))
     qkv = torch.randn(2, tokens, 3, heads, channels, device=machine.device)
     lengths = torch.rand(2, heads, device=machine.device) + 1

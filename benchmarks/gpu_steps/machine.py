@@ -17,7 +17,7 @@ from kvbench.runs.record.provenance import provenance
 REHEARSED_ARCH = 90
 """Compute capability that a rehearsal compiles for."""
 FEW_KERNELS = ("copy bf16", "merge")
-"""Kernels that the smallest rehearsal compiles."""
+"""Kernels that the smallest rehearsal compiles, by beginnings of their names."""
 
 
 def list_cases(machine: Machine) -> Iterator[Case]:
@@ -33,7 +33,7 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 
 
 def call_doctor() -> Figures:
-    """Return the output of `task=doctor`."""
+    """Return the printed output of `task=doctor`."""
     return {"lines": [line.strip() for line in call_python(["run.py", "task=doctor"]) if line.strip()]}
 
 

@@ -78,7 +78,7 @@ def load_on_device(machine: Machine, name: str, label: str) -> Generator:
 def check(
     machine: Machine, expected: Reference, load: Callable[[], Generator], name: str, label: str
 ) -> Figures:
-    """Generate on both and compare."""
+    """Generate on the device and compare the outputs with the CPU's; raise `Failed` below the threshold."""
     reference, device = expected.draw(CASES[name]), load()
     with machine.branches():
         samples = draw(device, CASES[name])
@@ -93,6 +93,6 @@ def check(
 
 
 def draw(one: Generator, compressed: Compressed) -> Outputs:
-    """Generate with a compression."""
+    """Generate the outputs of a case, with its method and storage."""
     method = one.prepare(compressed.method, BUDGET)
     return one.draw(one.open_cache(method, compressed.stored))

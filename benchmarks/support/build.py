@@ -28,7 +28,7 @@ from kvbench.methods.shared.calibration import Observer
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 GROUPS = ("model", "method", "protect", "windows", "storage", "prompts")
-"""Groups that benchmarks use; others are left out."""
+"""Groups of `conf/` that benchmarks compose; others are left out."""
 
 
 def choices(overrides: Sequence[str] = ()) -> dict[str, str]:
@@ -44,7 +44,7 @@ def choices(overrides: Sequence[str] = ()) -> dict[str, str]:
 
 
 def list_choices(group: str) -> list[str]:
-    """Return the names of a group of `conf/`."""
+    """Return the names of all choices of a group of `conf/`."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 

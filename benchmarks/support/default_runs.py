@@ -22,7 +22,7 @@ from kvbench.models.noise import CounterNoise
 
 BATCH = 2
 BY_NUMBERS = ("infinity_tiny", "infinity_emoji", "llamagen_tiny")
-"""Models whose own text encoders drop padding."""
+"""Models that run with real numbers, because their text encoders drop padding by the contents of a mask."""
 NARROW = {
     "infinity_2b": ("transformer.width=128", "transformer.heads=1", "pixels=0.06M"),
     "var_d16": ("transformer.width=64", "transformer.heads=1"),
@@ -30,7 +30,7 @@ NARROW = {
 }
 """Models whose heads stand for all that storages take, and what makes them small."""
 Found = dict[str, Variant]
-"""Variants by `Variant.source`."""
+"""Variants of kernels by `Variant.source`."""
 
 
 def list_launched(models: Sequence[str]) -> Found:

@@ -31,7 +31,7 @@ class DeviceWatch(TorchDispatchMode):
         return out
 
     def note_read(self, number: Tensor) -> None:
-        """Observe that the host reads a number."""
+        """Called when the host reads a number from the device."""
 
     def note_inputs(self, tensors: list[Tensor]) -> None:
         """Observe the inputs of an operation before it runs."""
@@ -39,9 +39,9 @@ class DeviceWatch(TorchDispatchMode):
     def note_operation(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[Tensor]
     ) -> None:
-        """Observe an operation after it ran."""
+        """Called after an operation of torch ran."""
 
 
 def list_tensors(values: object) -> list[Tensor]:
-    """Return the tensors inside nested containers."""
+    """Return the tensors inside nested tuples, lists and mappings."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

@@ -109,7 +109,7 @@ def list_prompts(model: Model, batch: int) -> list[str]:
 
 
 def list_captions(count: int) -> list[str]:
-    """Return captions of the embedded evaluation set."""
+    """Return `count` captions of the embedded evaluation set."""
     return [str(line["prompt"]) for line in evaluation_prompts(count)]
 
 
@@ -204,7 +204,7 @@ def stand_ins(
 
 
 def make_noise_of(kind: Kind, prompts: int) -> Noise:
-    """Return noise without data."""
+    """Return noise without data for a number of prompts."""
     if kind == "stream":
         return NoNoise(prompts)
     keys, step = (torch.empty(size, dtype=torch.int64, device=CUDA) for size in (prompts, 1))
@@ -231,10 +231,10 @@ class CountedReplays:
         return out, count
 
     def make_room(self) -> None:
-        """Nothing holds memory."""
+        """Do nothing, as nothing holds memory."""
 
     def clear(self) -> None:
-        """Nothing holds memory."""
+        """Do nothing, as nothing holds memory."""
 
 
 class NoNoise:
@@ -244,5 +244,5 @@ class NoNoise:
         self._prompts = prompts
 
     def draw(self, count: int) -> Tensor:
-        """Return float32 [prompts, count] on the CPU."""
+        """Return float32 [prompts, count] without data on the CPU."""
         return torch.empty(self._prompts, count)

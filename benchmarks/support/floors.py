@@ -15,7 +15,7 @@ from kvbench.methods.heatkv.scores import AttentionByScale
 Ints = NDArray[np.int64]
 ORDERS = ROOT / "tests" / "golden" / "heatkv"
 SIDES = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
-"""Scales of the published orders."""
+"""Sides of the scales of the published orders."""
 
 
 class Work(NamedTuple):

@@ -1,4 +1,4 @@
-"""Faster launches in Triton's interpreter."""
+"""Faster launches of kernels in Triton's interpreter."""
 
 import importlib.util
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Jobs without Hydra."""
+"""Jobs made without Hydra, which takes a second to start."""
 
 from collections.abc import Sequence
 

@@ -39,12 +39,12 @@ LONG_ROW = 1 << 16
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a tensor without data."""
+    """Return a tensor of a dtype without data."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def make_past(dtype: torch.dtype, head_dim: int, rows: int, length: int = LONG_ROW) -> Past:
-    """Return the past of rows of `length` slots."""
+    """Return the past of rows with `length` slots, without data."""
     stored = empty(1, rows * length, head_dim, dtype=dtype)
     return Past(stored, stored, equal_rows(rows, length))
 
@@ -104,7 +104,7 @@ def mergers(dtype: torch.dtype, head_dim: int) -> list[Variant]:
 
 
 def mass(dtype: torch.dtype, head_dim: int) -> list[Variant]:
-    """Return both passes of attention mass."""
+    """Return the variants of both passes of attention mass."""
     q = empty(1, 1, 64, head_dim, dtype=dtype)
     passes = list_launches("", attention_mass_triton, q, q, make_past(dtype, head_dim, 1), 1.0)
     names = (f"{name} {TYPES[dtype]}" for name in ("sums", "mass"))
@@ -112,7 +112,7 @@ def mass(dtype: torch.dtype, head_dim: int) -> list[Variant]:
 
 
 def copy(dtype: torch.dtype, head_dim: int) -> list[Variant]:
-    """Return the rebuild of keys and values."""
+    """Return the variants that rebuild keys and values."""
     pair, source = [empty(1, 64, head_dim, dtype=dtype)] * 2, empty(64, dtype=torch.int32)
     return list_launches(
         f"copy {TYPES[dtype]}", rebuild_triton, pair, [x[:, None] for x in pair], source, pair
@@ -120,7 +120,7 @@ def copy(dtype: torch.dtype, head_dim: int) -> list[Variant]:
 
 
 def layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
-    """Return the kernels between a layer's matrix products."""
+    """Return the variants of the kernels between a layer's matrix products."""
     qkv, lengths = empty(1, 64, 3, 1, head_dim, dtype=dtype), empty(2, 1)
     rotation = empty(64, head_dim // 2, dtype=torch.complex64)
     x, epsilons = empty(1, 64, width), (qk_norm_rope_torch.EPSILON, modulate_torch.EPSILON)
@@ -176,7 +176,7 @@ def draws() -> list[Variant]:
 
 @contextmanager
 def sized_for(arch: int) -> Iterator[None]:
-    """Let launchers choose tiles for a compute capability."""
+    """Let launchers choose tiles for a compute capability while the block runs."""
     with patch.object(tiles, "find_capability", lambda _: arch):
         yield
 

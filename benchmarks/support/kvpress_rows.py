@@ -68,7 +68,7 @@ COLUMNS = {
 
 
 def join_texts(texts: Sequence[Compared]) -> Row:
-    """Return the row of a method."""
+    """Return the row of a method from the comparisons of all texts."""
     native = [text.native for text in texts]
     sides = list(zip(*native, strict=True))
     return Row(

@@ -38,7 +38,7 @@ class Twin:
     note: str = ""
 
     def make_press(self, ratio: float) -> Any:
-        """Return the press with a compression ratio."""
+        """Return kvpress's press with a compression ratio."""
         import kvpress
 
         inner = () if self.inner is None else (getattr(kvpress, self.inner[0])(**self.inner[1]),)

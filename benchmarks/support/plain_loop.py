@@ -26,11 +26,11 @@ class PlainCache:
     repetitions = None
 
     def reset(self, sequences: int) -> None:
-        """Drop everything."""
+        """Drop all keys and values."""
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin(self, segment: Segment) -> None:
-        """Do nothing."""
+        """Do nothing: the plain cache needs no segments."""
 
     def release(self) -> None:
         """Keep everything, as the official program does during decoding."""
@@ -52,7 +52,7 @@ class PlainCondition(NamedTuple):
 
 
 class PlainBlock(InfinityBlock):
-    """Layer of Infinity in basic operations."""
+    """Layer of Infinity written in basic operations of torch."""
 
     def condition(self, gss: Tensor, context: Tensor, mask: Tensor) -> PlainCondition:
         """Return the inputs, without precomputation."""

@@ -18,7 +18,7 @@ class Stored(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name in tables."""
+        """Name of the storage in tables."""
         return f"float{self.bits}" if self.keys == "fp8" else f"int{self.bits}, {self.keys}"
 
 

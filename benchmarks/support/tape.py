@@ -45,11 +45,11 @@ class Tape(TorchDispatchMode):
         return out, repeat
 
     def make_room(self) -> None:
-        """Count a request to return unused memory."""
+        """Count a request to return unused memory to the device."""
         self.made_room += 1
 
     def clear(self) -> None:
-        """Count a request to release memory."""
+        """Count a request to release the recordings' memory."""
         self.cleared += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -162,7 +162,7 @@ class ClipScore(PromptScore):
 
     @property
     def protocol(self) -> str:
-        """Name of the model."""
+        """Name of CLIP's model."""
         return self.model
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:

@@ -38,7 +38,7 @@ class Question:
 
     @property
     def category(self) -> str:
-        """One of `CATEGORIES`."""
+        """Category of the question, one of `CATEGORIES`."""
         return self.kind.split("(")[0].split("-")[0].strip()
 
 
@@ -148,7 +148,7 @@ class Dpg(Evaluator):
 
 
 def read_items(images: ImageSet) -> list[str]:
-    """Return the item of each image."""
+    """Return the DPG item of each image."""
     return [str(item) for item in read_meta(images, "item_id", "DPG item", "(item_id): use prompts=dpg")]
 
 

@@ -69,7 +69,7 @@ class DpgOfficial(OfficialProgram):
         return items
 
     def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
-        """Read the scores of images and categories."""
+        """Return the scores of images and categories from the program's output."""
         results, categories = read_results(path)
         missing = check_names(path, results, groups, spare=1)
         judged = {item: results[item] for item in groups if item in results}

@@ -40,7 +40,7 @@ class JudgedTifa(SoftTifa):
 
     @property
     def protocol(self) -> str:
-        """Name of the judge."""
+        """Name of the judge, the model that answers questions."""
         return self.judge.name
 
     def check_meta(self, meta: Mapping[str, object]) -> None:
@@ -49,7 +49,7 @@ class JudgedTifa(SoftTifa):
         parse_line(meta)
 
     def read_questions(self, images: ImageSet) -> list[Questions]:
-        """Return the questions for each image's prompt."""
+        """Return the questions about each image's prompt."""
         read_meta(images, "vqa_list", "GenEval2 line", "(vqa_list, skills, atom_count): use prompts=geneval2")
         return [parse_line(images.meta(index)) for index in images.indices]
 
@@ -64,7 +64,7 @@ class JudgedTifa(SoftTifa):
         """
 
     def load(self, device: str) -> tuple[Grade, Mapping[str, str]]:
-        """Load the judge."""
+        """Return the loaded judge's grading function and the hashes of its files."""
         judge = self.judge.load(device)
 
         def grade(pixels: Pixels, atoms: Sequence[Atom]) -> list[float]:
@@ -133,11 +133,11 @@ class VqaScore(PromptScore):
 
     @property
     def protocol(self) -> str:
-        """Name of the judge."""
+        """Name of the judge, the model that answers questions."""
         return self.judge.name
 
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
-        """Load the judge."""
+        """Return the loaded judge's scorer and the hashes of its files."""
         judge = self.judge.load(device)
 
         def score(pixels: Pixels, prompts: Sequence[str]) -> Tensor:

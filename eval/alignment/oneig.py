@@ -27,7 +27,7 @@ IGNORED_CHARACTERS = re.compile(r"[^\sa-zA-Z0-9àâäéèêëîïôöùûüçÀ�
 """Characters that the program removes from a text before it counts words."""
 
 Key = tuple[str, str]
-"""Class and number of a prompt."""
+"""Class of a prompt and its number in the class."""
 Average = Callable[[Sequence[float], Sequence[str]], Score]
 
 

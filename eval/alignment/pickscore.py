@@ -15,7 +15,7 @@ from kvbench.eval.networks import Pixels, full_float32, load_pretrained, stack_p
 from kvbench.eval.protocol.scores import MetricSpec
 
 ARCHITECTURE = "ViT-H-14"
-"""Base network, whose tokenizer and transform are used."""
+"""Base network of open_clip, whose tokenizer and image transform are used."""
 PICKSCORE = Snapshot("yuvalkirstain/PickScore_v1", ("config.json", "model.safetensors"))
 
 

@@ -61,7 +61,7 @@ class SoftTifa(Evaluator):
 
     @property
     def arithmetic(self) -> str:
-        """Name of the mean of arithmetic means."""
+        """Metric's name of the mean over prompts of arithmetic means."""
         return f"{self.name}_am[{self.protocol}]"
 
     @property
@@ -78,7 +78,7 @@ class SoftTifa(Evaluator):
         """Load the judge; return its function, and the hashes of the files used."""
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Grade every image; the reference is not used."""
+        """Return the grades of every image and their means; the reference is not used."""
         questions = self.read_questions(samples)
         with loading(self.weights):
             grade, hashes = self.load(device)

@@ -53,7 +53,7 @@ class UniGenBench(OfficialProgram):
 
     @property
     def protocol(self) -> str:
-        """Name of the judge."""
+        """Name of the judge that the program ran."""
         return self.judge
 
     def group(self, images: ImageSet) -> Groups:
@@ -75,7 +75,7 @@ class UniGenBench(OfficialProgram):
         return {f"{name}_{copy}": [index] for name, own in every for copy, index in enumerate(own)}
 
     def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
-        """Read the answers about test points."""
+        """Return the shares of passed test points from the program's answers."""
         answers, dropped = read_answers(path)
         check_names(path, [name for name in (*answers, *dropped) if name in groups], groups)
         indices = [index for name, [index] in groups.items() if name in answers]

@@ -26,7 +26,7 @@ MAX_ANSWER_TOKENS = 10
 
 
 class Vqa(Component, ABC):
-    """Base class of models that answer questions."""
+    """Base class of models that answer questions about images."""
 
     @abstractmethod
     def load(self, device: str) -> tuple[Answer, Mapping[str, str]]:

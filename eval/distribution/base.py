@@ -38,7 +38,7 @@ class Comparison(SpaceEvaluator):
 
     @property
     def required(self) -> tuple[int, str]:
-        """Smallest number of samples, and what requires it."""
+        """Smallest number of samples, and the reason for it."""
         return 2, "a distance between distributions"
 
     def make_distance(self, ours: Features, others: Any) -> Callable[[Positions], float]:
@@ -73,7 +73,7 @@ class ToReference(Comparison):
     needs_reference: ClassVar[bool] = True
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Compare the features of both sides."""
+        """Return the metrics of the features of both sides."""
         assert reference is not None
         require_samples(len(samples), *self.required)
         ours, theirs = self.space.pair(samples, reference, device)
@@ -104,17 +104,17 @@ class ToDataset(Comparison):
 
     @property
     def default(self) -> Weight:
-        """File of the dataset if `statistics` is null."""
+        """File of the dataset that is used if `statistics` is null."""
         return REFERENCE_BATCH if self.space.reference_names else find_statistics(self.space.name)
 
     def list_references(self, run: Path) -> Mapping[str, Path | None]:
-        """Return the file or folder of the dataset."""
+        """Return the file or folder of the dataset by name, for the digest of inputs."""
         if self.statistics is not None:
             return {"statistics": resolve_path(self.statistics)}
         return {"statistics": self.default.find()}
 
     def dataset(self) -> Path:
-        """Return the file or folder of the dataset."""
+        """Return the path of the dataset's file or folder."""
         if len(self.weights) > 1:
             return self.weights[1].require()[0]
         assert self.statistics is not None
@@ -126,7 +126,7 @@ class ToDataset(Comparison):
         return real.arrays["features"], origin
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Compare the run's features with the dataset."""
+        """Return the metrics of the run's features against the dataset's."""
         require_samples(len(samples), *self.required)
         real, origin = self.read_dataset(device)
         ours = self.space.features(samples, device)

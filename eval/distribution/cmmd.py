@@ -16,7 +16,7 @@ from kvbench.eval.spaces.base import Space
 from kvbench.eval.spaces.clip import ClipImages
 
 SIGMA = 10.0
-"""Width of the Gaussian kernel."""
+"""Width sigma of the Gaussian kernel."""
 REPORT_FACTOR = 1000
 """Factor of reported values in the paper."""
 PICTURES = Weight("a folder of real images", how="Name it, or ADM's reference batch (.npz), with statistics=")

@@ -57,7 +57,7 @@ def find_statistics(space: str) -> Weight:
 
 
 SPACES: dict[str, Callable[..., Space]] = {space.name: space for space in (Clean, Adm, AdmSpatial, Dinov2)}
-"""Spaces with statistics, by name."""
+"""Spaces whose statistics can be stored, by name."""
 STATISTICS = find_statistics(Clean.name)
 """Listed by `kvbench.eval.files.fetch`, like every `Weight` of a module."""
 

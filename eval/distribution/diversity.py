@@ -14,7 +14,7 @@ from kvbench.eval.protocol.scores import MetricSpec, mean_score
 from kvbench.eval.spaces.evaluator import SpaceEvaluator, finish
 
 MIN_EIGENVALUE = 1e-12
-"""Smaller eigenvalues are treated as zero."""
+"""Eigenvalues below this are treated as zero."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Diversity(SpaceEvaluator):
         return replace(self, per_prompt=smallest) if smallest > 1 else self
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Measure each prompt; the reference is not used."""
+        """Return mean distance and Vendi score of each prompt's images; the reference is not used."""
         prompts = _group_by_prompt(samples)
         if min(map(len, prompts.values())) < 2:
             raise SkipEvaluation("a prompt has a single image: generate several with prompts.per_prompt=4")

@@ -24,11 +24,11 @@ class Frechet(Comparison):
 
     @property
     def stem(self) -> str:
-        """Name of the distance in the space."""
+        """Stem of the metric's name: the distance in this space."""
         return self.space.distance
 
     def caveat(self, ours: Features) -> str | None:
-        """Return a warning if the covariance is singular."""
+        """Return a warning if the covariance is singular, else None."""
         count, dimensions = ours.shape
         why = f"{count} samples for {dimensions} features: the covariance is singular and the value biased upward"
         return None if count > dimensions else why

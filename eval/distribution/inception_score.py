@@ -40,7 +40,7 @@ class InceptionScore(SpaceEvaluator):
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=2)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Compute logits of the images, then the score."""
+        """Return the score of the images' logits; the reference is not used."""
         require_samples(len(images), 2, "the Inception Score")
         ours = self.space.features(images, device)
         logits = ours.arrays["logits"]

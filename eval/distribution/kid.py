@@ -43,7 +43,7 @@ class Kid(ToReference):
         return lambda positions: REPORT_FACTOR * distance(positions)
 
     def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
-        """Return the distance between both sides."""
+        """Return KID between both sides."""
         if len(ours) <= self.full_up_to:
             return [replace(score, bias=None) for score in super().compare(ours, others, clusters)]
         # Subsampling: the standard error is the spread of the subsets, scaled to all samples.

@@ -67,7 +67,7 @@ class MindReal(Sliced, ToDataset):
         return super().make_distance(ours, others[drawn])
 
     def caveat(self, ours: Features) -> str | None:
-        """Return a warning if the samples are few."""
+        """Return a warning if there are few samples, else None."""
         return describe_few_samples(len(ours)) if self.space.reference_names else None
 
 

@@ -47,7 +47,7 @@ class FidMjhq(SpaceEvaluator):
 
     @property
     def metric(self) -> str:
-        """Name of the overall distance."""
+        """Name of the distance over all categories."""
         return f"{self.space.distance}_mjhq_{self.space.name}"
 
     @property
@@ -57,7 +57,7 @@ class FidMjhq(SpaceEvaluator):
         return (self.space.weight,) if self._find() else (self.space.weight, real)
 
     def list_references(self, run: Path) -> Mapping[str, Path | None]:
-        """Return the folder of each category."""
+        """Return the folder of each category by name, for the digest of inputs."""
         root = self._find()
         return {f"folder/{kind}": None if root is None else root / kind for kind in CATEGORIES}
 

@@ -39,7 +39,7 @@ class ManifoldShares(Comparison):
 
     @property
     def required(self) -> tuple[int, str]:
-        """Number of a sample and its k neighbours."""
+        """Smallest number of samples: one and its k neighbours."""
         return self.neighbour + 1, f"the distance to neighbour {self.neighbour}"
 
     @property
@@ -49,7 +49,7 @@ class ManifoldShares(Comparison):
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
-        """Specifications of both shares."""
+        """Specifications of precision and recall."""
         return {f"{name}{self.suffix}": SHARE_SPEC for name in ("precision", "recall")}
 
     def compare(self, ours: Features, others: Features, clusters: list[str]) -> Sequence[Score]:
@@ -81,7 +81,7 @@ class PrecisionRecallReal(ManifoldShares, ToDataset):
         return "" if self.space.name == "adm" else f"_{self.space.real}"
 
     def caveat(self, ours: Features) -> str | None:
-        """Return a warning if the samples are few."""
+        """Return a warning if there are few samples, else None."""
         return describe_few_samples(len(ours))
 
 

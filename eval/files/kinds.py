@@ -39,12 +39,12 @@ class SampleKind:
 
     @property
     def kind(self) -> str:
-        """Name of the folder of samples."""
+        """Name of the folder of samples, such as `images`."""
         return self.samples.kind
 
     @property
     def suffix(self) -> str:
-        """File name suffix."""
+        """Suffix of the samples' file names."""
         return self.samples.suffix
 
     def find(self, folder: Path, index: int) -> Path:

@@ -23,7 +23,7 @@ MAX_PIXELS = 2**26
 """Largest number of pixels of an image, 8192 x 8192."""
 BOUND = f": an image may have {MAX_PIXELS} (8192 x 8192); reduce or remove it"
 DAMAGE_ERRORS = (OSError, ValueError, TypeError, SyntaxError, EOFError, struct.error, zlib.error)
-"""Errors of Pillow for damaged files."""
+"""Errors that Pillow raises for damaged files."""
 _OPENING = threading.Lock()  # filters of warnings belong to the process
 
 

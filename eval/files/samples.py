@@ -49,7 +49,7 @@ class Sample:
 
     @property
     def original(self) -> str:
-        """Prompt before any rewriting."""
+        """Prompt before it was rewritten for the model."""
         return str(self.meta.get(REWRITTEN_FROM, self.prompt))
 
     @property
@@ -97,7 +97,7 @@ class SampleSet:
 
     @property
     def clusters(self) -> list[str]:
-        """Cluster of each sample."""
+        """Cluster of each sample; intervals treat clusters as the independent units."""
         return [sample.cluster for sample in self.samples.values()]
 
     @property
@@ -112,7 +112,7 @@ class SampleSet:
         return other
 
     def meta(self, index: int) -> dict[str, object]:
-        """Return the metadata of a sample's prompt."""
+        """Return the metadata of the prompt of a sample's index."""
         return self.samples[index].meta
 
     def _digest(self) -> str:

@@ -1,4 +1,4 @@
-"""Text folders of language models."""
+"""Folders of generated texts."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -19,7 +19,7 @@ class TextSet(SampleSet):
     suffix: ClassVar[str] = ".txt"
 
     def text(self, index: int) -> str:
-        """Return the generated text, without the prompt."""
+        """Return the generated text of an index, without its prompt."""
         return read_bytes(self._path(index)).decode()
 
     def read(self, title: str) -> Iterator[tuple[int, str]]:

@@ -68,7 +68,7 @@ class Weight:
 
     @property
     def pinned(self) -> bool:
-        """Whether the hash is known in advance."""
+        """Whether the SHA-256 is known in advance."""
         return self.sha256 is not None
 
     def require(self) -> tuple[Path, str]:
@@ -131,7 +131,7 @@ class Snapshot:
 
     @property
     def file(self) -> str:
-        """Name of the folder."""
+        """Name of the folder: the repository's name without its owner."""
         return self.repo.rpartition("/")[2]
 
     @property
@@ -182,7 +182,7 @@ class Snapshot:
         )
 
     def url(self, file: str) -> str:
-        """Return the address of a file."""
+        """Return the address of a file of the repository."""
         return f"https://huggingface.co/{self.repo}/resolve/{self.revision}/{file}"
 
     @property

@@ -70,7 +70,7 @@ class GenEvalOfficial(OfficialProgram, GenEvalMetrics):
             path.write_text(json.dumps(line) + "\n", encoding="utf-8")
 
     def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
-        """Read the verdicts."""
+        """Return the scores from the program's verdicts."""
         tags, verdicts = read_tags(images), read_verdicts(path)
         check_names(path, [name for name in verdicts if name in groups], groups)
         for name, [index] in groups.items():

@@ -74,7 +74,7 @@ class Clause:
 
     @classmethod
     def parse(cls, entry: Mapping[str, object]) -> "Clause":
-        """Read an entry of `include` or `exclude`."""
+        """Return the clause of an entry of `include` or `exclude`."""
         color, position = entry.get("color"), entry.get("position")
         relation = None
         if position is not None:

@@ -47,7 +47,7 @@ class DetectorModel(Component, ABC):
 
     @abstractmethod
     def load(self, device: str) -> LoadedDetector:
-        """Load the weights."""
+        """Load the weights and return the detector."""
 
 
 def summarise_verdicts(
@@ -106,7 +106,7 @@ class GenEval(GenEvalMetrics):
 
     @property
     def protocol(self) -> str:
-        """Name of the detector."""
+        """Name of the detector's model."""
         return self.detector_name
 
     def adapt(self, images: ImageSet) -> "GenEval":
@@ -143,7 +143,7 @@ class GenEval(GenEvalMetrics):
 
 
 def read_tags(images: ImageSet) -> list[str]:
-    """Return the task of each image."""
+    """Return the task of each image's prompt."""
     return [str(tag) for tag in read_meta(images, TAG, "GenEval line", "(tag, include, exclude)")]
 
 

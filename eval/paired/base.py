@@ -37,7 +37,7 @@ class PairedScore(Evaluator):
         """Return a function that measures pairs of images, and the hashes of the files."""
 
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Measure every pair, and average over pairs."""
+        """Return the value of every pair and the mean over pairs."""
         assert reference is not None
         side, need = self.min_side
         indices = [index for index, sample in samples.samples.items() if min(sample.size) >= side]

@@ -57,11 +57,11 @@ class Dists(PairedScore):
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """Files of VGG16 and of the mixture."""
+        """Files of VGG16 and of the weights of its features."""
         return (replace(self.trunk, path=self.path), MIXTURE)
 
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
-        """Load the network."""
+        """Return the loaded measure and the hashes of its files."""
         files = [weight.require() for weight in self.weights]
         network = DistsNetwork.load(*(file for file, _ in files)).to(device)
         hashes = {file.name: sha256 for file, sha256 in files}

@@ -39,7 +39,7 @@ class Lpips(PairedScore):
     spec: ClassVar[MetricSpec] = MetricSpec("lower")
 
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
-        """Load the network."""
+        """Return the loaded measure and the hashes of its files."""
         file, sha256 = replace(self.trunk, path=self.path).require()
         network = alex(file).to(device)
         unit = partial(to_unit, device=device)

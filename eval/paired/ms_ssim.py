@@ -1,4 +1,4 @@
-"""Structural similarity over five scales, by torchmetrics."""
+"""MS-SSIM: structural similarity over five scales, by torchmetrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Structural similarity."""
+"""SSIM: structural similarity of 8-bit images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from kvbench.eval.protocol.scores import MetricSpec
 BORDER = 5
 """Half the width of the 11 x 11 window, in pixels."""
 SD = 1.5
-"""Standard deviation of the window, in pixels."""
+"""Standard deviation of the Gaussian window, in pixels."""
 C1, C2 = 0.01**2, 0.03**2
-"""Wang's constants for values in [0, 1]."""
+"""Wang's constants C1 and C2 for values in [0, 1]."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Result:
         return strict(whole)
 
     def entries(self) -> dict[str, Metric]:
-        """Return the entries of results.json, by metric name."""
+        """Return the metrics of this result as results.json has them, by name."""
         names = ("status", "reason", "evaluator", "protocol", "needs_reference")
         state = {name: getattr(self, name) for name in names}
         return {name: make_metric(score, self.metrics[name], **state) for name, score in self.scores.items()}
@@ -129,7 +129,7 @@ class Evaluator(Component, ABC):
     @property
     @abstractmethod
     def protocol(self) -> str:
-        """Definition of the metric."""
+        """Name of the metric's definition."""
 
     @property
     def metric(self) -> str:

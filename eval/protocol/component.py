@@ -34,7 +34,7 @@ class Component:
 
     @property
     def parts(self) -> "list[Component]":
-        """Fields that are components."""
+        """Return the fields that are components themselves."""
         return [value for value in vars(self).values() if isinstance(value, Component)]
 
     @property

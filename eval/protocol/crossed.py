@@ -39,7 +39,7 @@ from kvbench.eval.protocol.ranges import Range, find_difference_range, find_rang
 from kvbench.eval.protocol.scores import Metric, Score, make_metric, with_interval
 
 MIN_RUNS = 3
-"""Fewest runs whose values alone give an interval."""
+"""Minimum number of runs whose values alone give an interval."""
 Choice = Sequence[Hashable]
 """Random choices of a run, such as the seeds of its noise and of its calibration."""
 

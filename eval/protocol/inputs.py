@@ -9,7 +9,7 @@ from kvbench.eval.files.samples import REWRITTEN_FROM
 from kvbench.eval.protocol.base import Evaluator
 
 DIGITS = 16
-"""Hexadecimal digits of a digest."""
+"""Number of hexadecimal digits of a digest."""
 
 Inputs = Mapping[str, str | None]
 """Digest of everything that an evaluator reads, by name: `prompts.answer`, `statistics`. None if it cannot be read."""

@@ -20,7 +20,7 @@ SAVE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     ".png": {"compress_level": 1},
     ".webp": {"lossless": True, "method": 0},
 }
-"""Options of Pillow by suffix of a picture."""
+"""Pillow's options for saving a picture, by its suffix."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class OfficialProgram(Evaluator):
         return self.read(images, groups, path)
 
     def instruct(self, images: ImageSet, groups: Groups, folder: Path) -> str:
-        """Return what to do for the results."""
+        """Return the instructions for making the program's results."""
         count, side = max(map(len, groups.values())), images.samples[images.indices[0]].size[0]
         grid, path = f"{min(count, 2)},{-(-count // 2)}", folder / self.results
         return self.steps.format(folder=folder, path=path, count=count, side=side, grid=grid)

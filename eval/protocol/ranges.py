@@ -1,4 +1,4 @@
-"""Ranges of metrics that are bounded."""
+"""Ranges of bounded metrics."""
 
 import math
 import re

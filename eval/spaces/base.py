@@ -44,17 +44,17 @@ class Space(Component, ABC):
 
     @property
     def paired(self) -> str:
-        """Suffix of metrics against a reference run."""
+        """Suffix of metrics against a reference run, such as `paired_clean`."""
         return f"paired_{self.name}"
 
     @property
     def real(self) -> str:
-        """Suffix of metrics against real images."""
+        """Suffix of metrics against real images, such as `clean`."""
         return self.name
 
     @property
     def weight(self) -> Weight:
-        """File of the network."""
+        """File of the network's weights."""
         return replace(self.network, path=self.path)
 
     def features(self, source: ImageSet, device: str) -> StoredFeatures:
@@ -72,7 +72,7 @@ class Space(Component, ABC):
 
     @torch.inference_mode()
     def compute(self, source: ImageSet, file: Path, device: str) -> Arrays:
-        """Run the network in float32 without TF32."""
+        """Return the features of a source, computed in float32 without TF32."""
         with loading(self.weights):
             network = self.load(file, device)
         with full_float32():
@@ -82,4 +82,4 @@ class Space(Component, ABC):
 
     @abstractmethod
     def load(self, file: Path, device: str) -> Network:
-        """Load the network."""
+        """Return the loaded network as a function of images."""

@@ -38,7 +38,7 @@ class ClipImages(Space):
     packages: ClassVar[tuple[str, ...]] = PACKAGES
 
     def load(self, file: Path, device: str) -> Network:
-        """Load the network, which returns 768 features."""
+        """Return the loaded network, which gives 768 features per image."""
         clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
         return lambda stack: {
             "features": clip.images(torch.stack([crop_square(one, clip.side) for one in stack]))

@@ -45,7 +45,7 @@ class Dinov2(Space):
     packages: ClassVar[tuple[str, ...]] = ("timm",)
 
     def load(self, file: Path, device: str) -> Network:
-        """Load the network, which returns 1024 features."""
+        """Return the loaded network, which gives 1024 features per image."""
         network = load_dinov2(self.model, file).to(device)
 
         def find_features(stack: Pixels) -> Mapping[str, Tensor]:
@@ -56,7 +56,7 @@ class Dinov2(Space):
 
 
 def load_dinov2(model: str, file: Path) -> nn.Module:
-    """Load the authors' state dict into timm's network for 224 pixels; a ValueError for another network."""
+    """Load the authors' state dict into timm's network for 224 pixels; a ValueError if it is a different model's."""
     import timm
 
     network: nn.Module = timm.create_model(model, pretrained=False, num_classes=0, img_size=SIDE)

@@ -43,7 +43,7 @@ class EfficientNetLite0(Space):
     packages: ClassVar[tuple[str, ...]] = ("timm",)
 
     def load(self, file: Path, device: str) -> Network:
-        """Load the network, which returns 1280 features."""
+        """Return the loaded network, which gives 1280 features per image."""
         network = load_efficientnet(self.model, file).to(device)
 
         def find_features(stack: Pixels) -> Mapping[str, Tensor]:

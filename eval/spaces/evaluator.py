@@ -22,7 +22,7 @@ class SpaceEvaluator(Evaluator):
 
     @property
     def protocol(self) -> str:
-        """Name of the space."""
+        """Name of the feature space."""
         return self.space.name
 
 

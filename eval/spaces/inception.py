@@ -40,7 +40,7 @@ class Clean(Space):
     packages: ClassVar[tuple[str, ...]] = ("cleanfid",)
 
     def load(self, file: Path, device: str) -> Network:
-        """Load the network, which returns 2048 features."""
+        """Return the loaded network, which gives 2048 features per image."""
         from cleanfid.inception_torchscript import InceptionV3W
         from cleanfid.resize import build_resizer
 
@@ -99,7 +99,7 @@ class AdmSpatial(Adm):
     reference_names: ClassVar[tuple[str, str] | None] = ("mu_s", "sigma_s")
 
     def load(self, file: Path, device: str) -> Network:
-        """Load the network, which returns 2023 features."""
+        """Return the loaded network, which gives 2023 features per image."""
         network = load_inception(file, device)
         captured: dict[str, Tensor] = {}
         network.get_submodule("Mixed_6d.branch1x1").register_forward_hook(

@@ -133,14 +133,14 @@ class Scenes(Space):
     real: ClassVar[str] = "real_scenes"
 
     def load(self, file: Path, device: str) -> Network:
-        """Load the network, which returns 64 features."""
+        """Return the loaded network, which gives 64 features per image."""
         network = SceneFeatures.load(file).to(device)
         return lambda stack: {"features": network.features(to_unit(stack, device))}
 
     def pair(
         self, images: ImageSet, reference: ImageSet, device: str
     ) -> tuple[StoredFeatures, StoredFeatures]:
-        """Return the features of both sides."""
+        """Return the features of the images and of the reference, computed in common batches."""
         both = self.together(images, reference, device)
         ours, theirs = ({"features": both.arrays[side]} for side in ("images", "reference"))
         return StoredFeatures(ours, both.reused), StoredFeatures(theirs, both.reused)

@@ -29,7 +29,7 @@ class Agreement(Evaluator):
     }
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
-        """Compare every text with its reference."""
+        """Return the agreement of every text with its reference, and the means."""
         assert reference is not None
         shares, same = [], []
         for index, text in texts.read(self.name):

@@ -45,7 +45,7 @@ class Answers(Evaluator):
         raise NotImplementedError
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
-        """Judge every text."""
+        """Return 1 for each correct text, 0 for each other one, and the share of correct texts."""
         right = self._judge_all(texts)
         scores = {self.name: share_score(right, texts.clusters)}
         return make_result(self, scores, {"index": texts.indices, self.name: right})
@@ -63,7 +63,7 @@ class AnswerChange(Answers):
     needs_reference: ClassVar[bool] = True
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
-        """Judge every text and its reference."""
+        """Return the change of each text's correctness from its reference, and the mean change."""
         assert reference is not None
         ours, theirs = self._judge_all(texts), self._judge_all(reference)
         change = [a - b for a, b in zip(ours, theirs, strict=True)]

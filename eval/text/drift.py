@@ -16,7 +16,7 @@ from kvbench.eval.protocol.intervals import bootstrap
 MAX_BINS = 16
 """Largest number of bins of the positions of texts."""
 BEFORE = 60
-"""Characters shown before a token."""
+"""Number of characters shown before a token."""
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 TAIL: Mapping[str, float] = {"median": 0.5, "p95": 0.95, "p99": 0.99, "largest": 1.0}
 """Quantiles of KL over the scored tokens of all texts, by name."""

@@ -62,7 +62,7 @@ class SameTop1(ForcedScore):
     spec: ClassVar[MetricSpec] = MetricSpec("higher")
 
     def run(self, texts: ReadingSet, reference: ReadingSet | None, device: str) -> Result:
-        """Average over texts."""
+        """Return the share of tokens with the same top-1 of every text, and the mean over texts."""
         shares = [float(reading.same.mean()) for _, reading in texts.readings()]
         return make_result(
             self,
@@ -87,7 +87,7 @@ class Perplexity(ForcedScore):
     }
 
     def run(self, texts: ReadingSet, reference: ReadingSet | None, device: str) -> Result:
-        """Average over texts."""
+        """Return the perplexity and the mean change of the negative log-probability over texts."""
         readings = [reading for _, reading in texts.readings()]
         ours, full = (_average(readings, name) for name in ("nll", "nll_full"))
         changes = [float(a - b) for a, b in zip(ours, full, strict=True)]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 RETRIEVED = "retrieved"
 RETRIEVED_FULL = "retrieved_full"
-"""Metric of the full cache's score of `retrieved`."""
+"""Name of the metric `retrieved` of the full cache itself."""
 SOLVED = 0.5
 """Share under the full cache below which the model itself fails the task: such runs compare no methods."""
 STRING_MATCH_ALL, STRING_MATCH_PART = "string_match_all", "string_match_part"

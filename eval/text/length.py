@@ -23,7 +23,7 @@ class TextLength(Evaluator):
     }
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
-        """Read lengths and ends from the records."""
+        """Return lengths and ends of texts from their records."""
         samples = texts.samples.values()
         tokens = [float(sample.tokens or 0) for sample in samples]
         cut = [float(not sample.ended) for sample in samples]

@@ -19,7 +19,7 @@ PROMPTS = "(prompts=passkey and planted_facts do)"
 
 
 def name_groups(key: str) -> tuple[str, ...]:
-    """Return the names of the groups of a key.
+    """Return the names of the groups of a key, `depth` or `gap`, in ascending order.
 
     >>> name_groups("gap")[-2:]
     ('gap_2048_4096', 'gap_4096_on')
@@ -60,7 +60,7 @@ class Retrieved(ForcedScore):
         return {**super().metrics, RETRIEVED_FULL: replace(self.spec, detail=True)}
 
     def run(self, texts: ReadingSet, reference: ReadingSet | None, device: str) -> Result:
-        """Compare the likeliest tokens with the answers'."""
+        """Return whether the top-1 tokens of every text equal its answer's, and the share."""
         places = {key: read_meta(texts, key, key, PROMPTS) for key in (DEPTH, GAP)}
         pairs = [
             (reading.likeliest == reading.tokens, reading.likeliest_full == reading.tokens)

@@ -13,7 +13,7 @@ BOUND = tl.constexpr(BELOW_ONE)
 WHOLE, PIECE = 16384, 8192
 """Codes that a program holds in registers as a whole, and the size of its pieces of more codes."""
 BIT_BLOCK = 1024
-"""Bits of a program."""
+"""Bits that one program draws."""
 
 
 @triton.jit
@@ -125,7 +125,7 @@ def codes_kernel(
 def candidate_kernel(
     logits, codes, keys, step, out, count: tl.int32, PURPOSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Draw one candidate of a prompt."""
+    """Draw one of each prompt's candidate codes."""
     prompt = tl.program_id(0).to(tl.int64)
     logits += prompt * count
     codes += prompt * count
@@ -194,7 +194,7 @@ def mix_kernel(
     logits, keys, step, out, tokens: tl.int32, weight, temperature,
     PURPOSE: tl.constexpr, CODES_: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the Gumbel softmax of one token."""
+    """Write the Gumbel softmax over the codes of one token."""
     row = tl.program_id(0).to(tl.int64)
     prompt, token = row // tokens, (row % tokens).to(tl.int32)
     logits += row * CODES_

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvbench.kernels.triton.launch import cdiv, kernel, next_power_of_2
 
 BLOCK_T = 32
-"""Tokens per program."""
+"""Tokens that one program handles."""
 Norm = Literal["unit", "none", "rms", "layer"]
 Norms = tuple[Tensor, Tensor, Tensor | None, Tensor | None, float]
 """Fields of `kvbench.kernels.qk_norm_rope.HeadNorms`."""

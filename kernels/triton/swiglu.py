@@ -7,7 +7,7 @@ from torch import Tensor
 from kvbench.kernels.triton.launch import cdiv, kernel
 
 BLOCK = 1024
-"""Elements per program."""
+"""Elements that one program handles."""
 
 
 @kernel()

@@ -20,7 +20,7 @@ KEY = ("kernel", "bits", "channels", "queries")
 """Columns of the table before its cards: kernel, bits of a query's number, largest head dim and number of queries of a
 tile of 90, which stands for the lengths of rows that it is for (`choose_tile`)."""
 CARDS = (80, 86, 90, 100, 120)
-"""Capabilities that have a column."""
+"""Compute capabilities that have a column in the table."""
 MEASURED = 90
 """Capability of the card on which tiles were timed; interpreted kernels use its tiles."""
 SMALLEST = 86
@@ -48,7 +48,7 @@ class Tile(NamedTuple):
 
 @cache
 def read_rows() -> tuple[dict[str, str], ...]:
-    """Return the rows of the table, by column."""
+    """Return the rows of the table of tiles, each with its cells by column."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         return tuple(csv.DictReader(file))
 

@@ -57,7 +57,7 @@ class KeySimilarity(Observer):
     uses = Uses(previous_keys=True)
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return the shape of `similarity`, [L, K]."""
+        """Return the shape [L, K] of `similarity`."""
         return {"similarity": (spec.layers, len(spec.segments))}
 
     def accumulate(self, view: View) -> None:
@@ -98,7 +98,7 @@ class Condensed(Method):
             )
 
     def observe(self) -> KeySimilarity:
-        """Return the calibration of similarities."""
+        """Return the calibration of similarities, an observer."""
         return KeySimilarity(self.metric, self.resize)
 
     def evict(self, view: View, capacity: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class AMSKV(Condensed):
         return None if self.demanding is None else self.observe()
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Compute capacities and the threshold."""
+        """Compute capacities and the threshold theta from the calibration."""
         super().prepare(spec, budget, artifact)
         self.first, self.largest = effective_capacities(spec, self.condensed)
         self._demanding: list[Tensor] = [torch.zeros(0)] * spec.layers
@@ -222,14 +222,14 @@ class AMSKVFixed(Condensed):
         return self.observe() if self.placement == "similarity" else None
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse a budget below the condensed scales and the first scale, and too many condensed scales."""
+        """Refuse condensed scales that leave fewer than two others, and a budget below them plus the first scale."""
         super().check(spec, budget)
         needed = spec.leading_tokens(self.condensed) + spec.lengths[0]
         if budget.per_head < needed:
             raise InfeasibleBudget.of(budget, needed, spec, f"{self.condensed} condensed scales and another")
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Compute the capacity of each head."""
+        """Compute capacities: C_max in demanding layers, C_min in the others, the rest of B in one more layer."""
         super().prepare(spec, budget, artifact)
         if self.placement == "similarity":
             similarity = require_artifact(artifact, "method=ams_kv_fixed:")["similarity"]

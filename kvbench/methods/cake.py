@@ -157,7 +157,7 @@ class CAKE(LayerShares, ObservationWindow):
         return self._fitted
 
     def weigh(self, numbers: Floats) -> Floats:
-        """Return preferences, scaled to a maximum of 1."""
+        """Return the preferences of layers [..., L], scaled to a maximum of 1."""
         preference = numbers[..., 0].clip(0) ** (1 / self.tau1) * numbers[..., 1].clip(0) ** (1 / self.tau2)
         largest = preference.max(-1, keepdims=True)
         equal = np.where(largest > 0, preference / np.where(largest > 0, largest, 1), 1)

@@ -37,7 +37,7 @@ class ChunkKV(Wrapper):
     heads_independent = False  # heads keep the same chunks
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
-        """Select the best chunks."""
+        """Select the best chunks, bool [rows, slots]; rows shorter than a chunk select single slots."""
         starts = torch.tensor([segment.start for segment in self.spec.segments])
         starts = starts.to(view.position.device, non_blocking=True)
         source = view.segment_ids.clamp(min=0)

@@ -31,11 +31,11 @@ class FirstScales(Method):
         check_capacity(spec, budget)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Share the budget among all heads."""
+        """Share the budget evenly among all heads."""
         super().prepare(spec, budget, artifact)
         self._capacities = share_evenly(budget.tokens, spec)
 
     def keep(self, view: View) -> Tensor:
-        """Keep the earliest tokens."""
+        """Keep the earliest tokens that fit, bool [rows, slots]."""
         capacity = spread_capacity(self._capacities[view.layer], view)
         return view.position < (capacity if isinstance(capacity, int) else capacity[:, None])

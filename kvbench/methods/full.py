@@ -19,5 +19,5 @@ class Full(Method):
     budgeted = False  # everything fits
 
     def keep(self, view: View) -> None:
-        """Keep everything."""
+        """Keep everything, which None stands for."""
         return

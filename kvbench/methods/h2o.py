@@ -37,7 +37,7 @@ class H2O(Scored):
     limits = set_limits(recent=SHARE, observed=Limit(1, wants="must be at least 1, or null for all"))
 
     def observe(self, view: View) -> None:
-        """Add the segment's attention to every slot's sum."""
+        """Add the attention that slots receive from the segment to their sums."""
         queries = None if self.observed is None else choose_window("uniform", view.segment, self.observed)
         view.state += sum_attention(view, queries)
 

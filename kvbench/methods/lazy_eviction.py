@@ -53,7 +53,7 @@ class LazyEviction(Scored):
     )
 
     def count_reserved(self, spec: ModelSpec) -> int:
-        """Return the tokens of the window plus one."""
+        """Return the tokens that a head must hold: the window plus one."""
         return self._count_window(spec) + 1
 
     def observe(self, view: View) -> None:

@@ -55,7 +55,7 @@ class KVPress(Scored):
 
     @property
     def keeps_scores(self) -> bool:
-        """Whether slots keep their earlier score."""
+        """Whether slots keep an earlier segment's score."""
         return self.asked == "prompt" or super().keeps_scores
         return "a press may read and draw numbers on the host"
 
@@ -69,7 +69,7 @@ class KVPress(Scored):
         make_press(self.press, self.settings)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Create the press."""
+        """Create the press from its settings."""
         super().prepare(spec, budget, artifact)
         self._press = make_press(self.press, self.settings)
 

@@ -38,7 +38,7 @@ class PyramidKV(WindowAttention):
     uniform_capacity = False  # capacities decrease with depth
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Distribute the budget over layers."""
+        """Distribute the budget over layers, less to deeper ones."""
         super().prepare(spec, budget, artifact)
         mean = Fraction(budget.tokens, spec.all_heads)
         self._window = fit_window(self.window, floor(mean))

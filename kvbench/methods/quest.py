@@ -47,7 +47,7 @@ class Quest(Method):
     limits = set_limits(attention_budget=Limit(1), page=Limit(1), dense_layers=Limit(0))
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse an attention budget below one page."""
+        """Refuse an attention budget below one page, and what the base class refuses."""
         super().check(spec, budget)
         if self.attention_budget < self.page:
             raise ValueError(
@@ -55,11 +55,11 @@ class Quest(Method):
             )
 
     def capacity(self, layer: int, segment: Segment) -> int:
-        """Return the number of tokens so far."""
+        """Return the number of tokens so far, as nothing is dropped."""
         return segment.end
 
     def keep(self, view: View) -> None:
-        """Keep everything."""
+        """Keep everything, which None stands for."""
         return
 
     def select_attended(self, view: View) -> Tensor | None:

@@ -40,7 +40,7 @@ class Random(Scored):
             )
 
     def observe(self, view: View) -> None:
-        """Draw numbers for the segment's tokens."""
+        """Draw random scores for the segment's tokens."""
         length = view.segment.length
         numbers = draw_by_row(self.seed, view, self.spec, length)
         if view.segment.index == 0 and view.padding is not None:

@@ -1,4 +1,4 @@
-"""AMS-KV's ablation of groups of scales."""
+"""Ablation of AMS-KV: the removal of groups of scales."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -37,7 +37,7 @@ class ScaleGroups(Method):
     follows_budget: ClassVar[bool] = False
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse groups that overlap."""
+        """Refuse negative numbers of scales, groups that overlap, and what the base class refuses."""
         super().check(spec, budget)
         if self.condensed < 0 or self.local < 0 or self.condensed + self.local >= len(spec.segments):
             raise ValueError(
@@ -46,7 +46,7 @@ class ScaleGroups(Method):
             )
 
     def keep(self, view: View) -> Tensor:
-        """Keep all slots of the other groups."""
+        """Keep all slots outside the removed group, bool [rows, slots]."""
         cached = len(self.spec.segments) - 1
         first, end = {
             "none": (0, 0),

@@ -52,11 +52,11 @@ class AttentionSelectivity(Observer):
     kind: ClassVar[str] = "attention_selectivity"
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return the shape of `asi`, [L, K]."""
+        """Return the shape [L, K] of `asi`."""
         return {"asi": (spec.layers, len(spec.segments))}
 
     def accumulate(self, view: View) -> None:
-        """Add the segment's mean index over heads."""
+        """Add the mean selectivity index over the segment's heads."""
         segment = view.segment
         if segment.start == 0:
             return

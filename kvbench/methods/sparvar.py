@@ -56,17 +56,17 @@ class SparVAR(Method):
             raise ValueError(f"method.decision={self.decision}: {spec.name} has {len(spec.segments)} scales")
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Find the decision scale."""
+        """Find the decision scale: the setting, or the middle scale."""
         super().prepare(spec, budget, artifact)
         self._decision = spec.segments[len(spec.segments) // 2 if self.decision is None else self.decision]
         self._attended: dict[int, Tensor] = {}
 
     def capacity(self, layer: int, segment: Segment) -> int:
-        """Return the number of tokens so far."""
+        """Return the number of tokens so far, as nothing is dropped."""
         return segment.end
 
     def keep(self, view: View) -> None:
-        """Keep everything."""
+        """Keep everything, which None stands for."""
         return
 
     def select_attended(self, view: View) -> Tensor | None:

@@ -34,7 +34,7 @@ class DistantAttention(Observer):
     kind: ClassVar[str] = "distant_attention"
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return the shape of `distant`, [L, H]."""
+        """Return the shape [L, H] of `distant`."""
         return {"distant": (spec.layers, spec.heads)}
 
     def accumulate(self, view: View) -> None:
@@ -103,7 +103,7 @@ class SSD(Scored):
         return DistantAttention(self.near, self.above)
 
     def count_reserved(self, spec: ModelSpec) -> int:
-        """Return one image token."""
+        """Return 1: besides sinks, a head must hold one token of the image."""
         return 1
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:

@@ -46,13 +46,13 @@ class StreamingLLM(Method):
         check_capacity(spec, budget, self.sinks, self.leading)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Compute the capacity of each head."""
+        """Share the budget evenly among heads, sinks included."""
         super().prepare(spec, budget, artifact)
         self._sinks = spec.leading_tokens(self.sinks) + self.leading
         self._capacities = share_evenly(budget.tokens, spec)
 
     def keep(self, view: View) -> Tensor:
-        """Keep the sinks and the latest tokens."""
+        """Keep the sinks and the latest tokens, bool [rows, slots]."""
         capacity = spread_capacity(self._capacities[view.layer], view)
         first = view.segment.end - (capacity - self._sinks)
         latest = view.position >= (first if isinstance(first, int) else first[:, None])

@@ -43,7 +43,7 @@ class QueryCentres(Observer):
         self._tokens = 0
 
     def accumulate(self, view: View) -> None:
-        """Add the segment's queries."""
+        """Add the segment's queries to the sums."""
         segment = view.segment
         chosen = torch.arange(segment.length)
         pairs = view_pairs(view.queries(chosen) / self.spec.logit_scale)
@@ -120,11 +120,11 @@ class TriAttention(Scored):
 
     @property
     def uniform_capacity(self) -> bool:
-        """Whether heads keep different tokens."""
+        """Whether heads choose for themselves, so that `assign_capacities` can replace their even shares."""
         return self.shared == "none"
 
     def needs(self) -> Observer | Path:
-        """Return the calibration of the centres."""
+        """Return the calibration of the query centres."""
         return QueryCentres()
 
     def count_reserved(self, spec: ModelSpec) -> int:

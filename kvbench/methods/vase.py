@@ -65,11 +65,11 @@ class VaSE(NewestKept):
 
     @property
     def graph_obstacle(self) -> str | None:
-        """Draws differ between prompts."""
+        """Random draws differ between prompts, so that recorded ones would repeat."""
         return DRAWN_ON_HOST if self.draw else super().graph_obstacle
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse an even kernel, and what `NewestKept` refuses."""
+        """Refuse an even smoothing kernel, and what `NewestKept` refuses."""
         check_window(self.window or 1, self.kernel, "last")
         super().check(spec, budget)
 

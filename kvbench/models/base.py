@@ -174,7 +174,7 @@ class Cache(Protocol):
         ...
 
     def begin(self, segment: Segment) -> None:
-        """Begin the segment of the next tokens."""
+        """Begin the segment that the next tokens belong to."""
         ...
 
     def attend(

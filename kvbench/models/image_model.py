@@ -29,7 +29,7 @@ class TokenizerConfig(Protocol):
 
     @property
     def networks(self) -> NetworkConfig:
-        """Shape of encoder and decoder."""
+        """Shapes of the encoder and the decoder."""
         ...
 
 
@@ -65,7 +65,7 @@ class ImageModel(Model, Generic[N, T]):
     @property
     @abstractmethod
     def cells(self) -> int:
-        """Latent cells of an image, h w."""
+        """Number of latent cells of an image, h w."""
 
     @property
     @abstractmethod

@@ -126,7 +126,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
 
     @property
     def cells(self) -> int:
-        """Codes of an image."""
+        """Number of codes of an image."""
         return prod(self.transformer.cells)
 
     @abstractmethod

@@ -22,7 +22,7 @@ MIN_THREADED = 2**14
 
 
 class Noise(Protocol):
-    """Source of a batch's random numbers."""
+    """Source of a batch's random numbers, separate for each prompt."""
 
     def draw(self, count: int) -> Tensor:
         """Draw the next Exp(1) variables of each prompt, float32 [prompts, count], on the CPU or a GPU."""
@@ -69,7 +69,7 @@ class CounterNoise:
         return make_exponential(numbers).squeeze(1)
 
     def advance(self) -> None:
-        """Count a draw, in place."""
+        """Count a draw on the device, in place."""
         self.step.add_(1)
 
 

@@ -30,7 +30,7 @@ class DrawnTexts(DrawnTokens):
     ends: Tensor
 
     def rows(self) -> list[list[int]]:
-        """Return each text's tokens on the host."""
+        """Return the tokens of each text as lists on the host, up to its end."""
         lengths = self.lengths.tolist()
         return [row[:length] for row, length in zip(self.tokens.tolist(), lengths, strict=True)]
 
@@ -49,7 +49,7 @@ class TextHead(Head[DrawnTexts]):
         self._sampling, self._ends, self._pad = sampling, list(ends), pad
 
     def begin(self, drawn: DrawnTokens) -> DrawnTexts:
-        """Return texts that are all running."""
+        """Return the state of a batch of texts, none of which has ended."""
         running = torch.ones_like(drawn.last, dtype=torch.bool)
         ends = torch.tensor(self._ends, dtype=torch.int64, device=drawn.last.device)
         return DrawnTexts(**vars(drawn), running=running, lengths=torch.zeros_like(drawn.last), ends=ends)

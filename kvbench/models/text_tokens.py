@@ -41,7 +41,7 @@ class TextTokenizer(Tokenizer):
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without its end."""
+        """Return the text that tokens stand for, without the end token."""
 
     def encode_part(self, text: str, *, first: bool) -> list[int]:
         """Return the tokens of a part of a text that is read; `first` says whether it begins the text."""
@@ -221,7 +221,7 @@ class HashedTextTokenizer(TextTokenizer):
         return hash_words(prompt.split() or [""], 2, self._vocabulary)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the token numbers as words."""
+        """Return the tokens' numbers as words of the text."""
         return " ".join(f"w{token}" for token in tokens if token not in self.ends)
 
 

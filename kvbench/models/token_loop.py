@@ -142,11 +142,11 @@ class ImageHead(Head[DrawnTokens]):
         self._sampling, self._forbidden = sampling, forbidden
 
     def begin(self, drawn: DrawnTokens) -> DrawnTokens:
-        """Return the tokens themselves."""
+        """Return the tokens themselves, as images need no other state."""
         return drawn
 
     def find_key(self, number: int) -> bool:
-        """Return whether a token is guided."""
+        """Return whether a token is guided, which changes its step."""
         return self._sampling.guides(number)
 
     def list_inputs(self, number: int) -> list[Tensor]:
@@ -154,7 +154,7 @@ class ImageHead(Head[DrawnTokens]):
         return [] if self._forbidden is None else [self._forbidden(number)]
 
     def draw(self, drawn: DrawnTokens, logits: Tensor, number: int, noise: Noise, *inputs: Tensor) -> Tensor:
-        """Draw the next token of each image."""
+        """Draw the next token int64 [B] of each image."""
         logits = guide(logits, self._sampling, number)
         sums = logits.sum(-1)
         for mask in inputs:

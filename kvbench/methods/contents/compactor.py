@@ -144,7 +144,7 @@ class NonCausal(Scored):
     uses_value_norms = True  # scores contain the norm of values
 
     def observe(self, view: View) -> None:
-        """Score the segment's tokens."""
+        """Store the scores of the segment's tokens as state."""
         length = view.segment.length
         exists = view.position[:, -length:] >= 0
         view.state[:, -length:] = self.measure(view, slice(0, length), exists)

@@ -56,7 +56,7 @@ class CapKV(Scored):
 
     @property
     def keeps_scores(self) -> bool:
-        """Whether slots keep their earlier score."""
+        """Whether slots keep an earlier segment's score."""
         return self.asked == "prompt" or super().keeps_scores
 
     def last_asked(self, index: int) -> int:

@@ -35,7 +35,7 @@ class QueryGaussians(Observer):
         return {"mean": (*heads, len(spec.segments), channels), "moment": (*heads, channels, channels)}
 
     def accumulate(self, view: View) -> None:
-        """Add the segment's queries."""
+        """Add the segment's queries to the sums."""
         scales, k = self.spec.family == "next-scale", view.segment.index
         if not scales and k == 0:
             return  # a prompt's queries, some of them padding, do not represent later ones
@@ -98,12 +98,12 @@ class ExpectedAttention(AdaptiveHeads):
 
     @property
     def competes(self) -> bool:
-        """Whether the heads of a layer compete."""
+        """Whether the heads of a layer compete for its capacity."""
         return self.heads == "compete"
 
     @property
     def uses_value_norms(self) -> bool:
-        """Whether scores contain a norm."""
+        """Whether scores contain the norm of values."""
         return self.norm != "none"
 
     def needs(self) -> Observer | None:
@@ -111,7 +111,7 @@ class ExpectedAttention(AdaptiveHeads):
         return QueryGaussians() if self.statistics == "calibrated" else None
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Compute covariances from calibrated moments."""
+        """Compute the covariances of queries from the calibrated moments."""
         super().prepare(spec, budget, artifact)
         if self.statistics == "online":
             return

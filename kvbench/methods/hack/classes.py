@@ -22,11 +22,11 @@ class ColumnVariance(Observer):
     kind: ClassVar[str] = "column_variance"
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return [L, H] of `sigma`."""
+        """Return the shape [L, H] of `sigma`."""
         return {"sigma": (spec.layers, spec.heads)}
 
     def accumulate(self, view: View) -> None:
-        """Add the last scale's variance."""
+        """Add the variance over the last scale's queries."""
         if view.segment.last:
             self.sums["sigma"][view.layer] += self.select_conditional(measure_column_variance(view)).sum(0)
 

@@ -85,7 +85,7 @@ class HACK(Method):
         self._layer_capacities = [tuple(row) for row in self.capacities.tolist()]
 
     def capacity(self, layer: int, segment: Segment) -> tuple[int, ...]:
-        """Return the capacity of each head's class."""
+        """Return the capacity of each head of a layer, by its class."""
         return self._layer_capacities[layer]
 
     def keep(self, view: View) -> Tensor | None:

@@ -79,7 +79,7 @@ class HACKPlusPlus(Scored):
         return HeadPatterns()
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range."""
+        """Refuse settings out of range, and what `Scored` refuses."""
         super().check(spec, budget)
         count_read(self.attention_budget, spec)
         if self.pool < 1 or self.pool % 2 == 0:

@@ -29,7 +29,7 @@ GRADIENT_STEPS, LEARNING_RATE = 50, 1e-2
 TOLERANCE = 1e-2
 """Error of the mass at which Algorithm 1 stops."""
 GRADIENT_RANGE = (1e-3, 10.0)
-"""Range of temperatures of Algorithm 1."""
+"""Range of temperatures in Algorithm 1."""
 
 
 def mark_top_p(probabilities: Tensor, mass: float) -> Tensor:

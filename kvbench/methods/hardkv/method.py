@@ -115,7 +115,7 @@ class HardKV(Scored):
         return replace(super().uses, replaces=replaces, bias=bias, lse_queries=lse_queries)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range."""
+        """Refuse settings that are out of range or incompatible, and what `Scored` refuses."""
         if not 0 < self.p <= 1:
             raise ValueError(f"method.p={self.p}: must lie in (0, 1]")
         check_window(self.window, self.kernel, "last")
@@ -148,7 +148,7 @@ class HardKV(Scored):
         return int(self.start * share) if early else share
 
     def observe(self, view: View) -> None:
-        """Clear the temperatures of the previous texts."""
+        """Drop the layer's temperatures of the previous texts."""
         if view.segment.index == 0:
             self._temperatures.pop(view.layer, None)
 

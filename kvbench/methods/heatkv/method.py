@@ -65,7 +65,7 @@ class HeatKV(Method):
             read_orders(Path(self.orders), spec, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Build the schedule."""
+        """Build the eviction schedule from the calibrated or given ranking of heads."""
         super().prepare(spec, budget, artifact)
         rank = self._rank_heads(spec, artifact)
         rest = set_aside(spec, budget, self.sinks, self.leading)

@@ -25,7 +25,7 @@ class AttentionByScale(Observer):
     kind: ClassVar[str] = "attention_by_scale"
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return [L, H, K, K] of `mass`."""
+        """Return the shape [L, H, K, K] of `mass`."""
         scales = len(spec.segments)
         return {"mass": (spec.layers, spec.heads, scales, scales)}
 

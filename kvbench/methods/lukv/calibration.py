@@ -55,7 +55,7 @@ class BudgetShares(FullScores):
     kind: ClassVar[str] = "budget_shares"
 
     def own_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of `pruned` and `losses`."""
+        """Return the shapes of `pruned`, [percents - 1, L, H], and of `losses`, [L, H, percents]."""
         heads = (spec.layers, spec.heads)
         return {"pruned": (PERCENTS - 1, *heads), "losses": (*heads, PERCENTS)}
 

@@ -37,7 +37,7 @@ class Merger(Wrapper):
 
     @property
     def uses(self) -> Uses:
-        """The base's uses, with other contents of slots."""
+        """The base's uses, with replaced contents of slots."""
         return replace(self.base.uses, replaces=True)
 
     def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
@@ -153,7 +153,7 @@ class D2O(LookM):
     heads_independent = False  # heads share a threshold
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Set up the base and reset all thresholds."""
+        """Prepare the base and reset the thresholds of all layers."""
         super().prepare(spec, budget, artifact)
         self._thresholds.clear()
 
@@ -199,7 +199,7 @@ class MergingPress(Merger):
     limits = set_limits(threshold=Limit(-1, 1, "is a cosine and must lie in -1..1"), fraction=SHARE)
 
     def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
-        """Merge values into the most similar slot."""
+        """Merge evicted values into the slot with the most similar key."""
         keys, rule = view.cached_keys(), (self.threshold, self.fraction, self.official_quantile)
         values = merge_values(view.cached_values(), pair_slots(keys, leaves, stays), *rule)
         view.replace(keys, values)
@@ -238,7 +238,7 @@ class CaM(Merger):
 
     @property
     def graph_obstacle(self) -> str | None:
-        """Draws differ between prompts."""
+        """Random draws differ between prompts, so that recorded ones would repeat."""
         drawn = DRAWN_ON_HOST if self.sample == "bernoulli" else None
         return drawn or super().graph_obstacle
 

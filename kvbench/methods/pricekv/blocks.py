@@ -81,7 +81,7 @@ class PriceKVBlocks(Method):
 
     @property
     def uses(self) -> Uses:
-        """Precisions with a menu."""
+        """Precisions for blocks, if there is a menu."""
         return Uses(precisions=bool(self.menu))
 
     @property
@@ -125,7 +125,7 @@ class PriceKVBlocks(Method):
         return replace(budget, capacity=budget.bytes / (2 * spec.head_dim * bits / 8))
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Allocate lifetimes and precisions."""
+        """Allocate lifetimes and, with a menu, precisions to all blocks."""
         super().prepare(spec, budget, artifact)
         tensors, sources = (
             require_artifact(artifact, "method=pricekv/blocks:"),

@@ -42,7 +42,7 @@ class SubsetError(Observer):
     kind: ClassVar[str] = "subset_error"
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return [L, H, sets] of `error`."""
+        """Return the shape [L, H, sets] of `error`."""
         sets = sum(2 ** len(sources) for sources in list_sources(spec, self.recent)[1:])
         return {"error": (spec.layers, spec.heads, sets)}
 
@@ -52,7 +52,7 @@ class SubsetError(Observer):
         self._sources = list_sources(spec, self.recent)
 
     def accumulate(self, view: View) -> None:
-        """Add the error of the segment's queries."""
+        """Add the error that each set of sources causes the segment's queries."""
         if view.segment.index:
             self.add(view, self._attend(view))
 

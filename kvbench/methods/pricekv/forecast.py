@@ -18,7 +18,7 @@ from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.view import View
 
 EPSILON = 1e-5
-"""Added to attention and forecasts before a logarithm."""
+"""Number added to attention and forecasts before the logarithm."""
 
 TIE_WEIGHT = 1e-9
 """Weight of a position's own forecast where the best of a block replaces it; only breaks ties."""
@@ -58,7 +58,7 @@ class PositionImportance(Observer):
         self._power = self.power or (8.0 if spec.family == "next-token" else 1.0)
 
     def is_mass(self, spec: ModelSpec) -> bool:
-        """Return whether importance is the attention received."""
+        """Return whether importance is the attention received, not its effect on the output."""
         return (self.importance or ("mass" if spec.family == "next-token" else "output")) == "mass"
 
     def accumulate(self, view: View) -> None:
@@ -77,7 +77,7 @@ class PositionImportance(Observer):
             )
 
     def average(self) -> dict[str, Tensor]:
-        """Return the means over prompts."""
+        """Return the means over prompts; of importance, the power mean."""
         means = super().average()
         return means | {"importance": means["importance"].pow(1 / self._power)}
 
@@ -161,7 +161,7 @@ class Forecast(Scored):
         return PositionImportance(self.importance, self.queries, self.power)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse texts, and what `Scored` refuses."""
+        """Refuse models that write texts, and what `Scored` refuses."""
         super().check(spec, budget)
         if spec.writes_text:
             raise ValueError(
@@ -179,7 +179,7 @@ class Forecast(Scored):
         self._memory = self.memory if self.memory is not None else float(not is_rows)
 
     def observe(self, view: View) -> None:
-        """Update the surprise of slots."""
+        """Update the surprise of slots by the segment's attention."""
         if self._surprise:
             usual = self._of_slots(self._usual, view)
             held = usual.masked_fill(view.position < 0, -torch.inf).logsumexp(1, keepdim=True)

@@ -19,7 +19,7 @@ MAX_TRIALS = 30_000
 capacity, run out of promising exchanges earlier; large models have little to gain."""
 
 Change = tuple[int, int, int, int]
-"""Head, source, new lifetime and new precision."""
+"""Change of an allocation: head, source, new lifetime and new precision."""
 
 
 def shorten(problem: Problem, allocation: Allocation, fixed: Bools | None = None) -> Allocation:

@@ -36,7 +36,7 @@ class PrecisionError(SubsetError):
 
     @property
     def uses(self) -> Uses:
-        """Codebooks."""
+        """Static codebooks, through which keys and values are read."""
         return Uses(codebooks=True)
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -36,7 +36,7 @@ class Allocation(NamedTuple):
     precision: Ints
 
     def copy(self) -> "Allocation":
-        """Return an allocation with its own arrays."""
+        """Return a copy with arrays of its own."""
         return Allocation(self.until.copy(), self.precision.copy())
 
 
@@ -95,7 +95,7 @@ class Problem:
         return steps
 
     def full_allocation(self) -> Allocation:
-        """Return the full cache in the largest precision."""
+        """Return the allocation that keeps every source in the largest precision."""
         until = np.full((self.heads, self.segments - 1), self.segments - 1)
         return Allocation(until, np.zeros_like(until))
 

@@ -1,4 +1,4 @@
-"""The base class of methods."""
+"""Base class of methods."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -53,7 +53,7 @@ class FullScores(Observer):
 
     @property
     def uses(self) -> Uses:
-        """Requirements of the base's calibration."""
+        """What the base's calibration reads."""
         needs = self.base.needs()
         return needs.uses if isinstance(needs, Observer) else Uses()
 
@@ -174,7 +174,7 @@ class CalibratedCapacities(Wrapper):
         raise NotImplementedError
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Allocate the capacity to the base's heads."""
+        """Allocate the capacity to the base's heads by the calibration."""
         super().prepare(spec, budget, artifact)
         tensors = require_artifact(artifact, f"method: {type(self).__name__} needs a calibration:")
         self.capacities = self.allocate(tensors, spec, budget)

@@ -33,11 +33,11 @@ class LayerStatistics(Observer):
         raise NotImplementedError
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return [L, K, n] of `layers`."""
+        """Return the shape [L, K, n] of `layers`."""
         return {"layers": (spec.layers, len(spec.segments), self.numbers)}
 
     def accumulate(self, view: View) -> None:
-        """Add the numbers of the conditional sequences."""
+        """Add the measured numbers of the conditional sequences."""
         rows = self.measure(view)
         conditional = rows[: len(rows) // self.spec.branches].sum(0)
         self.sums["layers"][view.layer, view.segment.index] += conditional.double().cpu()
@@ -68,7 +68,7 @@ class LayerShares(Scored):
 
     @cached_property
     def observer(self) -> LayerStatistics:
-        """Measurements of each layer."""
+        """Observer that measures the statistics of each layer."""
         raise NotImplementedError
 
     def weigh(self, numbers: Floats) -> Floats:
@@ -90,7 +90,7 @@ class LayerShares(Scored):
 
     @property
     def graph_obstacle(self) -> str | None:
-        """Measured shares are computed on the host."""
+        """Shares that are measured as a sequence grows are computed on the host."""
         measured = self.preference == "previous"
         return (
             "shares of layers are measured and computed on the host" if measured else super().graph_obstacle
@@ -102,7 +102,7 @@ class LayerShares(Scored):
         return max(1, count_sinks(self.spec, self.sinks, self.leading))
 
     def needs(self) -> Observer | None:
-        """Return the calibration, if shares are calibrated."""
+        """Return the calibration if shares are calibrated, else None."""
         return self.observer if self.preference == "calibrated" else None
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
@@ -126,7 +126,7 @@ class LayerShares(Scored):
         self._assigned = [[share_layer(int(tokens), spec.heads) for tokens in row] for row in layers]
 
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
-        """Return the share; None if it is measured."""
+        """Return the share of a layer's heads; None if it is measured."""
         return None if self.preference == "previous" else super().capacity(layer, segment)
 
     def valid_slots(self, view: View) -> Tensor | None:

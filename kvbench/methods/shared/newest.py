@@ -11,7 +11,7 @@ from kvbench.methods.shared.select import find_sinks
 from kvbench.methods.shared.view import View
 
 TEXT_WINDOW = 64
-"""Newest tokens of the papers' tables of texts."""
+"""Window of newest tokens in the papers' tables of texts."""
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""Norms of contributions to the residual stream."""
+"""Norms of a slot's contribution to the residual stream."""
 
 import torch
 from torch import Tensor

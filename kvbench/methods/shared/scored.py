@@ -127,7 +127,7 @@ class Scored(Method):
         return 0
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Share the budget among all heads."""
+        """Share the budget evenly among all heads."""
         super().prepare(spec, budget, artifact)
         self._capacities = share_evenly(budget.tokens, spec)
         self._assigned: list[list[int | tuple[int, ...]]] = []
@@ -248,7 +248,7 @@ class Scored(Method):
         return None if uniform and view.padding is None else view.position >= 0
 
     def merge_branches(self, scores: Tensor) -> Tensor:
-        """Return scores [rows, slots] after `branch_mode`."""
+        """Return scores float32 [rows, slots] of branches combined by `branch_mode`."""
         return merge_branches(scores, self.branch_mode, self.spec.branches)
 
 
@@ -283,12 +283,12 @@ class AdaptiveHeads(Scored):
 
     @property
     def heads_independent(self) -> bool:
-        """Whether heads are independent."""
+        """Whether tensor-parallel processes can each own some heads, because these do not compete."""
         return super().heads_independent and not self.competes
 
     @property
     def guaranteed_share(self) -> float:
-        """The safeguard, if heads compete."""
+        """Share of an even capacity that each head keeps; 0 if heads do not compete."""
         return self.safeguard if self.competes else 0.0
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:

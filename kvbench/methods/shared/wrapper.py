@@ -58,7 +58,7 @@ class Wrapper(Scored):
 
     @property
     def uses(self) -> Uses:
-        """What the base uses."""
+        """What the base reads and changes."""
         return self.base.uses
 
     @property
@@ -73,16 +73,16 @@ class Wrapper(Scored):
 
     @property
     def guaranteed_share(self) -> float:
-        """Share that the base guarantees to a head."""
+        """Share of an even capacity that the base guarantees to a head."""
         return self.base.guaranteed_share
 
     @property
     def heads_independent(self) -> bool:
-        """Whether heads of the base are independent."""
+        """Whether the heads of the base are independent."""
         return self.base.heads_independent
 
     def needs(self) -> Observer | Path | None:
-        """Return what the base requires."""
+        """Return the calibration or file that the base needs."""
         return self.base.needs()
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
@@ -91,7 +91,7 @@ class Wrapper(Scored):
         self.base.check(spec, budget)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Set up both methods."""
+        """Prepare the wrapper and its base."""
         super().prepare(spec, budget, artifact)
         self.base.prepare(spec, budget, artifact)
 
@@ -101,7 +101,7 @@ class Wrapper(Scored):
         self.base.adopt_plan(tokens, plan.base)
 
     def forget_plans(self, besides: Collection[int]) -> None:
-        """Drop plans of both methods."""
+        """Drop the plans of the wrapper and its base."""
         super().forget_plans(besides)
         self.base.forget_plans(besides)
 
@@ -115,15 +115,15 @@ class Wrapper(Scored):
         return self.base.share(layer, segment)
 
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
-        """Return what a row holds under the base."""
+        """Return the capacity of a layer's rows under the base."""
         return self.base.capacity(layer, segment)
 
     def select_attended(self, view: View) -> Tensor | None:
-        """Select the slots that the base attends to."""
+        """Return the slots that the base attends to, bool [rows, slots]."""
         return self.base.select_attended(view)
 
     def compare_layers(self, views: Sequence[View]) -> None:
-        """Show the base all layers."""
+        """Show the views of all layers to the base."""
         self.base.compare_layers(views)
 
     def ranked_if_full(self, view: View) -> Tensor | None:
@@ -131,5 +131,5 @@ class Wrapper(Scored):
         return self.base.ranked_if_full(view)
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
-        """Choose what the base would."""
+        """Return the slots that the base would select, bool [rows, slots]."""
         return self.base.select_slots(view, ranked)

@@ -33,7 +33,7 @@ NAMES = (
 )
 """Names in files of the image tokenizer, and ours with the levels of `clean_vqgan`."""
 EPSILON = 1e-5
-"""Of batch norms."""
+"""Epsilon of the batch norms."""
 
 
 def clean_emu3(raw: Mapping[str, object], head_dim: int) -> State:

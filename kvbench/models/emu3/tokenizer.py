@@ -52,7 +52,7 @@ class _FrameBlock(nn.Module):
 
 
 class Emu3VQ(VQGAN):
-    """The tokenizer: tokens to images."""
+    """The decoder half of the tokenizer: tokens to images."""
 
     def __init__(self, config: Emu3VQConfig) -> None:
         super().__init__()

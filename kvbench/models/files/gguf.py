@@ -20,7 +20,7 @@ from torch import Tensor
 from kvbench.core.files import MAX_STREAMED, open_file
 
 Value = bool | int | float | str | list[bool | int | float | str]
-"""Value of a metadata key."""
+"""Value of a metadata key, or a list of values."""
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 STRING, ARRAY = 8, 9
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -111,7 +111,7 @@ class PackedTensor:
 
 
 class Gguf(NamedTuple):
-    """Contents of a GGUF file."""
+    """Metadata and tensors of a GGUF file."""
 
     metadata: Mapping[str, Value]
     tensors: Mapping[str, PackedTensor]

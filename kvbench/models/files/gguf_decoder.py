@@ -25,7 +25,7 @@ LAYER_NAMES = {
 }  # fmt: skip
 """The Hub's names of a layer's tensors, by llama.cpp's."""
 OTHER_NAMES = {"phi3": {"ffn_up": "mlp.gate_up_proj"}}
-"""Names of an architecture that differ from `LAYER_NAMES`."""
+"""Names of tensors by architecture where they differ from `LAYER_NAMES`."""
 FACTORS = "rope_freqs.weight"
 """Divisors of the rotary frequencies, float32 [D/2], in which llama.cpp stores Llama 3's scaling."""
 KNOWN = frozenset({
@@ -45,7 +45,7 @@ NEUTRAL: Mapping[str, tuple[Value, ...]] = {
 
 
 def list_tensors(file: Gguf) -> dict[str, PackedTensor]:
-    """Return a file's tensors under the Hub's names; unpacked, they equal the tensors of the Hub's file.
+    """Return a file's tensors under the Hub's names; unpacked, they equal the tensors of the Hub's safetensors.
 
     Raises:
         ValueError: the file is of another architecture, or a tensor is not of a decoder.

@@ -26,7 +26,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
 They follow llama.cpp's `src/llama-vocab.cpp`; its spelled-out cases are `(?i:...)` here.
 """
 WHOLE_WORDS = frozenset({"llama-bpe", "llama3", "llama-v3"})
-"""Kinds that take a word as a token where the vocabulary has it, whatever the merges, and begin a text with `bos`."""
+"""Values of `tokenizer.ggml.pre` that encode a word of the vocabulary without merges, and begin texts with `bos`."""
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are searched for before a text is split; control tokens are invisible."""
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")

@@ -27,7 +27,7 @@ from kvbench.models.files.stored import choose_files, find_home
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 4
-"""Number of concurrent downloads."""
+"""Maximum number of concurrent downloads."""
 CONDITIONS = "{repo}: accept its conditions on its page, then `hf auth login`"
 """Message about a repository whose files are not sent to everyone; the files themselves may be listed."""
 
@@ -139,7 +139,7 @@ class Listing:
 
     @property
     def path(self) -> Path:
-        """Local file or folder."""
+        """Local file or folder of the part."""
         return self.folder / (self.part.file or "")
 
 

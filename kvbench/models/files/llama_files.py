@@ -102,5 +102,5 @@ def pair_neighbours(weight: Tensor, head_dim: int, rotary_dim: int | None = None
 
 
 def pair_halves(weight: Tensor, head_dim: int) -> Tensor:
-    """Undo `pair_neighbours`."""
+    """Reorder rows [heads x D, ...] back to halves: the inverse of `pair_neighbours`."""
     return weight.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)

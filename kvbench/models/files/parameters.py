@@ -23,7 +23,7 @@ M = TypeVar("M", bound=nn.Module)
 Place = Callable[[str, Tensor], Tensor]
 """Maps a parameter's name and a tensor to the tensor on its device, in its dtype."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-"""Dtypes of parameters in files."""
+"""Dtypes that parameters may have in files."""
 MAX_TENSORS = 2**13
 """Maximum number of parameters of a module, several times as many as the largest published decoders have."""
 RANDOM_RECIPE = 2

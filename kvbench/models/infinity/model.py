@@ -113,7 +113,7 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
 
     @property
     def text_config(self) -> VocabularyConfig:
-        """Shape of the closed-vocabulary encoder."""
+        """Shape of the text encoder with a closed vocabulary."""
         return VocabularyConfig(
             len(self.vocabulary),
             self.vocabulary.longest,
@@ -146,7 +146,7 @@ class InfinityModel(ImageModel[Infinity, BSQ], ReadableScales):
 
     @property
     def cells(self) -> int:
-        """Latent cells of an image."""
+        """Number of latent cells of an image, h w."""
         return self.spec.segments[-1].length * self.transformer.token_channels // self.tokenizer.bits
 
     @property

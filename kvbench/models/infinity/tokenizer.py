@@ -39,7 +39,7 @@ class BSQConfig(NetworkShape):
 
     @property
     def networks(self) -> NetworkConfig:
-        """Shape of encoder and decoder."""
+        """Shapes of the encoder and the decoder."""
         shape = {field.name: getattr(self, field.name) for field in fields(NetworkShape)}
         return NetworkConfig(latents=self.bits, **shape)
 

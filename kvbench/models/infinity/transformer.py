@@ -75,12 +75,12 @@ class InfinityConfig:
 
     @property
     def feed_forward(self) -> int:
-        """Channels of the feed-forward layer."""
+        """Number of hidden channels of the feed-forward layer."""
         return self.hidden or round(self.width * 4 / 256) * 256
 
     @property
     def pooling_heads(self) -> int:
-        """Heads of the text pooling."""
+        """Number of heads of the attention that pools the text."""
         return self.pool_heads or self.text_width // (128 if self.width <= 4096 else 64)
 
 

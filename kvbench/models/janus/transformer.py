@@ -36,7 +36,7 @@ class JanusConfig(PromptedImageConfig):
 
 
 class Aligner(nn.Module):
-    """Maps embedded image tokens to the stream."""
+    """Maps embedded image tokens to the residual stream."""
 
     def __init__(self, config: JanusConfig) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Aligner(nn.Module):
         self.layers = nn.ModuleDict({str(2 * i): nn.Linear(*shape) for i, shape in enumerate(shapes)})
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [..., code_width] to [..., width]."""
+        """Map embeddings [..., code_width] to [..., width]."""
         return self.layers["2"](F.gelu(self.layers["0"](x)))
 
 
 class GenerationHead(nn.Module):
-    """Maps the stream to logits of image tokens."""
+    """Maps the residual stream to logits of image tokens."""
 
     def __init__(self, config: JanusConfig) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class GenerationHead(nn.Module):
         self.vision_head = nn.Linear(config.width, config.codes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [..., width] to [..., codes]."""
+        """Map streams [..., width] to logits [..., codes]."""
         return self.vision_head(F.gelu(self.output_mlp_projector(x)))
 
 

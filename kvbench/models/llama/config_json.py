@@ -55,9 +55,9 @@ REQUIRED: Mapping[str, object] = {
 }  # fmt: skip
 """Values of keys that decide the computation and have one supported value."""
 SCALED = ("linear", "llama3")
-"""Supported changes of the rotary frequencies."""
+"""Supported scalings of the rotary frequencies."""
 ATTENTION = ("full_attention", "sliding_attention")
-"""Supported values in `layer_types`."""
+"""Supported values in `layer_types`, the kinds of attention."""
 
 
 def read_shape(config: Mapping[str, object], place: str) -> TextDecoderConfig:

@@ -12,7 +12,7 @@ from kvbench.models.llama.gguf_config import make_config
 
 CONFIG = "config.json"
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-"""Form of a repository's name."""
+"""Pattern of a repository's name on the Hub, owner/name."""
 
 
 def find_hub_name(source: Source) -> Source:

@@ -16,7 +16,7 @@ DASHES = (
 )
 FILES = "(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)"
 Rules = tuple[tuple[str, str], ...]
-"""Patterns and their replacements, in order."""
+"""Regular expressions and their replacements, applied in order."""
 
 BEFORE_MARKUP: Rules = (
     ("<person>", "person"),

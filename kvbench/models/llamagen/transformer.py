@@ -39,7 +39,7 @@ class LlamaGenConfig(ImageDecoderConfig):
 
     @property
     def condition(self) -> int:
-        """Tokens of the condition."""
+        """Number of tokens of the condition."""
         return 1 if self.text_width is None else self.text_tokens
 
     @property
@@ -59,7 +59,7 @@ class LlamaGenConfig(ImageDecoderConfig):
 
 
 class ClassEmbedding(nn.Module):
-    """A class as one token."""
+    """Embeds a class as one token."""
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()

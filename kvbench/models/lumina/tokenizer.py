@@ -19,7 +19,7 @@ class ChameleonConfig(VQGANConfig):
 
 
 class Chameleon(VQGAN):
-    """The tokenizer: tokens to images."""
+    """The decoder half of the tokenizer: tokens to images."""
 
     def __init__(self, config: ChameleonConfig) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ class LuminaConfig(LinedImageConfig):
 
 
 class Lumina(Decoder):
-    """The language model."""
+    """The language model, whose image tokens are words of its vocabulary."""
 
     config: LuminaConfig
 

@@ -62,12 +62,12 @@ class NetworkConfig(NetworkShape):
 
     @property
     def patch(self) -> int:
-        """Pixels per latent cell and side."""
+        """Pixels per latent cell along a side."""
         return self.stem * 2 ** (len(self.encoder_widths) - 1)
 
 
 class Conv(nn.Module):
-    """Convolution, as the submodule `conv`."""
+    """Convolution whose weights lie in the submodule `conv`, as in published files."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, padding: int = 1) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ def _steps(levels: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 
 class ConvEncoder(nn.Module):
-    """Encoder of images in [-1, 1]."""
+    """Encoder of images in [-1, 1] to latents."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ class ConvEncoder(nn.Module):
 
 
 class ConvDecoder(nn.Module):
-    """Decoder of latents to images, not clamped."""
+    """Decoder of latents to images, which are not clamped."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()

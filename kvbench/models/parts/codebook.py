@@ -60,12 +60,12 @@ class VQGANConfig(CodebookConfig):
 
     @property
     def networks(self) -> NetworkConfig:
-        """Shape of encoder and decoder."""
+        """Shapes of the encoder and the decoder."""
         return replace(super().networks, latents=self.latents)
 
 
 class Codebook(nn.Module):
-    """Codes, as the submodule `embedding`."""
+    """Table of codes in the submodule `embedding`, as in published files."""
 
     def __init__(self, config: CodebookConfig) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ class AbsorbedText(NamedTuple):
 
 
 class CrossAttention(nn.Module):
-    """Attention over the projected text."""
+    """Cross-attention from the stream to the projected text."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -132,12 +132,12 @@ class ImageDecoderConfig(DecoderConfig):
 
     @property
     def tokens(self) -> int:
-        """Tokens of an image."""
+        """Number of tokens of an image."""
         return self.cells[0] * self.line
 
     @property
     def line(self) -> int:
-        """Tokens of a row."""
+        """Number of tokens of a row of the image."""
         return self.cells[1]
 
     def segments(self, prompt: int, chunk: int | None = None) -> tuple[Segment, ...]:

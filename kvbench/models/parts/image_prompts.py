@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 JANUS = ("<｜begin▁of▁sentence｜>", "<begin_of_image>", "<｜▁pad▁｜>")  # noqa: RUF001
 """Names of Janus-Pro's tokens that begin a text and an image, and that pad."""
 CELL = 16
-"""Pixels per code and side of Lumina-mGPT's images."""
+"""Pixels per code along a side of Lumina-mGPT's images."""
 BEGIN, IMAGE, SEPARATOR, NEWLINE = "<s>", "<racm3:break>", "<reserved08706>", "<reserved08799>"
 LUMINA = {BEGIN: 0, IMAGE: 8197, SEPARATOR: 8710, NEWLINE: 8803}
 """Numbers of the special tokens that Lumina-mGPT was trained with; its image tokens begin at number 4."""

@@ -84,7 +84,7 @@ class SelfAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def prepare(self) -> Projection:
-        """Compute the tensors that all scales share."""
+        """Return the tensors of the projection that all scales share."""
         bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
         temperature = self.scale_mul_1H11.flatten().clamp_max(math.log(100)).float().exp()
         return Projection(bias, torch.stack((temperature, torch.ones_like(temperature))))
@@ -124,7 +124,7 @@ class SelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Linear, GELU (tanh form), linear."""
+    """Feed-forward layer: linear, GELU (tanh form), linear."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

@@ -10,14 +10,14 @@ from kvbench.kernels.group_norm import group_norm
 
 
 class Norm(nn.Module):
-    """Group norm, as the submodule `norm`, then SiLU."""
+    """Group norm in the submodule `norm`, followed by SiLU."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.norm = nn.GroupNorm(32 if channels % 32 == 0 else 24, channels, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise and activate [B, C, H, W]."""
+        """Normalise and activate images [B, C, H, W]."""
         return normalise(self.norm, x, silu=True)
 
 

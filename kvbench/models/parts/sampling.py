@@ -49,7 +49,7 @@ class TokenSampling:
 
     @property
     def branches(self) -> int:
-        """Sequences per prompt."""
+        """Number of sequences per prompt, 2 with guidance."""
         return 2 if self.cfg > 1 else 1
 
     def guides(self, token: int) -> bool:

@@ -57,7 +57,7 @@ class T5Encoder:
 
     @torch.inference_mode()
     def encode(self, prompts: Sequence[str]) -> TextFeatures:
-        """Return the last hidden states, end token included."""
+        """Return the last hidden states of each prompt, with its end token."""
         rows = [
             self._model(
                 self._tokenizer(text, truncation=True, return_tensors="pt").input_ids.to(self._device)

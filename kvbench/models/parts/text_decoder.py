@@ -59,7 +59,7 @@ class TextDecoderConfig(DecoderConfig):
 
 
 class TextDecoder(Decoder):
-    """The network."""
+    """The language model's network."""
 
     config: TextDecoderConfig
 

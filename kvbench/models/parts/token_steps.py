@@ -49,7 +49,7 @@ class DrawnTokens:
         return cls(rotation, tokens, sums, tokens.new_zeros(prompts), tokens.new_zeros(1))
 
     def copy(self) -> Self:
-        """Return the tokens in memory of their own."""
+        """Return a copy of the tokens in separate memory."""
         return type(self)(*(tensor.clone() for tensor in list_tensors(self)))
 
     def add(self, token: Tensor, sums: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class GivenNoise:
         self._numbers = numbers
 
     def draw(self, count: int) -> Tensor:
-        """Return the numbers, float32 [B, count]."""
+        """Return the given numbers, float32 [B, count]."""
         return self._numbers
 
 

@@ -1,4 +1,4 @@
-"""Interface of models that can read given tokens."""
+"""Interface of models that can read given tokens (forced decoding)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Models that read given tokens instead of generating."""
+"""Models that read given tokens instead of generating them (forced decoding)."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -85,7 +85,7 @@ class Reader(Model, Generic[M]):
 
     @property
     def weights_sha256(self) -> str:  # type: ignore[override]  # the model has it
-        """Hash of the loaded weights."""
+        """SHA-256 of the loaded weights."""
         return self.inner.weights_sha256
 
     @property
@@ -97,7 +97,7 @@ class Reader(Model, Generic[M]):
         return {**self.inner.resolve_settings(device), "reading": reading}
 
     def list_sources(self) -> Mapping[str, Source]:
-        """Return the source of each part's weights."""
+        """Return the sources of weights, by part of the model."""
         return self.inner.list_sources()
 
     def prepare(self) -> None:
@@ -110,7 +110,7 @@ class Reader(Model, Generic[M]):
 
     @property
     def parameters(self) -> int:
-        """Number of parameters."""
+        """Number of parameters of the model."""
         return self.inner.parameters
 
     @property
@@ -120,7 +120,7 @@ class Reader(Model, Generic[M]):
 
     @property
     def least_work(self) -> LeastWork:
-        """Work of the model that reads."""
+        """Work of the model that reads, see `LeastWork`."""
         return self.inner.least_work
 
     def activation_bytes(self, prompts: int) -> int:
@@ -156,7 +156,7 @@ class OwnReader(Reader[OwnReadable]):
 
     @property
     def revision(self) -> int:  # type: ignore[override]  # the model has it
-        """Revision of the model, whose draws are read."""
+        """Revision of the model whose outputs are drawn and read."""
         return self.inner.revision
 
     @property
@@ -166,7 +166,7 @@ class OwnReader(Reader[OwnReadable]):
 
     @property
     def spec(self) -> ModelSpec:
-        """Shapes and schedule of the model."""
+        """Shapes and schedule of the inner model."""
         return self.inner.spec
 
     def resolve_settings(self, device: torch.device | str) -> Mapping[str, object]:
@@ -236,7 +236,7 @@ class TextReader(Reader[ReadableModel]):
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """Shapes of the model, with the texts' schedule."""
+        """Shapes of the inner model, with the schedule of the texts."""
         return self.inner.describe(self.schedule.segments)
 
     @cached_property
@@ -292,7 +292,7 @@ class TextReader(Reader[ReadableModel]):
         ]
 
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> list[PassedText]:  # type: ignore[override]
-        """Read a batch, as a calibration sees it."""
+        """Read a batch of texts as a calibration does, without a comparison."""
         return self.read(prompts, cache, noise, None)
 
     def key_rotation(self) -> Tensor:

@@ -43,7 +43,7 @@ class ForcedSchedule:
         return self.segments[-1].end + 1
 
     def find_padding(self, texts: Sequence[LaidText]) -> list[int]:
-        """Return the padding in front of each text."""
+        """Return the number of padding tokens in front of each text."""
         return [self.given - text.given for text in texts]
 
 

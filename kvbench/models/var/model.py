@@ -75,7 +75,7 @@ class VARModel(ImageModel[VAR, VQVAE], ReadableScales):
 
     @property
     def cells(self) -> int:
-        """Latent cells of an image."""
+        """Number of latent cells of an image."""
         return self.spec.segments[-1].length
 
     @property

@@ -15,7 +15,7 @@ from kvbench.models.base import refuse
 from kvbench.models.noise import CounterNoise, Noise
 
 PIECE_BYTES = 64 << 20
-"""Bytes of logits truncated in one call."""
+"""Maximum bytes of logits that are truncated in one call."""
 
 
 @dataclass(frozen=True)

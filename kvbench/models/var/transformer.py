@@ -66,7 +66,7 @@ class VARConfig:
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """The scales."""
+        """Segments of an image: its scales."""
         return next_scale([(side, side) for side in self.sides])
 
 
