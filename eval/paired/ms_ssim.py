@@ -29,7 +29,7 @@ class MsSsim(PairedScore):
 
     double: bool = False
     name: ClassVar[str] = "ms_ssim"
-    revision: ClassVar[int] = 2  # since 2, torchmetrics' order of operations, which changes up to 3e-7
+    revision: ClassVar[int] = 2  # since 2, torchmetrics' order of operations: changes of up to 3e-7
     protocol: ClassVar[str] = "gaussian11x5"
     packages: ClassVar[tuple[str, ...]] = ("torchmetrics",)
     min_side: ClassVar[tuple[int, str]] = (MIN_SIDE, "five scales")
