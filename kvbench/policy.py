@@ -19,7 +19,7 @@ from kvbench.runs.prepare import calibrate_job, prepare_method
 from kvbench.version import __version__
 
 VERSION = 1
-"""Version of the file format."""
+"""Version of the format of policy files."""
 
 
 def export_policy(job: Job, path: Path) -> None:

@@ -84,7 +84,7 @@ class Run(Shown):
 
     @property
     def latency(self) -> Latency:
-        """Times of generation."""
+        """Wall-clock times of generation."""
         return self.results.latency
 
     @property

@@ -1,4 +1,4 @@
-"""Command line: `python run.py method=heatkv budget=0.04`."""
+"""Command line of kvbench: `python run.py method=heatkv budget=0.04`."""
 
 import os
 import sys
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def run_command(command: Command) -> None:
-    """Run a parsed command line."""
+    """Run a parsed command line as its kind requires."""
     overrides = list(command.overrides)
     if "--version" in command.words:
         print(describe_version())

@@ -11,7 +11,7 @@ from kvbench.core.settings import TASKS
 from kvbench.core.suggestions import LISTS
 
 ARGUMENTS = {"list": tuple(LISTS.values()), "new": ("method", "package")}
-"""First words after commands."""
+"""Words that may follow a command."""
 
 
 def complete(line: str) -> tuple[list[str], bool]:

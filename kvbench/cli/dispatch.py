@@ -26,7 +26,7 @@ from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.config import ConfigError
 
 COMPUTING = ("run", "evaluate", "bounds", "choose", "check", "calibrate", "profile", "train", "work")
-"""Tasks that compute on the device."""
+"""Tasks that compute on `device`."""
 
 
 def prepare() -> None:

@@ -1,4 +1,4 @@
-"""Background work in a second thread."""
+"""Work in a second thread beside the main one."""
 
 import threading
 from collections import deque

@@ -1,4 +1,4 @@
-"""Progress bars on stderr."""
+"""Progress bars on standard error."""
 
 import sys
 from collections.abc import Iterator

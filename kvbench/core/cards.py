@@ -47,4 +47,4 @@ CARDS = {
         "NVIDIA GeForce RTX 5090",
     ),
 }
-"""By the word that `device` takes with `task=plan`."""
+"""Cards by the name that `device` takes with `task=plan`."""

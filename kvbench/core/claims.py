@@ -31,7 +31,7 @@ MIN_PAUSE, MAX_PAUSE = 0.002, 0.2
 MISSING_FILE_ERRORS = (errno.ENOENT, errno.ESTALE)
 """Errors for a removed file; NFS gives the second for an open file that another machine removed."""
 MACHINE = name_machine()
-"""Machine on which kernel locks are valid."""
+"""Identifier of the machine on which kernel locks are valid."""
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 CHUNK_BYTES = 1 << 22
-"""Bytes read at a time while hashing."""
+"""Bytes that are read at a time for a hash."""
 MAX_BYTES = 1 << 28
-"""Largest file that is read whole."""
+"""Maximum bytes of a file that is read whole."""
 MAX_STREAMED = 1 << 40
 """Largest file that is read in parts or mapped, such as weights."""
 MAX_NUMBER, MAX_INTEGER = 1e60, 2**63 - 1
@@ -27,7 +27,7 @@ MAX_NUMBER, MAX_INTEGER = 1e60, 2**63 - 1
 MAX_DIGITS = 20
 """Maximum number of characters of a whole number."""
 FILES_PER_FOLDER = 500
-"""Samples per folder."""
+"""Number of samples in a folder."""
 
 
 def open_file(path: Path, largest: int = MAX_BYTES) -> BinaryIO:

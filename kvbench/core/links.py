@@ -1,4 +1,4 @@
-"""Symbolic links in folders of others."""
+"""Symbolic links in folders that other people made."""
 
 import os
 from collections.abc import Collection, Iterator

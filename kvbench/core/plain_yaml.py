@@ -1,4 +1,4 @@
-"""YAML files of other people, read within bounds."""
+"""YAML files of other people, parsed within limits."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ COMMAND_TIMEOUT = timedelta(days=30)
 
 
 class ProcessLost(UserError, RuntimeError):
-    """Another process ended or does not answer."""
+    """A process of the group ended or does not answer."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Processes:
 
 
 ALONE = Processes()
-"""One process with the whole model."""
+"""The only process, which holds the whole model."""
 
 
 def join(count: int, device: str) -> Processes:
@@ -107,6 +107,6 @@ def join(count: int, device: str) -> Processes:
 
 
 def leave() -> None:
-    """Leave the process group, if there is one."""
+    """Leave the process group if this process is in one."""
     if dist.is_initialized():
         dist.destroy_process_group()

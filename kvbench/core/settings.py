@@ -43,7 +43,7 @@ Count = Annotated[int, Range(1, MAX_PROMPTS)]
 Seed = Annotated[int, Range(0, MAX_SEED)]
 Seconds = Annotated[float, Range(0, MAX_REPEATS, above=True)]
 Delay = Annotated[float, Range(0, MAX_REPEATS)]
-"""Seconds, or none."""
+"""Seconds of a delay; 0 for none."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Literal, NamedTuple
 from kvbench.core.config import ConfigError
 
 CODE_DTYPES = {"int8": 8, "int4": 4, "int3": 3, "int2": 2, "fp8": 8}
-"""Bits of each low-bit `cache_dtype`."""
+"""Bits of a number by low-bit `cache_dtype`."""
 LEVELS = (16, 8, 4, 3, 2)
 """Bits of a `Precision`, and of `StorageConfig.key_bits` and `value_bits`."""
 ROTATED_BITS = (4, 3, 2)
-"""Bits of codes of rotated vectors."""
+"""Bits that codes of rotated vectors may have."""
 FP8_SETTINGS = ("residual", "before_rotation", "exempt")
 """Fields of `StorageConfig` that `cache_dtype=fp8`, which has no scales to choose, uses."""
 
@@ -104,7 +104,7 @@ class StorageConfig:
 
     @property
     def calibrated(self) -> bool:
-        """Whether codebooks must be calibrated."""
+        """Whether the codebooks must be calibrated."""
         return "codebook" in (self.keys, self.values)
 
     @property
@@ -123,6 +123,6 @@ def select_used(storage: Mapping[str, object], cache_dtype: str) -> dict[str, ob
 _BITS: dict[str, tuple[int, ...]] = {"rotated": (16, *ROTATED_BITS), "fp8": (8,)}
 """Bits that a coding supports, where they are fewer than `LEVELS`."""
 CHANNEL = StorageConfig()
-"""Default of a run."""
+"""Storage settings of a run by default."""
 CODEBOOKS = StorageConfig(keys="codebook", values="codebook")
 """Storage settings of every `Precision` below 16 bits."""

@@ -1,4 +1,4 @@
-"""The page's data as one JSON value."""
+"""The page's data as one JSON value: runs, sweeps and published tables."""
 
 import math
 from collections.abc import Mapping, Sequence

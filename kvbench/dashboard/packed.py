@@ -17,11 +17,11 @@ from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.record.results import Results
 
 CELL = "  "
-"""Token of an image."""
+"""Text of an image's token."""
 MAX_GIVEN = 600
 """Characters of the given tokens, before the scored ones, that the page shows."""
 MAX_UINT16 = 65535
-"""Packed value of a share of 1."""
+"""Integer that a share of 1 is stored as."""
 
 
 def pack_reading(path: Path, prompt: object, pool: Pool) -> dict[str, object] | None:

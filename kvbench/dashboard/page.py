@@ -19,7 +19,7 @@ from kvbench.dashboard.vendor import VENDORED, Vendored
 FILE, BUNDLE = "dashboard.html", "dashboard-bundle.html"
 TEMPLATE = "dashboard.html.j2"
 STYLES = ("theme", "frame", "tables", "views", "controls", "dialog", "readings")
-"""Files of styles/, in order."""
+"""Style sheets in styles/, in the order of inclusion."""
 MAX_INTEGER = 2**53
 """Largest whole number up to which JavaScript's numbers are exact."""
 SCRIPTS = (

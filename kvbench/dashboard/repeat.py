@@ -17,9 +17,9 @@ TOP_LEVEL_KEYS = (
     "budget", "budget_unit", "sinks", "seed", "shuffle", "batch_size", "device", "cache_dtype", "cuda_graph",
     "batch_invariant",
 )  # fmt: skip
-"""Top-level keys that can change samples or costs."""
+"""Top-level keys that may change samples or their costs."""
 DEFAULTS = {"protect": "equal", "windows": "image", "storage": "channel", "prompts": "scenes"}
-"""Default choices of conf/config.yaml."""
+"""Default choice of each group in conf/config.yaml."""
 
 
 def write_command(run: Results) -> str:

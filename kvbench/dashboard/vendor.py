@@ -29,7 +29,7 @@ class Vendored:
 
     @property
     def licence_name(self) -> str:
-        """File name of the licence under vendor/."""
+        """Name of the licence's file under vendor/."""
         return f"{self.name.split('.')[0]}.LICENSE"
 
     def read(self) -> str:

@@ -11,10 +11,10 @@ from kvbench.runs.record.results import Latency, Memory, Results
 
 Value = str | float | bool | None
 FlatRow = Mapping[str, Value]
-"""Values by column."""
+"""Values of a row by column."""
 ColumnType = Literal["null", "bool", "int", "float", "text"]
 ColumnTypes = Mapping[str, ColumnType]
-"""Types of columns; a `null` column is empty."""
+"""Types by column; a `null` column is empty."""
 
 COLUMN_TYPES: Mapping[type, ColumnType] = {bool: "bool", int: "int", float: "float", str: "text"}
 SECTIONS = ("method", "model", "prompts", "calibrate", "storage")
@@ -26,7 +26,7 @@ METRIC_SUFFIXES = ("", ".low", ".high", ".n")
 
 
 def list_kinds(section: str, kind: type) -> dict[str, ColumnType]:
-    """Return the column types of a dataclass, `<section>.<field>`."""
+    """Return the types of a dataclass's fields by column, `<section>.<field>`."""
     columns: dict[str, ColumnType] = {}
     for field in fields(kind):
         arguments = get_args(field.type)  # the values of a Literal
@@ -119,7 +119,7 @@ def _write(value: object) -> Value:
 
 
 def find_kinds(row: FlatRow) -> dict[str, ColumnType]:
-    """Return the column types of a row."""
+    """Return the types of a row's columns by name."""
     return {name: "null" if value is None else COLUMN_TYPES[type(value)] for name, value in row.items()}
 
 

@@ -32,16 +32,16 @@ class Arena:
 
     @property
     def numbers(self) -> int:
-        """Size of the buffer."""
+        """Size of the buffer in numbers of its dtype."""
         return len(self.buffer)
 
     def clear(self) -> None:
-        """Release all blocks."""
+        """Release all blocks of the ring."""
         self._alive: dict[int, tuple[int, int]] = {}  # start and stop by handle, oldest first
         self._handles = 0
 
     def save(self) -> Callable[[], None]:
-        """Return a function that restores the present blocks."""
+        """Return a function that restores the blocks that are live now."""
         alive, handles = dict(self._alive), self._handles
 
         def restore() -> None:
@@ -64,7 +64,7 @@ class Arena:
         return self._find(count) is not None
 
     def release(self, handle: int | None) -> None:
-        """Release one block."""
+        """Release one block by its handle; None does nothing."""
         if handle is not None:
             del self._alive[handle]
 

@@ -79,7 +79,7 @@ class LayerStore(LayerState):
 
     @property
     def past(self) -> Past:
-        """Keys and values as kernels take them."""
+        """Stored keys and values in the form that kernels take."""
         return Past(self.keys, self.values, self.layout)
 
     @property

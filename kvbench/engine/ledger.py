@@ -240,7 +240,7 @@ class Ledger:
 
     @property
     def tokens_after(self) -> list[list[int]]:
-        """Largest number in `held` of any sequence, [K][L]."""
+        """Largest number of tokens that a sequence held after each segment and layer, [K][L]."""
         return [[max(sequences, default=0) for sequences in row] for row in self.held]
 
     @property
@@ -250,7 +250,7 @@ class Ledger:
 
     @property
     def last_bytes(self) -> int:
-        """Bytes of one sequence when `last_tokens` are held."""
+        """Bytes that one sequence held together with `last_tokens`."""
         return max(self.held_bytes[self._count_segments() - 1][-1], default=0)
 
     @property

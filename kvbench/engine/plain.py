@@ -101,7 +101,7 @@ class PlainStorage(CacheBackend):
             self.arena.release(handle)
 
     def release(self) -> None:
-        """Free the ring."""
+        """Free the ring and all blocks."""
         self.arena = Arena(0, self._dtype, self._device)
 
     def attend(self, store: LayerStore, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -33,7 +33,7 @@ class Steps:
         self._queries: dict[tuple[int, int], Tensor] = {}  # by sequences and layer
 
     def begin(self) -> None:
-        """Begin a segment."""
+        """Begin a segment: no token of it has come."""
         self.filled.zero_()
         self.count, self.recorded = 0, False
 

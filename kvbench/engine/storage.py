@@ -1,4 +1,4 @@
-"""Base class of cache backends, PlainStorage and PackedStorage."""
+"""Base class of the cache backends `PlainStorage` and `PackedStorage`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ class CacheBackend:
         raise NotImplementedError
 
     def free_layer(self, store: Any) -> None:
-        """Release a layer's storage."""
+        """Release the storage of a layer."""
         raise NotImplementedError
 
     def release(self) -> None:

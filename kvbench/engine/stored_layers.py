@@ -88,7 +88,7 @@ class StoredLayers:
 
     @property
     def segment(self) -> Segment:
-        """The segment that began last."""
+        """The segment that was announced last."""
         return self._segment
 
     @property

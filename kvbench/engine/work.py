@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from kvbench.core.segments import ModelSpec
 
 HALF = 2
-"""Bytes of a weight or an activation."""
+"""Bytes of a 16-bit weight or activation."""
 Numbers = NDArray[np.int64]
 
 

@@ -13,7 +13,7 @@ from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.models.base import Calls
 
 REST = "rest"
-"""Phase of everything outside watched calls."""
+"""Phase of everything outside the watched calls."""
 RECORDED = "recorded"
 """Phase of repeated recordings, in which calls cannot be told apart."""
 
@@ -25,7 +25,7 @@ class HostClock:
         self._device = torch.device(device)
 
     def mark(self) -> float:
-        """Return the time in seconds."""
+        """Return a mark of the present time."""
         return time.perf_counter()
 
     def wait(self) -> None:
@@ -34,7 +34,7 @@ class HostClock:
             torch.cuda.synchronize(self._device)
 
     def between(self, start: float, stop: float) -> float:
-        """Return the seconds from one mark to another."""
+        """Return the seconds between two marks."""
         return stop - start
 
 
@@ -48,7 +48,7 @@ class StreamClock(HostClock):
         return event
 
     def between(self, start: Any, stop: Any) -> float:
-        """Return the seconds between two completed events."""
+        """Return the seconds between two completed CUDA events."""
         return float(start.elapsed_time(stop)) / 1e3
 
 
@@ -65,7 +65,7 @@ class Phases:
         self._stop: Any = None
 
     def run(self, work: Callable[[], object], calls: Calls) -> None:
-        """Run some work and watch its calls."""
+        """Run a callable and measure its watched calls."""
         self._clock.wait()
         self._marks = [(REST, self._clock.mark())]
         with self._set_marking(True), _replace(calls, self.watch):
@@ -82,7 +82,7 @@ class Phases:
         return seconds
 
     def total(self) -> float:
-        """Return the seconds from start to end."""
+        """Return the seconds from the start to the end of the work."""
         return self._clock.between(self._marks[0][1], self._stop)
 
     def watch(self, phase: str, call: Callable[..., object]) -> Callable[..., object]:

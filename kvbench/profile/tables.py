@@ -15,7 +15,7 @@ from kvbench.profile.task import announce, profile
 from kvbench.runs.job import Job
 
 ProfileContents = Mapping[str, Any]
-"""Contents of a profile's file (`kvbench.profile.task`)."""
+"""Contents of a file of `task=profile` (`kvbench.profile.task`)."""
 PHASES = ("text", "recorded", "transformer", "cache", "decode", "rest")
 Columns = Mapping[str, tuple[str, float, str]]
 """By heading: path of a value in a row, its factor, and its format."""
@@ -56,7 +56,7 @@ def profile_and_show(console: Console, job: Job) -> Path:
 
 
 def show_profile(console: Console, contents: ProfileContents) -> None:
-    """Print the contents of a profile."""
+    """Print the contents of a profile as tables."""
     machine = contents["provenance"]
     device = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
     random = " (random weights)" if contents["weights"] == "random" else ""
@@ -137,7 +137,7 @@ def tabulate_paths(rows: Sequence[ProfileContents]) -> Table:
 
 
 def tabulate_operators(contents: Sequence[ProfileContents]) -> Table:
-    """Return the table of operators."""
+    """Return the table of torch's operators by their own time."""
     table = _make_table("operators by their own time, one batch", ("operator", "calls", "ms"))
     for one in contents:
         table.add_row(escape(one["name"]), str(one["calls"]), f"{1e3 * one['self_seconds']:.2f}")

@@ -101,7 +101,7 @@ def fit(prompt: Prompt, count_tokens: Callable[[str, bool], int]) -> Prompt:
 
 
 def hash_prompts(prompts: list[Prompt]) -> str:
-    """Return the SHA-256 of the texts in order."""
+    """Return the SHA-256 of the texts of prompts, in order."""
     return hash_content("\0".join(prompt.text for prompt in prompts))
 
 

@@ -26,7 +26,7 @@ ONEIG_CLASSES = dict(
         strict=True,
     )
 )
-"""Folder of each category of OneIG-Bench."""
+"""OneIG-Bench's folder of images for each category."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Class numbers of ImageNet."""
+"""Class numbers of ImageNet as prompts."""
 
 import itertools
 import random

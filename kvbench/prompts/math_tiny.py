@@ -1,4 +1,4 @@
-"""Random problems for the embedded language model."""
+"""Random word problems for the embedded language models."""
 
 import random
 from collections.abc import Iterator

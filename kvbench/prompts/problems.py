@@ -147,7 +147,7 @@ class Gsm8k(Problems):
     )
 
     def read_answer(self, text: str) -> str:
-        """Return the number after the solution, without commas."""
+        """Return the number after the worked solution, without commas."""
         return text.rpartition("####")[2].strip().replace(",", "")
 
 

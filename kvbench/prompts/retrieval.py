@@ -22,7 +22,7 @@ SUBJECTS = (
     "shelf number of the {} library", "ticket number of the {} museum", "box number of the {} bank",
     "licence number of the {} ferry",
 )  # fmt: skip
-"""Subjects of the other facts."""
+"""Subjects of the facts that are not asked for."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Scenes:
             raise ConfigError(f"prompts.relations: choose from {', '.join(grammar.RELATIONS)}")
 
     def load(self) -> list[Prompt]:
-        """Return the prompts."""
+        """Return the captions as prompts."""
         lines = grammar.evaluation_prompts(
             self.count, self.seed, held_out=self.held_out, relations=self.relations
         )

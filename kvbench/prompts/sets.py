@@ -26,7 +26,7 @@ from kvbench.prompts.base import (
 CACHE = "~/.cache/kvbench/prompts"
 
 PromptEntry = tuple[str, dict[str, object]]
-"""Text and metadata of a prompt."""
+"""Text and metadata of a prompt of a set."""
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class PromptSet:
     draw: int | None = None
     files: ClassVar[tuple[Weight, ...]] = ()
     source: ClassVar[str] = ""
-    """Instructions for sets without a single address."""
+    """Instructions for sets whose files have no single address."""
     parts: ClassVar[tuple[str, str, tuple[str, ...]] | None] = None
     """Field that chooses parts of the set, metadata key of a prompt's part, and all parts; None without parts."""
 
@@ -125,7 +125,7 @@ class PromptSet:
             raise ConfigError(f"prompts.download=true: {error}. {self.remedy()}") from None
 
     def remedy(self) -> str:
-        """Return instructions for getting the set."""
+        """Return the instructions for obtaining the set's files."""
         fetched = ", or set prompts.download=true" if self.files else ""
         source = self.source or f"{Path(self.files[0].url).name} from {self.files[0].url}"
         return f"Get {source} and set prompts.path to it{fetched}"
@@ -136,7 +136,7 @@ class TableSet(PromptSet):
     """Base of sets in a table, of commas and quotes or of tabs; a line is a prompt."""
 
     text: ClassVar[str] = "prompt_en"
-    """Column of the prompts."""
+    """Name of the column with the prompts."""
     columns: ClassVar[Mapping[str, str]] = {}
     """Other columns that are read, by the name that they have in the metadata."""
     tabs: ClassVar[bool] = False

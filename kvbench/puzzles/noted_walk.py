@@ -71,5 +71,5 @@ class NotedWalk(RoomWalk):
 
     @classmethod
     def list_words(cls) -> list[str]:
-        """Return every word of problems and solutions."""
+        """Return every word that problems and solutions may have."""
         return [*super().list_words(), NO_MEETING_WORD, NOTES_WORD, *(f" {room.upper()}" for room in ROOMS)]

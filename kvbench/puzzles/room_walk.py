@@ -31,7 +31,7 @@ class Move(NamedTuple):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Text of the move."""
+        """Words of the move."""
         return f"\n{self.left}", f" {self.door}", f" {self.room}"
 
 
@@ -49,7 +49,7 @@ class RoomWalk:
     WORDS_BESIDE_DOORS: ClassVar[int] = 1 + 3 * WALKERS
     """Number of words of a problem that are not about doors."""
     WORDS_OF_ANSWER: ClassVar[int] = 1 + WALKERS
-    """Largest number of words after the moves."""
+    """Maximum number of words after the moves."""
 
     doors: dict[str, str]
     start: tuple[str, ...]
@@ -65,7 +65,7 @@ class RoomWalk:
         return cls(dict(doors), tuple(rng.choices(names, k=WALKERS)), moves)
 
     def walk(self) -> Iterator[Move]:
-        """Yield the moves in order."""
+        """Yield the moves of all walkers in order."""
         rooms = list(self.start)
         for left in range(self.moves - 1, -1, -1):
             door = rooms.pop(0) + SIDES[ROOMS.index(rooms[-1]) % 2]
@@ -108,7 +108,7 @@ class RoomWalk:
 
     @classmethod
     def list_words(cls) -> list[str]:
-        """Return every word of problems and solutions."""
+        """Return every word that problems and solutions may have."""
         doors = [f" {room}{side}" for room in ROOMS for side in SIDES]
         numbers = [f"\n{number}" for number in range(MAX_MOVES + 1)]
         return [DOORS_WORD, ROOM_WORD, ANSWER_WORD, *(f" {room}" for room in ROOMS), *doors, *numbers]

@@ -17,7 +17,7 @@ from kvbench.runs.record.results import Results
 OWN_PROMPTS = ("PromptFile", "Typed")
 """Classes of the user's own prompts."""
 MOST = 4
-"""Largest number of texts that are shown."""
+"""Maximum number of texts that are shown."""
 BEFORE, AFTER = 8, 40
 """Largest numbers of a text's lines that are shown, before the first one that differs and from it on."""
 

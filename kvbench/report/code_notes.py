@@ -13,7 +13,7 @@ from kvbench.runs.record.results import Results
 COLUMN_DIGITS, NOTE_DIGITS = 8, 12
 """Digits of a hash in a column and in a note."""
 MAX_LISTED = 3
-"""Largest number of hashes in a note."""
+"""Maximum number of hashes in a note."""
 
 
 def name_code(run: Results) -> str:

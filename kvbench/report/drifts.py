@@ -47,7 +47,7 @@ class Drifts:
         return DivergenceCurve(unit, tuple(edges), kl, same, tail)
 
     def save(self) -> None:
-        """Keep what was computed for the next command."""
+        """Write what was computed to the cache file, for the next command."""
         self._kept.save()
 
 

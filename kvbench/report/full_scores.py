@@ -7,13 +7,13 @@ from kvbench.report.tables import Cell, format_number
 from kvbench.runs.record.results import Results
 
 COLUMN = "{}, full cache"
-"""Column beside an accuracy."""
+"""Name of the column of the full cache's score beside an accuracy."""
 FAILED = "‡"
-"""Mark of a full cache's score below `SOLVED`."""
+"""Mark of a score of the full cache below `SOLVED`."""
 
 
 def explain_mark(*names: str) -> str:
-    """Return what the mark means for metrics."""
+    """Return a sentence that explains the mark."""
     return (
         f"{FAILED}: the full cache itself fails the task ({' or '.join(names)} below {SOLVED}), so that the values do "
         "not show what a method loses"

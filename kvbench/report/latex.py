@@ -41,15 +41,15 @@ MAX_LETTERS = 84
 SCALE = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 """Start of a box that is no wider than the text."""
 Body = tuple[str, Sequence[str]]
-"""Kinds of a table's columns, and its lines."""
+"""Column specification of a table and its lines."""
 Column = tuple[str, str]
-"""A metric and a label."""
+"""A metric and the label of a column."""
 GREEK = (
     "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi",
     "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "varsigma", "Gamma", "Delta", "Theta",
     "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega",
 )  # fmt: skip
-"""Commands of Greek letters; the others have none."""
+"""Greek letters that LaTeX has commands for."""
 SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "[": "{[}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "<": r"$<$", ">": r"$>$",

@@ -18,13 +18,13 @@ from kvbench.eval.protocol.records import read_fields
 from kvbench.runs.record.results import Latency, Memory
 
 KEPT = ".seeds.kept"
-"""File under `runs_dir`."""
+"""Name of the cache file under `runs_dir`."""
 MAKERS = (compare, crossed, intervals, ranges, scores)
 """Modules whose code decides what is kept."""
 LOWEST = ("last_tokens", "last_bytes", "least_share", "budget_tokens")
 """Numbers of `Memory` whose smallest value is the bound."""
 TIMES = ("seconds_per_image", "seconds_per_image_median", "images_per_second", "tokens_per_second")
-"""Numbers of `Latency` whose mean counts."""
+"""Fields of `Latency` that are averaged."""
 AVERAGED = ("lse_drift", "utilisation", "bytes_read")
 """Numbers of `Memory` whose mean counts; of all others the largest value is the bound."""
 

@@ -63,7 +63,7 @@ class PaperTable:
 
     @cached_property
     def rows(self) -> list[str]:
-        """Labels of the rows, those without compression first."""
+        """Labels of the rows, rows without compression first."""
         return list(
             dict.fromkeys(row for row, _, _ in sorted(self.cells, key=lambda place: place[2] is not None))
         )

@@ -1,4 +1,4 @@
-"""Tables of runs with all their metrics."""
+"""Tables of runs with all of their metrics."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -17,9 +17,9 @@ from kvbench.runs.record.results import NEUTRAL, Results
 INTERVAL_WIDTH = 120
 """Smallest width of a terminal at which intervals are shown."""
 WIDE_COLUMNS = (*TIME_COLUMNS, "n")
-"""Columns that a narrower terminal leaves out."""
+"""Columns that a narrow terminal leaves out."""
 VERBOSE_COLUMNS = ("peak tokens", "last / B", IN_FLIGHT_COLUMN, "GPU MiB", READ_COLUMN, "state MiB")
-"""Columns of memory that only `verbose` shows."""
+"""Columns about memory that only `verbose` shows."""
 SEED_COLUMNS = ("noise seed", "calibration seed")
 """Columns of seeds in which runs of equal settings differ."""
 SHARED_COLUMNS = ("shuffle", "batch_invariant")
@@ -31,7 +31,7 @@ NAMED_ELSEWHERE = ("prompts.count", "prompts.path", "calibrate.seed", "calibrate
 CHOSEN = 3
 """Metrics of a paper's tables and of figures without `report.metrics`."""
 IN_WORDS = {"least / B": "in use"}
-"""Columns by the name that the terminal shows."""
+"""Headings of columns on the terminal."""
 CODE_COLUMN = "code"
 """Column of the code in which runs of equal settings differ."""
 

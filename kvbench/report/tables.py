@@ -33,7 +33,7 @@ ASYMMETRY = 0.1
 HEADER_WIDTH = 11
 """Number of characters up to which a header is not broken."""
 WIDTH = 120
-"""Characters of a line of text of `Shown`."""
+"""Width in characters of a line of text of `Shown`."""
 
 
 def publish(console: Console, title: str, rows: Sequence[Row], lead: int, path: Path, note: str = "") -> None:

@@ -92,12 +92,12 @@ class Observation(Method):
 
     @property
     def uses(self) -> Uses:
-        """The last segment, and what the observers use."""
+        """Requirements of the observers, and views of the last segment."""
         previous_keys = any(observer.uses.previous_keys for observer in self.observers)
         return Uses(last_segment=True, previous_keys=previous_keys)
 
     def capacity(self, layer: int, segment: Segment) -> int:
-        """Return the tokens so far: nothing is dropped."""
+        """Return the number of tokens so far, as nothing is dropped."""
         return segment.end
 
     def keep(self, view: View) -> None:
@@ -219,5 +219,5 @@ def load_artifact(path: Path, kind: str, expected: Mapping[str, object]) -> Arti
 
 
 def artifact_name(metadata: Mapping[str, object]) -> str:
-    """Return the file name of an artifact."""
+    """Return the file name of a calibration with this metadata."""
     return f"calibration-{hash_values(metadata)[:10]}.safetensors"

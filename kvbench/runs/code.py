@@ -50,7 +50,7 @@ class Pins(NamedTuple):
 
 @cache
 def read_pins() -> Pins:
-    """Return the pins of this release."""
+    """Return the pins of this release, by class."""
     return Pins(**json.loads(PINS_FILE.read_text(encoding="utf-8")))
 
 
@@ -218,7 +218,7 @@ def read_packages(packages: Iterable[str]) -> dict[str, bytes]:
 
 
 def hash_texts(texts: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 of files by module."""
+    """Return one SHA-256 of the files of modules."""
     return hash_values({name: hash_content(text) for name, text in texts.items()})
 
 

@@ -35,7 +35,7 @@ class Busy(Exception):
 
 
 class Logger(Protocol):
-    """Destination of finished runs."""
+    """Service that finished runs and sweeps are sent to."""
 
     def send(self, folder: Path, results: Results, sweep: str | None) -> None:
         """Send one run; its folder has its name, and `sweep` is the name of its sweep."""
@@ -100,7 +100,7 @@ class Job:
 
     @property
     def processes(self) -> Processes:
-        """The processes that hold the model together."""
+        """The processes among which the model is split."""
         return self.model.processes
 
     @cached_property
@@ -115,7 +115,7 @@ class Job:
 
     @cached_property
     def cache_plan(self) -> CachePlan:
-        """Storage of keys and values."""
+        """Storage and budget of the run's cache."""
         return plan_cache(self.settings, self.model, self.method)
 
     @cached_property

@@ -10,7 +10,7 @@ from kvbench.prompts.base import Prompt
 
 
 class LongestPrompt(NamedTuple):
-    """A prompt and the number of its tokens."""
+    """The text of the longest prompt and its number of tokens."""
 
     prompt: Prompt
     tokens: int

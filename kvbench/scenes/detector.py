@@ -13,9 +13,9 @@ from kvbench.scenes.world import COLORS, SHAPES, SIDE, Object, Scene, render
 MIN_SATURATION = 55
 """A pixel belongs to an object if its largest and smallest channel differ by more than this."""
 MIN_PIXELS = 60
-"""Smaller regions are ignored."""
+"""Smallest region in pixels that counts as an object."""
 MIN_OVERLAP = 0.6
-"""Smallest intersection over union with a template."""
+"""Smallest intersection over union with a shape's template."""
 GRID = 32
 
 

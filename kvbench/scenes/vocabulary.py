@@ -1,4 +1,4 @@
-"""Closed vocabularies of captions."""
+"""Closed vocabularies of the words of captions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

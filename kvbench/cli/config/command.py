@@ -14,9 +14,9 @@ from kvbench.core.config import ConfigError
 
 MULTIRUN = ("-m", "--multirun")
 SHORT_FORMS = dict.fromkeys(("-v", "--verbose"), "verbose=true")
-"""Words that abbreviate an override."""
+"""Options and words that abbreviate an override."""
 SWEEP_TASKS = ("work", "status", "report")
-"""Tasks about a sweep as a whole."""
+"""Tasks that concern a sweep as a whole, not its jobs."""
 ALL_RUNS_TASKS = ("dashboard", "export")
 """Tasks about every run, even if the command names a sweep."""
 FOLDER_KEYS = ("work.folder", "sweep.name")

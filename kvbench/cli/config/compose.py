@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # imports numpy
 EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "ray": "ray"}
 """Extra of kvbench that each preset of a launcher needs."""
 SMOKE_PROMPTS = 2
-"""Prompts of a smoke run."""
+"""Number of prompts of a smoke run."""
 SMOKE_METRICS = {"images": ("psnr", "psnr"), "texts": ("exact_answer", "text_length")}
 """File of `conf/eval` and the evaluator in it, by the model's kind of output."""
 

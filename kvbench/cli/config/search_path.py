@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 REMEDY = "write plain YAML in UTF-8: no tags, spaces for indentation, each key once"
 ONE_CLASS = ("model", "method", "prompts", "logger")
-"""Groups whose choices are objects of one class."""
+"""Groups each of whose choices is one object."""
 
 SWEEP_PATH = ("hydra", "sweeper", "params")
 """Groups of keys that hold the values of a sweep."""
@@ -44,7 +44,7 @@ class PluginSearchPath(SearchPathPlugin):
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append every folder once."""
+        """Append every folder to Hydra's search path, once."""
         folders = [(f"plugin {one.package} {one.version}", f"pkg://{one.module}") for one in find_plugins()]
         named = [word for word in sys.argv[1:] if word.startswith("hydra.searchpath=")]
         for override in OverridesParser.create().parse_overrides(named):

@@ -25,7 +25,7 @@ COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
 UNSUPPORTED = ("config_path", "config_name", "config_dir", "experimental_rerun")
 """Hydra's options that would replace kvbench's configuration."""
 OPTIONS = "-m, -v, --help, --version, --cfg, --info and --shell-completion"
-"""Options that messages suggest."""
+"""Options that error messages list."""
 
 MAX_JOBS = 10**5
 """Maximum number of jobs of a sweep."""
@@ -34,7 +34,7 @@ SWEEP, TABLE = "-m", "plan.table"
 """A sweep of jobs and a paper's table, among the readers of a key."""
 ALL, SWEEPS = (*TASKS, TABLE), (SWEEP, *SWEEP_TASKS)
 RUNS = ("run", "evaluate", "bounds", "choose", "plan", "check", "calibrate", "profile", SWEEP)
-"""Tasks on the settings of a run."""
+"""Tasks that read the settings of a run."""
 OF_RUNS = (
     "method", "protect", "windows", "storage", "prompts", "eval", "logger", "budget", "budget_unit", "sinks", "seed",
     "shuffle", "batch_size", "cache_dtype", "noise", "cuda_graph", "batch_invariant", "require", "smoke", "shard",

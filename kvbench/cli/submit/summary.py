@@ -208,7 +208,7 @@ class Summary(Callback):
             Summary._sweep.enter_context(watch_jobs(config, self._folder))
 
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Record the start of a job."""
+        """Claim the job, choose its GPU and record that it started."""
         if self._folder is None:  # a single job
             return
         number, overrides = config.hydra.job.num, tuple(config.hydra.overrides.task)
@@ -223,20 +223,20 @@ class Summary(Callback):
         Summary._job.enter_context(recording(self._folder, number, overrides))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
-        """Record the result of a job."""
+        """Record the result or the failure of a job."""
         if (recorder := Recorder.current) is None:
             return
         recorder.note_end(job_return._return_value)
         Summary._job.close()
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
-        """Print the tables."""
+        """Print the tables of the sweep's runs."""
         with exiting_on_error(of_callback=True):
             self.show()
 
     @staticmethod
     def stop() -> None:
-        """End the progress line; nothing is printed later."""
+        """End the progress line, so that nothing is printed after it."""
         Summary.running = None
         Summary._sweep.close()
 

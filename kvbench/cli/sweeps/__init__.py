@@ -1,1 +1,1 @@
-"""Sweeps on disk: jobs, progress, launchers."""
+"""Sweeps on disk: their jobs, progress and launchers."""

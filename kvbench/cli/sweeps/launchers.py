@@ -21,7 +21,7 @@ LOCAL = ("basic", "joblib")
 """Launchers whose jobs run on this machine."""
 KEY = "hydra.launcher"
 Count = Annotated[int, Range(1, 10**6)]
-"""A count, minutes or gibibytes."""
+"""A positive whole number: a count, minutes or gibibytes."""
 Whole = Annotated[int, Range(0, 10**6)]
 Share = Annotated[float, Range(0)]
 Group = Mapping[str, Any]

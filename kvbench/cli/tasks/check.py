@@ -33,7 +33,7 @@ from kvbench.runs.record.results import FILE, Results
 from kvbench.runs.score.tracker import check_logger
 
 COLOURS = {"ok": "green", "note": "yellow", "error": "red"}
-"""Colour of each state."""
+"""Colour of each state in the table of findings."""
 
 
 class Finding(NamedTuple):

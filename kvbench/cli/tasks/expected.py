@@ -33,7 +33,7 @@ FIGURES = {
     ("next-scale", "cpu"): Figure("infinity_tiny", 33.14e-3, "two CPU cores"),
     ("next-token", "cpu"): Figure("llamagen_tiny", 1.404 / 8, "two CPU cores"),
 }
-"""By family of models and kind of device."""
+"""Measured times by family of models and kind of device."""
 
 
 class Expected(NamedTuple):

@@ -21,7 +21,7 @@ from kvbench.core.suggestions import suggest
 KEY = re.compile(r"(  )?(- )?(\w+):(?: +([^#\s].*?))?(?: +# (.*))?")
 """Line of conf/config.yaml: a key, below a group or in the list of defaults, its default and its comment."""
 FIELD = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
-"""Field of a class in its docstring."""
+"""Pattern of a field in the docstring of its class."""
 
 
 def show_keys(topic: str, name: str) -> None:

@@ -29,7 +29,7 @@ STOP = "stop"
 MAX_LISTED = 8
 """Maximum number of runs that an error message lists."""
 HOSTS = "hosts"
-"""Subfolder of a sweep's folder."""
+"""Subfolder of a sweep's folder with the stopped hosts."""
 MAX_FAILURES = 2
 """Consecutive failures after which a host is stopped."""
 HOST_ERRORS = (

@@ -18,9 +18,9 @@ from kvbench.core.files import parse_json, read_bytes
 log = logging.getLogger(__name__)
 
 FOLDER = "workers"
-"""Subfolder of a sweep's folder."""
+"""Subfolder of a sweep's folder with the workers' logs."""
 RATE_WINDOW = 20
-"""Latest blocks over which a worker's rate is measured."""
+"""Number of latest blocks over which a worker's rate is measured."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class WorkerLog:
 
     @property
     def samples(self) -> int:
-        """Number of generated samples."""
+        """Number of samples that the worker generated."""
         return sum(block.samples for block in self.blocks)
 
     @property

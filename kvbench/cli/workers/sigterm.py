@@ -13,11 +13,11 @@ TERMINATED = 128 + signal.SIGTERM
 INTERRUPTED = 128 + signal.SIGINT
 """Exit status after Ctrl-C, as in shells."""
 RESUME = "interrupted; run the same command again to resume"
-"""Line of a command that Ctrl-C ended."""
+"""Line that a command prints when Ctrl-C ends it."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, raised for code that handles Ctrl-C."""
+    """Exception for SIGTERM, raised for code that handles Ctrl-C."""
 
 
 @contextmanager

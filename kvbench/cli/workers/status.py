@@ -18,19 +18,19 @@ from kvbench.core.config import ConfigError
 from kvbench.runs.record.earlier import OF_EARLIER_VERSION, list_earlier
 
 MAX_ROWS = 40
-"""Rows of a table without `verbose`."""
+"""Maximum number of rows of a table without `verbose`."""
 ORDER = ("running", "failed", "interrupted", "dropped", "missing", OF_EARLIER_VERSION, "done")
 """States of runs in the order of the table."""
 STATES = {"started": "interrupted", "finished": "done", "earlier": OF_EARLIER_VERSION}
 """States of idle jobs where they differ from the outcome."""
 LONG_COLUMNS = ("settings", "worker", "latest run", "sweep")
-"""Columns of tables that break into lines."""
+"""Columns whose cells break into lines."""
 SWEEP_COLUMNS = ("done", "running", "failed", "missing", "samples", "time left", "started")
 COLOURS = {"running": "green", "failed": "red", "interrupted": "yellow", "dropped": "yellow"}
 
 
 class Row(NamedTuple):
-    """Row of a run in the table."""
+    """Row of a run in the table of a sweep's runs."""
 
     entry: JobStatus
     state: str

@@ -55,12 +55,12 @@ MIN_PAUSE, MAX_PAUSE = 0.1, 5.0
 RETRY_ORDER = {"finished": 1, "failed": 2}
 """Rank of the outcomes of jobs that are tried last."""
 PAUSED_INTERVAL = 1.0
-"""Polling interval of a paused sweep, in seconds."""
+"""Seconds between two checks of a paused sweep."""
 
 AroundBlock = Callable[[Path, range], AbstractContextManager[object]]
 """Returns the context in which a block is generated, see `Job.around_block`."""
 Numbered = tuple[int, tuple[str, ...]]
-"""Number and overrides of a job."""
+"""Number and overrides of a job, counted from 0."""
 
 
 class Attempt(NamedTuple):
@@ -181,7 +181,7 @@ class Worker:
         return newer and read_entry(self.folder, *job).outcome in ("finished", "failed")
 
     def must_end(self) -> bool:
-        """Return whether this worker has to end."""
+        """Return whether this worker has to end before the next block."""
         return self.ending.is_set() or read_hold(self.folder, self.since) == "stop"
 
     def wait_while_paused(self) -> None:
@@ -192,7 +192,7 @@ class Worker:
                 time.sleep(PAUSED_INTERVAL)
 
     def may_continue(self, number: int) -> bool:
-        """Return whether this worker may continue a job."""
+        """Return whether this worker may continue job `number`."""
         if self.ending.is_set() or read_hold(self.folder, self.since) is not None:
             return False
         return not drop_of(self.folder, number).is_file() and self.find_stop() is None
@@ -250,7 +250,7 @@ class Worker:
                 recorder.note_end(result)
 
     def note_failure(self, job: Numbered, line: str) -> None:
-        """Count a failure that the host may have caused; stop the host and raise UserError after `MAX_FAILURES`."""
+        """Count a failure that the host may have caused; at `MAX_FAILURES`, stop the host and raise UserError."""
         self.failures.append(job)
         if len(self.failures) == MAX_FAILURES:
             raise UserError(stop_host(self.folder, gethostname(), line, self.failures))

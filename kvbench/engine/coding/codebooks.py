@@ -72,7 +72,7 @@ class Codebooks(Observer):
     kind: ClassVar[str] = "codebooks"
 
     def prepare(self, spec: ModelSpec) -> None:
-        """Drop all sampled tokens."""
+        """Drop all sampled tokens, for a new calibration."""
         super().prepare(spec)
         self._seen.clear()
 

@@ -24,7 +24,7 @@ Coding = Literal["plain", "fp8", "channel", "token", "codebook", "rotated"]
 CodebookTensors = Mapping[str, Tensor]
 """Codebooks by name (`keys_4`, `values_2`): levels [L, H, sources, D, 2^bits]; for 8 bits scale and zero [..., 2]."""
 SCALE_BYTES = 4
-"""Bytes of a scale and its zero."""
+"""Bytes of a float16 scale and its float16 zero."""
 TOKEN_BYTES = {"token": SCALE_BYTES, "rotated": 2}
 """Bytes that each token's key or value takes besides its codes: scale and zero, or gain."""
 
@@ -62,12 +62,12 @@ class Packing:
 
     @property
     def key_bits(self) -> int:
-        """Bits of a key's number."""
+        """Bits of one number of a key."""
         return 8 if self.storage.keys == "fp8" else self.storage.key_bits or self.bits
 
     @property
     def value_bits(self) -> int:
-        """Bits of a value's number."""
+        """Bits of one number of a value."""
         return 8 if self.storage.values == "fp8" else self.storage.value_bits or self.bits
 
     def check(self, spec: ModelSpec) -> None:
@@ -95,7 +95,7 @@ class Packing:
 
 
 class NumberFormat(NamedTuple):
-    """Bits and coding of a number."""
+    """Bits and coding of keys or of values."""
 
     bits: int = 16
     coding: Coding = "plain"

@@ -44,12 +44,12 @@ class PackedStore(LayerState):
 
     @property
     def keys(self) -> Tensor:
-        """All keys, [batch, slots, D]."""
+        """Keys of all planes in the order of slots, [batch, slots, D]."""
         return self.past.keys
 
     @property
     def values(self) -> Tensor:
-        """All values, [batch, slots, D]."""
+        """Values of all planes in the order of slots, [batch, slots, D]."""
         return self.past.values
 
     @property

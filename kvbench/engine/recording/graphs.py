@@ -66,7 +66,7 @@ class CudaGraphs:
         torch.cuda.empty_cache()
 
     def clear(self) -> None:
-        """Release the pool."""
+        """Release the graphs' memory pool."""
         self._graph = None
 
 

@@ -29,7 +29,7 @@ from kvbench.runs.partial import PartialRun, begin, extend
 OWN_KEYS = ("task", "metric", "methods", "margin", "choose", "eval", "against", "verbose")
 """Keys of the command that its runs do not get."""
 OF_SETS = ".eval.distribution."
-"""Package of the metrics of whole sets."""
+"""Part of the module path of metrics of whole sets."""
 ODD = ("full", "kvpress")
 """Methods that start only when they are named: the reference itself, and the presses of another program."""
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from kvbench.extras.race.rules import Found, Interval, Race, find_interval, measure_lead
 
 Point = tuple[float, Interval | None]
-"""Mean lead and its interval."""
+"""Mean lead over another method, and its interval."""
 LEFT = "#b5503c"
 RACING = "#2f6f9f"
 """Colours of methods that left and that are in the race at its end."""

@@ -1,4 +1,4 @@
-"""Result of a race: table, file and notes."""
+"""Result of a race: its table, its file and notes."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -106,7 +106,7 @@ class Race:
 
     @property
     def pair_error(self) -> float:
-        """Error of the interval of one pair."""
+        """Error probability of the interval of one pair."""
         return self.rules.error / max(len(self.entrants) - 1, 1)
 
     @property

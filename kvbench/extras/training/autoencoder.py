@@ -16,7 +16,7 @@ from kvbench.models.parts.autoencoder import Size, close_branches
 MAX_VECTORS = 2**17
 """Maximum number of vectors for k-means, drawn from all."""
 ENCODED = 256
-"""Images that are encoded at once."""
+"""Number of images that are encoded at once."""
 
 Encode = Callable[[Tensor], Tensor]
 Network = TypeVar("Network", bound=nn.Module)
@@ -49,7 +49,7 @@ class AutoencoderRecipe(Recipe, ABC, Generic[Network]):
 
     @property
     def encoder_steps(self) -> int:
-        """First steps, in which the encoder learns."""
+        """Number of first steps in which the encoder learns."""
         return self.steps
 
     def make_loss(

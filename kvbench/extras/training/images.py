@@ -24,7 +24,7 @@ BACKGROUNDS: Mapping[str, tuple[int, int, int]] = {
     "purple": (200, 170, 230),
     "grey": (189, 189, 189),
 }
-"""Colours behind a picture."""
+"""Colours of the backgrounds by name, RGB."""
 SIDE, SHIFT = 56, 8
 """Size of a drawn picture and its largest distance from an edge, in pixels: a picture moves by whole cells of latents
 that have 8 pixels a side, so that these are the same in each place."""

@@ -18,7 +18,7 @@ from kvbench.extras.training.optim import Optimizer, update_average, warm_hold_d
 log = logging.getLogger(__name__)
 
 CHECKPOINT_EVERY = 100
-"""Steps between checkpoints."""
+"""Number of steps between two checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Recipe:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps."""
+        """Number of steps of the optimiser."""
         raise NotImplementedError
 
     @property
     def hold(self) -> float:
-        """Share of the schedule at the peak rate."""
+        """Share of the schedule in which the learning rate stays at its peak."""
         return 0.4
 
     @property
     def decay(self) -> float:
-        """Weight decay of Muon's parameters."""
+        """Weight decay of the parameters that Muon trains."""
         return 0.0
 
     def rate(self, step: int) -> float:
@@ -61,7 +61,7 @@ class Recipe:
         return warm_hold_decay(step, step / self.steps, hold=self.hold)
 
     def is_hidden(self, name: str) -> bool:
-        """Return whether Muon may train a parameter."""
+        """Return whether Muon may train a parameter by its name."""
         return any(part in name for part in self.inner) and not any(part in name for part in self.outer)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 MOMENTUM = 0.95
-"""Decay of Muon's momentum."""
+"""Decay of Muon's momentum per step."""
 
 
 def choose_dtype(device: torch.device) -> torch.dtype:

@@ -31,10 +31,10 @@ from kvbench.puzzles.room_walk import MAX_MOVES, RoomWalk
 
 PAD, END = "<pad>", "<end>"
 MARKS = (PAD, END)
-"""The first words of every vocabulary."""
+"""First words of every vocabulary: padding and end."""
 PUZZLES: Mapping[str, type[RoomWalk]] = {"room_walk": RoomWalk, "noted_walk": NotedWalk}
 IGNORED_TARGET = -100
-"""Target of tokens that the loss ignores."""
+"""Target that marks tokens the loss ignores."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class WalkRecipe(StagedRecipe[WalkStage]):
 
     @property
     def vocabulary(self) -> list[str]:
-        """Every word of the puzzle, after `MARKS`."""
+        """Every word of the puzzle, following `MARKS`."""
         return list(number_words(self.puzzle))
 
 
 class NextWord(nn.Module):
-    """The language model for training in one pass."""
+    """The language model as a module for training in one pass."""
 
     def __init__(self, transformer: TextDecoder) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from kvbench.extras.training.optim import autocast, warm_hold_decay
 from kvbench.models.parts.decoder import Decoder
 
 QUERY_BLOCK = 68
-"""Number of queries per block."""
+"""Number of queries that attend at once."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class BaseTransformerRecipe(Recipe):
 
 
 class Timed(Protocol):
-    """Any stage of a training."""
+    """A stage of a training with a number of steps."""
 
     @property
     def steps(self) -> int:
-        """Optimiser steps."""
+        """Number of steps of the optimiser."""
 
 
 T = TypeVar("T", bound=Timed)
@@ -59,7 +59,7 @@ class StagedRecipe(BaseTransformerRecipe, Generic[T]):
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of all stages."""
+        """Number of optimiser steps of all stages."""
         return sum(stage.steps for stage in self.stages)
 
     def find_stage(self, step: int) -> T:

@@ -62,7 +62,7 @@ class VARTokenizerRecipe(AutoencoderRecipe[VQVAE]):
 
     @property
     def encoder_steps(self) -> int:
-        """First steps, in which the encoder learns."""
+        """Number of first steps in which the encoder learns."""
         return self.free
 
     def _coders(self, network: VQVAE) -> tuple[Encode, Encode]:
@@ -142,7 +142,7 @@ class ClassCorpus:
 
 
 class ClassToTokens(nn.Module):
-    """The transformer for training in one pass."""
+    """The transformer as a module for training in one pass."""
 
     def __init__(self, transformer: VAR) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Figures of runs."""
+"""Figures of finished runs."""

@@ -33,7 +33,7 @@ LEGEND_LETTERS = 45
 """Letters of the legend that fit under a panel."""
 
 ByBudget = Mapping[str, Mapping[str, DivergenceCurve]]
-"""Divergence by budget and method."""
+"""Curves of divergence by budget and method."""
 
 
 def draw_drifts(drifts: ByBudget, title: str) -> list[Figure]:
@@ -112,7 +112,7 @@ class Timing(NamedTuple):
 
 
 Timings = Mapping[str, Sequence[Timing]]
-"""By method and budget, ascending."""
+"""Timings by the name of method and budget, the batch sizes ascending."""
 
 
 def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
@@ -203,7 +203,7 @@ CURVES: Mapping[str, Curve] = {
     ),
     "lse": Curve(TOKENS_SO_FAR, ("log-sum-exp over held tokens, nats", lambda step: step.lse)),
 }
-"""Curves by the name of a table's `figure`."""
+"""Axes of the curves by the name of a table's `figure`."""
 Points = list[tuple[float, float]]
 
 

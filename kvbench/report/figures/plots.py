@@ -22,11 +22,11 @@ from kvbench.report.runs_table import SEED_COLUMNS, choose_metrics, find_metric,
 from kvbench.runs.record.results import Results
 
 PANELS_PER_ROW = 4
-"""Largest number of panels in a row."""
+"""Maximum number of panels in a row."""
 MAX_LINES = 8
 """Largest number of methods that a figure draws in colour."""
 OTHERS_GREY = "0.85"
-"""Grey of the other methods."""
+"""Grey in which the other methods are drawn."""
 PANEL_LETTERS, LINE_LETTERS = 45, 7
 """Characters of the legend that fit under a panel, and the width of a line sample in characters."""
 
@@ -44,7 +44,7 @@ class Point(NamedTuple):
 TICKS = (0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 1.0)
 """Ticks of the memory axis, in shares of the full cache."""
 FULL = "full"
-"""Method that is drawn as a horizontal line."""
+"""Method that is drawn as a horizontal line: the full cache."""
 
 
 def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvbench.runs.generate.retention import Retention
 
 PANELS_PER_ROW = 4
-"""Largest number of maps in a row."""
+"""Maximum number of maps in a row."""
 MAX_MAPS = 12
 """Largest number of maps of a figure; further sources are joined with their neighbours."""
 SIDE, WIDE, HEADER, GAP = 1.55, 1.4, 0.35, 0.06

@@ -18,7 +18,7 @@ from kvbench.runs.record.results import Results
 OF_SETS = re.compile(r"(s?fid|kid|cmmd|fd_|mind)|(is|precision|recall)\b")
 """Names of metrics of a whole set of samples, which the number of samples moves."""
 Printed = Mapping[str, Mapping[str, Sequence[str]]]
-"""Names of tables by number and metric."""
+"""Names of the tables that print a number, by number and metric."""
 
 
 def show_by_metric(

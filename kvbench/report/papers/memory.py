@@ -48,11 +48,11 @@ EQ4_BYTES, FITTING_BYTES = 16, 12
 HEADKV_BATCHES = {"llamagen_xl": 128, "janus_pro_7b": 55, "lumina_mgpt_7b_768": 6}
 """Prompts at a time in HeadKV's Table 4, by model."""
 HEADKV_METHODS = ("linear_ar", "headkv")
-"""Methods of the table, at the same budgets."""
+"""Methods of HeadKV's Table 4, at the same budgets."""
 RECENT_ROWS = 2
 """Rows of the image that a local head holds (HeadKV, section 5.1)."""
 HACKPP_BATCHES = {"hackpp_table1": 1, "hackpp_table2": 32}
-"""Prompts at a time, by table of HACK++."""
+"""Batch size in prompts of HACK++'s tables."""
 COUPLED = ("streaming_llm", "h2o", "snapkv", "lookm", "cake", "meda", "hack")
 """Methods that read no more tokens than they keep."""
 ROUNDINGS: dict[Callable[[float], int], Verdict] = {floor: "reproduced", ceil: "under one reading"}
@@ -78,7 +78,7 @@ def implied_layers(tokens: float, spec: ModelSpec, capacity: tuple[int, int]) ->
 
 
 def thousands(tokens: float, spec: ModelSpec, batch: int) -> float:
-    """Return AMS-KV's GB, which are 1000 MiB."""
+    """Return the cache in AMS-KV's GB, each of 1000 MiB."""
     return paper_mib(tokens, spec, batch) / 1000
 
 

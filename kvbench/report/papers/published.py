@@ -17,7 +17,7 @@ TOLERANCE = 0.05
 STEP_FIGURES = ("utilisation", "density", "lse")
 """Plots of cached tokens by step (`kvbench.report.figures.lines`)."""
 FIGURES = ("fidelity", "stability", *STEP_FIGURES)
-"""Plots that a table may name."""
+"""Figures that a table may name."""
 COSTS: Mapping[str, Callable[[Results], float | None]] = {
     "cache MiB": lambda run: run.memory.paper_peak_mib,
     "cache 1000 MiB": lambda run: run.memory.paper_peak_mib / 1000,
@@ -174,7 +174,7 @@ class PublishedTable:
 
 
 def model_of(label: str) -> str:
-    """Return the model's name from a column's label."""
+    """Return the model's name from the label of a column."""
     return label.split(" ", 1)[0]
 
 

@@ -37,7 +37,7 @@ class Timing:
 
     @property
     def model(self) -> str:
-        """Name of the model."""
+        """Name of the model, `model.name`."""
         return str(self.profile["model"])
 
     @property
@@ -84,7 +84,7 @@ class Timing:
 
     @property
     def generation(self) -> float:
-        """Seconds of a batch without decoding."""
+        """Seconds of a batch without decoding to pixels or text."""
         return float(self.row["latency"]["median"]) - (self.decoding or 0.0)
 
     @property
@@ -124,7 +124,7 @@ PARTS: Mapping[str, Value] = {
 }
 """Columns of every table after the published ones."""
 PART_OF = {"latency s": "s/batch", "memory GB": "reserved GB"}
-"""Parts that a published column repeats."""
+"""Columns of `PARTS` by the published column that they repeat."""
 GPU_COLUMNS = ("memory GB", "saving %", "reserved GB")
 """Columns that need a GPU."""
 

@@ -28,7 +28,7 @@ from kvbench.runs.record.steps import describe_rows
 LEDGER_COSTS = (
     "peak_tokens", "peak_bytes", "rebuild_bytes", "transient_bytes", "state_bytes", "sequence_bytes"
 )  # fmt: skip
-"""Costs of a batch that the ledger counts."""
+"""Costs of a batch, named as in the ledger."""
 
 
 class Batch(NamedTuple):

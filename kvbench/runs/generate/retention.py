@@ -48,7 +48,7 @@ class Retention:
     prompts: int
 
     def to_json(self) -> str:
-        """Return the contents of retention.json."""
+        """Return the contents of retention.json as text."""
         return json.dumps({"schema_version": SCHEMA_VERSION, **asdict(self)}, allow_nan=False) + "\n"
 
 

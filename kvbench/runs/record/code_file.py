@@ -12,9 +12,9 @@ from kvbench.runs.record.results import FILE as RESULTS_FILE
 
 FILE = "code.json"
 SOURCE = "source"
-"""Folder of the copies."""
+"""Subfolder of a run with copies of code."""
 SHOWN = 3
-"""Files that a message names."""
+"""Maximum number of files that a message names."""
 
 
 def write_code(folder: RunFolder, plain: str, codes: Mapping[str, Code]) -> None:

@@ -62,7 +62,7 @@ MAX_COSTS = (
     "batch", "peak_tokens", "peak_bytes", "rebuild_bytes", "transient_bytes", "state_bytes", "gpu_peak_bytes",
     "sequence_bytes",
 )  # fmt: skip
-"""Costs whose maximum over batches is the run's."""
+"""Costs of which the maximum over batches is reported."""
 LAST_COSTS = ("last_tokens", "last_bytes")
 """Costs whose minimum over images, or over the longest texts, is the run's: a short text may end before B is full."""
 

@@ -10,9 +10,9 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import open_file, parse_json, read_text
 
 SCHEMA_VERSION = 2
-"""Schema of results.json and provenance.json (docs/results_schema.md)."""
+"""Schema version of results.json and provenance.json (docs/results_schema.md)."""
 OF_EARLIER_VERSION = "of an earlier version"
-"""State of a run in lists."""
+"""State of such a run in lists of runs."""
 _FIRST_SCHEMA = re.compile(rb'\s*\{\s*"schema_version": 1,')
 
 

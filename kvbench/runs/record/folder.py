@@ -38,15 +38,15 @@ RECORDS = "samples.jsonl"
 WORK_CLAIMS = (".merge*", ".take*", ".block-*", ".eval-*")
 """Names of the claims on a run's work (`RunFolder.place`)."""
 CLAIMS = (".lock*", *WORK_CLAIMS)
-"""Names of all claims in a run's folder."""
+"""Patterns of the names of all claims in a run's folder."""
 LOGS = "wandb"
 """Folder of the files of Weights & Biases, with links to its own logs elsewhere; neither published nor merged."""
 
 SampleRecord = Mapping[str, object]
-"""A line of samples.jsonl."""
+"""Fields of a line of samples.jsonl."""
 
 FileState = tuple[int, int, int]
-"""Inode, size and time of a file."""
+"""Inode, size and modification time of a file."""
 
 
 class RunName(NamedTuple):
@@ -57,7 +57,7 @@ class RunName(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> "RunName":
-        """Split a folder's name."""
+        """Split the name of a run's folder into label and hash."""
         label, _, digest = name.rpartition("-")
         return cls(label, digest)
 
@@ -100,7 +100,7 @@ class RunFolder:
             raise ConfigError(f"runs_dir={root}: cannot be written ({error})") from None
 
     def write(self, name: str, content: str | bytes) -> Path:
-        """Write a file of the folder atomically."""
+        """Write a file of the folder atomically and return its path."""
         path = self._own(self.path / name)
         write_whole(path, content)
         return path
@@ -254,7 +254,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock records, results and status against other processes."""
+        """Lock records, results and status against other processes while the block runs."""
         with claim(self.place("lock")):
             yield
 

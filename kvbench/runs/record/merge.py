@@ -21,7 +21,7 @@ from kvbench.runs.record.samples import read_finished
 from kvbench.runs.run_hash import Identity
 
 BATCH_SIZE = 64
-"""Samples that are read together."""
+"""Number of samples that are read together."""
 DESCRIPTION_FILES = ("config.yaml", "provenance.json", "retention.json")
 """Files that describe a run before it is finished."""
 PROMPT_LISTS = ".prompts"

@@ -1,4 +1,4 @@
-"""Provenance of a run: code, versions, machine."""
+"""Provenance of a run: code, versions of libraries, and machine."""
 
 import importlib.metadata
 import os

@@ -238,7 +238,7 @@ class Results:
     finished: str = ""
 
     def to_json(self) -> str:
-        """Return the contents of results.json."""
+        """Return the contents of results.json as text."""
         values = {"schema_version": SCHEMA_VERSION, **asdict(self)}
         return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
@@ -251,7 +251,7 @@ class Results:
 
     @property
     def stored(self) -> str:
-        """The configured `cache_dtype`."""
+        """The setting `cache_dtype`."""
         return str(self.setting("cache_dtype"))
 
     @property
@@ -262,7 +262,7 @@ class Results:
 
     @property
     def noise(self) -> str:
-        """The kind of noise."""
+        """The kind of noise, `stream` or `counter`."""
         return str(self.setting("noise"))
 
     @property
@@ -276,7 +276,7 @@ class Results:
 
     @property
     def model(self) -> str:
-        """Name of the model."""
+        """Name of the model, `model.name`."""
         return str(self.setting("model.name") or "?")
 
     @property

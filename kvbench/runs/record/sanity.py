@@ -10,11 +10,11 @@ from kvbench.runs.record.digests import DIGESTS
 SIGNED_COSTS = ("lse_drift",)
 """Costs that may be negative; other negative costs mean damage."""
 DIVISORS = ("full_tokens", "full_sequence_bytes", "budget_tokens", "budget_bytes", "batch")
-"""Costs by which tables divide."""
+"""Costs by which tables divide, so that 0 is refused."""
 MAX_DIGITS = 12
 """Maximum number of decimals of a metric."""
 SECTIONS = ("model", "prompts", "method", "eval", "calibrate", "storage", "windows")
-"""Sections of a configuration that tables read."""
+"""Sections of the configuration that tables read."""
 HASHES = ("weights_sha256", "calibration", *DIGESTS)
 """Texts of the provenance by which runs are grouped."""
 

@@ -24,7 +24,7 @@ MAX_NAME = 64
 MAX_SHOWN = 200
 """Characters of a text that was read, in the table of samples."""
 HEAD = 36
-"""Characters of a long name before its hash."""
+"""Characters of a long name that stay in front of its hash."""
 LoggedValue = float | int | str | None
 Send = Callable[[dict[str, Any]], object]
 

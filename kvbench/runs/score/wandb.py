@@ -1,4 +1,4 @@
-"""Logger for Weights & Biases."""
+"""Logger for Weights & Biases (W&B)."""
 
 import logging
 import netrc

@@ -41,13 +41,13 @@ CARD = "README.md"
 RUN_FILES = (FILE, "provenance.json", "config.yaml", "retention.json", "code.json")
 """Files of a run that are published unchanged."""
 PAGE = "dashboard.html"
-"""The page of the runs, with pictures."""
+"""File name of the page of the runs, with pictures."""
 UNKNOWN_LICENCE = "unknown"
-"""The Hub's name for an unstated licence."""
+"""The Hub's identifier for an unstated licence."""
 
 
 class PublishedRun(NamedTuple):
-    """A finished run with its folder."""
+    """A finished run and its folder."""
 
     folder: Path
     results: Results

@@ -23,7 +23,7 @@ from kvbench.runs.record.costs import LAST_COSTS
 from kvbench.runs.record.folder import RunFolder, RunName, SampleRecord
 
 PEAKS = (*LEDGER_COSTS, *LAST_COSTS)
-"""Costs that are measured again."""
+"""Costs that are measured again by drawing samples."""
 FROM_SHAPES = ("peak_tokens", "peak_bytes", "sequence_bytes", *LAST_COSTS)
 """Those that follow from the lengths of rows on any machine."""
 ROUNDED = ("least_share", "longest", "utilisation", "lse_drift", "protected_drops", "steps")
@@ -48,7 +48,7 @@ class Rule(NamedTuple):
     other_psnr: float = 25.0
 
     def describe(self) -> str:
-        """Return the rule in words."""
+        """Return the rule of comparison in words."""
         return "same bytes" if self.exact else f"same peaks, PSNR of at least {self.min_psnr:g} dB"
 
 
