@@ -125,7 +125,7 @@ def main(options: argparse.Namespace) -> int:
             listed = list_launched(options.models) | listed
         variants = [variant for variant in listed.values() if options.only in variant.name]
         if not variants:
-            raise ValueError(f"--only {options.only}: in the name of no kernel; without it, all are compiled")
+            raise ValueError(f"--only {options.only}: matches no kernel; leave it out to compile all")
         found = []
         for variant in variants:
             shown = {k: v for k, v in variant.constants.items() if k not in HIDDEN_CONSTANTS}

@@ -90,7 +90,7 @@ def main(options: argparse.Namespace) -> int:
         run_step(STEPS[options.step], mode, Path(options.out))
         return 0
     if mode != "card":
-        print("no GPU: a rehearsal with small shapes, which says nothing about a card", flush=True)
+        print("no GPU: this is a rehearsal with small shapes, which says nothing about a GPU", flush=True)
     started, results = time.monotonic(), list[dict[str, Any]]()
     for name in options.only:
         left = options.seconds - (time.monotonic() - started)

@@ -185,7 +185,7 @@ def _choose_twins(names: str) -> list[Twin]:
     known = {twin.method: twin for twin in TWINS}
     unknown = [name for name in names.split(",") if name not in known]
     if unknown:
-        raise ValueError(f"--methods {unknown[0]}: no press does the same; choose from {', '.join(known)}")
+        raise ValueError(f"--methods {unknown[0]}: kvpress has no such press; choose from {', '.join(known)}")
     return [known[name] for name in names.split(",")]
 
 

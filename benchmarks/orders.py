@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> None:
     paths = [[Path(path) for path in side] for side in (options.first, options.second)]
     first, second = (read_means(side, options.metric) for side in paths)
     if not (shared := first.keys() & second.keys()):
-        raise ValueError("--first and --second: no budget and method are in tables of both")
+        raise ValueError("--first and --second: no method and budget is in both tables")
     names = [side[0].parent.name for side in paths]
     if names[0] == names[1]:
         raise ValueError(f"--first and --second: both are of {names[0]}; name tables of two models")

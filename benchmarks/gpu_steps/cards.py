@@ -38,7 +38,7 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 def on_two_cards(machine: Machine, check: "partial[Figures]") -> Figures:
     """Run a check on two cards; skip it if there is only one."""
     if machine.cards < 2:
-        raise Skipped("there is one GPU, this needs two")
+        raise Skipped("there is only one GPU, and this step needs two")
     return check(machine)
 
 
@@ -64,7 +64,7 @@ def share_run(machine: Machine) -> Figures:
 
     alone, together = run_twice(machine, SHARED, share, hash_images)
     if alone != together:
-        raise Failed("images of two processes differ from a run of one")
+        raise Failed("images of two processes differ from those of one")
     return {"images": len(alone)}
 
 

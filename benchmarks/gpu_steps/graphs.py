@@ -66,14 +66,14 @@ def compare_recorded(machine: Machine, subject: Subject) -> Figures:
         cache = open_cache(record=machine.make_record(one.model.spec))
         for number, name in enumerate(("as it is", "recorded", "repeated")):
             if not are_equal(one.draw(cache, prompts), plain):
-                raise Failed(f"{name}, generation {number} with graphs is not the one without")
+                raise Failed(f"{name}, generation {number} with graphs differs from the one without")
         cache.forget()
         del cache
         left = count_allocated(machine)
         if not generation:
             before = left
     if left > before + MAX_LEAK:
-        raise Failed(f"{left - before} bytes are held after the graphs are gone")
+        raise Failed(f"{left - before} bytes are still held after the graphs were released")
     return {"allocated_before": before, "allocated_after": left}
 
 
@@ -101,7 +101,7 @@ def run_out_of_memory(machine: Machine, subject: Subject) -> Figures:
         raise Failed("samples differ after running out of memory")
     left = count_allocated(machine)
     if left > before + MAX_LEAK:
-        raise Failed(f"{left - before} bytes are held after running out of memory")
+        raise Failed(f"{left - before} bytes are still held after running out of memory")
     return {"allowed_bytes": allowed, "prompts_that_fit": prompts, "tries": tries}
 
 

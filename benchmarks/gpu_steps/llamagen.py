@@ -51,7 +51,7 @@ def race(machine: Machine, batch: int, kind: Kind) -> Figures:
         }
     images = [timed.result for timed in times.values()]
     if not are_equal(images[0], images[-1]):
-        raise Failed("images with graphs are not those without")
+        raise Failed("images with graphs differ from those without")
     spec, steps = one.model.spec, one.model.spec.drawn_tokens
     figures = {}
     for name, timed in times.items():

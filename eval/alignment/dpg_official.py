@@ -58,12 +58,12 @@ class DpgOfficial(OfficialProgram):
         """
         sizes = {images.samples[index].size for index in images.indices}
         if len(sizes) > 1 or min(sizes)[0] != min(sizes)[1]:
-            raise ValueError(f"the official program wants square images of one size, not {sorted(sizes)}")
+            raise ValueError(f"the official program needs square images of one size, not {sorted(sizes)}")
         items = group_images(images, read_items(images))
         counts = sorted({len(indices) for indices in items.values()})
         if len(counts) > 1 or max(counts) > MAX_IMAGES:
             raise ValueError(
-                f"the official program wants equally many images of every item, at most {MAX_IMAGES}, not "
+                f"the official program needs equal numbers of images of every item, at most {MAX_IMAGES}, not "
                 f"{', '.join(map(str, counts))} (prompts.per_prompt)"
             )
         return items

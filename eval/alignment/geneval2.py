@@ -176,7 +176,7 @@ def parse_line(meta: Mapping[str, Any]) -> Questions:
             f"not a GenEval2 line ({type(error).__name__} {error}); needed: {', '.join(KEYS)}"
         ) from None
     if not atoms or not {atom.skill for atom in atoms} <= set(SKILLS):
-        raise ValueError(f"not a GenEval2 line: questions with skills of {', '.join(SKILLS)} are needed")
+        raise ValueError(f"not a GenEval2 line: its questions must have skills of {', '.join(SKILLS)}")
     return questions
 
 

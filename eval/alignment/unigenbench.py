@@ -68,7 +68,7 @@ class UniGenBench(OfficialProgram):
         for prompt, indices in prompts.items():
             if len(indices) != PER_PROMPT:
                 raise ValueError(
-                    f"the official program wants {PER_PROMPT} images of every prompt, there are {len(indices)} of "
+                    f"the official program needs {PER_PROMPT} images of every prompt, there are {len(indices)} of "
                     f"prompt {prompt} (prompts.per_prompt)"
                 )
         every = prompts.items()

@@ -228,7 +228,7 @@ def _pixels_of(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...]]]:
             if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or fortran:
                 raise SampleSetError(f"{path}: arr_0 is {dtype} {shape}, not uint8 [n, H, W, 3]")
             if shape[1] * shape[2] > MAX_PIXELS:
-                raise SampleSetError(f"{path}: arr_0 is {shape}: an image may have {MAX_PIXELS} pixels")
+                raise SampleSetError(f"{path}: arr_0 is {shape}: more than {MAX_PIXELS} pixels an image")
             yield stream, shape
     except SampleSetError:
         raise

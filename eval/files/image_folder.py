@@ -115,7 +115,7 @@ def mark_turned(folder: Path, files: Sequence[Path], digest: str) -> str:
     if not turned:
         return digest
     some = ", ".join(turned[:MAX_SHOWN]) + (", ..." if len(turned) > MAX_SHOWN else "")
-    log.warning("%s: %d images are turned by their EXIF orientation: %s", folder, len(turned), some)
+    log.warning("%s: %d images are rotated by their EXIF orientation: %s", folder, len(turned), some)
     return hash_content(f"turned {digest}")
 
 

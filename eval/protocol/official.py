@@ -81,7 +81,7 @@ class OfficialProgram(Evaluator):
             raise SkipEvaluation(f"images exported; {todo}; then set {key}=true")
         path = folder / self.results
         if not path.exists():
-            raise FileNotFoundError(f"{path} is not there yet; with {self.switch}=false first, {todo}")
+            raise FileNotFoundError(f"{path} does not exist yet; first, with {self.switch}=false, {todo}")
         return self.read(images, groups, path)
 
     def instruct(self, images: ImageSet, groups: Groups, folder: Path) -> str:

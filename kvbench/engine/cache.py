@@ -361,4 +361,4 @@ class KVCache(StoredLayers):
         tokens, length = present.k.shape[2], self._segment.length
         if tokens != length:
             what = "padded prompts must come at once" if self._padding else f"segment {self._segment.index}"
-            raise ValueError(f"{what}: {tokens} tokens came of {length}")
+            raise ValueError(f"{what}: {tokens} of {length} tokens came")

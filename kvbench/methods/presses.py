@@ -123,7 +123,7 @@ class KVPress(Scored):
             remedy = "set method.asked=prompt" if self.asked == "every" else "change method.settings"
             raise PressError(
                 f"method.press={self.press} cannot score layer {view.layer} after segment {view.segment.index}, "
-                f"{tokens.shape[1]} queries and {keys.shape[1]} slots ({reason}); {remedy} or take another press"
+                f"{tokens.shape[1]} queries and {keys.shape[1]} slots ({reason}); {remedy} or use another press"
             )
         return scores
 

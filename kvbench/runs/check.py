@@ -43,7 +43,7 @@ def check_job(job: Job) -> None:
     compresses = job.is_reference or packing is not None or job.method.uses.sparse_reads
     if job.method.budgeted and job.settings.budget == 1 and not compresses:
         log.warning(
-            "method=%s: budget=1 keeps everything; give a smaller one, as budget=0.1", job.method_name
+            "method=%s: budget=1 keeps everything; give a smaller one, such as budget=0.1", job.method_name
         )
     if job.settings.storage not in (CHANNEL, packing.storage if packing is not None else CHANNEL):
         names = job.settings.cache_dtype, job.method_name

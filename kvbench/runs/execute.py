@@ -175,9 +175,9 @@ def _settle_digests(job: Job, folder: RunFolder, ours: Mapping[str, object]) -> 
     if not (difference := describe_difference(read_digests(folder.path), ours)):
         return
     if folder.is_whole(len(job.prompts), read=job.is_leader):
-        log.warning(f"{folder.path.name}: found, made by {difference}; delete the folder to draw it anew")
+        log.warning(f"{folder.path.name}: found, made by {difference}; delete the folder to redo it")
     elif (count := folder.start_anew(ours)) is not None:
-        log.warning(f"{folder.path.name}: {count} samples made by {difference} are drawn anew")
+        log.warning(f"{folder.path.name}: {count} samples made by {difference} are generated again")
 
 
 def _record_code(job: Job, folder: RunFolder, identity: Identity) -> None:

@@ -210,7 +210,7 @@ def fit_prompts(model: Model, prompts: Sequence[Prompt]) -> list[Prompt]:
     if all(prompt.draft is None for prompt in prompts):
         return list(prompts)
     if not isinstance(model, ReadableModel):
-        raise ConfigError(f"prompts: these are questions for language models, and {model.name} is none")
+        raise ConfigError(f"prompts: these are questions for language models, and {model.name} is not one")
     tokenizer = model.open_tokenizer()
 
     def count_tokens(text: str, read: bool) -> int:

@@ -131,5 +131,5 @@ def test_tables_without_common_methods_are_refused(tmp_path: Path) -> None:
         write_table(tmp_path / "one/a.csv", {"a": 1}),
         write_table(tmp_path / "two/b.csv", {"b": 1}),
     )
-    with pytest.raises((ValueError, SystemExit), match="no budget and method are in tables of both"):
+    with pytest.raises((ValueError, SystemExit), match="no method and budget is in both tables"):
         main(["orders", "--first", first, "--second", second])

@@ -106,7 +106,7 @@ def test_the_first_texts_of_a_file_are_printed_after_its_run(command: Command) -
         ([CAPTION], "show: an answer of the full cache is shown in any case; name a method beside it, such as"),
         ([CAPTION, "method=h2o", "-m"], "show: -m is not an option of it"),
         ([CAPTION, "method=h2o", "budget=0.1,0.2"], "show: budget=0.1,0.2: several values are a sweep; give one"),
-        ([CAPTION, "method=h2o", "task=plan"], "show: task is not for one prompt; leave it out"),
+        ([CAPTION, "method=h2o", "task=plan"], "show: task has no effect on one prompt; leave it out"),
         ([CAPTION, "method=h2o", "runs_dir=[a]"], "runs_dir=['a']: must be a path"),
         ([CAPTION, "methd=h2o"], "methd: no such key; did you mean method?"),
         (["a dog", "method=h2o", "budget=0.1"], "prompt 'a dog': the scenes vocabulary has no word 'dog'"),

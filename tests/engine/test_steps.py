@@ -40,5 +40,5 @@ def test_too_many_tokens_and_parts_of_a_scale_are_refused() -> None:
     scales = open_cache(Full(), whole)
     scales.reset(1)
     scales.begin(whole.segments[0])
-    with pytest.raises(ValueError, match="segment 0: 1 tokens came of 2"):
+    with pytest.raises(ValueError, match="segment 0: 1 of 2 tokens came"):
         scales.attend(0, *torch.zeros(3, 1, 3, 1, D))

@@ -105,7 +105,7 @@ def test_the_program_cuts_our_images_out_again(
         cut = [whole[8 * row : 8 * row + 8, 8 * column : 8 * column + 8] for row, column in corners]
         assert (np.stack(cut[: len(cells)]) == np.stack(cells)).all()
         assert not any(cell.any() for cell in cut[len(cells) :])
-    assert f"is not there yet; with {program.switch}=false first" in reason(program, "failed", images)
+    assert f"does not exist yet; first, with {program.switch}=false" in reason(program, "failed", images)
 
 
 def test_a_line_lies_beside_the_images_of_a_prompt(tmp_path: Path) -> None:

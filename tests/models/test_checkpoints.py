@@ -74,7 +74,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes, bytes], bytes | None], str]] = {
     "lost": (lambda first, own: None, r"files of the index are missing: model-1\.safetensors"),
     "cut": (lambda first, own: own[:-100], r"model-1\.safetensors: not a readable checkpoint"),
     "another": (
-        lambda first, own: first, r"model-1\.safetensors lacks \d+ tensors of the index, such as .*: it is another file"
+        lambda first, own: first, r"model-1\.safetensors lacks \d+ tensors of the index, such as .*: the file is wrong"
     ),
     "joined": (
         lambda first, own: save(load(first) | load(own)), r"model-1\.safetensors and model-0\.safetensors both hold "

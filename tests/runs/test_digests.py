@@ -68,7 +68,7 @@ def test_a_whole_run_of_another_engine_is_found_and_says_so(
     outcome = execute.run(job_in(tmp_path, model=model))
     assert (outcome.folder, outcome.reused, model.batches) == (folder, True, [])
     assert f"{folder.name}: found, made by another engine, kernels or core (11111111, not" in caplog.text
-    assert "delete the folder to draw it anew" in caplog.text
+    assert "delete the folder to redo it" in caplog.text
     job = job_in(tmp_path)
     remember(job, outcome)
     assert recall(tmp_path, job.config, job.method_name) is None  # or the line would be seen once
@@ -112,7 +112,7 @@ def test_a_process_stops_where_another_started_the_run_anew(
         return {"engine_sha256": ENGINE} if len(seen) == 1 else read(folder)
 
     monkeypatch.setattr(blocks, "read_digests", read_late)
-    with pytest.raises(ConfigError, match=r"started anew by a process with another engine"):
+    with pytest.raises(ConfigError, match=r"restarted by a process with another engine"):
         extend(run, range(4))
 
 

@@ -196,7 +196,7 @@ def test_out_of_memory_halves_batches(tmp_path: Path, whole: Path, caplog: pytes
     outcome = execute.run(job_in(tmp_path, model=model, batch_size=8))
     assert model.batches[:3] == [8, 4, 2]
     assert model.batches.count(8) == 2  # once for the reference, once for the run
-    assert "out of memory with 8 prompts: going on with 4" in caplog.text
+    assert "out of memory with 8 prompts: continuing with 4" in caplog.text
     assert outcome.results.memory.batch == 2
     assert images_of(outcome.folder) == images_of(whole)
 
@@ -238,7 +238,7 @@ def test_recordings_are_given_up_before_batches_are_halved(
     sizes = [len(block) for block in blocks(len(job.prompts), 4, 0, 1)]
     assert model.tries == [sizes[0], sizes[1], *sizes[1:]]
     assert (
-        caplog.text.count(f"out of memory for recorded scales with {sizes[1]} prompts: going on without") == 1
+        caplog.text.count(f"of memory for recorded scales with {sizes[1]} prompts: continuing without") == 1
     )
     assert "at a time" not in caplog.text
 

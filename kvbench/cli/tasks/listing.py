@@ -45,7 +45,7 @@ def show_list(words: Sequence[str]) -> None:
     with hydra_of_kvbench():
         found = {kind: list_rows(GROUPS[kind], asked) for kind in kinds}
     if kinds and not any(rows for rows, _ in found.values()):
-        raise ConfigError(f"list {' '.join(words)}: no line has this word; kvbench list {kinds[0]} has all")
+        raise ConfigError(f"list {' '.join(words)}: no line has this word; see kvbench list {kinds[0]}")
     for kind, (rows, hidden) in found.items():
         if len(kinds) > 1 and rows:
             say(f"== {kind} ==")

@@ -81,7 +81,7 @@ def split_prompt(words: Sequence[str]) -> tuple[str, list[str]]:
         raise ConfigError(f"show: {lists[0]}: several values are a sweep; give one")
     for word in settings:
         if (key := word.lstrip("+~").partition("=")[0]).startswith(REFUSED):
-            raise ConfigError(f"show: {key} is not for one prompt; leave it out")
+            raise ConfigError(f"show: {key} has no effect on one prompt; leave it out")
     return prompts[0], settings
 
 

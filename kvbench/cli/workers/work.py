@@ -275,13 +275,13 @@ def do_job(
     job_settings = replace(check_values(values), work=settings.work)
     if job_settings.task != "run":
         if not is_leader:
-            raise Busy("its leader does it")
+            raise Busy("the worker that leads the job does it")
         return load(TASKS[job_settings.task])(cfg, job_settings)
     job = replace(
         make_job(cfg, job_settings), wait_for_others=False, is_leader=is_leader, around_block=around_block
     )
     outcome = run(job, note_run)
     if outcome.results is None:
-        raise Busy("others draw or score the rest")
+        raise Busy("other workers draw or score the rest")
     remember(job, outcome)
     return outcome.folder

@@ -113,7 +113,7 @@ def find_evaluator(cfg: Mapping[str, Any], metric: str) -> tuple[str, MetricSpec
         raise ConfigError(f"metric={metric}: no such metric{suggest(metric, known, 'eval')}")
     if OF_SETS in type(evaluator).__module__:
         raise ConfigError(
-            f"metric={metric}: is of a whole set of images, which prompts cannot be compared by; use psnr or lpips"
+            f"metric={metric}: describes a whole set of images, not single prompts; use psnr or lpips"
         )
     if lacking := find_missing(evaluator):
         raise ConfigError(f"metric={metric}: {'; '.join(lacking)}")

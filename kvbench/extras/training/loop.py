@@ -142,7 +142,7 @@ def _resume(
         return 0
     tensors, metadata = checkpoint.load(path)
     if metadata["recipe"] != settings:
-        raise ValueError(f"{path} was made with another recipe: delete it, or set train.out to a new folder")
+        raise ValueError(f"{path} has a different recipe: delete it, or set train.out to a new folder")
     model.load_state_dict(checkpoint.group(tensors, "model"))
     for name, tensor in checkpoint.group(tensors, "average").items():
         average[name].copy_(tensor)

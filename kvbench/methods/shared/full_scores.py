@@ -159,7 +159,7 @@ class CalibratedCapacities(Wrapper):
         if not self.base.uniform_capacity:
             raise ConfigError(
                 f"method.base: {name} shares capacity among heads or layers itself; choose a base with equal "
-                "capacities, as method.base=h2o"
+                "capacities, such as method.base=h2o"
             )
         if self.refresh > 1 or self.ema or self.base.keeps_scores:
             raise ConfigError(

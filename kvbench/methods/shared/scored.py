@@ -112,7 +112,7 @@ class Scored(Method):
         """Refuse sinks or a branch mode that do not fit the model, and a budget below the sinks or a token a head."""
         super().check(spec, budget)
         if type(self).score is Scored.score and type(self).ranked_if_full is Scored.ranked_if_full:
-            raise ValueError(f"method: {type(self).__name__} has no score; write it, or another keep")
+            raise ValueError(f"method: {type(self).__name__} has no score; implement `score` or `keep`")
         Limit(1).check("refresh", self.refresh)
         Limit(0, 1).check("ema", self.ema)
         if self.own_state and self.ema:

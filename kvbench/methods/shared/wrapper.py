@@ -45,7 +45,7 @@ class Wrapper(Scored):
         if not isinstance(self.base, Scored):
             found = self.base if isinstance(self.base, str | Mapping) else type(self.base).__name__
             raise ConfigError(
-                f"method.base={found}: it does not score tokens; choose a method that does, as method.base=snapkv"
+                f"method.base={found}: it does not score tokens; choose a method that does, such as method.base=snapkv"
             )
         if self.base.uses.replaces:
             raise ConfigError(

@@ -96,7 +96,7 @@ def _join_shards(folder: Path, shards: Mapping[str, Sequence[str]]) -> dict[str,
         content = read(folder / shard)
         if lost := [tensor for tensor in tensors if tensor not in content]:
             raise ValueError(
-                f"{shard} lacks {len(lost)} tensors of the index, such as {lost[0]}: it is another file"
+                f"{shard} lacks {len(lost)} tensors of the index, such as {lost[0]}: the file is wrong"
             )
         if twice := [tensor for tensor in content if tensor in owners]:
             raise ValueError(f"{shard} and {owners[twice[0]]} both hold {twice[0]}")

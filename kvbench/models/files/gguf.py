@@ -170,7 +170,7 @@ def read_gguf(path: Path) -> Gguf:
         cursor = _Cursor(data := mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     cursor.take(len(MAGIC))
     if (version := cursor.read_count("I")) not in VERSIONS:
-        raise ValueError(f"it has GGUF's version {version}, but versions 2 and 3 are read; convert it anew")
+        raise ValueError(f"it has GGUF's version {version}, but versions 2 and 3 are read; convert it again")
     tensors, keys = cursor.read_count(), cursor.read_count()
     metadata = dict(_read_metadata(cursor, keys))
     placed = list(_read_tensors(cursor, tensors))
@@ -206,7 +206,7 @@ def _read_tensors(cursor: _Cursor, count: int) -> Iterator[tuple[str, TensorType
     for _ in range(count):
         name, dimensions = cursor.read_text(), cursor.read_count("I")
         if name in names:
-            raise ValueError(f"it has two tensors {name}; get another copy")
+            raise ValueError(f"it has two tensors {name}; download it again")
         if dimensions > MAX_DIMENSIONS:
             raise ValueError(f"{name} has {dimensions} dimensions, at most {MAX_DIMENSIONS} are possible")
         names.add(name)

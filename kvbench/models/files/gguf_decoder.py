@@ -77,7 +77,7 @@ def find_architecture(file: Gguf) -> str:
     for key, value in file.metadata.items():
         own = key.removeprefix(f"{name}.")
         if own != key and own not in KNOWN and value not in NEUTRAL.get(own, (0,)):
-            raise ValueError(f"{key} is {value!r:.60}, which is not followed; use the model's safetensors")
+            raise ValueError(f"{key} is {value!r:.60}, which is not supported; use the model's safetensors")
     if isinstance(parts := file.metadata.get("split.count"), int) and parts > 1:
         raise ValueError(f"it is one of {parts} parts; join them with llama-gguf-split --merge")
     return name
@@ -104,7 +104,7 @@ def count_channels(values: Mapping[str, Value], name: str) -> int:
     names = [f"{name}.attention.{one}_length" for one in ("key", "value")]
     key, value = (find_count(values, one, shared) for one in names)
     if key != value:
-        raise ValueError(f"{names[0]} is {key} and {names[1]} is {value}; equal ones are read")
+        raise ValueError(f"{names[0]} is {key} and {names[1]} is {value}; only equal ones are supported")
     return key
 
 

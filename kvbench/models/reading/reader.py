@@ -217,7 +217,7 @@ class TextReader(Reader[ReadableModel]):
         self, model: Model, readings: Mapping[str, ForcedText], others: Mapping[str, ForcedText]
     ) -> None:
         if not isinstance(model, ReadableModel):
-            raise ConfigError(f"prompts: texts are read by language models, and {model.name} is none")
+            raise ConfigError(f"prompts: texts are read by language models, and {model.name} is not one")
         super().__init__(model)
         self._readings, self._all = readings, {**others, **readings}
         self._laid: dict[str, LaidText] = {}

@@ -51,7 +51,7 @@ def generate(job: Job, folder: RunFolder, cache: KVCache, budget: Budget) -> boo
                         refused.append(block)
                         continue
                     if difference := describe_difference(read_digests(folder.path), digests):
-                        raise ConfigError(f"{folder.path}: started anew by a process with {difference}")
+                        raise ConfigError(f"{folder.path}: restarted by a process with {difference}")
                     if len(folder.samples(block)) < len(block):
                         with job.around_block(folder.path, block):
                             limit = _generate_block(draw_chunk, folder, block, limit, save)
@@ -91,7 +91,7 @@ def _generate_block(
         batch = draw_chunk(chunk)
         if batch is None:
             limit = len(chunk) // 2
-            log.warning("out of memory with %d prompts: going on with %d at a time", len(chunk), limit)
+            log.warning("out of memory with %d prompts: continuing with %d at a time", len(chunk), limit)
             continue
         save(partial(_save, folder, batch))
         start = chunk.stop
@@ -124,6 +124,6 @@ def _draw_if_it_fits(job: Job, cache: KVCache, budget: Budget, chunk: range) -> 
         return work()
     batch = if_it_fits(work, forget)
     if batch is None and held == [True]:
-        log.warning("out of memory for recorded scales with %d prompts: going on without", len(chunk))
+        log.warning("out of memory for recorded scales with %d prompts: continuing without", len(chunk))
         batch = None if final else if_it_fits(work, forget)
     return work() if batch is None and final else batch

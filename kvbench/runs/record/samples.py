@@ -26,8 +26,8 @@ def read_finished(folder: Path) -> Results | None:
     results = read_results(folder)
     if results is not None and (count := len(read_records(folder))) != results.n:
         raise ConfigError(
-            f"{folder / RECORDS}: has {count} records, {FILE} has n = {results.n}; start the run again, which "
-            "draws what is missing, or copy its folder again"
+            f"{folder / RECORDS}: has {count} records, {FILE} has n = {results.n}; start the run again to "
+            "generate what is missing, or copy its folder again"
         )
     return results
 

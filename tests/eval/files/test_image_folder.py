@@ -292,7 +292,7 @@ def test_turned_images_are_read_upright_and_said(tmp_path: Path, caplog: pytest.
         assert {sample.size for sample in read.samples.values()} == {(16, 12)}
         assert read.digest != plain.digest
         [line] = caplog.messages
-        assert "3 images are turned by their EXIF orientation: image 1.png, image 2.png, image 3.png" in line
+        assert "3 images are rotated by their EXIF orientation: image 1.png, image 2.png, image 3.png" in line
 
 
 def test_what_is_not_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

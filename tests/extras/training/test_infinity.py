@@ -107,7 +107,7 @@ RECIPE = TransformerRecipe(stages=(Stage(2, 4, 3), Stage(4, 4, 3)), text_dropout
 def test_resumed_training_equals_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = partial(draw_batch, _corpus(), SEGMENTS, RECIPE)
     check_resumed(monkeypatch, _network, draw, RECIPE, tmp_path, partial(RECIPE.rate_by_cost, SEGMENTS))
-    with pytest.raises(ValueError, match="another recipe"):
+    with pytest.raises(ValueError, match="a different recipe"):
         fit_transformer(
             _network(), draw, replace(RECIPE, flip=0.5), tmp_path / "whole.safetensors", compiled=False
         )
