@@ -221,18 +221,20 @@ def find_file_arrows(root: Path) -> Arrows:
 
 def find_circles(arrows: Arrows) -> list[list[str]]:
     """Return the groups of nodes that import each other, directly or through others, each sorted."""
+    uses: dict[str, set[str]] = {}
+    for user, used in arrows:
+        uses.setdefault(user, set()).add(used)
     below: dict[str, set[str]] = {}
-    for start in {node for pair in arrows for node in pair}:
+    for start in uses:
         seen: set[str] = set()
         stack = [start]
         while stack:
-            node = stack.pop()
-            new = {used for user, used in arrows if user == node} - seen
+            new = uses.get(stack.pop(), set()) - seen
             seen |= new
             stack += new
         below[start] = seen
     looped = [(start, seen) for start, seen in below.items() if start in seen]
-    circles = {tuple(sorted(node for node in seen if start in below[node])) for start, seen in looped}
+    circles = {tuple(sorted(node for node in seen if start in below.get(node, ()))) for start, seen in looped}
     return [list(circle) for circle in sorted(circles)]
 
 

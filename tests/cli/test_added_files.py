@@ -13,7 +13,7 @@ from kvbench.cli import app
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.loader import forget_files
 from kvbench.cli.config.messages import check_arguments, describe_error
-from kvbench.cli.config.search_path import REMEDY, PluginSearchPath, list_methods
+from kvbench.cli.config.search_path import REMEDY, PluginSearchPath, list_choices, list_methods
 from kvbench.cli.tasks import calibrate, doctor
 
 Add = Callable[[str, str], str]
@@ -131,15 +131,21 @@ def test_a_good_file_passes_beside_good_ones(add: Add) -> None:
     assert check_arguments(["-m", "sweeps=mine", "budget=0.5", named]) is None
 
 
-@pytest.mark.parametrize("target", ["nowhere.Method", "kvbench.methods.h2o.Nothing", "builtins.int"])
 def test_a_method_without_a_class_stops_no_list(
-    add: Add, caplog: pytest.LogCaptureFixture, target: str
+    add: Add, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add("method/mine.yaml", f"_target_: {target}\n")
+    def list_few(group: str) -> list[str]:  # every method composes in a second
+        return [name for name in list_choices(group) if name.startswith(("h2", "mine"))]
+
+    monkeypatch.setattr("kvbench.cli.config.search_path.list_choices", list_few)
+    for number, target in enumerate(("nowhere.Method", "kvbench.methods.h2o.Nothing", "builtins.int")):
+        add(f"method/mine{number}.yaml", f"_target_: {target}\n")
     with hydra_of_kvbench():
         methods = list_methods("next-scale")
-    assert ("h2o" in methods, "mine" in methods) == (True, False)
-    assert "left out: method=mine: " in caplog.text
+    assert "h2o" in methods
+    for name in ("mine0", "mine1", "mine2"):
+        assert name not in methods
+        assert f"left out: method={name}: " in caplog.text
 
 
 def test_a_method_that_cannot_be_made_stops_no_calibration(

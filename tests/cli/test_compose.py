@@ -21,8 +21,8 @@ JOBS = [
     ["budget=0.1", "method=heatkv", "method.orders=mine.json", "eval=scenes"],
     ["model=llamagen_tiny", "method=headkv", "eval=[psnr,ssim]", "eval.ssim.double=true"],
     ["eval=[psnr,ssim]", "eval.ssim={double: false}", "prompts.count=3", "prompts.count=4"],
-    ["method=full", "+method.x=1", "++method.y=2", "method.x=3", "eval=scenes"],
-    ["eval=scenes", "~eval.psnr", "seed=1"],
+    ["method=full", "+method.x=1", "++method.y=2", "method.x=3", "work={wait: false}", "eval=scenes"],
+    ["eval=scenes", "~eval.psnr", "seed=1", "runs_dir=${oc.env:HOME}/runs"],
     [
         "hydra/launcher=joblib",
         "hydra.launcher.n_jobs=2",
@@ -30,8 +30,6 @@ JOBS = [
         "prompts=scene_classes",
         "eval=all",
     ],
-    ["runs_dir=${oc.env:HOME}/runs", "eval=scenes"],
-    ["work={wait: false}", "eval=scenes"],
 ]
 """In this order, so that some find their choices composed, with and without the same values."""
 

@@ -67,7 +67,7 @@ def set_of_top_1(first: float, second: float, temperature: float, cool_first: bo
     """Codes that the program and torch draw with top-k 1 from two logits and an unlikely one."""
     from kvbench.kernels.triton.draw import draw_codes_triton
 
-    logits = torch.tensor([first, second, -1.0]).expand(3, 4, 3)
+    logits = torch.tensor([first, second, -1.0]).expand(3, 2, 3)
     limits = temperature, 1, cool_first
     found = draw_codes_triton(*move(logits, KEYS, STEP), *limits).cpu()
     assert torch.equal(found, draw_codes(logits, KEYS, STEP, *limits))

@@ -63,11 +63,11 @@ def test_parts_keep_their_tokens_with_and_without_a_space_before_every_text(tmp_
     spaced = read_tokenizer(Source("weights", str(tmp_path)), thinking=False)
     assert (own.spaced, spaced.spaced) == (False, True)
     sets = [Passkey(), Passkey(asked="after"), PlantedFacts(), Passkey(context=4096, count=5)]
-    for prompt in [prompt for source in sets for prompt in source.load()]:
-        for number, part in enumerate(prompt.reading.parts):
-            alone = reader(part.text, add_special_tokens=False)["input_ids"]
-            assert own.encode_part(part.text, first=not number) == alone
-            assert not number or spaced.encode_part(part.text, first=False) == alone
+    readings = [prompt.reading for source in sets for prompt in source.load()]
+    for first, text in {(not n, part.text) for one in readings for n, part in enumerate(one.parts)}:
+        alone = reader(text, add_special_tokens=False)["input_ids"]
+        assert own.encode_part(text, first=first) == alone
+        assert first or spaced.encode_part(text, first=False) == alone
 
 
 def read_at_once(model: TextDecoder, rows: list[list[int]]) -> Tensor:
