@@ -32,6 +32,7 @@ RECORD = ("runs.record", "runs.run_hash")
 RUNS = ("runs", "runs.generate", *RECORD, "runs.score")
 REPORT = ("report", "report.figures", "report.papers")
 MODELS = ("models", "models.base", "models.files", "models.parts")
+FORCED = ("forced", "forced.decoding", "forced.given")
 BASES = ("core", "engine.recording", "kernels", "models.files")
 """Rooms that the base classes of models import."""
 ROOMS: Mapping[str, tuple[str, ...]] = {
@@ -39,7 +40,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "conf": (),
     "kernels": (),
     "puzzles": (),
-    "eval": ("core",),
+    "forced": ("core",),
+    "eval": ("core", "forced"),
     "scenes": ("core", "eval"),
     "methods.shared": ("core",),
     "methods": ("core", "methods.shared"),
@@ -59,23 +61,35 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "models.files": ("core",),
     "models.base": BASES,
     "models.parts": (*BASES, "models.base"),
-    "models": ("core", "kernels", "models.base", "models.files", "models.parts"),
-    "models.families": ("core", "kernels", *MODELS, "scenes"),
-    "prompts": ("core", "eval", "scenes", "puzzles"),
+    "forced.decoding": ("core", "forced", "models.base", "models.files"),
+    "models": ("core", "forced.decoding", "kernels", "models.base", "models.files", "models.parts"),
+    "models.families": ("core", "forced.decoding", "kernels", *MODELS, "scenes"),
+    "forced.given": ("core", "forced", "forced.decoding", "models", "models.base"),
+    "prompts": ("core", "eval", "forced", "scenes", "puzzles"),
     "plan": ("core", *ENGINE, *CONTRACT, "models.base"),
     "runs.run_hash": ("core",),
     "runs.record": ("core", "engine", "eval", "kernels", "models.base", "runs.run_hash"),
-    "runs": ("core", *ENGINE, "eval", *CONTRACT, "methods.full", *MODELS, "prompts", *RECORD),
-    "runs.generate": ("core", *ENGINE, "eval", *CONTRACT, *MODELS, "runs", *RECORD),
+    "runs": ("core", *ENGINE, "eval", *FORCED, *CONTRACT, "methods.full", *MODELS, "prompts", *RECORD),
+    "runs.generate": ("core", *ENGINE, "eval", *FORCED, *CONTRACT, *MODELS, "runs", *RECORD),
     "runs.score": ("core", "eval", "runs", "runs.record"),
     "runs.execute": ("core", "eval", *RUNS),
     "profile": ("core", *ENGINE, "kernels", *CONTRACT, "methods.full", *MODELS, *RUNS, "runs.execute"),
     "policy": ("core", "engine", *CONTRACT, "runs", "runs.generate"),
     "data": ("core", "runs.record"),
-    "report": ("core", "data", "engine", "eval", "plan", "runs.code", "runs.generate", "runs.record"),
+    "report": (
+        "core",
+        "data",
+        "engine",
+        "eval",
+        "forced",
+        "plan",
+        "runs.code",
+        "runs.generate",
+        "runs.record",
+    ),
     "report.figures": ("core", "engine", "eval", "report", "runs.generate", "runs.record"),
     "report.papers": ("core", "engine", "methods", "report", "report.figures", "runs.record"),
-    "dashboard": ("conf", "core", "data", "eval", *REPORT, "runs.generate", "runs.record"),
+    "dashboard": ("conf", "core", "data", "eval", "forced", *REPORT, "runs.generate", "runs.record"),
     "cli.console": ("core",),
     "cli.config": ("cli.console", "conf", "core", "report.papers", "runs", "runs.record"),
     "cli.sweeps": ("cli.config", "cli.console", "core", "runs.record"),
@@ -94,6 +108,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "data",
         *ENGINE,
         "eval",
+        "forced",
         *CONTRACT,
         *MODELS,
         "models.families",
@@ -113,6 +128,7 @@ RELATED = {("models.janus", "models.llamagen")}
 """Family that uses another one's image tokenizer."""
 BESIDE = {
     "__main__": "cli",
+    "forced.passes": "forced.decoding",
     "models.noise": "models.base",
     "models.outputs": "models.base",
     "runs.partial": "runs.execute",

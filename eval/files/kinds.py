@@ -1,7 +1,6 @@
 """Kinds of samples and their files: images as PNG, texts as UTF-8, texts that were read as safetensors."""
 
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,9 +14,10 @@ from PIL import Image
 from kvbench.core.config import ConfigError
 from kvbench.core.files import name_sample
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.readings import COLUMNS, LABELS, STATES, ReadingSet
+from kvbench.eval.files.readings import ReadingSet
 from kvbench.eval.files.samples import SampleSet
 from kvbench.eval.files.texts import TextSet
+from kvbench.forced.record import ScoredText
 
 PLUGINS = "kvbench.samples"
 """Entry point group with a package's kinds of samples, each a `SampleKind`."""
@@ -70,22 +70,9 @@ def _describe_text(text: Any) -> dict[str, object]:
     return {"tokens": text.tokens, "ended": text.ended}
 
 
-def _describe_reading(reading: Any) -> dict[str, object]:
-    return {} if reading.groups else {"tokens": len(reading.tokens)}
-
-
-def _encode_reading(reading: Any) -> bytes:
-    """Return a `ReadText` as safetensors."""
-    from safetensors.torch import save  # imports torch, which reading runs does not need
-
-    states = {} if reading.states is None else {STATES: reading.states.contiguous()}
-    labels = json.dumps({"words": reading.words, "groups": reading.groups})
-    return save({name: getattr(reading, name) for name in COLUMNS} | states, {LABELS: labels})
-
-
 IMAGES = SampleKind(ImageSet, _encode_image)
 TEXTS = SampleKind(TextSet, _encode_text, _describe_text)
-READINGS = SampleKind(ReadingSet, _encode_reading, _describe_reading)
+READINGS = SampleKind(ReadingSet, ScoredText.encode, ScoredText.describe)
 
 
 @cache

@@ -2,26 +2,23 @@
 
 import heapq
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.eval.files.readings import StoredReading
 from kvbench.eval.protocol.intervals import bootstrap
+from kvbench.forced.record import ScoredText, Unit
 
 MAX_BINS = 16
 """Largest number of bins of the positions of texts."""
 BEFORE = 60
 """Number of characters shown before a token."""
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 TAIL: Mapping[str, float] = {"median": 0.5, "p95": 0.95, "p99": 0.99, "largest": 1.0}
 """Quantiles of KL over the scored tokens of all texts, by name."""
 
-Unit = Literal["tokens", "row", "scale"]
 Values = NDArray[np.floating] | NDArray[np.bool_]
 
 
@@ -73,7 +70,7 @@ class WorstPosition(NamedTuple):
     kl: float
 
 
-def trace_drift(readings: Sequence[StoredReading], clusters: Sequence[str]) -> DivergenceCurve:
+def trace_drift(readings: Sequence[ScoredText], clusters: Sequence[str]) -> DivergenceCurve:
     """Return the course of the divergence over the positions of at least one text.
 
     Bins of texts have equal numbers of tokens, one token each if the longest text has at most `MAX_BINS`; bins of
@@ -86,7 +83,7 @@ def trace_drift(readings: Sequence[StoredReading], clusters: Sequence[str]) -> D
     edges = _choose_edges(readings)
     kl = np.concatenate([one.kl for one in readings]).astype(np.float64)
     return DivergenceCurve(
-        find_unit(readings[0]),
+        readings[0].unit,
         edges,
         _average(readings, clusters, edges, lambda one: one.kl, math.inf),
         _average(readings, clusters, edges, lambda one: one.same, 1),
@@ -94,14 +91,7 @@ def trace_drift(readings: Sequence[StoredReading], clusters: Sequence[str]) -> D
     )
 
 
-def find_unit(reading: StoredReading) -> Unit:
-    """Return what the bins of a text or an image are."""
-    if not reading.groups:
-        return "tokens"
-    return "row" if len(set(reading.groups)) == 1 else "scale"
-
-
-def _choose_edges(readings: Sequence[StoredReading]) -> tuple[int, ...]:
+def _choose_edges(readings: Sequence[ScoredText]) -> tuple[int, ...]:
     if groups := readings[0].groups:
         return (0, *accumulate(groups))
     longest = max(len(one.kl) for one in readings)
@@ -109,10 +99,10 @@ def _choose_edges(readings: Sequence[StoredReading]) -> tuple[int, ...]:
 
 
 def _average(
-    readings: Sequence[StoredReading],
+    readings: Sequence[ScoredText],
     clusters: Sequence[str],
     edges: Sequence[int],
-    find: Callable[[StoredReading], Values],
+    find: Callable[[ScoredText], Values],
     most: float,
 ) -> tuple[Band, ...]:
     """Return the mean over texts of a column's mean in each bin; intervals are clipped to 0 and `most`."""
@@ -128,7 +118,7 @@ def _average(
     return tuple(bands)
 
 
-def find_worst(readings: Iterable[tuple[int, str, StoredReading]], count: int) -> list[WorstPosition]:
+def find_worst(readings: Iterable[tuple[int, str, ScoredText]], count: int) -> list[WorstPosition]:
     """Return the `count` scored tokens with the largest KL, in descending order; ties are ordered by text and position.
 
     Args:
@@ -146,29 +136,15 @@ def find_worst(readings: Iterable[tuple[int, str, StoredReading]], count: int) -
     ]
 
 
-def _describe(index: int, position: int, prompt: str, one: StoredReading) -> WorstPosition:
+def _describe(index: int, position: int, prompt: str, one: ScoredText) -> WorstPosition:
     group = sum(end <= position for end in accumulate(one.groups))
-    before = f"{find_unit(one)} {group + 1} " if one.groups else find_before(prompt, one, position)[-BEFORE:]
+    before = f"{one.unit} {group + 1} " if one.groups else one.find_before(prompt, position)[-BEFORE:]
     return WorstPosition(
         sample=index,
         position=position,
         before=before,
-        token=name_token(one, one.tokens[position]),
-        likeliest=name_token(one, one.likeliest[position]),
-        likeliest_full=name_token(one, one.likeliest_full[position]),
+        token=one.name_token(one.tokens[position]),
+        likeliest=one.name_token(one.likeliest[position]),
+        likeliest_full=one.name_token(one.likeliest_full[position]),
         kl=float(one.kl[position]),
     )
-
-
-def find_before(prompt: str, reading: StoredReading, position: int = 0) -> str:
-    """Return the characters before a scored token, given ones included where the prompt has them."""
-    words = [reading.words.get(int(token), "") for token in reading.tokens]
-    # A token that is a part of a character is spelled as a replacement character.
-    scored = ".{1,4}?".join(map(re.escape, re.split(f"{UNKNOWN}+", "".join(words))))
-    found = [match.start() for match in re.finditer(scored, prompt, re.DOTALL)] if any(words) else []
-    return prompt[: found[-1] if found else 0] + "".join(words[:position])
-
-
-def name_token(reading: StoredReading, token: int) -> str:
-    """Return the characters of a token; its number after a # if they are unknown."""
-    return reading.words.get(int(token)) or f"#{int(token)}"

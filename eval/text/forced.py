@@ -7,10 +7,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.eval.files.readings import FORCED, ReadingSet, StoredReading
+from kvbench.eval.files.readings import FORCED, ReadingSet
 from kvbench.eval.protocol.base import Evaluator, Result, make_result
 from kvbench.eval.protocol.intervals import leave_out, resample_statistic
 from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score, with_interval
+from kvbench.forced.record import ScoredText
 
 Floats = NDArray[np.float64]
 
@@ -100,7 +101,7 @@ class Perplexity(ForcedScore):
         return make_result(self, scores, columns)
 
 
-def _average(readings: Sequence[StoredReading], name: str) -> Floats:
+def _average(readings: Sequence[ScoredText], name: str) -> Floats:
     """Return the mean of a column over the tokens of each text, float64 [texts]."""
     return np.array([getattr(reading, name).mean(dtype=np.float64) for reading in readings])
 

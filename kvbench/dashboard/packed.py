@@ -9,9 +9,7 @@ import numpy as np
 
 from kvbench.core.config import ConfigError
 from kvbench.dashboard.pool import Pool
-from kvbench.eval.files.readings import read_stored
-from kvbench.eval.files.samples import SampleSetError
-from kvbench.eval.text.drift import find_before, find_unit, name_token
+from kvbench.forced.record import ScoredText
 from kvbench.report.drifts import Drifts
 from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.record.results import Results
@@ -27,24 +25,24 @@ MAX_UINT16 = 65535
 def pack_reading(path: Path, prompt: object, pool: Pool) -> dict[str, object] | None:
     """Return a text or an image that was read, or None if its file is missing or damaged.
 
-    `kl` is float32 [tokens] in base64, little-endian, and `unit` what `find_unit` says. `given`, `words` and `full` are
+    `kl` is float32 [tokens] in base64, little-endian, and `unit` the record's. `given`, `words` and `full` are
     numbers in the pool, as runs of the same texts share them: the end of the given characters, the scored tokens (of an
     image blank cells with line ends after rows), and the likeliest token of the full cache at each. `others` has the
     likeliest token of the method by position where it is another one.
     """
     try:
-        one = read_stored(path)
-    except SampleSetError:
+        one = ScoredText.read(path)
+    except ValueError:
         return None
-    words = draw_cells(one.groups) if one.groups else [name_token(one, token) for token in one.tokens]
+    words = draw_cells(one.groups) if one.groups else [one.name_token(token) for token in one.tokens]
     return {
-        "unit": find_unit(one),
-        "given": pool.add(find_before(str(prompt or ""), one)[-MAX_GIVEN:]),
+        "unit": one.unit,
+        "given": pool.add(one.find_before(str(prompt or ""))[-MAX_GIVEN:]),
         "words": pool.add(words),
-        "full": pool.add([name_token(one, token) for token in one.likeliest_full]),
+        "full": pool.add([one.name_token(token) for token in one.likeliest_full]),
         "kl": base64.b64encode(one.kl.astype("<f4").tobytes()).decode(),
         "others": {
-            str(position): name_token(one, one.likeliest[position])
+            str(position): one.name_token(one.likeliest[position])
             for position in np.flatnonzero(~one.same).tolist()
         },
     }

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment
+from kvbench.forced.passes import ForcedPass, OwnReadable
 from kvbench.models.base import Cache, Model, require_sizes
 from kvbench.models.image_model import ImageModel
 from kvbench.models.noise import Noise
@@ -23,9 +24,7 @@ from kvbench.models.parts.image_lines import LinedImageConfig, forbid
 from kvbench.models.parts.sampling import TokenSampling, guide
 from kvbench.models.parts.tensor_parallel import split_config
 from kvbench.models.parts.tokens import encode_prompts, lay_out
-from kvbench.models.reading.base import OwnReadable, PassedText
-from kvbench.models.reading.passes import read_segments
-from kvbench.models.token_loop import ImageHead, draw_tokens
+from kvbench.models.token_loop import ImageHead, draw_tokens, read_tokens
 
 N = TypeVar("N", bound=Decoder)
 T = TypeVar("T", bound=VQGAN)
@@ -161,7 +160,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
     @torch.inference_mode()
     def read_own(
         self, prompts: Sequence[str], cache: Cache, noise: Noise, tokens: Sequence[Tensor] | None
-    ) -> list[PassedText]:
+    ) -> list[ForcedPass]:
         """Read the images of prompts, drawn first without `tokens`; states are [tokens, branches, width]."""
         condition, padding = self._embed(prompts)
         branches, first = self.sampling.branches, condition.shape[1]
@@ -175,11 +174,9 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T], OwnReadable):
             return image[:, start - first : end - first] if start else condition
 
         length = first + image.shape[1]
-        states = read_segments(
-            self._transformer, embed, length, self.spec.segments, cache, padding, first - 1
-        )
+        states = read_tokens(self._transformer, embed, length, self.spec.segments, cache, padding, first - 1)
         states = states.unflatten(0, (branches, -1)).permute(1, 2, 0, 3)
-        return [PassedText(row, state) for row, state in zip(drawn, states, strict=True)]
+        return [ForcedPass(row, state) for row, state in zip(drawn, states, strict=True)]
 
     def find_logits(self, states: Tensor, number: int) -> Tensor:
         """Return guided logits float32 [n, codes] of states [n, branches, width], before temperature and truncation.

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import release_unused, use_device
 from kvbench.core.segments import ModelSpec, Segment, next_token_image
+from kvbench.forced.passes import ForcedPass, OwnReadable
 from kvbench.models.base import Cache, Calls, LeastWork, require_sizes
 from kvbench.models.files.checkpoints import State, WeightsError
 from kvbench.models.files.generation_config import list_unfollowed, read_generation_config
@@ -27,15 +28,13 @@ from kvbench.models.parts.tensor_parallel import split_config, split_state
 from kvbench.models.parts.text_decoder import TextDecoder, TextDecoderConfig
 from kvbench.models.parts.text_sampling import TextSampling
 from kvbench.models.parts.tokens import lay_out
-from kvbench.models.reading.base import PassedText, ReadableModel
-from kvbench.models.reading.passes import read_segments
 from kvbench.models.text_head import DrawnTexts, TextHead
 from kvbench.models.text_tokens import HashedTextTokenizer, TextTokenizer
-from kvbench.models.token_loop import draw_tokens
+from kvbench.models.token_loop import draw_tokens, read_tokens
 
 
 @dataclass
-class TextModel(NextTokenModel[TextDecoder], ReadableModel):
+class TextModel(NextTokenModel[TextDecoder], OwnReadable):
     """Settings of a language model; weights on `load`.
 
     Prompts are padded in front to `prompt_tokens` tokens. Positions count from the first padding token, because
@@ -232,11 +231,11 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
         def embed(start: int, end: int) -> Tensor:
             return self._transformer.embed(rows[:, start:end])
 
-        return read_segments(self._transformer, embed, rows.shape[1], segments, cache, padding, first)
+        return read_tokens(self._transformer, embed, rows.shape[1], segments, cache, padding, first)
 
     def read_own(
         self, prompts: Sequence[str], cache: Cache, noise: Noise, tokens: Sequence[Tensor] | None
-    ) -> list[PassedText]:
+    ) -> list[ForcedPass]:
         """Read the texts of prompts; without `tokens` they are drawn first."""
         rows, padding = lay_out(prompts, self._text, self.prompt_tokens)
         if tokens is None:
@@ -244,7 +243,7 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
         texts = pad_sequence(list(tokens), batch_first=True, padding_value=self._text.pad)
         rows, first = torch.cat((rows, texts[:, :-1]), 1), self.prompt_tokens - 1
         states = self.read_states(rows, self.spec.segments, cache, padding, first)
-        return [PassedText(row, state[: len(row)]) for row, state in zip(tokens, states, strict=True)]
+        return [ForcedPass(row, state[: len(row)]) for row, state in zip(tokens, states, strict=True)]
 
     def find_logits(self, states: Tensor, number: int) -> Tensor:
         """Return logits float32 [n, vocabulary] of hidden states [n, width]."""
@@ -253,10 +252,6 @@ class TextModel(NextTokenModel[TextDecoder], ReadableModel):
     def spell_tokens(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """Return the characters of each token."""
         return self._text.spell(tokens)
-
-    def rotate(self, length: int) -> Tensor:
-        """Return the RoPE factors of the keys of `length` tokens, complex64 [length, D/2]."""
-        return self.shape.rotations(length)
 
     @cached_property
     def _text(self) -> TextTokenizer:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvbench.core.config import MAX_PROMPTS, ConfigError, check_range, show
 from kvbench.core.files import hash_content
-from kvbench.core.reading import ForcedText, OwnOutput, Part
+from kvbench.forced.text import ForcedText, Part
 from kvbench.prompts.draft import Draft
 
 
@@ -29,7 +29,7 @@ class Prompt:
     text: str
     meta: dict[str, object] = field(default_factory=dict)
     place: str = ""
-    reading: ForcedText | OwnOutput | None = None
+    reading: ForcedText | None = None
     draft: Draft | None = None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.core.reading import FILL, ForcedText, Part
+from kvbench.forced.text import FILL, ForcedText, Part
 from kvbench.prompts.text_files import read_own, read_shipped
 
 MAX_PIECE = 2048

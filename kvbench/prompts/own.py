@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from kvbench.core.config import ConfigError
-from kvbench.core.reading import OwnOutput
+from kvbench.forced.text import OWN_OUTPUT
 from kvbench.prompts.base import Prompt, PromptSource
 
 
@@ -28,7 +28,7 @@ class Own:
             raise ConfigError(
                 "prompts.of: these are texts to read, which have no output; name prompts to answer"
             )
-        return [replace(prompt, reading=OwnOutput()) for prompt in prompts]
+        return [replace(prompt, reading=OWN_OUTPUT) for prompt in prompts]
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
         """Return up to `count` calibration prompts of `of`, whose outputs are drawn as in any run."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
-from kvbench.core.reading import ForcedText, Part
+from kvbench.forced.text import ForcedText, Part
 from kvbench.prompts.base import Prompt, check_choices, check_counts
 from kvbench.prompts.text_files import DOMAINS, TextEntry, choose_texts, read_own, read_shipped
 

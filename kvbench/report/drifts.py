@@ -6,10 +6,10 @@ from pathlib import Path
 from kvbench.core.files import hash_path
 from kvbench.core.kept import FileCache
 from kvbench.eval.files.kinds import READINGS, find_stored_kind
-from kvbench.eval.files.readings import StoredReading, read_stored
 from kvbench.eval.files.samples import Sample, read_samples
 from kvbench.eval.text import drift as code
 from kvbench.eval.text.drift import TAIL, Band, DivergenceCurve, WorstPosition, find_worst, trace_drift
+from kvbench.forced.record import ScoredText
 from kvbench.report.conditions import group_conditions, is_full
 from kvbench.report.runs_table import identifying_columns, name_methods, order_runs
 from kvbench.report.seeds import list_members, name_count
@@ -59,17 +59,17 @@ def _trace(folders: Sequence[Path]) -> DivergenceCurve | None:
     return trace_drift([reading for _, reading in pairs], [sample.cluster for sample, _ in pairs])
 
 
-def _read_all(folder: Path) -> list[tuple[Sample, StoredReading]]:
+def _read_all(folder: Path) -> list[tuple[Sample, ScoredText]]:
     """Return the texts of a run in order, without comparing files with their records, which scoring does."""
     samples = read_samples(folder / RECORDS)
-    return [(samples[index], read_stored(READINGS.find(folder, index))) for index in sorted(samples)]
+    return [(samples[index], ScoredText.read(READINGS.find(folder, index))) for index in sorted(samples)]
 
 
 def find_worst_places(folder: Path, count: int) -> list[WorstPosition]:
     """Return the tokens of a run's texts with the largest KL; none for other runs, or if nothing diverges.
 
     Raises:
-        SampleSetError: a file is missing or damaged.
+        ValueError: a file is missing or damaged.
     """
     if find_stored_kind(folder) is not READINGS:
         return []

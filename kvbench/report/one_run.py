@@ -9,7 +9,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvbench.engine.memory import MIB
-from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.answers import show_answers
 from kvbench.report.code_notes import describe_mixed, name_origin
@@ -93,7 +92,7 @@ def _show_places(console: Console, folder: Path) -> None:
     """Print the tokens with the largest KL of a run that read texts; nothing for other runs or damaged files."""
     try:
         places = find_worst_places(folder, WORST_PLACES)
-    except SampleSetError:
+    except ValueError:
         return
     if not places:
         return

@@ -23,7 +23,7 @@ from kvbench.core.source import (
 )
 
 PINS_FILE = Path(__file__).parents[1] / "assets" / "pins.json"
-CLASS_PACKAGES = ("eval", "methods", "models", "scenes")
+CLASS_PACKAGES = ("eval", "forced", "methods", "models", "scenes")
 """Packages of kvbench whose code is part of a run's identity; the code that conducts runs is not."""
 ENGINE_PACKAGES = ("core", "engine", "kernels")
 """Packages of kvbench whose code is recorded beside a run."""

@@ -12,15 +12,14 @@ from typing import Any, Protocol
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
 from kvbench.core.processes import Processes
-from kvbench.core.reading import ForcedText, OwnOutput
 from kvbench.core.settings import Settings
 from kvbench.core.storage import CHANNEL, CODE_DTYPES
 from kvbench.eval.protocol.base import Evaluator
+from kvbench.forced.decoding import ForcedDecoding, ForcedOutputs
+from kvbench.forced.text import OWN_OUTPUT, ForcedText
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
-from kvbench.models.reading.base import ReadableModel
-from kvbench.models.reading.reader import OwnReader, Reader, TextReader
 from kvbench.prompts.base import Prompt, fit, hash_prompts
 from kvbench.runs.cache_plan import Allowance, CachePlan, find_allowance, plan_cache
 from kvbench.runs.code import list_classes
@@ -96,7 +95,7 @@ class Job:
     @property
     def reads(self) -> bool:
         """Whether texts are read, and compared with the full cache's reading."""
-        return isinstance(self.model, Reader)
+        return isinstance(self.model, ForcedDecoding)
 
     @property
     def processes(self) -> Processes:
@@ -209,7 +208,9 @@ def fit_prompts(model: Model, prompts: Sequence[Prompt]) -> list[Prompt]:
     """
     if all(prompt.draft is None for prompt in prompts):
         return list(prompts)
-    if not isinstance(model, ReadableModel):
+    from kvbench.models.text_model import TextModel  # takes long to import, and other runs do without
+
+    if not isinstance(model, TextModel):
         raise ConfigError(f"prompts: these are questions for language models, and {model.name} is not one")
     tokenizer = model.open_tokenizer()
 
@@ -225,7 +226,7 @@ def fit_prompts(model: Model, prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def read_or_write(model: Model, prompts: Sequence[Prompt], others: Sequence[Prompt]) -> Model:
-    """Return a reader of the prompts' texts if they are to be read, else the model.
+    """Return forced decoding of the prompts' texts if they are to be read, else the model.
 
     Args:
         model: loaded or not.
@@ -238,14 +239,15 @@ def read_or_write(model: Model, prompts: Sequence[Prompt], others: Sequence[Prom
     first = prompts[0].reading
     if first is None:
         return model
-    if isinstance(first, OwnOutput):
-        return OwnReader(model)
-    texts = {prompt.text: prompt.reading for prompt in prompts if isinstance(prompt.reading, ForcedText)}
-    known = {
-        prompt.text: prompt.reading if isinstance(prompt.reading, ForcedText) else _read_like(first, prompt)
-        for prompt in others
-    }
-    return TextReader(model, texts, known)
+    if first == OWN_OUTPUT:
+        return ForcedOutputs(model)
+    from kvbench.forced.given import GivenTexts  # takes long to import, and other runs do without
+
+    own, known = (
+        {prompt.text: prompt.reading or _read_like(first, prompt) for prompt in several}
+        for several in (prompts, others)
+    )
+    return GivenTexts(model, own, known)
 
 
 def _read_like(reading: ForcedText, prompt: Prompt) -> ForcedText:
@@ -254,4 +256,4 @@ def _read_like(reading: ForcedText, prompt: Prompt) -> ForcedText:
         raise ConfigError(
             "calibrate.prompts: texts with several parts are calibrated on others of their set; set null"
         )
-    return replace(reading, parts=(replace(reading.parts[0], text=prompt.text),))
+    return replace(reading, parts=(reading.parts[0]._replace(text=prompt.text),))

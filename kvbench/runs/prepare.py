@@ -15,8 +15,8 @@ from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import CODEBOOK_REVISION, CodebookTensors
 from kvbench.engine.packed.bytes import fit_budget
 from kvbench.eval.files.kinds import TEXTS
+from kvbench.forced.decoding import ForcedOutputs
 from kvbench.methods.shared.calibration import Artifact, Observer
-from kvbench.models.reading.reader import TextReader
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
 from kvbench.runs.code import find_inner_classes, identify_code
@@ -168,6 +168,7 @@ def locate_calibration(job: Job, observer: Observer) -> tuple[Path, dict[str, ob
 
 def _choose_batch_size(job: Job) -> int:
     """Return the batch size of a calibration; 1 for texts that are written, which end at different lengths."""
-    if job.model.identified.output == TEXTS.kind and not isinstance(job.model, TextReader):
+    writes = isinstance(job.model, ForcedOutputs) or not job.reads
+    if job.model.identified.output == TEXTS.kind and writes:
         return 1
     return min(job.settings.calibrate.batch_size, len(job.calibration_prompts))

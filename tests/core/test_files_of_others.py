@@ -17,7 +17,7 @@ from kvbench.data.frames import read_table
 from kvbench.eval.distribution.dataset import Packed, Pictures
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.pictures import open_picture
-from kvbench.eval.files.readings import read_stored
+from kvbench.forced.record import ScoredText
 from kvbench.models.files import checkpoints
 from kvbench.models.files.gguf import read_gguf
 from kvbench.models.parts.tokens import open_tokenizer
@@ -150,7 +150,7 @@ DOORS: dict[str, Callable[[Path], object]] = {
     "model.safetensors": checkpoints.read,
     "model.pth": checkpoints.read,
     "model.gguf": read_gguf,
-    "000000.safetensors": read_stored,
+    "000000.safetensors": ScoredText.read,
     "tokenizer.json": open_tokenizer,
     "samples.parquet": lambda path: read_table(path, 1),
     "reference.npz": Packed,

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from kvbench.models.files.weights import Source
-from kvbench.models.reading.schedule import lay_text
 from kvbench.models.text_tokens import TextTokenizer, read_tokenizer
 from kvbench.prompts.retrieval import Passkey, PlantedFacts, Retrieval
 from kvbench.prompts.text_files import read_shipped
@@ -126,7 +125,7 @@ def test_a_later_part_gets_no_space(pair: Pair) -> None:
 @pytest.mark.parametrize("source", [Passkey(count=3, context=512), PlantedFacts(count=2, asked="after")])
 def test_scored_tokens_decode_to_the_answer(pair: Pair, source: Retrieval) -> None:
     for prompt in source.load():
-        laid = lay_text(prompt.reading, lambda text, first: pair.spaced.encode_part(text, first=first))
+        laid = prompt.reading.tokenize(lambda text, first: pair.spaced.encode_part(text, first=first))
         given, answer = laid.tokens[: laid.given], str(prompt.meta["answer"])
         assert laid.given == source.context
         assert pair.spaced.decode(given).endswith(prompt.reading.parts[-2].text)

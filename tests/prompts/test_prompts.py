@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.core.reading import OwnOutput
+from kvbench.forced.text import OWN_OUTPUT
 from kvbench.prompts.base import hash_prompts
 from kvbench.prompts.imagenet import ImageNet, read_class_names
 from kvbench.prompts.own import Own
@@ -106,5 +106,5 @@ def test_prompts_of_own_outputs_are_those_of_the_set() -> None:
     scenes = Scenes(count=3)
     prompts = Own(scenes).load()
     assert [prompt.text for prompt in prompts] == [prompt.text for prompt in scenes.load()]
-    assert {prompt.reading for prompt in prompts} == {OwnOutput()}
+    assert {prompt.reading for prompt in prompts} == {OWN_OUTPUT}
     assert Own(scenes).load_others(2, 0) == scenes.load_others(2, 0)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.core.config import ConfigError
-from kvbench.core.reading import FILL
-from kvbench.models.reading.schedule import lay_text
+from kvbench.forced.text import FILL
 from kvbench.prompts.base import Prompt
 from kvbench.prompts.retrieval import Passkey, PlantedFacts, Retrieval
 
@@ -28,7 +27,7 @@ def write(tokens: tuple[int, ...], prompt: Prompt) -> str:
 
 def lay(prompt: Prompt) -> tuple[str, str]:
     """Return the characters of the context and of the answer."""
-    laid = lay_text(prompt.reading, encode)
+    laid = prompt.reading.tokenize(encode)
     return write(laid.tokens[: laid.given], prompt), write(laid.tokens[laid.given :], prompt)
 
 
@@ -45,7 +44,7 @@ def lay(prompt: Prompt) -> tuple[str, str]:
 def test_the_context_has_its_tokens_and_ends_with_the_question(source: Retrieval) -> None:
     for prompt in source.load():
         context, answer = lay(prompt)
-        assert lay_text(prompt.reading, encode).given == source.context
+        assert prompt.reading.tokenize(encode).given == source.context
         assert answer == prompt.meta["answer"]
         subject = "pass key is" if isinstance(source, Passkey) else "office is"
         assert context.rstrip().endswith(subject)
@@ -80,7 +79,7 @@ def test_gap_is_the_text_between_the_asked_fact_and_the_question() -> None:
 
 def test_a_question_asked_after_begins_a_segment_at_one_place() -> None:
     for source in (Passkey(count=5, asked="after"), PlantedFacts(count=8, asked="after")):
-        texts = [lay_text(prompt.reading, encode) for prompt in source.load()]
+        texts = [prompt.reading.tokenize(encode) for prompt in source.load()]
         assert len({text.cuts for text in texts}) == 1
         [cut] = texts[0].cuts
         assert 1000 < cut < texts[0].given == 1024

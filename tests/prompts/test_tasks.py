@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.core.config import ConfigError
-from kvbench.core.reading import OwnOutput
 from kvbench.eval.text.string_match import StringMatchAll, StringMatchPart
-from kvbench.models.reading.schedule import lay_text
+from kvbench.forced.text import OWN_OUTPUT
 from kvbench.prompts.base import Prompt, fit
 from kvbench.prompts.files import RulerFile
 from kvbench.prompts.own import Own
@@ -102,7 +101,7 @@ def test_a_prompt_has_its_length_and_one_more_word_would_be_too_much(kind: str, 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_read_answer_continues_its_question_and_has_all_outputs_in_order(kind: str) -> None:
     for ours, written in zip(fitted(replace(KINDS[kind], answer="read")), fitted(KINDS[kind]), strict=True):
-        laid = lay_text(ours.reading, lambda text, _: list(map(hash, PIECES.findall(text))))
+        laid = ours.reading.tokenize(lambda text, _: list(map(hash, PIECES.findall(text))))
         prompt, right = (part.text for part in ours.reading.parts)
         assert (prompt, prompt + right, written.reading) == (written.text, ours.text, None)
         assert (laid.given, ours.reading.chunked) == (len(PIECES.findall(prompt)), False)
@@ -161,7 +160,7 @@ def test_a_length_without_room_and_a_text_without_words_are_refused(tmp_path: Pa
 def test_prompts_whose_own_outputs_are_read_are_fitted_as_they_are_answered() -> None:
     model = small_writer(20)
     [prompt] = fit_prompts(model, Own(Needles(count=1, length=150, answer="read")).load())
-    assert (prompt.reading, len(model.open_tokenizer().encode(prompt.text))) == (OwnOutput(), 150)
+    assert (prompt.reading, len(model.open_tokenizer().encode(prompt.text))) == (OWN_OUTPUT, 150)
 
 
 def test_files_of_rulers_form_are_read(tmp_path: Path) -> None:

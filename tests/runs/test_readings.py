@@ -11,18 +11,17 @@ from safetensors.numpy import load_file
 
 from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
-from kvbench.core.reading import ForcedText, OwnOutput, Part
 from kvbench.core.settings import Shard
 from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.files.readings import ReadingSet
 from kvbench.eval.text.forced import Kl, Perplexity, SameTop1
+from kvbench.forced.decoding import ForcedDecoding
+from kvbench.forced.text import OWN_OUTPUT, ForcedText, Part
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.models.reading.reader import Reader
 from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
-from kvbench.runs.generate import readings
 from kvbench.runs.job import Job, read_or_write
 from kvbench.runs.prepare import _choose_batch_size
 from kvbench.runs.record.merge import merge_runs
@@ -109,7 +108,7 @@ def test_a_method_is_calibrated_on_texts_that_are_read(tmp_path: Path) -> None:
     assert metadata["sizes"] == [[1, length] for length in (2, 4, 4, 4, 4, 4, 1)]
 
 
-@pytest.mark.parametrize(("reading", "batch"), [(None, 1), (OwnOutput(), 1), ("given", 2)])
+@pytest.mark.parametrize(("reading", "batch"), [(None, 1), (OWN_OUTPUT, 1), ("given", 2)])
 def test_written_texts_are_calibrated_one_by_one(tmp_path: Path, reading: object, batch: int) -> None:
     """They end at different lengths; given texts do not."""
     prompts = list_prompts()
@@ -144,13 +143,13 @@ def test_more_texts_take_those_that_were_read(
 ) -> None:
     shutil.copytree(whole.parents[1], tmp_path / "runs")
     read: list[list[str]] = []
-    plain = Reader.compare
+    plain = ForcedDecoding.compare
 
-    def count(reader: Reader, passed: object, full: object) -> object:
+    def count(reader: ForcedDecoding, passed: object, full: object) -> object:
         read.append([])
         return plain(reader, passed, full)
 
-    monkeypatch.setattr(Reader, "compare", count)
+    monkeypatch.setattr(ForcedDecoding, "compare", count)
     outcome = execute.run(job(tmp_path / "runs", list_prompts(COUNT + 2)))
     assert outcome.results is not None
     assert outcome.results.n == COUNT + 2
@@ -181,7 +180,7 @@ def test_a_damaged_reading_of_the_full_cache_is_named(whole: Path, tmp_path: Pat
         else:
             full.write_bytes(damage)
         with pytest.raises(ConfigError, match=message):
-            readings.read_batch(one.model, [one.prompts[0].text], _open(one), None, [full])
+            one.model.score([one.prompts[0].text], _open(one), None, [full])
 
 
 def _open(one: Job) -> object:
@@ -199,7 +198,7 @@ def test_readings_are_merged(whole: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_reads_what_it_wrote(tmp_path: Path) -> None:
-    prompts = [Prompt(number, f"a{number} b c", {}, "", OwnOutput()) for number in range(10)]
+    prompts = [Prompt(number, f"a{number} b c", {}, "", OWN_OUTPUT) for number in range(10)]
     one = job(tmp_path / "own", prompts)
     outcome = execute.run(one)
     plain = [Prompt(prompt.index, prompt.text) for prompt in prompts]

@@ -13,7 +13,7 @@ from PIL import Image
 from kvbench.core.files import hash_content
 from kvbench.eval.files.kinds import READINGS, list_kinds
 from kvbench.eval.protocol.scores import Metric
-from kvbench.models.outputs import ReadText
+from kvbench.forced.record import ScoredText
 from kvbench.runs.record.results import Memory, Results
 from tests.support.results import LPIPS, PSNR, made_up
 
@@ -137,19 +137,18 @@ TEXT = (1, 2, 3, 1, 2, 4, 1, 5)
 """Tokens that are scored of a text that begins with `GIVEN`."""
 
 
-def make_reading(kl: Sequence[float], full: Mapping[int, int] | None = None, **more: object) -> ReadText:
+def make_reading(kl: Sequence[float], full: Mapping[int, int] | None = None, **more: object) -> ScoredText:
     """A reading of `TEXT` that predicts it everywhere under the full cache, and under the method where KL is below 1.
 
     At `full` the full cache expects other tokens.
     """
-    tokens = torch.tensor(TEXT[: len(kl)], dtype=torch.int32)
-    values = torch.tensor(kl, dtype=torch.float32)
-    expected = tokens.clone()
+    tokens, values = np.array(TEXT[: len(kl)], np.int32), np.array(kl, np.float32)
+    expected = tokens.copy()
     for position, token in (full or {}).items():
         expected[position] = token
-    columns = {"tokens": tokens, "kl": values, "nll": values + 1, "nll_full": torch.ones_like(values)}
-    others = torch.where(values < 1, expected, torch.tensor(9, dtype=torch.int32))
-    return ReadText(**{**columns, "likeliest": others, "likeliest_full": expected, "words": WORDS, **more})
+    columns = {"tokens": tokens, "kl": values, "nll": values + 1, "nll_full": np.ones_like(values)}
+    others = np.where(values < 1, expected, np.int32(9))
+    return ScoredText(**{**columns, "likeliest": others, "likeliest_full": expected, "words": WORDS, **more})
 
 
 def write_reading_runs(

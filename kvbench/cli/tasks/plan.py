@@ -14,9 +14,10 @@ from kvbench.core.cards import CARDS
 from kvbench.core.settings import Settings
 from kvbench.engine.memory import token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes
+from kvbench.forced.decoding import ForcedDecoding
+from kvbench.forced.given import GivenTexts
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
-from kvbench.models.reading.reader import Reader, TextReader
 from kvbench.plan import Plan, export, find_floors, make_plan
 from kvbench.prompts.retrieval import Retrieval
 from kvbench.prompts.tasks import READ, Task
@@ -42,7 +43,7 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
     try:
         made = plan_cache(settings, model, method)
     except InfeasibleBudget as error:
-        if model.spec.padding_counts or settings.budget_unit == "bytes" or isinstance(model, Reader):
+        if model.spec.padding_counts or settings.budget_unit == "bytes" or isinstance(model, ForcedDecoding):
             raise
         longest = model.spec.segments[0].length
         raise InfeasibleBudget(
@@ -74,7 +75,7 @@ def plan_cache(settings: Settings, model: Model, method: Method, longest: int | 
     if packing is not None:
         packing.check(model.spec)
         _, stored = bound_token_bytes(model.spec, packing)
-    scored = model.schedule.length - model.schedule.given if isinstance(model, TextReader) else None
+    scored = model.schedule.length - model.schedule.given if isinstance(model, GivenTexts) else None
     batch, gib = settings.batch_size, settings.plan.gpu_gib
     return make_plan(model, budget, method, batch, gib, stored, flying, packing, longest, scored)
 

@@ -9,13 +9,13 @@ from torch.nn import functional as F
 
 from kvbench.core.devices import reserve
 from kvbench.core.segments import Segment
+from kvbench.forced.passes import ForcedScales
 from kvbench.models.base import Cache, FiniteCheck, TextFeatures
 from kvbench.models.infinity.sampling import Sampling, draw_bits, guide
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity, TextCondition
 from kvbench.models.noise import Noise
 from kvbench.models.parts.autoencoder import resize
-from kvbench.models.reading.scales import ForcedScales
 
 PADDING_MULTIPLE = 64
 """With CUDA graphs, texts are padded to a multiple of this number of words: each length needs its own graph."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_values
 from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.forced.passes import ForcedScales, ReadableScales
 from kvbench.models.base import Cache
 from kvbench.models.files.checkpoints import Clean
 from kvbench.models.files.official_files import clean_tokenizer, clean_transformer
@@ -26,7 +27,6 @@ from kvbench.models.noise import Noise
 from kvbench.models.parts.decoding import Decoding
 from kvbench.models.parts.layers import count_layer_bytes
 from kvbench.models.parts.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
-from kvbench.models.reading.scales import ForcedScales, ReadableScales
 from kvbench.scenes.names import find_vocabulary
 from kvbench.scenes.vocabulary import Vocabulary
 

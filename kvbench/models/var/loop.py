@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kvbench.core.devices import reserve
 from kvbench.core.segments import Segment
+from kvbench.forced.passes import ForcedScales
 from kvbench.models.base import Cache, FiniteCheck
 from kvbench.models.noise import Noise
-from kvbench.models.reading.scales import ForcedScales
 from kvbench.models.var.sampling import VARSampling, draw_tokens, guide, mix_codes, truncate
 from kvbench.models.var.tokenizer import VQVAE, shrink
 from kvbench.models.var.transformer import VAR, ClassCondition

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
+from kvbench.forced.passes import ForcedScales, ReadableScales
 from kvbench.models.base import Cache, read_labels
 from kvbench.models.files.checkpoints import Clean
 from kvbench.models.files.official_files import clean_transformer, clean_vqvae
@@ -17,7 +18,6 @@ from kvbench.models.image_model import ImageModel
 from kvbench.models.noise import Noise
 from kvbench.models.parts.decoding import Decoding
 from kvbench.models.parts.layers import count_layer_bytes
-from kvbench.models.reading.scales import ForcedScales, ReadableScales
 from kvbench.models.var.loop import draw_token_scales
 from kvbench.models.var.sampling import VARSampling
 from kvbench.models.var.tokenizer import VQVAE, VQConfig

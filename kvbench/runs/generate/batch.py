@@ -14,10 +14,10 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.engine.ledger import Ledger, add_ledgers
 from kvbench.eval.files.kinds import READINGS
+from kvbench.forced.decoding import ForcedDecoding, ForcedOutputs
+from kvbench.forced.record import ScoredText
 from kvbench.models.noise import make_noise
-from kvbench.models.outputs import Outputs, count_drawn
-from kvbench.models.reading.reader import Reader
-from kvbench.runs.generate.readings import read_batch
+from kvbench.models.outputs import Outputs, Text
 from kvbench.runs.generate.retention import Retention, join_heads, measure_retention
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.prepare import prepare_method
@@ -29,6 +29,7 @@ LEDGER_COSTS = (
     "peak_tokens", "peak_bytes", "rebuild_bytes", "transient_bytes", "state_bytes", "sequence_bytes"
 )  # fmt: skip
 """Costs of a batch, named as in the ledger."""
+Samples = Outputs | list[ScoredText]
 
 
 class Batch(NamedTuple):
@@ -36,19 +37,19 @@ class Batch(NamedTuple):
 
     Attributes:
         records: the lines of samples.jsonl.
-        outputs: images or texts.
+        outputs: images, texts or records of texts.
         retention: retention of the batch with the run's first prompt; None for all others.
     """
 
     records: list[dict[str, object]]
-    outputs: Outputs
+    outputs: Samples
     retention: Retention | None
 
 
 class _ProcessBatch(NamedTuple):
     """A batch in one of the processes that hold the model together."""
 
-    outputs: Outputs
+    outputs: Samples
     ledger: Ledger
     gpu_peak_bytes: int
     gpu_reserved_bytes: int
@@ -111,7 +112,7 @@ def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
     def describe_cost(number: int) -> dict[str, object]:
         """Return the costs of a sample, without those that it does not have."""
         sequences = range(number, len(chunk) * spec.branches, len(chunk))
-        drawn = count_drawn(outputs, number)
+        drawn = _count_drawn(job, outputs[number])
         use = ledger.measure_use(spec, budget, sequences, drawn)._asdict()
         use["least_share"] = round(use["least_share"], 6)
         of_sample = cost(**use, bytes_read=ledger.reads.count(sequences, drawn))
@@ -120,7 +121,7 @@ def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
     records = [
         {"index": prompt.index, "prompt": prompt.text, "meta": prompt.meta, "seed": settings.seed}
         | describe_cost(number)
-        | describe_rows(ledger, spec, number, count_drawn(outputs, number), watched)
+        | describe_rows(ledger, spec, number, _count_drawn(job, outputs[number]), watched)
         | ({"protected_drops": drops} if (drops := sum(ledger.unprotected[number :: len(chunk)])) else {})
         for number, prompt in enumerate(job.prompts[index] for index in chunk)
     ]
@@ -162,6 +163,13 @@ def load(job: Job) -> None:
         )
 
 
+def _count_drawn(job: Job, output: object) -> int | None:
+    """Return the tokens of a text that the model drew; None for images, and for given texts."""
+    if isinstance(output, ScoredText):
+        return len(output.tokens) if isinstance(job.model, ForcedOutputs) else None
+    return output.tokens if isinstance(output, Text) else None
+
+
 def _locate_full(job: Job, chunk: range) -> list[Path] | None:
     """Return the files of the full cache's readings; None for the reference itself.
 
@@ -184,8 +192,8 @@ def _generate_batch(job: Job, cache: KVCache, chunk: range) -> _ProcessBatch:
     cache.prompts = chunk
     texts = [job.prompts[index].text for index in chunk]
     noise = make_noise(job.settings.noise, job.settings.seed, chunk, device)
-    if isinstance(job.model, Reader):
-        outputs: Outputs = read_batch(job.model, texts, cache, noise, _locate_full(job, chunk))
+    if isinstance(job.model, ForcedDecoding):
+        outputs: Samples = job.model.score(texts, cache, noise, _locate_full(job, chunk))
     else:
         outputs = job.model.generate(texts, cache, noise)
     peak = torch.cuda.max_memory_allocated(device) if gpu else 0

@@ -9,10 +9,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from kvbench.core.config import ConfigError
+from kvbench.core.files import hash_path
 from kvbench.eval.files import kinds
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.readings import LABELS, read_stored
 from kvbench.eval.files.samples import SampleSet, SampleSetError
+from kvbench.forced.record import LABELS, ScoredText
+from tests.support.image_sets import write_lines
 
 
 class SoundSet(SampleSet):
@@ -85,23 +87,21 @@ def columns(**more: object) -> dict[str, np.ndarray]:
 def test_damaged_readings_are_named(
     tmp_path: Path, tensors: dict[str, np.ndarray], labels: str | None, message: str
 ) -> None:
-    path = tmp_path / "000000.safetensors"
+    path = tmp_path / "readings" / "000000.safetensors"
+    path.parent.mkdir()
     save_file(tensors, path, None if labels is None else {LABELS: labels})
+    write_lines(tmp_path, [{"index": 0, "seed": 0, "prompt": "", "sha256": hash_path(path)}])
     with pytest.raises(SampleSetError, match=f"{path}: .*{message}"):
-        read_stored(path)
+        kinds.open_samples(tmp_path)
 
 
 def test_a_reading_is_stored_and_read(tmp_path: Path) -> None:
-    import torch
-
-    from kvbench.models.outputs import ReadText
-
-    integers, numbers = torch.tensor([2**40, 3]), torch.tensor([0.25, 1.5])
-    columns = (integers, integers.clone(), integers.flip(0), numbers, numbers + 1, numbers + 2)
-    text = ReadText(*columns, {3: "a", 2**40: "\N{BULLET} b"}, (1, 1))
+    integers, numbers = np.array([2**40, 3]), np.array([0.25, 1.5], np.float32)
+    columns = (integers, integers, integers[::-1], numbers, numbers + 1, numbers + 2)
+    text = ScoredText(*columns, {3: "a", 2**40: "\N{BULLET} b"}, (1, 1))
     path = tmp_path / "000000.safetensors"
     path.write_bytes(kinds.READINGS.encode(text))
-    stored = read_stored(path)
+    stored = ScoredText.read(path)
     assert stored.tokens.tolist() == [2**40, 3]
     assert stored.kl.tolist() == [0.25, 1.5]
     assert (stored.words, stored.groups) == (text.words, text.groups)

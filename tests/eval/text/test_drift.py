@@ -7,25 +7,25 @@ import pytest
 import torch
 
 from kvbench.eval.files.kinds import READINGS
-from kvbench.eval.files.readings import StoredReading, read_stored, strip_states
 from kvbench.eval.protocol.intervals import bootstrap
-from kvbench.eval.text.drift import find_before, find_worst, trace_drift
+from kvbench.eval.text.drift import find_worst, trace_drift
+from kvbench.forced.record import COLUMNS, ScoredText
 from tests.support.run_folders import GIVEN, HOSTILE, TEXT, WORDS, make_reading
 
 SCORED = "".join(WORDS[token] for token in TEXT)
 
 
-def draw(rng: np.random.Generator, count: int, groups: tuple[int, ...] = ()) -> StoredReading:
+def draw(rng: np.random.Generator, count: int, groups: tuple[int, ...] = ()) -> ScoredText:
     """A text of random tokens and divergences, which are binary fractions, so that sums are exact."""
     tokens, likeliest, full = rng.integers(3, size=(3, count)).astype(np.int32)
     kl = (rng.integers(100, size=count) / 64).astype(np.float32)
-    return StoredReading(tokens, likeliest, full, kl, kl, kl, {}, groups)
+    return ScoredText(tokens, likeliest, full, kl, kl, kl, {}, groups)
 
 
-def load(folder: Path, **more: object) -> StoredReading:
+def load(folder: Path, **more: object) -> ScoredText:
     path = folder / "one.safetensors"
     path.write_bytes(READINGS.encode(make_reading((0, 0.5, 0, 3, 0, 1, 0, 2), {1: 3}, **more)))
-    return read_stored(path)
+    return ScoredText.read(path)
 
 
 @pytest.mark.parametrize(("lengths", "width"), [((40, 33, 40), 3), ((5, 3), 1), ((16, 16), 1), ((17,), 2)])
@@ -95,16 +95,16 @@ def test_parts_of_characters_are_found_in_the_prompt(tmp_path: Path) -> None:
     broken = {**WORDS, 2: "\N{REPLACEMENT CHARACTER}", 3: "\N{REPLACEMENT CHARACTER}"}
     one = load(tmp_path, words=broken)
     text = f"a{chr(0x20AC)}a{chr(0xE9)}\na{HOSTILE}"
-    assert find_before(f"{text} Then: {text}", one) == f"{text} Then: "
+    assert one.find_before(f"{text} Then: {text}") == f"{text} Then: "
 
 
 def test_stripped_files_lack_the_hidden_states_alone(tmp_path: Path) -> None:
     path = tmp_path / "full.safetensors"
     path.write_bytes(READINGS.encode(make_reading([0.0] * 8, states=torch.zeros(8, 576), groups=(4, 4))))
     stripped = tmp_path / "stripped.safetensors"
-    stripped.write_bytes(strip_states(path))
+    stripped.write_bytes(ScoredText.read(path).encode())
     assert b'"states"' in path.read_bytes()
     assert b'"states"' not in stripped.read_bytes()
-    ours, theirs = read_stored(stripped), read_stored(path)
-    assert all(np.array_equal(a, b) for a, b in zip(ours[:6], theirs[:6], strict=True))
+    ours, theirs = ScoredText.read(stripped), ScoredText.read(path)
+    assert all(np.array_equal(getattr(ours, name), getattr(theirs, name)) for name in COLUMNS)
     assert (ours.words, ours.groups) == (theirs.words, (4, 4)) == (WORDS, (4, 4))

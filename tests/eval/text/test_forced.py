@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from kvbench.eval.files.readings import ReadingSet
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.registry import build_metrics, read_metrics
 from kvbench.eval.text.forced import Kl, Perplexity, SameTop1
-from kvbench.models.outputs import ReadText
+from kvbench.forced.record import ScoredText
 from tests.support.image_sets import make_readings, only
 
 
@@ -20,10 +19,9 @@ def write_run(folder: Path, seed: int, scale: float, lengths: Sequence[int] = (4
     """Readings of random numbers; runs of all seeds have the same texts."""
     rng, texts = np.random.default_rng(seed), []
     for length in lengths:
-        numbers = (torch.from_numpy(x) for x in rng.gamma(1, scale, (3, length)).astype(np.float32))
-        likeliest, full = torch.from_numpy(rng.integers(0, 2, (2, length)).astype(np.int32))
-        tokens = torch.arange(length, dtype=torch.int32)
-        texts.append(ReadText(tokens, likeliest.clone(), full.clone(), *(x.clone() for x in numbers)))
+        numbers = rng.gamma(1, scale, (3, length)).astype(np.float32)
+        likeliest, full = rng.integers(0, 2, (2, length)).astype(np.int32)
+        texts.append(ScoredText(np.arange(length, dtype=np.int32), likeliest, full, *numbers))
     return make_readings(folder, texts)
 
 

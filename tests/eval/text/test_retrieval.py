@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 from kvbench.eval.files.readings import ReadingSet
 from kvbench.eval.text.retrieval import Retrieved, find_group, name_groups
-from kvbench.models.outputs import ReadText
+from kvbench.forced.record import ScoredText
 from tests.support.image_sets import make_readings, only, reason
 
 ANSWER = [4, 8, 2]
@@ -19,10 +19,10 @@ READ = [
 
 
 def save_readings(folder: Path, meta: bool = True) -> ReadingSet:
-    texts, numbers = [], torch.zeros(3)
+    texts, numbers = [], np.zeros(3, np.float32)
     for ours, full, _, _ in READ:
-        columns = (torch.tensor(row, dtype=torch.int32) for row in (ANSWER, ours, full))
-        texts.append(ReadText(*columns, numbers, numbers.clone(), numbers.clone()))
+        columns = (np.array(row, np.int32) for row in (ANSWER, ours, full))
+        texts.append(ScoredText(*columns, numbers, numbers, numbers))
     places = [{"depth": depth, "gap": gap, "answer": "482"} for *_, depth, gap in READ]
     return make_readings(folder, texts, places if meta else None)
 

@@ -15,10 +15,10 @@ from PIL import Image
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_content, hash_path
 from kvbench.data.frames import export_frames
-from kvbench.eval.files.readings import read_stored
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.extras.share.publish.command import parse_words
 from kvbench.extras.share.publish.dataset import choose_name, prepare_dataset, read_published
+from kvbench.forced.record import ScoredText
 from kvbench.runs import execute
 from kvbench.runs.record.results import Results, read_results
 from tests.support.fake_run import job_in
@@ -327,7 +327,7 @@ def test_readings_are_published_without_hidden_states(tmp_path: Path) -> None:
             name = f"readings/{{}}/{index:06d}.safetensors"
             published = tmp_path / "set" / name.format(f"{folder.parent.name}/{folder.name}")
             stored = folder / name.replace("{}/", "")
-            ours, theirs = read_stored(published), read_stored(stored)
+            ours, theirs = ScoredText.read(published), ScoredText.read(stored)
             assert ours.words == theirs.words
             assert ours.kl.tolist() == theirs.kl.tolist()
             assert b'"states"' not in published.read_bytes()

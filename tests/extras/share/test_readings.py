@@ -13,9 +13,9 @@ from kvbench.extras.share.verify.folders import find_recorded
 from kvbench.extras.share.verify.redraw import Rule, compare_sample
 from kvbench.extras.share.verify.run import Remade, verify_run
 from kvbench.extras.share.verify.verdict import Choice
+from kvbench.forced.decoding import ForcedDecoding
 from kvbench.methods.full import Full
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.models.reading.reader import Reader
 from kvbench.runs import execute
 from kvbench.runs.record.results import Results
 from tests.runs.test_readings import job
@@ -32,7 +32,7 @@ def test_readings_are_verified_with_and_without_hidden_states(read: Path, tmp_pa
     def make(results: Results) -> Remade:
         method: object = Full() if results.method == "full" else StreamingLLM(sinks=1)
         one = job(tmp_path / "again", method=method, evaluators={"kl": Kl()})
-        assert isinstance(one.model, Reader)
+        assert isinstance(one.model, ForcedDecoding)
         return Remade(replace(one, config=results.config, method_name=results.method))
 
     prepare_dataset(read_published([read]), tmp_path / "set")

@@ -9,16 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.core.reading import ForcedText, Part
 from kvbench.core.segments import next_token_image
+from kvbench.forced.given import GivenTexts
+from kvbench.forced.text import ForcedText, Part, TokenizedText
 from kvbench.methods.full import Full
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.weights import Source
 from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.text_decoder import TextDecoder
-from kvbench.models.reading.reader import TextReader
-from kvbench.models.reading.schedule import LaidText
 from kvbench.models.text_tokens import read_tokenizer
 from kvbench.prompts.retrieval import Passkey, PlantedFacts
 from tests.support import reference_qwen3 as reference
@@ -121,8 +120,8 @@ def test_a_text_is_read_as_under_a_mask_of_attention(loaded: Any) -> None:
     golden = json.loads((GOLDENS / "smollm2" / "smollm2_135m_forced.json").read_text())
     tokens, first = golden["tokens"], golden["scored_from"]
     loaded.chunk = 32
-    reader = TextReader(loaded, {"text": ForcedText((Part("text"),))}, {})
-    reader._laid["text"] = LaidText(tuple(tokens), first, ())
+    reader = GivenTexts(loaded, {"text": ForcedText((Part("text"),))}, {})
+    reader._tokenized["text"] = TokenizedText(tuple(tokens), first, ())
     caches = [open_cache(Full(), reader.spec), open_cache(StreamingLLM(sinks=1), reader.spec, "24")]
     read = [reader.read(["text"], cache, PromptNoise(0, [0]), None)[0] for cache in caches]
     text = reader.compare(read[1], read[0].states)

@@ -22,10 +22,11 @@ from kvbench.core.links import find_leaving_link
 from kvbench.data.frames import frame_runs, samples_df, write_frame
 from kvbench.data.publication import RUNS_FILE, SAMPLES_FILE, check_packages, write_file_list
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
-from kvbench.eval.files.readings import ReadingSet, strip_states
+from kvbench.eval.files.readings import ReadingSet
 from kvbench.eval.files.samples import SampleSet
 from kvbench.eval.files.texts import TextSet
 from kvbench.extras.share.publish.folder import replacing
+from kvbench.forced.record import ScoredText
 from kvbench.report.code_notes import describe_digests
 from kvbench.report.runs_table import make_rows
 from kvbench.report.tables import escape_markdown, format_markdown
@@ -298,4 +299,4 @@ def _strip(source: Path, target: Path, names: Iterable[str]) -> None:
     for name in names:
         place = target / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(strip_states(source / name))
+        place.write_bytes(ScoredText.read(source / name).encode())

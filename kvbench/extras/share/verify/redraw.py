@@ -13,9 +13,9 @@ from kvbench.core.files import read_bytes
 from kvbench.engine.schedule import predict_row_lengths
 from kvbench.eval.files.kinds import IMAGES, READINGS, TEXTS, SampleKind, find_kind
 from kvbench.eval.files.pictures import open_picture
-from kvbench.eval.files.readings import COLUMNS, read_stored
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.extras.share.verify.verdict import Finding
+from kvbench.forced.record import COLUMNS, ScoredText
 from kvbench.runs.generate.batch import LEDGER_COSTS, Batch, draw, open_cache
 from kvbench.runs.job import Job
 from kvbench.runs.prepare import Calibrations, prepare_method
@@ -160,7 +160,7 @@ def _compare_readings(stored: Path, drawn: bytes, *, exact: bool) -> str | None:
     with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
         file.write(drawn)
         file.flush()
-        ours, theirs = read_stored(Path(file.name)), read_stored(stored)
+        ours, theirs = ScoredText.read(Path(file.name)), ScoredText.read(stored)
     if not np.array_equal(ours.tokens, theirs.tokens):
         return "is of another text"
     names = COLUMNS if exact else ("kl", "nll", "nll_full")

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from kvbench.models.reading.compare import BLOCK, compare_logits, compare_states, pack_bits, unpack_bits
+from kvbench.forced.compare import BLOCK, compare_logits, compare_states, pack_bits, unpack_bits
 
 
 def random_logits(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,4 +76,5 @@ def test_states_are_compared_in_blocks_with_the_numbers_of_their_tokens() -> Non
 
     found = compare_states(states, full, torch.zeros(count).long(), find_logits)
     assert asked == [0, 0, BLOCK, BLOCK]
-    torch.testing.assert_close(found, compare_logits(states, full, torch.zeros(count).long()))
+    tensors = {name: torch.from_numpy(column) for name, column in found.items()}
+    torch.testing.assert_close(tensors, compare_logits(states, full, torch.zeros(count).long()))

@@ -1,8 +1,10 @@
 """Comparison of next-token predictions with the full cache's."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 BLOCK = 128
@@ -13,10 +15,11 @@ FindLogits = Callable[[Tensor, int], Tensor]
 [n, bits, 2] for tokens of several bits."""
 
 
+@torch.inference_mode()
 def compare_states(
     states: Tensor, full: Tensor, tokens: Tensor, find_logits: FindLogits
-) -> dict[str, Tensor]:
-    """Return the fields of `ReadText` that follow from predictions.
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of a `ScoredText` but its tokens.
 
     Args:
         states: hidden states [n, ...] that predict the tokens, under the method.
@@ -28,7 +31,7 @@ def compare_states(
     for start in range(0, len(tokens), BLOCK):
         ours, theirs, own = (x[start : start + BLOCK] for x in (states, full, tokens))
         parts.append(compare_logits(find_logits(ours, start), find_logits(theirs, start), own))
-    return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+    return {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
 
 
 def compare_logits(logits: Tensor, full: Tensor, tokens: Tensor) -> dict[str, Tensor]:

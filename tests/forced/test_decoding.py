@@ -10,17 +10,17 @@ from torch.nn import functional as F
 from benchmarks.support.tape import Tape
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
-from kvbench.core.reading import ForcedText, Part
 from kvbench.engine.cache import KVCache
+from kvbench.forced.decoding import ForcedDecoding, ForcedOutputs
+from kvbench.forced.given import GivenTexts
+from kvbench.forced.passes import ForcedPass, ForcedScales
+from kvbench.forced.text import ForcedText, Part
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.shared.base import Method
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.text_sampling import TextSampling
-from kvbench.models.reading.base import PassedText
-from kvbench.models.reading.reader import OwnReader, Reader, TextReader
-from kvbench.models.reading.scales import ForcedScales
 from kvbench.prompts.texts import Texts
 from tests.support.engine import open_cache
 from tests.support.reference_llamagen import PlainCache
@@ -31,18 +31,22 @@ TEXTS = {"one": 40, "two": 37}
 
 
 @pytest.fixture(scope="module")
-def reader() -> TextReader:
+def reader() -> GivenTexts:
     model = load(*SMALL_QWEN3)
     words = {
         prompt: " ".join(f"{prompt}{number}" for number in range(count)) for prompt, count in TEXTS.items()
     }
     readings = {prompt: ForcedText((Part(text),), given=TEXTS[prompt] - 19) for prompt, text in words.items()}
-    return TextReader(model, readings, {})
+    return GivenTexts(model, readings, {})
 
 
 def read(
-    reader: Reader, method: Method, budget: str, prompts: list[str], tokens: list[Tensor] | None = None
-) -> list[PassedText]:
+    reader: ForcedDecoding,
+    method: Method,
+    budget: str,
+    prompts: list[str],
+    tokens: list[Tensor] | None = None,
+) -> list[ForcedPass]:
     method.prepare(reader.spec, Budget.parse(budget, reader.spec))
     cache = KVCache(reader.spec, method, dtype=torch.float32, rotation=reader.key_rotation())
     return reader.read(prompts, cache, PromptNoise(0, range(len(prompts))), tokens)
@@ -58,14 +62,14 @@ def test_texts_of_a_given_length_are_planned_from_shapes_alone(monkeypatch: pyte
     readings = {
         prompt.text: prompt.reading for prompt in Texts().load() if isinstance(prompt.reading, ForcedText)
     }
-    spec = TextReader(configured("model=qwen3_8b"), readings, {}).spec
+    spec = GivenTexts(configured("model=qwen3_8b"), readings, {}).spec
     assert spec.lengths == (4, *[128] * 5, 127)
     assert (spec.layers, spec.heads, spec.head_dim) == (36, 8, 128)
 
 
-def test_the_full_cache_reads_as_plain_attention(reader: TextReader) -> None:
+def test_the_full_cache_reads_as_plain_attention(reader: GivenTexts) -> None:
     for passed, prompt in zip(read(reader, Full(), "1", list(TEXTS)), TEXTS, strict=True):
-        laid = reader._lay(prompt)
+        laid = reader._tokenize(prompt)
         rows = torch.tensor(laid.tokens[:-1])[None]
         segments = reader.schedule.segments[-1:]
         whole = (segments[0]._replace(index=0, start=0, width=rows.shape[1]),)
@@ -74,7 +78,7 @@ def test_the_full_cache_reads_as_plain_attention(reader: TextReader) -> None:
         assert passed.tokens.tolist() == list(laid.tokens[laid.given :])
 
 
-def test_a_compressed_cache_reads_as_attention_to_what_is_kept(reader: TextReader) -> None:
+def test_a_compressed_cache_reads_as_attention_to_what_is_kept(reader: GivenTexts) -> None:
     ends = [segment.end for segment in reader.spec.segments]
 
     def sees(query: int, key: int) -> bool:
@@ -83,7 +87,7 @@ def test_a_compressed_cache_reads_as_attention_to_what_is_kept(reader: TextReade
         return start - CAPACITY <= key <= query
 
     [passed] = read(reader, StreamingLLM(sinks=0), str(CAPACITY), ["one"])
-    laid = reader._lay("one")
+    laid = reader._tokenize("one")
     rows = torch.tensor(laid.tokens[:-1])[None]
     masked = reader.inner.read_states(rows, reader.spec.segments, PlainCache(sees), [0], laid.given - 1)[0]
     full = read(reader, Full(), "1", ["one"])[0].states
@@ -91,7 +95,7 @@ def test_a_compressed_cache_reads_as_attention_to_what_is_kept(reader: TextReade
     assert (passed.states - full).abs().max() > 0.1
 
 
-def test_a_text_does_not_depend_on_its_batch(reader: TextReader) -> None:
+def test_a_text_does_not_depend_on_its_batch(reader: GivenTexts) -> None:
     together = read(reader, StreamingLLM(sinks=0), str(CAPACITY), list(TEXTS))
     for prompt, passed in zip(TEXTS, together, strict=True):
         [alone] = read(reader, StreamingLLM(sinks=0), str(CAPACITY), [prompt])
@@ -99,7 +103,7 @@ def test_a_text_does_not_depend_on_its_batch(reader: TextReader) -> None:
 
 
 @pytest.mark.parametrize("method", [StreamingLLM(sinks=0), H2O(sinks=0)], ids=["streaming_llm", "h2o"])
-def test_storage_in_fixed_places_reads_the_same(reader: TextReader, method: Method) -> None:
+def test_storage_in_fixed_places_reads_the_same(reader: GivenTexts, method: Method) -> None:
     """As on a GPU, where one-token steps are recorded and the rows of the cache have fixed places."""
     plain = read(reader, method, str(CAPACITY), list(TEXTS))
     cache = KVCache(reader.spec, method, dtype=torch.float32, rotation=reader.key_rotation(), record=Tape())
@@ -109,12 +113,13 @@ def test_storage_in_fixed_places_reads_the_same(reader: TextReader, method: Meth
         torch.testing.assert_close(one.states, other.states)
 
 
-def test_predictions_are_compared_with_cross_entropy_and_spelled(reader: TextReader) -> None:
+def test_predictions_are_compared_with_cross_entropy_and_spelled(reader: GivenTexts) -> None:
     [full], [ours] = (read(reader, *how, ["one"]) for how in ((Full(), "1"), (StreamingLLM(sinks=0), "9")))
     text = reader.compare(ours, full.states)
     logits = [reader.inner.find_logits(one.states, 0) for one in (ours, full)]
     for values, own in zip((text.nll, text.nll_full), logits, strict=True):
-        torch.testing.assert_close(values, F.cross_entropy(own, ours.tokens, reduction="none"))
+        expected = F.cross_entropy(own, ours.tokens, reduction="none")
+        torch.testing.assert_close(torch.from_numpy(values), expected)
     assert text.kl.max() > 1e-3
     assert text.states is None
     assert len(text.tokens) == 19
@@ -122,34 +127,34 @@ def test_predictions_are_compared_with_cross_entropy_and_spelled(reader: TextRea
     assert text.words == {token: f"w{token}" if token != 1 else "" for token in sorted(named)}
     same = reader.compare(full, None)
     assert same.kl.max() == 0
-    assert torch.equal(same.likeliest, same.likeliest_full)
+    assert same.same.all()
     assert torch.equal(same.states, full.states)
 
 
-def test_calibration_texts_need_the_tokens_of_the_schedule(reader: TextReader) -> None:
+def test_calibration_texts_need_the_tokens_of_the_schedule(reader: GivenTexts) -> None:
     long = {"long": ForcedText((Part(" ".join(map(str, range(90)))),), given=80)}
-    other = TextReader(reader.inner, reader._readings, long)
+    other = GivenTexts(reader.inner, reader._texts, long)
     with pytest.raises(ValueError, match=f"prompt 'long': 80 tokens .*, and {reader.schedule.given} in"):
         other.check_prompts(["one", "long"])
 
 
 def test_longer_texts_and_models_of_images_are_refused(
-    reader: TextReader, monkeypatch: pytest.MonkeyPatch
+    reader: GivenTexts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = reader.inner
     monkeypatch.setattr(model, "transformer", replace(model.transformer, context=39))
     with pytest.raises(ConfigError, match="reads at most 39 tokens"):
-        _ = TextReader(model, reader._readings, {}).spec
+        _ = GivenTexts(model, reader._texts, {}).spec
     with pytest.raises(ConfigError, match="texts are read by language models, and llamagen_tiny is none"):
-        TextReader(load("model=llamagen_tiny"), {}, {})
+        GivenTexts(load("model=llamagen_tiny"), {}, {})
 
 
-def test_a_revision_of_draws_is_one_of_own_outputs(reader: TextReader) -> None:
+def test_a_revision_of_draws_is_one_of_own_outputs(reader: GivenTexts) -> None:
     """Other draws are other own outputs; given texts do not depend on draws."""
     sampling = TextSampling(temperature=1.0, top_p=0.5)
     model = replace(reader.inner, sampling=sampling)
-    assert (model.revision, OwnReader(model).revision) == (1, 1)
-    assert TextReader(model, reader._readings, {}).revision == 0
+    assert (model.revision, ForcedOutputs(model).revision) == (1, 1)
+    assert GivenTexts(model, reader._texts, {}).revision == 0
 
 
 OWN = {
@@ -160,19 +165,19 @@ OWN = {
 
 
 @pytest.fixture(scope="module", params=list(OWN))
-def own(request: pytest.FixtureRequest) -> OwnReader:
-    return OwnReader(load(f"model={request.param}"))
+def own(request: pytest.FixtureRequest) -> ForcedOutputs:
+    return ForcedOutputs(load(f"model={request.param}"))
 
 
 @pytest.fixture(scope="module")
-def drawn(own: OwnReader) -> list[PassedText]:
+def drawn(own: ForcedOutputs) -> list[ForcedPass]:
     return read(own, Full(), "1", OWN[own.name])
 
 
-def test_an_image_is_read_as_it_was_drawn(own: OwnReader, drawn: list[PassedText]) -> None:
+def test_an_image_is_read_as_it_was_drawn(own: ForcedOutputs, drawn: list[ForcedPass]) -> None:
     """The same tokens under the full cache predict what they predicted when they were drawn."""
     prompts = OWN[own.name]
-    numbers = [own.compare(one, None).tokens.long() for one in drawn]
+    numbers = [torch.from_numpy(own.compare(one, None).tokens).long() for one in drawn]
     again = read(own, Full(), "1", prompts, numbers)
     for first, second in zip(drawn, again, strict=True):
         assert torch.equal(first.tokens, second.tokens)
@@ -187,9 +192,9 @@ def test_an_image_is_read_as_it_was_drawn(own: OwnReader, drawn: list[PassedText
 
 
 @pytest.mark.parametrize("own", ["infinity_tiny", "var_tiny"], indirect=True)
-def test_forced_scales_give_the_image_that_drew_them(own: OwnReader, drawn: list[PassedText]) -> None:
+def test_forced_scales_give_the_image_that_drew_them(own: ForcedOutputs, drawn: list[ForcedPass]) -> None:
     prompts = OWN[own.name]
-    numbers = [own.compare(one, None).tokens.long() for one in drawn]
+    numbers = [torch.from_numpy(own.compare(one, None).tokens).long() for one in drawn]
     caches = [open_cache(Full(), own.spec) for _ in range(2)]
     with torch.inference_mode():
         plain = own.inner._draw(prompts, caches[0], PromptNoise(0, range(2)))

@@ -1,16 +1,59 @@
-"""Images that are read with forced tokens: scales, and groups of tokens."""
+"""Passes of a model over its own outputs, whose tokens are given: the models that have them, and images of scales."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kvbench.core.segments import ModelSpec, Segment
-from kvbench.models.base import Cache
+from kvbench.core.segments import Segment
+from kvbench.forced.compare import unpack_bits
+from kvbench.models.base import Cache, Model
 from kvbench.models.noise import Noise
-from kvbench.models.reading.base import OwnReadable, PassedText
-from kvbench.models.reading.compare import unpack_bits
+
+
+class ForcedPass(NamedTuple):
+    """A text, or the tokens of an image, after a pass of the model.
+
+    Attributes:
+        tokens: int64 [n], its scored tokens, or bool [n, bits].
+        states: hidden states [n, ...] that predict them.
+    """
+
+    tokens: Tensor
+    states: Tensor
+
+
+class OwnReadable(Model, ABC):
+    """Base class of models that can read what they have drawn."""
+
+    @abstractmethod
+    def read_own(
+        self, prompts: Sequence[str], cache: Cache, noise: Noise, tokens: Sequence[Tensor] | None
+    ) -> list[ForcedPass]:
+        """Read the outputs of prompts, which are drawn first if `tokens` is None.
+
+        Args:
+            prompts: a batch of prompts.
+            cache: cache of keys and values.
+            noise: randomness, per prompt, of the draw.
+            tokens: tokens int64 [n] of each output; None to draw them.
+
+        Raises:
+            ValueError: the model's sampling does not draw tokens.
+        """
+
+    @abstractmethod
+    def find_logits(self, states: Tensor, number: int) -> Tensor:
+        """Return logits float32 [n, vocabulary], or [n, bits, 2], of hidden states [n, ...].
+
+        `number` is the number of the first token among those that are scored.
+        """
+
+    def spell_tokens(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """Return the characters of each token; nothing for an image."""
+        return ()
 
 
 class ForcedScales:
@@ -43,10 +86,10 @@ class ForcedScales:
         self._tokens.append(tokens)
         return tokens
 
-    def list_images(self) -> list[PassedText]:
+    def list_images(self) -> list[ForcedPass]:
         """Return tokens and logits of each image; the logits stand for hidden states."""
         pairs = zip(torch.cat(self._tokens, 1), torch.cat(self._logits, 1), strict=True)
-        return [PassedText(tokens, logits) for tokens, logits in pairs]
+        return [ForcedPass(tokens, logits) for tokens, logits in pairs]
 
 
 class ReadableScales(OwnReadable):
@@ -61,7 +104,7 @@ class ReadableScales(OwnReadable):
     @torch.inference_mode()
     def read_own(
         self, prompts: Sequence[str], cache: Cache, noise: Noise, tokens: Sequence[Tensor] | None
-    ) -> list[PassedText]:
+    ) -> list[ForcedPass]:
         """Read the images of prompts; without `tokens` they are drawn at the same time."""
         forced = ForcedScales(tokens)
         self._draw(prompts, cache, noise, forced)
@@ -70,10 +113,3 @@ class ReadableScales(OwnReadable):
     def find_logits(self, states: Tensor, number: int) -> Tensor:
         """Return the logits that were recorded: guided, and of bits over their temperature, before truncation."""
         return states
-
-
-def list_groups(spec: ModelSpec, tokens: int) -> tuple[int, ...]:
-    """Return the tokens of each scale or row of an image; nothing for a text."""
-    if spec.family == "next-scale":
-        return spec.lengths
-    return (spec.line,) * (tokens // spec.line) if spec.line else ()

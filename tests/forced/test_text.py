@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.core.reading import FILL, ForcedText, Part
-from kvbench.models.reading.schedule import ForcedSchedule, LaidText, lay_text, measure, plan_schedule
+from kvbench.forced.text import FILL, ForcedSchedule, ForcedText, Part, TokenizedText, plan_schedule
 
 
 def letters(text: str, first: bool) -> list[int]:
@@ -14,7 +13,7 @@ def letters(text: str, first: bool) -> list[int]:
 
 
 def lay(reading: ForcedText) -> tuple[str, int, tuple[int, ...]]:
-    laid = lay_text(reading, letters)
+    laid = reading.tokenize(letters)
     return "".join(map(chr, laid.tokens)), laid.given, laid.cuts
 
 
@@ -54,9 +53,9 @@ def test_parts_are_cut_and_joined(reading: ForcedText, expected: tuple[str, int,
     ],
 )
 def test_a_text_with_given_numbers_of_tokens_needs_no_tokenizer(reading: ForcedText, known: bool) -> None:
-    laid = lay_text(reading, letters)
-    expected = LaidText((0,) * len(laid.tokens), laid.given, laid.cuts)
-    assert measure(reading) == (expected if known else None)
+    laid = reading.tokenize(letters)
+    expected = TokenizedText((0,) * len(laid.tokens), laid.given, laid.cuts)
+    assert reading.measure() == (expected if known else None)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +78,8 @@ def lengths(schedule: ForcedSchedule) -> list[int]:
     return [segment.length for segment in schedule.segments]
 
 
-def text(given: int, after: int, *cuts: int) -> LaidText:
-    return LaidText(tuple(range(given + after)), given, cuts)
+def text(given: int, after: int, *cuts: int) -> TokenizedText:
+    return TokenizedText(tuple(range(given + after)), given, cuts)
 
 
 def test_a_segment_ends_with_the_given_tokens() -> None:
@@ -93,7 +92,7 @@ def test_a_segment_ends_with_the_given_tokens() -> None:
 def test_given_tokens_come_at_once_up_to_cuts() -> None:
     schedule = plan_schedule([text(40, 9, 30), text(36, 20, 26)], 8, chunked=False)
     assert lengths(schedule) == [30, 10, 8, 8, 3]
-    assert schedule.find_padding([text(36, 20, 26)]) == [4]
+    assert schedule.given == 40
 
 
 def test_padding_comes_in_one_segment() -> None:
@@ -111,7 +110,7 @@ def test_texts_with_cuts_at_different_places_are_refused() -> None:
 def test_every_schedule_covers_all_tokens_but_the_last(sizes: list[tuple[int, int]], chunk: int) -> None:
     texts = [text(*size) for size in sizes]
     schedule = plan_schedule(texts, chunk, chunked=True)
-    padding = schedule.find_padding(texts)
+    padding = [schedule.given - one.given for one in texts]
     assert schedule.given in [segment.end for segment in schedule.segments]
     assert schedule.length == max(len(one.tokens) + pad for one, pad in zip(texts, padding, strict=True))
     assert max(padding) < schedule.segments[0].length
