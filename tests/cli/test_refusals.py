@@ -208,7 +208,7 @@ list method | list method: not a kind and words; did you mean methods? kvbench l
 list prompts zz | list prompts zz: no line has this word;
 task=repot --help | task=repot: no such task; did you mean report?
 method=heatkvv -h | method=heatkvv: no such choice; did you mean heatkv?
-task=choose metric=fid_scenes budget=0.1 | metric=fid_scenes: is of a whole set of images, which prompts
+task=choose metric=fid_scenes budget=0.1 | metric=fid_scenes: describes a whole set of images, not single
 task=choose metric=pnsr budget=0.1 | metric=pnsr: no such metric; did you mean psnr? choose from psnr, ... list metrics
 task=choose metric=psnr | budget=1: a race among full caches; give a smaller budget
 task=choose metric=psnr methods=[randm,swa] | methods: randm: no such method; did you mean random?

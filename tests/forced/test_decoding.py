@@ -145,7 +145,7 @@ def test_longer_texts_and_models_of_images_are_refused(
     monkeypatch.setattr(model, "transformer", replace(model.transformer, context=39))
     with pytest.raises(ConfigError, match="reads at most 39 tokens"):
         _ = GivenTexts(model, reader._texts, {}).spec
-    with pytest.raises(ConfigError, match="texts are read by language models, and llamagen_tiny is none"):
+    with pytest.raises(ConfigError, match="texts are read by language models, and llamagen_tiny is not one"):
         GivenTexts(load("model=llamagen_tiny"), {}, {})
 
 
