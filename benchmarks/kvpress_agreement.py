@@ -200,7 +200,7 @@ def _list_shared(options: argparse.Namespace) -> list[str]:
         "prompts=texts",
         f"prompts.count={options.texts}",
         f"prompts.length={length}",
-        f"prompts.given={length - 2}",  # the most that a text may have
+        f"prompts.given={length - 2}",  # maximum for texts of this length
     ]
 
 

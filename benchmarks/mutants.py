@@ -120,7 +120,7 @@ def _list_edits(content: str) -> Iterator[tuple[int, int, int, str]]:
             yield row - 1, start, end, str(int(token.string) + 1)
     for node in ast.walk(ast.parse(content)):
         if isinstance(node, ast.If | ast.IfExp | ast.While) and node.test.lineno == node.test.end_lineno:
-            line = content.split("\n")[node.test.lineno - 1].encode()  # columns of a tree count bytes
+            line = content.split("\n")[node.test.lineno - 1].encode()  # `ast` counts columns in bytes
             start, end = (
                 len(line[:at].decode()) for at in (node.test.col_offset, node.test.end_col_offset or 0)
             )

@@ -84,7 +84,7 @@ def copy_checkout(copy: Path) -> None:
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():  # git lists a file that was deleted since
+        if (ROOT / name).is_file():  # git also lists deleted files
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
 
@@ -132,7 +132,7 @@ class Trial:
 
     def __init__(self, copy: Path, timeout: float) -> None:
         self._copy, self._timeout = copy, timeout
-        self._passes: dict[str, bool] = {}  # whether a test passes on the right code
+        self._passes: dict[str, bool] = {}  # whether a test passes on the unchanged code
         for name in LIBRARIES:
             importlib.import_module(name)
 

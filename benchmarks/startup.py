@@ -77,7 +77,7 @@ def main(options: argparse.Namespace) -> None:
         print(f"functions entered: {read} until the configuration is read, {rest} to the first generation")
         runs = f"runs_dir={Path(options.runs or Path(folder) / 'sweep').resolve()}"
         one = (*ONE_IMAGE, "method=random", "budget=0.1", f"runs_dir={folder}/one")
-        measure(program, sweep := (*sweep, runs))  # finishes what is missing
+        measure(program, sweep := (*sweep, runs))  # the sweep finishes the missing runs
         measure(program, one)
         table = Table({"processor": ".2f", "end": ".2f", "first line": ".2f"}, "seconds", 24)
         for name, words in (

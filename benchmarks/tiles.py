@@ -36,11 +36,11 @@ SIZES = (128, 64, 32, 16)
 def list_candidates(row: dict[str, str]) -> Iterator[Tile]:
     """Yield candidates for a row of the table from the best on, with the stages of 90."""
     bound = Tile.parse(row[str(MEASURED)])
-    whole = row["kernel"] == "decode" or bound.queries <= 16  # a tile has all queries of a row
+    whole = row["kernel"] == "decode" or bound.queries <= 16  # one tile holds all queries of a row
     queries = [bound.queries] if whole else [size for size in SIZES if size <= bound.queries]
     pairs = product(queries, [size for size in SIZES if size <= bound.keys])
     for size, keys in sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair[0]), reverse=True):
-        for warps in sorted({bound.warps, 8}):  # fewer have fewer registers for the same tile
+        for warps in sorted({bound.warps, 8}):  # fewer warps have fewer registers for a tile
             yield bound.with_keys(keys)._replace(queries=size, warps=warps)
 
 

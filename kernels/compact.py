@@ -89,7 +89,7 @@ def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor | None
         current: the segment's keys or values [sequences, heads, length, D], of any dtype and strides; their heads are
             the rows, one sequence after the other where each has rows of its own.
         source: source of the new slots, see `source_table`.
-        out: where they go, [batch, len(source), D] contiguous and apart from `storage`; None makes a buffer.
+        out: destination of the slots, [batch, len(source), D] contiguous and apart from `storage`; None makes a buffer.
 
     Returns:
         [batch, len(source), D] in the storage's dtype.

@@ -25,7 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         from kvbench.kernels.triton.rms_norm import rms_norm_triton
 
         return rms_norm_triton(x, None, weight, eps)[1]
-    if x.dtype == weight.dtype == torch.float32:  # no rounding in between
+    if x.dtype == weight.dtype == torch.float32:  # there is no rounding in between
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     return F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype) * weight
 

@@ -73,7 +73,7 @@ def _try(case: Case) -> tuple[State, str, Figures]:
         return "SKIP", str(reason), {}
     except Failed as reason:
         return "FAIL", str(reason), {}
-    except Exception as error:  # kernel errors are results too, and the next case may pass
+    except Exception as error:  # an error of a kernel is a result too, and the next case may pass
         lines = str(error).strip().splitlines() or [""]
         return "FAIL", f"{type(error).__name__}: {lines[0]}", {}
 

@@ -92,7 +92,7 @@ def read_choice(group: str, name: str) -> dict[str, Any]:
                 values, read_choice(folder.strip("/") if folder or base[0] == "/" else group, file)
             )
             continue
-        [(key, choice)] = base.items()  # a choice of another group, under a key of this one
+        [(key, choice)] = base.items()  # a choice of a different group
         other, _, place = key.removeprefix("override ").removeprefix("/").partition("@")
         values |= {place: read_choice(other, choice)}
     return _merged(values, own)
@@ -135,8 +135,8 @@ def open_cache(
     """Open a cache of a model with a prepared method.
 
     Args:
-        model: with the dtype of its blocks as `compute_dtype`.
-        method: prepared for it.
+        model: a model whose `compute_dtype` is the dtype of its blocks.
+        method: a method prepared for the model.
         device: device of the cache.
         stored: dtype of a low-bit cache and a file of `conf/storage`, such as `int4:codebooks`; `channel` by default.
         record: recorder of its steps.

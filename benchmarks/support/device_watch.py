@@ -21,7 +21,7 @@ class DeviceWatch(TorchDispatchMode):
             self.note_read(args[0])
             return 1
         if func is not torch.ops.prim.device.default:
-            with self:  # inference mode passes composite operations whole
+            with self:  # otherwise composite operations would arrive undivided
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out

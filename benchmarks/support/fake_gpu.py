@@ -66,7 +66,7 @@ def run(
 
     Args:
         model: without weights.
-        method: prepared for it.
+        method: a method prepared for the model.
         batch: prompts.
         watch: observes every operation of torch.
         launched: counts launches of Triton kernels by name.

@@ -48,7 +48,7 @@ class Clip:
     def __init__(
         self, model: str, file: Path, device: str, *, quick_gelu: bool, scripted: bool = False
     ) -> None:
-        import open_clip  # seconds to import
+        import open_clip  # slow to import
 
         state = read_state(file, scripted=scripted)
         network = open_clip.create_model(model, load_weights=False, force_quick_gelu=quick_gelu)
@@ -108,7 +108,7 @@ def read_state(file: Path, *, scripted: bool = False) -> Mapping[str, Tensor]:
             state = torch.jit.load(file, map_location="cpu").state_dict()
             return {name: value for name, value in state.items() if name not in SHAPE_BUFFERS}
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # each format raises other classes
+    except Exception as error:  # each format raises its own exceptions
         raise ValueError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
     state = content.get("state_dict", content) if isinstance(content, Mapping) else content
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):

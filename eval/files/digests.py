@@ -39,6 +39,6 @@ def digest_path(path: Path) -> str:
         OSError: the path is missing or an empty folder, or a file cannot be read.
     """
     hashes = hash_files_at(path)
-    if not hashes:  # a disk may not be mounted
+    if not hashes:  # the disk may not be mounted
         raise FileNotFoundError(f"{path} holds no files")
     return hash_content("".join(f"{name} {sha256}\n" for name, sha256 in hashes.items()))

@@ -24,7 +24,7 @@ MAX_PIXELS = 2**26
 BOUND = f": an image may have {MAX_PIXELS} (8192 x 8192); reduce or remove it"
 DAMAGE_ERRORS = (OSError, ValueError, TypeError, SyntaxError, EOFError, struct.error, zlib.error)
 """Errors that Pillow raises for damaged files."""
-_OPENING = threading.Lock()  # filters of warnings belong to the process
+_OPENING = threading.Lock()  # filters of warnings are shared by all threads
 
 
 @contextlib.contextmanager
@@ -46,7 +46,7 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[Image.Image]
         flaw = f"has {width} x {height} pixels{BOUND}"
         if frames > 1:
             flaw = f"is animated: save one of its {frames} frames as an image"
-    except SampleSetError:  # of another picture, opened in the block
+    except SampleSetError:  # it concerns another picture that the block opened
         raise
     except Image.DecompressionBombError:
         flaw = f"has too many pixels{BOUND}"
@@ -81,7 +81,7 @@ def _read_header(source: IO[bytes]) -> Image.Image:
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
             return Image.open(source, formats=FORMATS)
-        except UnidentifiedImageError:  # its text has the address of an object
+        except UnidentifiedImageError:  # its message contains an address in memory
             source.seek(0)
             raise UnidentifiedImageError(_describe_format(source.read(PREFIX_BYTES))) from None
 

@@ -183,7 +183,7 @@ def read_samples(path: Path) -> dict[int, Sample]:
         raise SampleSetError(f"{path} is missing: one JSON line per sample with index, seed, prompt, sha256")
     samples: dict[int, Sample] = {}
     try:
-        lines = read_text(path).rstrip("\n").split("\n")  # U+2028 ends no line
+        lines = read_text(path).rstrip("\n").split("\n")  # `splitlines` would also split at U+2028
     except ValueError as error:
         raise SampleSetError(f"{path} is not UTF-8: {error}") from None
     records = _parse_lines(lines)

@@ -126,7 +126,7 @@ def find_instances(
     scores, best = classes.flatten().topk(min(MAX_INSTANCES, classes.numel()))
     instances = []
     for score, number in zip(scores.tolist(), best.tolist(), strict=True):
-        if score < min_score:  # the mask only lowers the score
+        if score < min_score:  # the mask can only lower the score further
             break
         query, label = divmod(number, classes.shape[1])
         logits = output.masks_queries_logits[:, query : query + 1]

@@ -281,7 +281,7 @@ def sum_clusters(
     sizes = np.bincount(groups)
     means = np.zeros((len(sizes), values.shape[1]))
     np.add.at(means, groups, values)
-    means /= sizes[:, None]  # after the sum, for an exact mean of equal answers
+    means /= sizes[:, None]  # divided after the sum, so that the mean of equal answers is exact
     count = int(members.max()) + 1
     table = np.tile(means.mean(0), (count, 1))
     np.add.at(table, members, count * (values - means[groups]) / (len(sizes) * sizes[groups, None]))

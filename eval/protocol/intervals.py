@@ -22,7 +22,7 @@ SEED = 0
 NORMAL_QUANTILE = 1.959964  # 97.5 % quantile of the normal distribution
 NORMAL_CLUSTERS = 50
 """Number of clusters from which the normal distribution replaces Student's."""
-MAX_DRAWS = 1 << 24  # numbers drawn at once
+MAX_DRAWS = 1 << 24  # maximum numbers drawn at once
 
 Floats = NDArray[np.float64]
 Group = TypeVar("Group", bound=Hashable)
@@ -109,7 +109,7 @@ def find_quantile(clusters: float) -> float:
     """
     if clusters >= NORMAL_CLUSTERS:
         return NORMAL_QUANTILE
-    from scipy.special import stdtrit  # takes half a second, which tables of finished runs avoid
+    from scipy.special import stdtrit  # slow to import, and not needed for finished runs
 
     return float(stdtrit(clusters - 1, 0.975))
 

@@ -92,7 +92,7 @@ class OfficialProgram(Evaluator):
 
     def export(self, images: ImageSet, groups: Groups, folder: Path) -> None:
         """Write every picture: a PNG of one image is its file, others have the images in rows of two."""
-        shutil.rmtree(folder / "images", ignore_errors=True)  # programs read every file in it
+        shutil.rmtree(folder / "images", ignore_errors=True)  # the programs read all files in the folder
         for name, indices in groups.items():
             target = folder / self.picture.format(name)
             target.parent.mkdir(parents=True, exist_ok=True)

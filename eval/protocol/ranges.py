@@ -8,7 +8,7 @@ Range = tuple[float, float]
 
 RANGES: Mapping[str, Range] = {
     "ssim": (-1.0, 1.0),  # covariances may be negative
-    "dists": (0.0, 2.0),  # as may its structure; negative terms of ms_ssim count as zero
+    "dists": (0.0, 2.0),  # its structure may be negative too; ms_ssim counts negative terms as 0
     **dict.fromkeys(("ms_ssim", "vqascore", "oneig"), (0.0, 1.0)),
     **dict.fromkeys(
         ("geneval", "exact", "accuracy", "truncated", "precision", "recall", "same_top1", "retrieved"),

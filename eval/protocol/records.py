@@ -64,7 +64,7 @@ def read_fields(kind: type[T], values: object, place: str = "") -> T:
 
 
 def _read(kind: Any, value: object, place: str) -> object:
-    if type(value) is kind:  # most values, and many are read
+    if type(value) is kind:  # the common case, which has to be fast
         return value
     if isinstance(kind, UnionType):
         [other] = [one for one in _get_args(kind) if one is not NoneType]

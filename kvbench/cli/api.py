@@ -123,7 +123,7 @@ class Difference(Shown):
     Attributes:
         run: the run.
         to: the run that is subtracted.
-        metrics: by name, `run` minus `to`, each with its 95 % interval.
+        metrics: differences by metric, `run` minus `to`, each with its 95 % interval.
     """
 
     run: Run
@@ -142,7 +142,7 @@ class Comparison(Shown):
     """Paired differences between runs; printed, or shown in a notebook, it lists them by metric.
 
     Attributes:
-        differences: in the order of the runs.
+        differences: one difference per run, in order.
     """
 
     differences: tuple[Difference, ...]

@@ -102,7 +102,7 @@ def run_task(cfg: DictConfig) -> object:
         return folder
     settings = check_values(values)
     check_runs_dir(settings, alone=is_alone())
-    is_single = HydraConfig.get().mode is not RunMode.MULTIRUN  # else the sweep has printed the device
+    is_single = HydraConfig.get().mode is not RunMode.MULTIRUN  # otherwise the sweep has printed it
     if settings.task in COMPUTING and is_single and os.environ.get("RANK", "0") == "0":
         show_device(cfg.device)
     if settings.task in COMPUTING:

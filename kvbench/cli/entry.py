@@ -26,7 +26,7 @@ def main() -> None:
                 "error: kvbench is not installed for this Python; run `make demo`, then `source .venv/bin/activate`"
             )
         repair_streams()
-        from kvbench.cli.app import main as run  # takes half a second
+        from kvbench.cli.app import main as run  # slow to import
 
         run()
     except BaseException as error:

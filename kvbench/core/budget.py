@@ -175,7 +175,7 @@ def find_capacity(
     capacity never makes the method hold less; otherwise (whole blocks), one more token would not fit.
 
     Args:
-        budget: in bytes; its capacity is guaranteed to fit.
+        budget: a budget in bytes; its capacity is guaranteed to fit.
         token_bytes: bytes of the smallest token in one head.
         plan_bytes: returns the peak bytes of one sequence under a budget. It may raise `InfeasibleBudget`; larger
             capacities are then tried.

@@ -8,11 +8,11 @@ class Card:
     """A card's highest rates.
 
     Attributes:
-        name: as its maker writes it.
+        name: name as its maker writes it.
         tera: 10^12 operations per second of dense 16-bit matrix products with float32 sums.
         tera_float32: the same outside tensor cores.
         giga: 10^9 bytes per second of its memory.
-        source: where the maker states them.
+        source: document in which the maker states them.
         driver: name that the graphics driver reports.
     """
 

@@ -66,7 +66,7 @@ def claim(path: Path, *, wait: bool = True, lapse: float = LAPSE) -> Iterator[bo
         try:
             yield True
         finally:
-            if _is_same(file, path):  # not taken over
+            if _is_same(file, path):  # nobody took the claim over
                 path.unlink(missing_ok=True)
 
 
@@ -109,7 +109,7 @@ def _make(path: Path, lapse: float) -> IO[str] | None:
             file.write(json.dumps({"machine": machine, "lapse": lapse}))
             file.flush()
         except BaseException:
-            with suppress(OSError):  # closing writes the rest again
+            with suppress(OSError):  # closing writes the remaining bytes again
                 file.close()
             path.unlink(missing_ok=True)
             raise

@@ -41,7 +41,7 @@ class FileCache:
         if known is None or known[0] != state:
             known = state, json.dumps(make()).encode()
             if any(one is not None and one[-1] >= started - TICK for one in states):
-                return json.loads(known[1])  # the file may change again without another time
+                return json.loads(known[1])  # the file may change again within the clock's resolution
         self._used[name] = known
         return json.loads(known[1])
 

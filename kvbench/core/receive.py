@@ -83,7 +83,7 @@ def _receive(
         reply = urllib.request.build_opener(_Redirects).open(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         if start and size is None and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # nothing is left to send
+            return  # the file was complete already
         raise
     with reply:
         start = start if reply.status == http.client.PARTIAL_CONTENT else 0

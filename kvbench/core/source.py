@@ -60,7 +60,7 @@ def read_code(cls: type, is_read: Callable[[str], bool]) -> Code:
     Names in strings, and what other modules assign at run time, are not followed.
 
     Args:
-        cls: where to begin.
+        cls: class to begin with.
         is_read: whether the code of a module, given by its dotted name, counts; other packages are named.
 
     Raises:

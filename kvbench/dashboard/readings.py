@@ -157,7 +157,7 @@ def _find_strata(path: Path, rows: Mapping[int, Mapping[str, object]]) -> Iterat
     """Yield the metrics of an evaluator that are means of group means, with the column of the groups."""
     first = next(iter(rows.values()), {})
     if not any(isinstance(value, str) for value in first.values()):
-        return  # no column has names of groups, which saves a file
+        return  # without groups, no file is read
     try:
         scores = parse_json(read_bytes(path))["scores"]
         for name, score in scores.items():

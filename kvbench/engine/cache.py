@@ -39,7 +39,7 @@ class KVCache(StoredLayers):
 
     Args:
         spec: the model's shapes.
-        method: prepared for that model, or for shorter prompts, and its budget.
+        method: a method prepared for that model, or for shorter prompts, and for a budget.
         dtype: dtype of stored keys and values; for low-bit storage, the dtype they are decoded to.
         device: device of the storage.
         record: see above.
@@ -87,7 +87,7 @@ class KVCache(StoredLayers):
         """Start a generation and its ledger; all contents are dropped.
 
         Args:
-            sequences: in the batch.
+            sequences: number of sequences in the batch.
             padding: padding tokens in front of each sequence's prompt; the prompt then comes in one step. Padding is
                 neither attended to nor stored. None if all prompts are equally long.
 

@@ -65,7 +65,7 @@ class LayerStore(LayerState):
         layout: layout of the rows in both; tokens of a segment that is not full are in the free slots behind each row.
         keys: stored keys.
         values: stored values.
-        handles: with which the arena releases keys and values.
+        handles: handles by which the arena releases keys and values.
         rows: the same storage as the steps of a segment read it, from the first step on.
         placed: the same storage as the one-token kernel reads it; None without the kernel.
     """

@@ -271,7 +271,7 @@ class Ledger:
         Args:
             spec: the whole model's shapes.
             budget: the budget B.
-            sequences: their numbers.
+            sequences: indices of the sequences.
             drawn: tokens of the prompt's text, after which segments are omitted; None for an image.
         """
         count = len(self._list_ends(spec, drawn))
@@ -313,7 +313,7 @@ class Ledger:
 
         Args:
             spec: the whole model's shapes.
-            sequence: its number.
+            sequence: index of the sequence.
             drawn: tokens of its text, after which segments are omitted; None for an image.
         """
         steps = []

@@ -36,7 +36,7 @@ def read_padding(
 
     Args:
         spec: the model's shapes; its first segment is the prompt.
-        sequences: in the batch.
+        sequences: number of sequences in the batch.
         padding: padding tokens in front of each sequence's prompt, or None.
         device: device of the result.
 

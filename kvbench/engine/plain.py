@@ -39,7 +39,7 @@ class PlainStorage(CacheBackend):
 
     Args:
         spec: the model's shapes.
-        method: prepared.
+        method: a prepared method.
         dtype: dtype of the stored keys and values.
         device: device of the storage.
         fixed: whether a recording or a kernel reads the places of rows from tables (`place_rows`).
@@ -62,7 +62,7 @@ class PlainStorage(CacheBackend):
         self._grown = False  # whether the last rebuild moved nothing
         self._ring: int | None = None  # slots of one sequence that the arena must hold
         self._longest = 0  # slots of a generation's longest row
-        self._tables: dict[int, RowTables] = {}  # by rows
+        self._tables: dict[int, RowTables] = {}  # tables by number of rows
         self._layouts: dict[tuple[int, int], Layout] = {}  # empty ones, by rows and free slots behind each
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:

@@ -58,7 +58,7 @@ class Reads:
         """Return the bytes that sequences read.
 
         Args:
-            sequences: their numbers.
+            sequences: indices of the sequences.
             drawn: tokens of their text, of which the last is not fed back; None counts all steps.
         """
         steps = [one for segment in self.steps for one in segment if drawn is None or one.after + 1 < drawn]

@@ -13,7 +13,7 @@ def can_record(spec: ModelSpec, method: Method) -> bool:
 
     Args:
         spec: the model's shapes.
-        method: prepared for that model.
+        method: a method prepared for that model.
     """
     if any(segment.causal for segment in spec.segments) or method.graph_obstacle is not None:
         return False
@@ -24,7 +24,7 @@ def ask_with_lengths(method: Method, view: CacheView, layout: Layout, *, recordi
     """Call a method's `keep` after a segment whose tokens came at once, and return the change (`ask_method`).
 
     Args:
-        method: prepared; its `capacity` gives the lengths of rows.
+        method: a prepared method; its `capacity` gives the lengths of rows.
         view: one layer right after the segment.
         layout: layout of the layer's storage before the segment is stored.
         recording: work is being recorded, which may not read lengths on the host; otherwise they are compared.

@@ -83,7 +83,7 @@ def ask_method(
     """Call a method's `keep` after a segment and return the change.
 
     Args:
-        method: prepared.
+        method: a prepared method.
         view: one layer right after the segment.
         layout: layout of the layer's storage before the segment is stored.
         free_slots: free slots behind each row of the new layout.
@@ -234,7 +234,7 @@ def build_schedule(
 
     Args:
         spec: the model's shapes.
-        method: prepared.
+        method: a prepared method.
         device: device of the tables.
         find_free_slots: returns the free slots of each row while a segment runs; None for `count_free_slots`.
     """
@@ -269,7 +269,7 @@ def predict_row_lengths(spec: ModelSpec, method: Method, schedule: Schedule | No
 
     Args:
         spec: the model's shapes.
-        method: prepared for that model.
+        method: a method prepared for that model.
         schedule: schedule of a static method, if it is known already.
     """
     cached = [segment for segment in spec.segments if not segment.last]

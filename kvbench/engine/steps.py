@@ -30,7 +30,7 @@ class Steps:
 
     def clear(self) -> None:
         """Free the buffers of queries."""
-        self._queries: dict[tuple[int, int], Tensor] = {}  # by sequences and layer
+        self._queries: dict[tuple[int, int], Tensor] = {}  # buffers by number of sequences and layer
 
     def begin(self) -> None:
         """Begin a segment: no token of it has come."""

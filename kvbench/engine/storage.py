@@ -24,7 +24,7 @@ class CacheBackend:
         """Prepare for a generation and drop all contents.
 
         Args:
-            sequences: in the batch.
+            sequences: number of sequences in the batch.
             batch: sequences that share a layout, 1 if each row has its own.
             rows: rows of a layout.
             schedule: schedule of a static method, otherwise empty.

@@ -48,7 +48,7 @@ class StoredLayers:
 
     Args:
         spec: the model's shapes.
-        method: prepared for that model and its budget.
+        method: a method prepared for that model and a budget.
         storage: storage of keys and values.
         device: device of the storage.
         projection: see above.

@@ -60,7 +60,7 @@ class CacheView(View):
     def mass(self, queries: Tensor | None = None, *, power: int = 1) -> Tensor:
         q, tokens = self._select_queries(self._inputs.q, queries), self._list_tokens(queries)
         if self._current_padding is not None:
-            assert tokens is not None  # prompts are causal
+            assert tokens is not None  # padded prompts are causal
             exists = tokens >= self._current_padding[:, None]
             scores = self._score(q, self._inputs.scale, tokens)
             weights = scores.softmax(-1).masked_fill(~exists[..., None], 0)

@@ -31,7 +31,7 @@ class Held(NamedTuple):
 
     Attributes:
         tokens: int64 [K].
-        bytes: as attention reads them, int64 [K].
+        bytes: bytes that attention reads, int64 [K].
         pending_bytes: bytes of a token in one head before its segment is stored.
     """
 

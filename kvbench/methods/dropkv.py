@@ -33,7 +33,7 @@ class DropKV(ObservationWindow):
 
     recordable: ClassVar[bool] = True
     limits = set_limits(epsilon=Limit(0, 1, "must lie in 0..1"))
-    uses_value_norms = True  # far values move the output further
+    uses_value_norms = True  # large values change the output more
 
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
         """Return the smoothed change of the outputs, float32 [rows, slots]."""

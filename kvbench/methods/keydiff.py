@@ -27,5 +27,5 @@ class KeyDiff(Scored):
         """Return the negative cosine similarity of each key to the row's mean key, float32 [rows, slots] in -1..1."""
         keys = F.normalize(view.cached_keys().float(), dim=-1)
         exists = (view.position >= 0).unsqueeze(-1)
-        anchor = (keys * exists).sum(1, keepdim=True)  # cosine similarity ignores its length
+        anchor = (keys * exists).sum(1, keepdim=True)  # a sum, because cosine similarity ignores length
         return -F.cosine_similarity(keys, anchor, dim=-1)

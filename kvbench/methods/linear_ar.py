@@ -33,7 +33,7 @@ class LineAR(Scored):
         anchors: first lines that stay.
         recent: newest lines that stay, including the last one.
         window: last queries of the last line that score; null for all.
-        attention: their mean probability, or `logit`, their mean score before the softmax (`select.score_line`).
+        attention: `prob`, mean probability, or `logit`, mean score before the softmax (`select.score_line`).
     """
 
     anchors: int = 1

@@ -188,7 +188,7 @@ class TriAttention(Scored):
         future = spec.segments[-1].end - start
         in_text = spec.rope_base > 0 and not spec.line
         horizon = self.horizon or (TEXT_HORIZON if in_text else future)
-        if spec.rope_base == 0:  # the model's table ends with the image
+        if spec.rope_base == 0:  # such a model's table of rotations ends with the image
             horizon = min(horizon, future)
         positions = start + list_distances(horizon)
         if spec.rope_base:

@@ -53,7 +53,7 @@ class FiniteCheck:
             NotFinite: some are not finite.
         """
         if logits.is_cuda:
-            self._maxima.append(logits.abs().flatten(1).amax(1, keepdim=True))  # NaN if one is
+            self._maxima.append(logits.abs().flatten(1).amax(1, keepdim=True))  # NaN if a logit is
         else:
             require_finite(logits, scale)
 
@@ -222,7 +222,7 @@ class Model(ModelDefaults, ABC):
     A subclass implements `spec`, `load` and `generate`. The other members have defaults.
 
     Attributes:
-        name: as in `conf/model`.
+        name: name as in `conf/model`.
         output: kind of its samples, `images` or `texts`.
         half: dtype of its blocks on a GPU, as in the official program's autocast.
         revision: increased when the same settings draw different samples, so that old runs are not reused.

@@ -38,11 +38,11 @@ class ImageModel(Model, Generic[N, T]):
     """Settings of an image model; `load` builds and fills its networks.
 
     Attributes:
-        name: as in `conf/model`.
+        name: name as in `conf/model`.
         transformer: shape of the transformer.
         tokenizer: shape of the image tokenizer.
         sampling: guidance, temperature and truncation.
-        sources: where the weights of each part come from.
+        sources: source of the weights of each part.
         weights: `files`, or `random` numbers in the model's shape (and a hash in place of the text encoder), for timing
             and tests.
         decoder_dtype: dtype in which latents are decoded; `auto` is float32 on a CPU and the arithmetic of the

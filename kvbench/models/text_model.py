@@ -51,7 +51,7 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
     equal one process's texts up to rounding, because sums have another order.
 
     Attributes:
-        name: as in `conf/model`.
+        name: name as in `conf/model`.
         transformer: shape of the language model.
         sampling: temperature and truncation.
         sources: source of `weights`, the model's folder with its tokenizer.
@@ -174,7 +174,7 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
             self.weights_sha256 = load_into(
                 transformer, self.sources["weights"], lambda raw: take_share(clean_decoder(raw, whole)), place
             )
-        self.open_tokenizer()  # which may be missing
+        self.open_tokenizer()  # its files may be missing
         self._transformer = transformer.to(device, dtype)
         self._transformer.prepare_for(device)
         self._device = device

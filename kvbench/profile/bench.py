@@ -44,8 +44,8 @@ class Bench:
 
     Args:
         job: model, prompts and settings.
-        advance: called after every generation.
-        clock: for latencies and phases; None uses the host's clock, and the CUDA stream's for phases.
+        advance: function called after every generation.
+        clock: clock for latencies and phases; None uses the host's clock, and the CUDA stream's for phases.
     """
 
     def __init__(self, job: Job, advance: Callable[[], object], clock: HostClock | None = None) -> None:
@@ -201,7 +201,7 @@ class Bench:
         record, recorded = self._make_recorder(), None
         if record is not None:
             cache = self._make_cache(candidate, phases.watch_recorder(record))
-            for _ in range(2):  # by launches, then while recording
+            for _ in range(2):  # first by launches, then while recording
                 self._generate(cache, batch)
             recorded = self._time_phases(cache, batch, phases)
         same = recorded is None

@@ -83,7 +83,7 @@ class Passkey(Retrieval):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("prompts.digits", self.digits, 4, 20)  # two tokens, where three digits are one
+        check_range("prompts.digits", self.digits, 4, 20)  # four digits are two tokens if three are one
         if not self.depths or not all(0 <= depth <= 100 for depth in self.depths):
             raise ConfigError(f"prompts.depths={list(self.depths)}: must be per cents from 0 to 100")
 

@@ -51,7 +51,7 @@ def _lay_out(label: str, texts: Sequence[str]) -> Table:
     """Return a table of a method's text, right of the full cache's if there are two."""
     table = Table(box=SIMPLE_HEAD, expand=True)
     place = find_difference(texts[0], texts[-1])
-    before = texts[0][:place]  # equal texts are shown to their ends
+    before = texts[0][:place]  # equal texts are shown completely
     if len(texts) > 1:
         words = len(before.split())
         label += ": the same text" if place is None else f": differs after {words} word{'s' * (words != 1)}"

@@ -86,7 +86,7 @@ def describe_sinks(runs: Iterable[Results]) -> str:
                 kept.setdefault(what, {}).setdefault(count, {})[run.method] = None
     told = ["Sinks differ."]
     for what, counts in kept.items():
-        if len(set(map(tuple, counts.values()))) > 1:  # what differs within one method has a column
+        if len(set(map(tuple, counts.values()))) > 1:  # differences within one method have a column
             each = (f"{count} ({', '.join(counts[count])})" for count in sorted(counts, key=str))
             told.append(f"{what}: {', '.join(each)}.")
     return " ".join(told) if told[1:] else ""

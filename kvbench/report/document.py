@@ -43,7 +43,7 @@ class Section(NamedTuple):
     Attributes:
         title: one line.
         caption: description of the numbers.
-        rows: at least one.
+        rows: rows of the table, at least one.
         groups: group of each row; rows of a group compete for the best value. None for a row that does not compete.
         lead: number of leading columns, which identify a row.
         made: sentences on the code and machines of the runs, which stand in no caption.

@@ -82,7 +82,7 @@ def _name_sample(run: Results) -> str:
     counted = run.latency.tokens_per_second is not None
     read = any(one.protocol == FORCED and one.status == "ok" for one in run.evaluated.values())
     if counted and read:
-        return "sample"  # the model's own output, a text or an image
+        return "sample"  # the output may be a text or an image
     return "text" if counted or read else "image"
 
 

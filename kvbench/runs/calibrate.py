@@ -82,7 +82,7 @@ class Observation(Method):
     """Keep everything and show each layer to observers.
 
     Args:
-        observers: prepared for the model.
+        observers: observers prepared for the model.
         spec: the model's shapes.
     """
 
@@ -128,7 +128,7 @@ def calibrate(
         observers: the observers.
         seed: seed of the prompts' noise.
         device: torch device.
-        advance: called after every batch with its number of prompts.
+        advance: function called after every batch with its number of prompts.
         batch: prompts at a time; changes rounding only. Official programs use 1.
         noise: kind of noise, `stream` or `counter`.
 

@@ -102,7 +102,7 @@ def remember(job: "Job", outcome: Outcome) -> None:
         if _is_newer(sources, STARTED) or _is_newer(inputs, job.read_at):
             return
         stamps = {str(path): _stamp(path) for path in dict.fromkeys(path.absolute() for path in watched)}
-    except OSError:  # a file vanished, or may not be read
+    except OSError:  # a file disappeared or is unreadable
         return
     required = {name for one in evaluators for name in one.packages}
     tops = {name.partition(".")[0] for name in code.sources}
@@ -110,13 +110,13 @@ def remember(job: "Job", outcome: Outcome) -> None:
     folder = str(outcome.folder.relative_to(job.settings.runs_dir))
     call = _Call(folder, stamps, origins, find_versions(code.libraries))
     path = _path(job.settings.runs_dir, job.config, job.method_name)
-    with suppress(OSError):  # a finished run may be read in a folder that is not writable
+    with suppress(OSError):  # the folder of a finished run may be read-only
         write_whole(path, json.dumps(asdict(call), indent=1) + "\n")
 
 
 def _list_inputs(job: "Job", folder: Path) -> list[Path]:
     """Return the files and folders that a job reads, except calibrations: those it names, prompts, references."""
-    from kvbench.prompts.sets import CACHE  # imports what `recall` does not need
+    from kvbench.prompts.sets import CACHE  # its imports are not needed by `recall`
 
     references = [path for one in job.evaluators.values() for path in one.list_references(folder).values()]
     sections = [section for section in job.config.values() if isinstance(section, Mapping)]
@@ -181,7 +181,7 @@ def _describe(name: str, status: os.stat_result) -> _FileState:
 
 def _watch_path(candidate: Path) -> Path:
     """Return the path whose stamp changes when a searched file or folder appears."""
-    in_hub = candidate.parent.name == "snapshots"  # a download adds a folder there
+    in_hub = candidate.parent.name == "snapshots"  # a download adds a folder to snapshots/
     return candidate.parent.parent if in_hub else candidate
 
 

@@ -121,7 +121,7 @@ def is_as_now(name: str, version: int | str) -> bool:
     stand_in = type(own, (), {"__module__": module, "revision": version})
     try:
         return is_pinned(stand_in) if isinstance(version, int) else read_class(stand_in).sha256 == version
-    except ValueError:  # the file has gone
+    except ValueError:  # the file was deleted
         return False
 
 

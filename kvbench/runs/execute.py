@@ -52,7 +52,7 @@ def run(job: Job, opened: Opened = lambda *_: None) -> Outcome:
 
     Args:
         job: the run.
-        opened: called for the run and for its reference.
+        opened: function called for the run and for its reference.
 
     Raises:
         ConfigError, ValueError, WeightsError, BudgetExceeded, NotFinite: see where they are defined; finished work is
@@ -102,7 +102,7 @@ def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
     with noting_failures(folder):
         reference = None if job.is_reference else _complete(job.reference, opened).folder
         if not whole and job.is_leader:
-            check_weights(job.evaluators)  # hashes that scoring needs too, before hours of work
+            check_weights(job.evaluators)  # scoring needs these hashes: fail before hours of work
         whole = whole or take_samples(job, folder, identify(job, calibrations))
         if job.reads and reference is not None:
             job = replace(job, full_pass=reference)

@@ -53,11 +53,11 @@ class Job:
         settings: what belongs to no group.
         model: loaded or not.
         method: not yet prepared.
-        method_name: as in `conf/method`.
+        method_name: name as in `conf/method`.
         prompts: what to generate.
         config: the resolved configuration, JSON values.
         calibration_prompts: what a calibration watches.
-        evaluators: by config name.
+        evaluators: evaluators by config name.
         logger: None to send nothing.
         sweep: name of the sweep that the run belongs to; None for a run by itself.
         bounded: the job whose reference this full-cache run with other rounding or other seeds is compared with.

@@ -132,7 +132,7 @@ def count_processes(cfg: DictConfig) -> int:
         ConfigError: another number of processes was started, or the task is for one process.
     """
     node = OmegaConf.select(cfg, "model.tensor_parallel", default=1)
-    count = node if type(node) is int and node > 0 else 1  # other values are refused later, with their type
+    count = node if type(node) is int and node > 0 else 1  # values of a wrong type are refused later
     started, _, _ = read_count("WORLD_SIZE", 1), read_count("RANK", 0), read_count("LOCAL_RANK", 0)
     key = f"model.tensor_parallel={count}"
     for name in ("heads", "kv_heads", "hidden"):

@@ -35,7 +35,7 @@ MODEL_KEYS = {group: f"default_{group.rpartition('.')[2]}" for group in USUAL_CH
 """Keys of a model's file with its choices: `default_prompts`, `default_base` ..."""
 FILE_METRICS = "default_file_eval"
 """Key of a model's file with the metrics of `prompts=file`."""
-MAX_COMPOSED = 512  # 30 kB each
+MAX_COMPOSED = 512  # maximum number of configurations, 30 kB each
 
 
 def keep(value: object) -> Callable[[], Any]:
@@ -63,7 +63,7 @@ class CachingRepository(ConfigRepository):
         return loaded
 
     def __deepcopy__(self, _: Mapping[int, object]) -> "CachingRepository":
-        return copy.copy(self)  # `initialize_sources` replaces the list of sources and changes none
+        return copy.copy(self)  # sources are replaced as a list, never changed in place
 
 
 class CachingLoader(ConfigLoaderImpl):
@@ -179,7 +179,7 @@ def parse_words(words: Sequence[str]) -> list[Override]:
 
 def _describe(cfg: DictConfig, overrides: list[Override]) -> None:
     """Write the overrides and the working directory into Hydra's part of a configuration."""
-    from hydra._internal.config_loader_impl import get_overrides_dirname  # 1.4 has it elsewhere
+    from hydra._internal.config_loader_impl import get_overrides_dirname  # Hydra 1.4 has moved it
 
     own = [override for override in overrides if not override.is_hydra_override()]
     form = cfg.hydra.job.config.override_dirname
@@ -202,7 +202,7 @@ def _classify(override: Override) -> Literal["choice", "value", "key"]:
     A list of values counts as a choice, because it is composed.
     """
     of_file = override.is_hydra_override() or override.package is not None or is_about_group(override)
-    if of_file and override.key_or_group != "hydra.mode":  # which Hydra adds to the words of a sweep
+    if of_file and override.key_or_group != "hydra.mode":  # Hydra adds this word to a sweep's
         return "choice"
     if override.type is not OverrideType.CHANGE:
         return "key"

@@ -35,7 +35,7 @@ SHELLS = ("bash", "fish", "zsh")
 
 def is_expected(error: BaseException) -> bool:
     """Return whether a user can cause an error; it is then shown in one line, otherwise with a traceback."""
-    torch = sys.modules.get("torch")  # if not imported, it raised nothing
+    torch = sys.modules.get("torch")  # what is not imported raised nothing
     return isinstance(error, EXPECTED) or (torch is not None and isinstance(error, torch.OutOfMemoryError))
 
 
@@ -135,7 +135,7 @@ def _describe(error: BaseException, arguments: Sequence[str]) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{line}; free disk space and run the same command again to resume"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        name = Path(str(error.filename)).name.removesuffix(".yaml")  # Hydra adds it to choices
+        name = Path(str(error.filename)).name.removesuffix(".yaml")  # Hydra adds the suffix to choices
         key = next((word.partition("=")[0] for word in arguments if name in word), "a path")
         return f"{key}: a name of {len(name)} characters is too long"
     return _name_files(line, arguments) if isinstance(error, ConfigError) else line

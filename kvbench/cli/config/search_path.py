@@ -97,7 +97,7 @@ def make_each(group: str, names: Sequence[str], job: DictConfig | None = None) -
     job = hydra.compose("config") if job is None else job.copy()
     for name in names:
         with leaving_out(f"{group}={name}"):
-            node = hydra.compose(f"{group}/{name}")  # a file alone composes in a fraction of a job's time
+            node = hydra.compose(f"{group}/{name}")  # composing the file alone is much faster than a job
             for part in f"{group}/{name}".split("/")[:-1]:
                 node = node[part]
             check_kind(node, group, group)
@@ -216,7 +216,7 @@ def _read_defaults(file: AddedFile, repository: Any) -> Iterator[str]:
     """Yield the names of files in the defaults list of a file, which is checked."""
     try:
         loaded = repository.load_config(file.name)
-    except Exception as error:  # YAML, OmegaConf and Hydra have many
+    except Exception as error:  # YAML, OmegaConf and Hydra raise many classes
         raise ConfigError(f"{file}: {describe_slip(error)}") from None
     if not isinstance(loaded.config, DictConfig):
         raise ConfigError(f"{file}: is not a group of keys; write `key: value` lines")

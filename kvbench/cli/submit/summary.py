@@ -195,7 +195,7 @@ class Summary(Callback):
             check_launcher(config)
         if config.hydra.runtime.choices["hydra/launcher"] in LOCAL:  # other launchers choose the machine
             show_device(config.device)
-        if config.get("task") == "work":  # this is a multirun of workers, not the sweep
+        if config.get("task") == "work":  # this multirun starts workers, not the sweep
             return
         with exiting_on_error(of_callback=True):
             self._config = config

@@ -38,7 +38,7 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
     cfg, hydra_cfg, is_listed = _compose_shared(words)
     runs_dir, name = Path(cfg.runs_dir).expanduser(), _read_name(cfg)
     if cfg.task not in READERS:
-        read_settings(cfg)  # raises before a folder is made
+        read_settings(cfg)  # errors are raised before a folder is made
     if cfg.work.folder is not None:
         if not Path(cfg.work.folder).is_dir():
             raise ConfigError(f"work.folder={cfg.work.folder}: no such folder; runs_dir/sweeps has them")

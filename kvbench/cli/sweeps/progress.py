@@ -143,7 +143,7 @@ class _AboveBars:
         with tqdm.external_write_mode(file=sys.stderr):  # holds the lock of all bars
             lines, end, self._held = (self._held + text).rpartition("\n")
             self._stream.write(lines + end)
-            self._stream.flush()  # what is left in a buffer would be printed after the bar
+            self._stream.flush()  # buffered text would be printed after the bar
         return len(text)
 
     def close(self) -> None:

@@ -40,8 +40,8 @@ class WorkerLog:
         name: host, process id and four hex digits.
         host: name of its machine.
         device: torch device.
-        blocks: in order of generation.
-        seconds: from the worker's start to its end or latest heartbeat.
+        blocks: blocks in order of generation.
+        seconds: seconds from the worker's start to its end or latest heartbeat.
         alive: whether it runs.
     """
 
@@ -93,7 +93,7 @@ def writing_log(folder: Path, device: str, lapse: float) -> Iterator[LogWriter]:
             yield writer
         finally:
             writer.write({})
-    for path in (folder / FOLDER).glob(".*[!~]"):  # of workers that were killed
+    for path in (folder / FOLDER).glob(".*[!~]"):  # left behind by killed workers
         with claim(path, wait=False):
             pass
 

@@ -222,7 +222,7 @@ def encode(fmt: NumberFormat, x: Tensor, tokens: Tokens, table: Tensor | None, h
     Args:
         fmt: number format of the plane's keys or values.
         x: [batch, rows, tokens, D], of the sequences that store the plane.
-        tokens: their blocks and sources.
+        tokens: blocks and sources of the tokens.
         table: [H, sources, D, levels] of the layer for codebooks, levels [2^bits] of rotated vectors; None for other
             codings.
         half: dtype of numbers in 16 bits.

@@ -188,9 +188,9 @@ def place_slots(
 
     place, planes, moves = torch.zeros_like(rows), [], []
     width = due.stop - due.start
-    token = rows * width + positions - due.start  # among the due tokens
+    token = rows * width + positions - due.start  # index among the due tokens
     old = before.planes[0].layout.total
-    stored = torch.where(source < 0, old - 1 - source.long(), before.place[origin])  # in 16 bits until now
+    stored = torch.where(source < 0, old - 1 - source.long(), before.place[origin])  # 16 bits until now
     for number, plane_rows in enumerate(before.planes):
         own = plane == number
         inside, slots, places = _arrange(layout, rows, positions, own, counts[number])

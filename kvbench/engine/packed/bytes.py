@@ -151,7 +151,7 @@ def fit_budget(
     do not depend on data. Other methods, and those that set precisions, get the budget unchanged.
 
     Args:
-        method: prepared for several capacities while they are searched.
+        method: a method prepared for several capacities while they are searched.
         spec: the model's shapes.
         budget: its capacity always fits.
         artifact: the method's calibration.

@@ -46,7 +46,7 @@ class PackedStorage(CacheBackend):
 
     Args:
         spec: the model's shapes.
-        method: prepared.
+        method: a prepared method.
         packing: format of the numbers.
         dtype: dtype of decoded keys and values.
         device: device of the storage.
@@ -80,7 +80,7 @@ class PackedStorage(CacheBackend):
         self._books = books or {}
         self._levels = {bits: list_levels(bits).to(device) for bits in ROTATED_BITS}
         self._forms = list_layer_formats(spec, method, packing, device)
-        self._empty: dict[tuple[int, int], Placement] = {}  # by rows and planes
+        self._empty: dict[tuple[int, int], Placement] = {}  # placements by number of rows and planes
         self._known: dict[tuple[int, int, int], tuple[Change, Placement, PlaneUpdate]] = {}
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
@@ -336,7 +336,7 @@ def _follow(fmt: NumberFormat, old: Codes, new: Codes | None, move: PlaneMove) -
 def _gather(old: Tensor, new: Tensor | None, index: Tensor) -> Tensor:
     """Select along the second dimension of `old` followed by `new`."""
     dtype = old.dtype
-    if dtype == torch.float8_e4m3fn:  # it has no index_select
+    if dtype == torch.float8_e4m3fn:  # torch has no index_select for float8
         old, new = old.view(torch.uint8), None if new is None else new.view(torch.uint8)
     joined = old if new is None else torch.cat((old, new), 1)
     return joined.index_select(1, index).view(dtype)

@@ -58,7 +58,7 @@ class CudaGraphs:
                 raise
             graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = graph  # the pool lives as long as a graph of it does
+        self._graph = graph  # the pool lives as long as one of its graphs
         return out, graph.replay
 
     def make_room(self) -> None:

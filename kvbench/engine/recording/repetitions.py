@@ -130,7 +130,7 @@ class Repetitions:
         self.recording = True
         try:
             out, repeat = self._record(repeatable)
-            repeat()  # may need memory the first time
+            repeat()  # the first repetition may need memory
         except BaseException:
             self._failed = True
             raise

@@ -71,7 +71,7 @@ class Runner:
         extend(reference, block)
         extend(run, block, reference.folder.path)
         if block.stop == len(job.prompts):
-            execute(self.make(name))  # with a method that is not prepared yet, which decides what it needs
+            execute(self.make(name))  # `execute` needs an unprepared method
         folders = run.folder.path, reference.folder.path
         evaluator = job.evaluators[self.evaluator]
         found = score_block(evaluator, self.metric, folders, block, job.metadata, job.settings.device)

@@ -91,7 +91,7 @@ def fit(
     optimizer = Optimizer(model, recipe.is_hidden, muon=recipe.muon, adamw=recipe.adamw, decay=recipe.decay)
     steps, rate = recipe.steps, rate or recipe.rate
     average = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    settings = json.loads(json.dumps(asdict(recipe)))  # as in the checkpoint, with tuples as lists
+    settings = json.loads(json.dumps(asdict(recipe)))  # JSON turns tuples into lists, as in the checkpoint
     first = _resume(path, settings, model, optimizer, average)
     smooth = 0.0
     with tqdm(total=steps, initial=first, desc=name, mininterval=2.0) as bar:

@@ -52,7 +52,7 @@ def attend_unmasked(
         chunk: slots of a chunk.
         official_padding: pad a row's last chunk with zero queries and keys that are not masked, as the program does.
     """
-    order = (~exists).sort(dim=1, stable=True).indices  # slots that a row has first
+    order = (~exists).sort(dim=1, stable=True).indices  # existing slots first
     place = order.argsort(1)
     exists, keys, values = exists.gather(1, order), take(keys, order), take(values, order)
     queries = take(queries, order[:, None].expand(queries.shape[:3]))
@@ -65,7 +65,7 @@ def attend_unmasked(
         missing = chunk - logits.shape[-1] if official_padding else 0
         logits = torch.nn.functional.pad(logits, (0, missing))
         attention = softmax_seen(logits)[..., : chunk - missing].masked_fill(~valid[..., None], 0)
-        added = chunk - valid.sum(2) if official_padding else 0  # zero queries attend to all slots alike
+        added = chunk - valid.sum(2) if official_padding else 0  # zero queries attend to all slots equally
         received.append(attention.sum(2).mean(1) + added / chunk)
     norms = torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32)
     return smooth(torch.cat(received, 1) * norms, "avg", 3, exists).gather(1, place)

@@ -156,7 +156,7 @@ class HardKV(Scored):
         """Return the score of each slot, float64 [rows, slots]; infinity for sinks and the first tokens."""
         exists = view.position >= 0
         scores = self.smoothed_scores(view)
-        if self.leading or self.sinks:  # they rank above the window, whose latest tokens win a tie
+        if self.leading or self.sinks:  # sinks rank above the window
             scores = scores.clamp(max=LARGEST)
         scores = scores.masked_fill(self._find_first(view, exists), torch.inf)
         return scores.masked_fill_(~exists, -torch.inf)

@@ -92,7 +92,7 @@ def round_shares(wanted: Floats, total: int, lower: int, reach: Ints) -> Ints:
     held = np.clip(np.floor(wanted + 1e-9).astype(np.int64), least, reach)
     while spare := total - int(held.sum()):
         step = 1 if spare > 0 else -1
-        lack = (step * (wanted - held)).round(9)  # rounding must not order equal parts
+        lack = (step * (wanted - held)).round(9)  # rounding errors must not order equal parts
         lack[held == (reach if spare > 0 else least)] = -np.inf
         first = (-lack).argsort(kind="stable")[: min(abs(spare), int((lack > lack.max() - 1).sum()))]
         held[first] += step

@@ -8,7 +8,7 @@ from kvbench.methods.merging.merge import split_pairs
 
 def find_windows(stays: Tensor, size: int, rows: slice, slots: slice) -> Tensor:
     """Return the next `size` slots that stay after each of some slots, bool [some rows, some slots, slots]."""
-    number = stays[rows].cumsum(1)  # slots that stay, up to and including each slot
+    number = stays[rows].cumsum(1)  # number of staying slots up to each slot
     ahead = number[:, None] - number[:, slots, None]
     return stays[rows, None] & (ahead > 0) & (ahead <= size)
 

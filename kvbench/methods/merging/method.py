@@ -147,7 +147,7 @@ class D2O(LookM):
     beta: float = 0.5
     _thresholds: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
-    recordable: ClassVar[bool] = False  # it keeps thresholds between its calls
+    recordable: ClassVar[bool] = False  # thresholds are kept on the host between calls
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
     limits = set_limits(alpha=SHARE, beta=SHARE)
     heads_independent = False  # heads share a threshold

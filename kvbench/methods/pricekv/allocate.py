@@ -32,7 +32,7 @@ def build_problem(
         count = 1 << len(sources[k])
         of_sets = weigh_error(length, weights) * flat[:, start : start + count].T
         if len(sources[k]) == k:
-            of_sets[-1] = 0  # the full set has no error
+            of_sets[-1] = 0  # the set of all sources has no error
         required = sum(1 << bit for bit, source in enumerate(sources[k]) if source < forced)
         of_sets[np.arange(count) & required != required] = np.inf
         errors.append(np.ascontiguousarray(of_sets))

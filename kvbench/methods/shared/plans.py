@@ -25,9 +25,9 @@ class Planned:
 
     spec: ModelSpec
     budget: Budget
-    _longest: ModelSpec | None = None  # with the longest prompt, in a plan for a shorter one
+    _longest: ModelSpec | None = None  # spec of the longest prompt, in a plan for a shorter one
     _artifact: Artifact | None
-    _plans: dict[int, Self]  # by tokens of the prompt, since `prepare`
+    _plans: dict[int, Self]  # plans by tokens of the prompt, made since `prepare`
 
     @property
     def calibrated_spec(self) -> ModelSpec:

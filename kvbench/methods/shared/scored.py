@@ -53,7 +53,7 @@ class Scored(Method):
     (arXiv:2609.03515 has 0.8), which begins with a slot's first score.
 
     Attributes:
-        branch_mode: which branch's scores decide (`select.BranchMode`).
+        branch_mode: choice of the branch whose scores decide (`select.BranchMode`).
         sinks: leading segments that never leave.
         leading: first tokens of a sequence, after its padding, that never leave.
         refresh: n, segments between two calls of `score`; 1 calls it at every segment.
@@ -328,7 +328,7 @@ class ObservationWindow(Scored):
 
     Attributes:
         window: tokens of the window, a square number for `grid`.
-        queries: which tokens (`select.choose_window`).
+        queries: choice of the tokens (`select.choose_window`).
         kernel: slots of the smoothing kernel, odd; 1 for none.
     """
 

@@ -124,7 +124,7 @@ def smooth(scores: Tensor, kind: Pool, size: int, exists: Tensor | None = None) 
     place = exists.cumsum(1) - 1
     closed = scores.new_full((len(scores), scores.shape[1] + 1), -torch.inf if kind == "max" else 0)
     closed.scatter_(1, torch.where(exists, place, scores.shape[1]), scores)
-    closed[:, -1] = -torch.inf if kind == "max" else 0  # missing slots went here
+    closed[:, -1] = -torch.inf if kind == "max" else 0  # this column received missing slots
     return smooth(closed[:, :-1], kind, size).gather(1, place.clamp_(min=0))
 
 
@@ -184,7 +184,7 @@ def find_latest(view: View, share: float, capacities: Sequence[int]) -> Tensor:
 
     Args:
         view: the layer.
-        share: in 0..1.
+        share: share in 0..1.
         capacities: one for each sequence, or one for all. Charged padding reduces them.
     """
     if len(capacities) == 1 and view.padding_charge is None:
@@ -252,7 +252,7 @@ def require_numbers(scores: Tensor) -> None:
 def softmax_seen(scores: Tensor) -> Tensor:
     """Return the softmax over the last dimension, 0 where all scores are -inf; NaN stays NaN."""
     seen = (scores != -torch.inf).any(-1, keepdim=True)
-    usual = not scores.is_cuda and bool(seen.all())  # two passes less; a GPU is not waited for
+    usual = not scores.is_cuda and bool(seen.all())  # saves two passes on a CPU; a GPU is not waited for
     return scores.softmax(-1) if usual else scores.masked_fill(~seen, 0).softmax(-1).masked_fill(~seen, 0)
 
 
@@ -341,7 +341,7 @@ def check_window(size: int, kernel: int, kind: Window = "grid", max_size: int | 
     Args:
         size: tokens of the window.
         kernel: slots of the smoothing kernel.
-        kind: which tokens.
+        kind: choice of the tokens.
         max_size: tokens of the largest segment, which only the default window may exceed; None for no limit.
 
     Raises:

@@ -52,7 +52,7 @@ def read(path: Path) -> Mapping[str, object]:
         if not isinstance(raw, Mapping):
             raise ValueError(f"it contains a {type(raw).__name__}, not tensors by name")
         return dict(raw)
-    except WeightsError as error:  # of a shard, which it names
+    except WeightsError as error:  # the message names the shard
         raise error from None
     except UnpicklingError:  # torch's message recommends unsafe loading
         raise WeightsError(

@@ -44,7 +44,7 @@ def list_unfollowed(config: Mapping[str, object], sampling: Mapping[str, object]
     """
     drawn = bool(config.get("do_sample"))
     ours = {**UNFOLLOWED, "do_sample": sampling["temperature"] != 0, **(sampling if drawn else {})}
-    theirs = {"top_k": 50, **config} if drawn else config  # transformers' default where tokens are drawn
+    theirs = {"top_k": 50, **config} if drawn else config  # default of transformers when sampling
     return {
         key: found
         for key, value in ours.items()

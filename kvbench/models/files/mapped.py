@@ -28,7 +28,7 @@ def give_back(tensors: Iterable[Tensor], maps: Sequence[range]) -> None:
     Otherwise pages that were read count as memory of the process until the whole file is unmapped.
 
     Args:
-        tensors: on the CPU.
+        tensors: tensors on the CPU.
         maps: result of `list_file_maps`; tensors elsewhere stay, because their contents would be lost.
     """
     if not hasattr(mmap, "MADV_DONTNEED"):

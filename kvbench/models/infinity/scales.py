@@ -75,5 +75,5 @@ def schedule(aspect: float, pixels: str) -> tuple[Size, ...]:
     """
     if pixels not in SCALES:
         raise ValueError(f"model.pixels={pixels}: must be one of {', '.join(SCALES)}")
-    rotary_grid(aspect)  # refuses other ratios
+    rotary_grid(aspect)  # this call refuses unpublished ratios
     return TEMPLATES[aspect][: SCALES[pixels]]

@@ -40,7 +40,7 @@ def make_config(file: Gguf) -> dict[str, object]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "hidden_act": "silu",
     }
-    if "blk.0.attn_q.bias" in file.tensors and name != "qwen2":  # which has biases without a key
+    if "blk.0.attn_q.bias" in file.tensors and name != "qwen2":  # qwen2 has biases without a key
         config["attention_bias"] = True
     rotated = find_count(values, f"{name}.rope.dimension_count", head_dim)
     if rotated != head_dim:

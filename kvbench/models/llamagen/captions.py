@@ -44,7 +44,7 @@ BEFORE_REPAIR: Rules = (
     (r"\s+\.\s+", " "),
 )
 AFTER_REPAIR: Rules = (
-    (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # numbers of articles
+    (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # article numbers
     (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),
     (r"\b\d+[a-zA-Z]+\d+\b", ""),
     (r"(?:worldwide\s+)?(?:free\s+)?shipping", ""),

@@ -91,7 +91,7 @@ def _read_config(source: Source, path: Path, section: str) -> dict[str, object]:
     nested = {key: value for key, value in values.items() if isinstance(value, Mapping)}
     found |= {f"{outer}.{key}": value for outer, one in nested.items() for key, value in one.items()}
     if found.get("use_sliding_window") is False:
-        found.pop("sliding_window", None)  # its width is written even if it is not used
+        found.pop("sliding_window", None)  # files state its width even if it is unused
     return found
 
 

@@ -58,7 +58,7 @@ class RopeScaling:
         low, high, context = self._bands
         if low is None or high is None or context is None:
             return frequencies / self.factor
-        periods = context * frequencies / (2 * math.pi)  # within a sequence of the training before
+        periods = context * frequencies / (2 * math.pi)  # periods within the original context
         kept = ((periods - low) / (high - low)).clamp(0, 1)
         return frequencies * (kept + (1 - kept) / self.factor)
 

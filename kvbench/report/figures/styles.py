@@ -44,10 +44,10 @@ def save(figure: Figure, path: Path) -> Path:
     figure.set_dpi(DPI)
     with mpl.rc_context(RC):
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # laid out once: `savefig` would do it again for each format
+        figure.set_layout_engine("none")  # `savefig` would repeat the layout for each format
         for printer, (suffix, metadata) in zip(printers, METADATA.items(), strict=True):
             buffer = io.BytesIO()
-            figure.set_dpi(DPI)  # vector formats leave their own
+            figure.set_dpi(DPI)  # vector formats change the resolution
             printer(buffer, metadata=metadata)
             write_whole(path.with_suffix(suffix), buffer.getvalue())
     return path

@@ -29,7 +29,7 @@ def show_by_metric(
     Writes report-published-<model>.md into a folder.
 
     Args:
-        console: where to print.
+        console: console to print to.
         names: names of the tables.
         runs: runs of one model.
         timings: timings of `task=profile`, which has the phases of a generation.

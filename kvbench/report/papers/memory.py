@@ -147,7 +147,7 @@ def _ams_row(spec: ModelSpec, row: PublishedRow, batch: int) -> Iterator[Printed
     yield _two_class(spec, what, text, "x 1000 MiB", lambda tokens: tokens * unit)
     if saving is not None:
         yield _two_class(spec, f"{what}, saving", saving, "%", lambda tokens: 100 * (1 - tokens / full))
-    if batch == 25:  # the only table that another whole split gives
+    if batch == 25:  # only this table fits another split
         tokens = spec.heads * (20 * capacity[1] + 16 * sum(spec.lengths[:7]))
         how = "20 layers at C_max, 16 stuck with scales 1 to 7; not in the text"
         yield compare(spec.name, what, text, tokens * unit, "x 1000 MiB", how, "under one reading")

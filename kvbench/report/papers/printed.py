@@ -19,7 +19,7 @@ class PrintedFigure:
     Attributes:
         model: name in `conf/model`.
         row: row of the table.
-        printed: as published, with its unit.
+        printed: the number as published, with its unit.
         computed: the computed figure, as text.
         verdict: whether both agree to the printed digit.
         how: what was counted, or why the figure cannot be computed.

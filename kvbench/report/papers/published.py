@@ -63,7 +63,7 @@ class PublishedRow:
 
     Attributes:
         where: settings of the row; a setting that may have any value is left out.
-        cells: by metric, the number or word as printed; None for an empty cell.
+        cells: number or word as printed, by metric; None for an empty cell.
     """
 
     where: Settings
@@ -75,7 +75,7 @@ class PublishedTable:
     """A table of a paper.
 
     Attributes:
-        name: as in the file and in the key `published`.
+        name: name as in the file and in the key `published`.
         source: paper and number of the table.
         title: subject of the table.
         data: prompts or data set of the paper.
@@ -85,7 +85,7 @@ class PublishedTable:
         fixed: settings that all rows share.
         also: further metrics to show, which the paper lacks.
         figure: name of the plot that belongs to the table.
-        budgets: by model, the share of the full cache for a row's budget, where the paper counts otherwise.
+        budgets: share of the full cache for a row's budget, by model, if the paper counts otherwise.
         sources: sources and protocols of a table compiled from several, by the words in brackets after a model's name;
             empty in a table of one paper.
     """

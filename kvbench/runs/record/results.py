@@ -218,8 +218,8 @@ class Results:
         provenance: code, versions and machine; None if it was not recorded.
         memory: memory of the cache.
         latency: times of generation.
-        evaluated: by name in the configuration.
-        metrics: by name.
+        evaluated: outcomes of evaluators by name in the configuration.
+        metrics: metrics by name.
         steps: contents of a sequence after each segment, mean over samples; empty if no queries are watched.
         finished: UTC time of the last evaluation.
     """

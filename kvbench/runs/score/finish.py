@@ -36,14 +36,14 @@ def finish(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) 
     settings, device = job.section("eval"), job.settings.device
     seeds = job.bounded is None or job.bounded.settings.seed == job.settings.seed
     with ExitStack() as claims:
-        for name in sorted(job.evaluators):  # in order: no two wait for each other
+        for name in sorted(job.evaluators):  # sorted, so that no two processes wait for each other
             claims.enter_context(job.hold(folder.place(f"eval-{name}")))
         if not job.is_leader and not folder.is_whole(len(job.prompts)):
             raise Busy(f"{folder.path}: waiting for its leader to redraw damaged samples")
         summary, known = _summarise(job, folder, reference, budget), read_results(folder.path)
         inputs = read_inputs(job, folder)
         pending = find_pending(job.evaluators, settings, inputs, known)
-        if known is not None and not pending:  # another process was faster
+        if known is not None and not pending:  # another process scored the run
             return known
         if known is not None and (changes := describe_changes(pending, inputs, known)):
             log.info("%s: computed anew: %s", folder.path.name, changes)

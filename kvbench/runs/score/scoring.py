@@ -116,7 +116,7 @@ def score(
     Args:
         folder: the run.
         reference: the run to compare with.
-        evaluators: by config name.
+        evaluators: evaluators by config name.
         settings: settings of evaluators by config name, JSON values.
         inputs: digests of what they read, by config name.
         metadata: metadata of the prompts, which scores are computed with.

@@ -75,7 +75,7 @@ class Trackio(Tracker):
                 config={**about.get("config", {}), "title": title, **others},
                 resume="allow",
                 embed=False,
-                auto_log_gpu=False,  # the run is over
+                auto_log_gpu=False,  # the run has ended: nothing to measure
                 auto_log_cpu=False,
             )
             try:

@@ -44,7 +44,7 @@ def replacing(out: Path) -> Iterator[Path]:
         ConfigError: the earlier folder holds other files.
     """
     new, earlier = (out.with_name(f".{out.name}.kvbench-{part}") for part in ("new", "earlier"))
-    if earlier.exists() and not out.exists():  # killed between two renames
+    if earlier.exists() and not out.exists():  # a process was killed between two renames
         earlier.rename(out)
     check_replaceable(out)
     for left in (new, earlier):
@@ -52,7 +52,7 @@ def replacing(out: Path) -> Iterator[Path]:
     try:
         yield new
         if out.exists():
-            check_replaceable(out)  # something may have come since the work began
+            check_replaceable(out)  # the folder may have changed since the work began
             out.rename(earlier)
         new.rename(out)
     finally:

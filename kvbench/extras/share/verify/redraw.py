@@ -90,7 +90,7 @@ def compare_batch(
     """Yield a finding for each sample and each cost of a batch that differs from the run's folder."""
     for record, output in zip(batch.records, batch.outputs, strict=True):
         index = int(str(record["index"]))
-        if (stored := records.get(index)) is None:  # `check_samples` has found it
+        if (stored := records.get(index)) is None:  # `check_samples` has reported the missing record
             continue
         if stored.get("batch") != record["batch"]:
             text = (

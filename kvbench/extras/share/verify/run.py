@@ -33,7 +33,7 @@ class Remade(NamedTuple):
     """A recorded run's job.
 
     Attributes:
-        job: with the evaluators that the results name.
+        job: job with the evaluators that the results name.
         own: keys of its configuration that name files of the user.
     """
 
