@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.race_table import describe
-from benchmarks.races import draw_failing, draw_normal, hold_race, hold_tests, read_values
+from benchmarks.races import Hold, draw_failing, draw_normal, hold_race, hold_tests, read_values
 
 RACE = {
     "title": "tiny, budget 0.1, psnr", "rules": {"margin": 0.5, "higher": True}, "entrants": ["a", "b", "c"],
@@ -67,16 +67,11 @@ def test_values_of_other_prompts_are_refused(
         read_values(tmp_path, "psnr")
 
 
-def test_both_rules_keep_a_far_better_method_and_count_what_is_drawn() -> None:
+@pytest.mark.parametrize("hold", [hold_race, hold_tests])
+def test_both_rules_keep_a_far_better_method_even_a_later_one_and_count_what_is_drawn(hold: Hold) -> None:
     values = draw_normal((5.0, 0.0, 0.0, 0.0))(np.random.default_rng(0), 64)
-    assert hold_race(values, 16) == (False, 0.25, True)
-    assert hold_tests(values, 16) == (False, 0.25, True)
-
-
-def test_a_better_method_that_comes_later_drops_the_first() -> None:
-    values = draw_normal((0.0, 5.0))(np.random.default_rng(0), 32)
-    assert hold_race(values, 16)[0]
-    assert hold_tests(values, 16)[0]
+    assert hold(values, 16, None) == (False, 0.25, True)
+    assert hold(draw_normal((0.0, 5.0))(np.random.default_rng(0), 32), 16, None)[0]
 
 
 def test_a_rival_that_has_not_failed_yet_drops_the_better_method_but_for_bounded_intervals() -> None:

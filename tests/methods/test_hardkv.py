@@ -185,25 +185,22 @@ def test_means_count_beside_a_hundred_votes() -> None:
     assert kept[0] == kept[1]
 
 
-def test_the_most_voted_stay_and_the_latest_of_equals() -> None:
-    """All keys are one, so that no query prefers any: every slot gets the votes of those who see it."""
-    method = HardKV(select="votes", selector="vanilla", queries=ASKS, window=2, calibration="none")
+@pytest.mark.parametrize(
+    ("settings", "budget", "kept"),
+    [
+        ({"select": "votes"}, 8, [0, 1, 2, 3, 4, 5, 8, 9]),
+        ({"select": "top_p", "p": 1.0, "start": 0.0}, 6, [1, 2, 3, 4, 8, 9]),  # the window beside four others
+    ],
+)
+def test_the_most_voted_or_marked_stay_and_the_latest_of_equals(
+    settings: dict[str, Any], budget: int, kept: list[int]
+) -> None:
+    """All keys are one, so no query prefers any: tokens 0 to 4 are seen by all six queries, later ones by fewer."""
+    method = HardKV(selector="vanilla", queries=ASKS, window=2, calibration="none", **settings)
     same = [
         [(torch.ones_like(q), torch.ones_like(k), v) for q, k, v in segment] for segment in tokens_of(SPEC, 1)
     ]
-    seen = watch(method, SPEC, same, 8).asked
-    assert seen[0].ids() == [[0, 1, 2, 3, 4, 5, 8, 9]] * 2  # seen by all six queries but the last four
-
-
-def test_of_equals_that_queries_mark_the_latest_stay() -> None:
-    """Tokens 0 to 4 are seen by all six queries, and two of the latest tokens stay besides four of them."""
-    method = HardKV(
-        select="top_p", selector="vanilla", p=1.0, start=0.0, queries=ASKS, window=2, calibration="none"
-    )
-    same = [
-        [(torch.ones_like(q), torch.ones_like(k), v) for q, k, v in segment] for segment in tokens_of(SPEC, 1)
-    ]
-    assert watch(method, SPEC, same, 6).asked[0].ids() == [[1, 2, 3, 4, 8, 9]] * 2
+    assert watch(method, SPEC, same, budget).asked[0].ids() == [kept] * 2
 
 
 def test_temperatures_are_those_of_the_first_drop_of_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,8 @@
 """Hard-KV's merging: what the authors' program makes of keys and values, and what becomes of lse."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -35,29 +38,18 @@ def in_order(x: Tensor, first: Tensor, rest: Tensor) -> Tensor:
     return x.gather(1, torch.cat((first, rest), 1)[..., None].expand(-1, -1, x.shape[2]))
 
 
-def test_fixed_budget_is_the_programs() -> None:
-    """It puts what it left untouched first, in order of time, then what it merged, most mass first."""
+@pytest.mark.parametrize(("merge", "taking"), [(merge_fixed_budget, 160 - TOPK), (merge_multi_to_one, 1)])
+def test_merging_is_the_programs(merge: Callable[..., tuple[Tensor, Tensor]], taking: int) -> None:
+    """One budget's list has what was left untouched by time, then what was merged by mass; the other's is turned."""
     plan, order = golden_plan()
-    keys, values = merge_fixed_budget(keys_of_base(), GOLDEN["V"], plan)
-    untouched = order[:, 160 - TOPK : TOPK].sort(1).values
-    taking = order[:, : 160 - TOPK]
+    keys, values = merge(keys_of_base(), GOLDEN["V"], plan)
+    lists = [order[:, taking:TOPK].sort(1).values, order[:, :taking]]
     for found, name in ((keys, "K"), (values, "V")):
-        expected = GOLDEN[f"merge_fixed_budget.{name}"]
-        torch.testing.assert_close(in_order(found, untouched, taking), expected, atol=1e-6, rtol=1e-5)
+        expected = GOLDEN[f"{merge.__name__}.{name}"]
+        listed = in_order(found, *(lists if merge is merge_fixed_budget else lists[::-1]))
+        torch.testing.assert_close(listed, expected, atol=1e-6, rtol=1e-5)
     stays = keys.gather(1, order[:, :TOPK, None].expand(-1, -1, 16))
-    torch.testing.assert_close(lse_of(stays), GOLDEN["merge_fixed_budget.lse_after"])
-
-
-def test_multi_to_one_is_the_programs() -> None:
-    """It puts the merged one first."""
-    plan, order = golden_plan()
-    keys, values = merge_multi_to_one(keys_of_base(), GOLDEN["V"], plan)
-    untouched = order[:, 1:TOPK].sort(1).values
-    for found, name in ((keys, "K"), (values, "V")):
-        expected = GOLDEN[f"merge_multi_to_one.{name}"]
-        torch.testing.assert_close(in_order(found, order[:, :1], untouched), expected, atol=1e-6, rtol=1e-5)
-    stays = keys.gather(1, order[:, :TOPK, None].expand(-1, -1, 16))
-    torch.testing.assert_close(lse_of(stays), GOLDEN["merge_multi_to_one.lse_after"])
+    torch.testing.assert_close(lse_of(stays), GOLDEN[f"{merge.__name__}.lse_after"])
 
 
 def test_exact_merging_loses_less_than_eviction() -> None:

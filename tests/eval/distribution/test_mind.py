@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from numpy.random import Generator
 
 from kvbench.eval.distribution.dataset import REFERENCE_BATCH
-from kvbench.eval.distribution.mind import (
-    Mind,
-    MindReal,
-    draw_directions,
-    make_sliced_distance,
-)
+from kvbench.eval.distribution.mind import Mind, MindReal, draw_directions, make_sliced_distance
 from kvbench.eval.protocol.intervals import assign_groups
 from kvbench.eval.spaces.inception import Adm
 from kvbench.eval.spaces.scenes import Scenes

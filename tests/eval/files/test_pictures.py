@@ -98,7 +98,7 @@ def test_an_array_of_large_images_is_refused_before_it_is_read(tmp_path: Path) -
     )
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("arr_0.npy", header.getvalue())
-    with pytest.raises(SampleSetError, match="an image may have"):
+    with pytest.raises(SampleSetError, match="more than .* pixels an image"):
         Packed(tmp_path / "a.npz")
 
 
@@ -121,10 +121,7 @@ OTHERS = {"EPS": EPS} | {form: encode(form) for form in ("GIF", "TIFF", "PPM", "
 @pytest.mark.parametrize("form", OTHERS)
 @pytest.mark.parametrize("door", [open_run, Pictures, PlainFolder])
 def test_a_picture_starts_no_program_and_no_reader_of_another_format(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    form: str,
-    door: Callable[[Path], object],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, door: Callable[[Path], object]
 ) -> None:
     Image.init()
     _, accepts = Image.OPEN[form]
