@@ -63,7 +63,7 @@ class Mutant:
 
     @property
     def room(self) -> str:
-        """Folder of the code."""
+        """First folder of the code below kvbench, or the folder beside it, by which tests are found."""
         parts = Path(self.file).parts
         return parts[0] if parts[0] in TREES else parts[1] if len(parts) > 2 else "kvbench"
 

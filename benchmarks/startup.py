@@ -34,7 +34,7 @@ METHODS = ("random", "streaming_llm", "swa", "snapkv", "h2o", "sta", "rkv", "hac
 BUDGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
 ONE_IMAGE = ("prompts.count=1", "eval=none", "batch_size=1", "device=cpu")
 POLL = 0.01
-"""Seconds between two checks whether the first block exists."""
+"""Seconds between two checks for the first block."""
 
 COUNT = """
 import inspect, os, sys

@@ -46,7 +46,7 @@ def find_idle(spans: Iterable[tuple[float, float]]) -> float:
     """Return the idle share of the time from the first start to the last end; there must be a span."""
     ordered = sorted(spans)
     if not ordered:
-        raise ValueError("the profiler saw nothing on the device")
+        raise ValueError("the profiler recorded nothing on the device")
     first, end = ordered[0][0], ordered[0][0]
     busy = 0.0
     for start, stop in ordered:

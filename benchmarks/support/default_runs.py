@@ -62,7 +62,7 @@ def list_overrides(name: str, settings: Sequence[str]) -> list[str]:
 
 
 def record_numbers(found: Found, name: str, stored: str | None, settings: Sequence[str]) -> None:
-    """Add what a generation on the CPU launches, by a GPU's branches and in its dtype."""
+    """Add the variants that a generation launches if the CPU takes a GPU's branches and its dtype."""
 
     def note(kernel_name: str, kernel: Any, *arguments: Any, **named: Any) -> None:
         variant = describe_launch(kernel_name, kernel, arguments, named)

@@ -24,7 +24,7 @@ class Frechet(Comparison):
 
     @property
     def stem(self) -> str:
-        """Stem of the metric's name: the distance in this space."""
+        """First part of the metric's name, `fid` or `fd`, by the space of features."""
         return self.space.distance
 
     def caveat(self, ours: Features) -> str | None:

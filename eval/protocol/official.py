@@ -62,7 +62,7 @@ class OfficialProgram(Evaluator):
         """
 
     def list_references(self, run: Path) -> Mapping[str, Path | None]:
-        """Return the results of the program, if they are read."""
+        """Return the path of the program's results by name if they are read, for the digest of inputs."""
         return {self.switch: run / self.folder / self.results} if getattr(self, self.switch) else {}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:

@@ -48,7 +48,7 @@ Delay = Annotated[float, Range(0, MAX_REPEATS)]
 
 @dataclass(frozen=True)
 class Protect:
-    """Scales and tokens that methods always keep, by the keys of `conf/protect` that files of methods refer to."""
+    """Scales and tokens that methods always keep; files of methods refer to these keys of `conf/protect`."""
 
     sinks: Annotated[int, Range(0)]
     condensed: Annotated[int, Range(0)]

@@ -16,7 +16,7 @@ PREFIX = "verification-"
 WHOLE = "dataset"
 """Name of the verdict on a dataset's files and tables."""
 Status = Literal["verified", "not verifiable here", "differs"]
-"""Verdicts; of a run and its dataset, the last of these counts."""
+"""Verdicts, ascending in severity: the more severe one of a run and its dataset counts."""
 STATUSES: tuple[Status, ...] = get_args(Status)
 MAX_FINDING = 600
 """Maximum number of characters of a finding."""

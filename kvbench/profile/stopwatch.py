@@ -86,7 +86,7 @@ class Phases:
         return self._clock.between(self._marks[0][1], self._stop)
 
     def watch(self, phase: str, call: Callable[..., object]) -> Callable[..., object]:
-        """Return a function whose calls are a phase of what runs."""
+        """Return a function whose calls are timed as a phase of the work."""
 
         @functools.wraps(call)
         def watched(*args: object, **kwargs: object) -> object:

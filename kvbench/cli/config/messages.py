@@ -84,7 +84,7 @@ def _list_added_words(words: Sequence[str]) -> list[str]:
 
 
 def cover_values(arguments: list[str]) -> list[list[str]]:
-    """Return overrides of as few jobs as contain every value of every list; Hydra must be initialised.
+    """Return the overrides of a smallest set of jobs with every value of every list; Hydra must be initialised.
 
     Raises:
         ConfigError: see `check_lists`.

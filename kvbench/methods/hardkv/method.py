@@ -162,7 +162,7 @@ class HardKV(Scored):
         return scores.masked_fill_(~exists, -torch.inf)
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
-        """Choose the sinks, the latest and the selected tokens, and merge the others if configured."""
+        """Choose sinks, latest and selected tokens, bool [rows, slots], and merge the others if configured."""
         exists = view.position >= 0
         capacity = self.row_capacities(view)
         if self.select in VARIABLE_LENGTH:

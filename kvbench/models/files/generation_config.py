@@ -55,7 +55,7 @@ def list_unfollowed(config: Mapping[str, object], sampling: Mapping[str, object]
 def read_gguf_keys(
     source: Source, make: Callable[[Gguf], Mapping[str, object]]
 ) -> Mapping[str, object] | None:
-    """Return what `make` finds in the metadata of a GGUF file, after downloading it; None for other sources.
+    """Return the result of `make` for the metadata of a GGUF file, which may be downloaded; None for other sources.
 
     Raises:
         WeightsError: the file is missing or cannot be read, or `make` raised a ValueError.

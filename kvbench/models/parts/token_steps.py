@@ -121,6 +121,6 @@ def run_step(
         return step(noise, *inputs)
     if not numbers or isinstance(noise, CounterNoise):
         return repeat(key, partial(step, noise), *inputs)
-    # Sent before the step: a recording would repeat the copy of its own first numbers.
+    # Sent before the step, because a recorded copy would send the first numbers again.
     drawn = send(noise.draw(numbers), device)
     return repeat(key, lambda drawn, *others: step(GivenNoise(drawn), *others), drawn, *inputs)

@@ -47,7 +47,7 @@ class Measured(Protocol):
 
     @property
     def model(self) -> str:
-        """Name of the model, `model.name`."""
+        """Name of the model, its setting `model.name`."""
 
     @property
     def model_label(self) -> str:

@@ -30,7 +30,7 @@ def read_waited() -> float | None:
 def find_load(before: float | None, seconds: float) -> float:
     """Return the threads per processor during a batch: 2 if this process waited half of the time for others.
 
-    Where the system does not tell, it is the load average of the last minute, which short work beside others escapes.
+    If the system does not report the wait, it is the load average of the last minute, which misses short work.
 
     Args:
         before: `read_waited` before the batch.

@@ -138,7 +138,7 @@ def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
     frame = read_runs({run.path: run.results for run in runs})
     samples = _read_samples(opened, frame)
     has_images = any(stored.kind == IMAGES.kind for _, stored in opened)
-    # `datasets` reads all configurations of a card like the first; a folder of images has file names.
+    # `datasets` reads all configurations of a card like the first one; a folder of images has a column of file names.
     added = {"image_file_name": polars.lit(None, polars.String)} if has_images else {}
     for path, table in ((RUNS_FILE, frame), (SAMPLES_FILE, samples)):
         write_frame(table.with_columns(**added), out / path)

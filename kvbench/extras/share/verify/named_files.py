@@ -20,7 +20,7 @@ FILE_KEYS: Mapping[str, Sequence[str]] = {
     "method": ("orders", "budgets"),
     "eval": ("path", "trunk_path", "clip_path", "tokenizer_path", "statistics", "questions", "folder"),
 }
-"""Keys of each group whose values are paths of files that are read; null is no file, or one of kvbench."""
+"""Keys of each group whose values are paths of files; null means no file, or one of kvbench's."""
 GETTER = "hydra.utils.get_method"
 """Function of Hydra that a configuration may name; it imports a function and does not call it."""
 
