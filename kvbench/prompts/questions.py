@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import ClassVar
 
-from kvbench.core.config import MAX_SEED, check_range
+from kvbench.core.config import MAX_SEED, ConfigError, check_range
 from kvbench.prompts.base import Prompt, check_choices, check_counts
-from kvbench.prompts.hay import read_hay
-from kvbench.prompts.text_files import DOMAINS
+from kvbench.prompts.text_files import DOMAINS, read_texts
+
+MAX_PIECE = 2048
+"""Maximum number of consecutive tokens of a text; the texts that ship have at least 2300 of SmolLM2's."""
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Base of questions on statements that are drawn and put into real text (`kvbench.prompts.hay`).
+    """Base of questions on statements that are drawn and put into real text.
 
     Attributes:
         count: number of questions.
@@ -44,7 +46,12 @@ class Questions:
         return replace(self, count=count, seed=self.seed + seed + 1)._draw_all("calibration")
 
     def _draw_all(self, part: str) -> list[Prompt]:
-        texts = read_hay(self.domain, self.path, part)
+        texts = tuple(text for text, _ in read_texts(self.domain, self.path, part))
+        if short := [number for number, text in enumerate(texts, 1) if len(text) < MAX_PIECE]:
+            raise ConfigError(
+                f"prompts.path={self.path}: text {short[0]} has only {len(texts[short[0] - 1])} characters; choose "
+                f"texts of at least {MAX_PIECE} tokens"
+            )
         return [self._draw(index, self._shuffle(texts, index)) for index in range(self.count)]
 
     def _draw(self, index: int, texts: Iterator[str]) -> Prompt:

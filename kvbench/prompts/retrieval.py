@@ -4,12 +4,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvbench.core.config import ConfigError, check_range
+from kvbench.forced.text import FILL, ForcedText, Part
 from kvbench.prompts.base import Prompt, check_choices
-from kvbench.prompts.hay import bound_tokens, place_statements
-from kvbench.prompts.questions import Questions
+from kvbench.prompts.questions import MAX_PIECE, Questions
 
 MIN_CONTEXT, MAX_CONTEXT = 512, 2**20
 ASKED = ("within", "after")
+CHARACTERS_PER_TOKEN = 8
+"""Characters of a text kept for each token to read; tokens of prose have fewer than six on average."""
+CHARACTERS_PER_STATED_TOKEN = 2
+"""Lower bound of the mean characters of a token in statements and questions, which contain digits."""
 CITIES = (
     "Amsterdam", "Athens", "Berlin", "Boston", "Chicago", "Dublin", "Houston", "London",
     "Madrid", "Moscow", "Paris", "Rome", "Sydney", "Tokyo", "Toronto", "Vienna",
@@ -53,17 +57,27 @@ class Retrieval(Questions):
         question: str,
         **meta: object,
     ) -> Prompt:
-        """Return a question; statements are (gap, text), and `meta` has its answer and the gap of its statement."""
+        """Return a question after `context` tokens of hay and statements, and its answer, which is scored.
+
+        Args:
+            index: number of the prompt.
+            texts: a text for each piece of hay, of at least `MAX_PIECE` tokens.
+            statements: tokens of hay between each one and the question, and its text. The hay before the farthest one
+                has as many tokens as the others leave.
+            question: the end of the context; the answer continues it.
+            meta: metadata, with the `answer` and the gap of its statement.
+        """
         statements = sorted(statements, key=lambda statement: -statement[0])
-        reading = place_statements(
-            statements,
-            question,
-            str(meta["answer"]),
-            context=self.context,
-            texts=texts,
-            asked_after=self.asked == "after",
-        )
-        return Prompt(index, "".join(part.text for part in reading.parts), meta, reading=reading)
+        left = self.context - statements[0][0] - bound_tokens(question, *(text for _, text in statements))
+        parts = _cut_hay(texts, max(left - MAX_PIECE // 2, 0))
+        parts.append(Part(next(texts)[: MAX_PIECE * CHARACTERS_PER_TOKEN], FILL))
+        ends = [distance for distance, _ in statements[1:]] + [0]
+        for (distance, statement), end in zip(statements, ends, strict=True):
+            parts += [Part(statement), *_cut_hay(texts, distance - end)]
+        parts += [Part(question), Part(str(meta["answer"]))]
+        cuts = (len(parts) - 2,) if self.asked == "after" else ()
+        reading = ForcedText(tuple(parts), None, self.context, cuts, chunked=False)
+        return Prompt(index, "".join(part.text for part in parts), meta, reading=reading)
 
 
 @dataclass(frozen=True)
@@ -149,3 +163,15 @@ class PlantedFacts(Retrieval):
         """Return tokens of text that the longest statements and question leave."""
         longest = f"\n\nThe {max(SUBJECTS, key=len).format(max(CITIES, key=len))} is 9999.\n\n"
         return self.context - bound_tokens(*[longest] * (self.facts + self.distractors + self.times))
+
+
+def bound_tokens(*stated: str) -> int:
+    """Return a bound on the tokens of statements and questions, whose tokenizer is not known here."""
+    return sum(len(text) for text in stated) // CHARACTERS_PER_STATED_TOKEN + 1
+
+
+def _cut_hay(texts: Iterator[str], tokens: int) -> list[Part]:
+    """Return pieces of hay of `tokens` tokens together, each at most `MAX_PIECE`, as equal as possible."""
+    pieces = -(-tokens // MAX_PIECE)
+    counts = [tokens * (piece + 1) // pieces - tokens * piece // pieces for piece in range(pieces)]
+    return [Part(next(texts)[: count * CHARACTERS_PER_TOKEN], count) for count in counts]

@@ -50,6 +50,11 @@ def read_own(path: Path) -> tuple[TextEntry, ...]:
     return tuple(entries)
 
 
+def read_texts(domain: str, path: str | None, part: str) -> tuple[TextEntry, ...]:
+    """Return the user's own texts, or without a path those of a domain that ship, see `read_own` and `read_shipped`."""
+    return read_shipped(domain, part) if path is None else read_own(Path(path).expanduser())
+
+
 def choose_texts(total: int, count: int | None, draw: int | None) -> list[int]:
     """Return the numbers of `count` of `total` texts: spread evenly, or drawn by the seed `draw`; None takes all.
 

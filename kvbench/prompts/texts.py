@@ -3,12 +3,11 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
 from kvbench.forced.text import ForcedText, Part
 from kvbench.prompts.base import Prompt, check_choices, check_counts
-from kvbench.prompts.text_files import DOMAINS, TextEntry, choose_texts, read_own, read_shipped
+from kvbench.prompts.text_files import DOMAINS, TextEntry, choose_texts, read_shipped, read_texts
 
 MAX_LENGTH = 2**20
 """Maximum number of tokens of a text."""
@@ -56,7 +55,7 @@ class Texts:
         Raises:
             ConfigError: the file is missing or damaged, has too few texts, or one with fewer characters than tokens.
         """
-        entries = self._read_all()
+        entries = read_texts(self.domain, self.path, "evaluation")
         return self._make_prompts(entries, choose_texts(len(entries), self.count, self.draw))
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
@@ -65,15 +64,10 @@ class Texts:
             entries = read_shipped(self.calibration or self.domain, "calibration")
             free = list(range(len(entries)))
         else:
-            entries = self._read_all()
+            entries = read_texts(self.domain, self.path, "evaluation")
             evaluated = {entries[number][0] for number in choose_texts(len(entries), self.count, self.draw)}
             free = [number for number, (text, _) in enumerate(entries) if text not in evaluated]
         return self._make_prompts(entries, sorted(random.Random(seed).sample(free, min(count, len(free)))))
-
-    def _read_all(self) -> tuple[TextEntry, ...]:
-        if self.path is None:
-            return read_shipped(self.domain, "evaluation")
-        return read_own(Path(self.path).expanduser())
 
     def _make_prompts(self, entries: Sequence[TextEntry], numbers: Sequence[int]) -> list[Prompt]:
         prompts = []
