@@ -38,12 +38,6 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return left
 
 
-def read_words(folder: Path, job: str) -> list[str]:
-    """The command line of the workers of a job."""
-    submission = DelayedSubmission.load(folder / f"runs/.submitit/{job}/{job}_submitted.pkl")
-    return submission.args[0]
-
-
 @pytest.mark.parametrize(
     ("words", "workers", "array"),
     [
@@ -69,7 +63,8 @@ def test_workers_are_submitted_by_whole_nodes(
     assert {f"array={array}", "nodes=1", "ntasks-per-node=8", "gpus-per-node=8"} <= options
     assert {"requeue", "mail-type=END", "signal=USR2@120", "export OMP_NUM_THREADS=1"} <= options
     for job in range(workers // 8):
-        given = read_words(tmp_path, f"7_{job}")
+        submitted = tmp_path / f"runs/.submitit/7_{job}/7_{job}_submitted.pkl"
+        given = DelayedSubmission.load(submitted).args[0]
         assert {"task=work", f"work.folder='{named}'", "work.lapse=5", f"work.number={8 * job}"} <= {*given}
         assert not [word for word in given if word.startswith("work.wait")]
     assert not list(folder.glob("background.log"))

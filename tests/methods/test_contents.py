@@ -1,7 +1,5 @@
 """Scores from contents, and chunks, against kvpress."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -46,17 +44,12 @@ def test_cur_of_kvpress(case: int) -> None:
     close_score(found[:, p["sinks"] :], expected[:, p["sinks"] :])
 
 
-def compactor_inputs(p: dict[str, Any], g: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    rows = {x: g[x].flatten(0, 1) for x in ("keys", "values", "keys_prerope")}
-    rows["queries"] = g["queries"].unflatten(1, (p["Hk"], -1)).flatten(0, 1)
-    return rows
-
-
 @pytest.mark.parametrize("case", cases_of("compactor"))
 def test_compactor_of_kvpress(case: int) -> None:
     """Leverage and attention without a mask, alone over all slots; together over those between the ends."""
     p, g = load_case("others", case)
-    x = compactor_inputs(p, g)
+    x = {name: g[name].flatten(0, 1) for name in ("keys", "values", "keys_prerope")}
+    x["queries"] = g["queries"].unflatten(1, (p["Hk"], -1)).flatten(0, 1)
     exists = torch.ones(x["keys"].shape[:2], dtype=torch.bool)
     every = len(exists)  # the program's mean is one over the batch
     leverage = standardise(

@@ -23,12 +23,6 @@ from tests.support.evict_goldens import close_score, list_cases, load_case, mark
 from tests.support.goldens import load_golden
 
 
-def average_rotation(theta: float, channels: int, start: int, count: int) -> Tensor:
-    frequencies = theta ** (-torch.arange(0, channels, 2).double() / channels)
-    angles = torch.arange(start, start + count).double()[:, None] * frequencies
-    return torch.polar(torch.ones_like(angles), angles).mean(0).to(torch.complex64)
-
-
 @pytest.mark.parametrize("case", list_cases("expected_attention"))
 def test_expected_attention_of_kvpress(case: int) -> None:
     p, g = load_case("expected_attention", case)
@@ -36,7 +30,10 @@ def test_expected_attention_of_kvpress(case: int) -> None:
         mean, cov = (g[x].expand(p["B"], *g[x].shape) for x in ("stats_mean", "stats_cov"))
     else:
         mean, cov = fit_gaussian(g["queries_prerope"][:, :, p["n_sink"] :])
-    mean, cov = rotate_gaussian(mean, cov, average_rotation(p["theta"], p["D"], p["N"], p["n_future"]))
+    frequencies = p["theta"] ** (-torch.arange(0, p["D"], 2).double() / p["D"])
+    angles = torch.arange(p["N"], p["N"] + p["n_future"]).double()[:, None] * frequencies
+    average = torch.polar(torch.ones_like(angles), angles).mean(0).to(torch.complex64)
+    mean, cov = rotate_gaussian(mean, cov, average)
     close_score(mean, g["mean_turned"].view_as(mean))
     if "cov_turned" in g:
         close_score(cov, g["cov_turned"].view_as(cov))

@@ -33,21 +33,16 @@ def golden_plan() -> tuple[MergePlan, Tensor]:
     return MergePlan(score, score, leaves, ~leaves), order
 
 
-def in_order(x: Tensor, first: Tensor, rest: Tensor) -> Tensor:
-    """Slots [heads, n] of x one list after the other."""
-    return x.gather(1, torch.cat((first, rest), 1)[..., None].expand(-1, -1, x.shape[2]))
-
-
 @pytest.mark.parametrize(("merge", "taking"), [(merge_fixed_budget, 160 - TOPK), (merge_multi_to_one, 1)])
 def test_merging_is_the_programs(merge: Callable[..., tuple[Tensor, Tensor]], taking: int) -> None:
     """One budget's list has what was left untouched by time, then what was merged by mass; the other's is turned."""
     plan, order = golden_plan()
     keys, values = merge(keys_of_base(), GOLDEN["V"], plan)
     lists = [order[:, taking:TOPK].sort(1).values, order[:, :taking]]
+    slots = torch.cat(lists if merge is merge_fixed_budget else lists[::-1], 1)[..., None].expand(-1, -1, 16)
     for found, name in ((keys, "K"), (values, "V")):
         expected = GOLDEN[f"{merge.__name__}.{name}"]
-        listed = in_order(found, *(lists if merge is merge_fixed_budget else lists[::-1]))
-        torch.testing.assert_close(listed, expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(found.gather(1, slots), expected, atol=1e-6, rtol=1e-5)
     stays = keys.gather(1, order[:, :TOPK, None].expand(-1, -1, 16))
     torch.testing.assert_close(lse_of(stays), GOLDEN[f"{merge.__name__}.lse_after"])
 

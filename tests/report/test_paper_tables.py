@@ -43,10 +43,6 @@ def runs(tmp_path: Path) -> list[Results]:
     return made
 
 
-def read_bold(table: PaperTable) -> list[tuple[str, str]]:
-    return sorted((row, column) for row, _, column in table.best)
-
-
 def test_methods_by_budgets_with_significant_best_values(runs: list[Results], tmp_path: Path) -> None:
     rows = combine_seeds(runs, tmp_path)
     [table] = make_paper_tables(rows, tmp_path, TableSpec())
@@ -56,7 +52,7 @@ def test_methods_by_budgets_with_significant_best_values(runs: list[Results], tm
     value = table.cells["heatkv", "psnr", "10 %"]
     assert isinstance(value, MeanMetric)
     assert (value.value, value.runs) == (pytest.approx(BASE.mean() + 3.5), 2)
-    assert read_bold(table) == [("heatkv", "10 %")]
+    assert [(row, column) for row, _, column in table.best] == [("heatkv", "10 %")]
     assert table.caption.startswith("m, ?, n = 6 x 2. ± half of the 95 % interval, or its ends. Bold: ")
 
 

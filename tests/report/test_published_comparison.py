@@ -17,7 +17,7 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.report.papers import comparison, speed
 from kvbench.report.papers.by_metric import show_by_metric
 from kvbench.report.papers.published import find
-from kvbench.report.tables import Row, format_markdown
+from kvbench.report.tables import format_markdown
 from kvbench.runs.record.results import Results
 from tests.support.results import LPIPS, PSNR, configured_run, printed
 from tests.support.speed import make_profile, make_timing
@@ -123,10 +123,6 @@ def parse_run(text: str) -> Results:
     return replace(one, n=count, memory=replace(one.memory, **changed))
 
 
-def write_rows(rows: Sequence[Row]) -> str:
-    return format_markdown(rows) if rows else "no row\n"
-
-
 def test_runs_stand_beside_published_rows() -> None:
     texts = []
     for line in CASES.replace("\\\n", "").strip().splitlines():
@@ -134,7 +130,8 @@ def test_runs_stand_beside_published_rows() -> None:
         table, runs = find(name), [parse_run(one) for one in words.split(";")]
         section = comparison.make_section(table, runs)
         texts += [f"## {title}\n\n{comparison.make_title(table, runs)}\n"]
-        texts += [write_rows(comparison.make_rows(table, runs)), f"{section and section.caption}\n"]
+        rows = comparison.make_rows(table, runs)
+        texts += [format_markdown(rows) if rows else "no row\n", f"{section and section.caption}\n"]
     check_text("published_comparison.txt", "\n".join(texts))
 
 

@@ -35,10 +35,6 @@ def draw_part(job: Job, count: int) -> Path:
     return run.folder.path
 
 
-def read_engine(folder: Path) -> str:
-    return json.loads((folder / "provenance.json").read_text())["engine_sha256"]
-
-
 def change_numbers(path: Path) -> None:
     """Change the numbers of a calibration by a rounding error, as another number of threads does."""
     tensors, metadata = checkpoint.load(path)
@@ -55,7 +51,8 @@ def test_an_unfinished_run_of_another_engine_is_drawn_anew(
     assert outcome.folder == folder
     assert model.batches == [2] * 10  # all ten, of the run and of its reference
     assert f"{folder.name}: 4 samples made by another engine, kernels or core (11111111, not" in caplog.text
-    assert read_engine(folder) == execute.identify_engine() != ENGINE
+    provenance = json.loads((folder / "provenance.json").read_text())
+    assert provenance["engine_sha256"] == execute.identify_engine() != ENGINE
     assert images_of(folder) == images_of(whole)
 
 

@@ -63,12 +63,6 @@ def identity(job: Job) -> str:
     return open_folder(job).path.name
 
 
-def weights_of_fake() -> str:
-    model = Fake()
-    model.load("cpu")
-    return model.weights_sha256
-
-
 def test_run_leaves_everything(whole: Path) -> None:
     results = json.loads((whole / "results.json").read_text())
     memory, full = results["memory"], 2 * 2 * 14
@@ -83,7 +77,9 @@ def test_run_leaves_everything(whole: Path) -> None:
     assert memory["paper_full_mib"] == full * 4 * 6 * 4 / 2**20
     assert results["metrics"]["psnr"]["n"] == 10
     assert results["latency"]["seconds_per_image"] > 0
-    assert results["provenance"]["weights_sha256"] == weights_of_fake()
+    model = Fake()
+    model.load("cpu")
+    assert results["provenance"]["weights_sha256"] == model.weights_sha256
     assert (whole / "status").read_text() == "done\n"
     assert yaml.safe_load((whole / "config.yaml").read_text())["model"]["name"] == "fake"
     assert Image.open(whole / "contact_sheet.png").width > 4 * 32

@@ -15,8 +15,5 @@ def needs(*packages: str) -> pytest.MarkDecorator:
 
 def slow_except(is_quick: Callable[[Any], bool], cases: Iterable[Any]) -> list[Any]:
     """Mark the cases slow that are not quick."""
-    return [case if is_quick(case) else _mark(case) for case in cases]
-
-
-def _mark(case: Any) -> Any:
-    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+    values = [(case, case if isinstance(case, tuple) else (case,)) for case in cases]
+    return [case if is_quick(case) else pytest.param(*own, marks=pytest.mark.slow) for case, own in values]

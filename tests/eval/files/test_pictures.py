@@ -98,7 +98,7 @@ def test_an_array_of_large_images_is_refused_before_it_is_read(tmp_path: Path) -
     )
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("arr_0.npy", header.getvalue())
-    with pytest.raises(SampleSetError, match="more than .* pixels an image"):
+    with pytest.raises(SampleSetError, match="67108864 pixels an image"):
         Packed(tmp_path / "a.npz")
 
 

@@ -16,7 +16,6 @@ from kvbench.eval.alignment.vqa import BLIP
 from kvbench.eval.distribution.fid import Fid
 from kvbench.eval.files.fetch import download_file, fetch, list_weights, main
 from kvbench.eval.files.weights import Snapshot, Weight, WeightError, fetched_path
-from kvbench.eval.protocol.base import Evaluator
 from kvbench.eval.registry import build_metrics, describe_metrics, read_metrics
 from kvbench.eval.spaces.efficientnet import EfficientNetLite0
 from kvbench.eval.spaces.scenes import Scenes
@@ -162,13 +161,10 @@ def test_a_folder_is_fetched_by_file(server: str, tmp_path: Path, monkeypatch: p
     assert hashes == {"who/model/config.json": SHA256, "who/model/model.safetensors": SHA256}
 
 
-def build_all() -> list[Evaluator]:
-    return [metric for name in describe_metrics() for metric in build_metrics(read_metrics(name))]
-
-
 def test_the_catalogue_knows_what_evaluators_need() -> None:
     known = {one.file: one for one in list_weights()}
-    wanted = {weight.file for metric in build_all() for weight in metric.weights}
+    metrics = (metric for name in describe_metrics() for metric in build_metrics(read_metrics(name)))
+    wanted = {weight.file for metric in metrics for weight in metric.weights}
     assert wanted <= {*known, "mjhq30k_imgs", "statistics-dinov2.safetensors"}
     assert {"inception-2015-12-05.pt", "ViT-L-14.pt", "blip-vqa-capfilt-large", "dpg_bench.csv"} <= wanted
     assert known["ViT-L-14.pt"] == OPENAI_VIT_L_14

@@ -183,17 +183,14 @@ def test_another_network_is_refused(dinov2: Dinov2, tmp_path: Path, pair: tuple[
 LITE = "tf_efficientnet_lite0"
 
 
-def save_space(path: Path, state: dict[str, Tensor]) -> EfficientNetLite0:
-    torch.save(state, path)
-    return EfficientNetLite0(path=str(path), network=replace(LITE0, sha256=file_sha256(path)))
-
-
 def test_features_are_those_before_the_classes(tmp_path: Path, pair: tuple[ImageSet, ImageSet]) -> None:
     import timm
 
     torch.manual_seed(0)
     network = timm.create_model(LITE).eval()
-    space = save_space(tmp_path / "a.pth", {f"_{n}": v for n, v in enumerate(network.state_dict().values())})
+    path = tmp_path / "a.pth"
+    torch.save({f"_{n}": v for n, v in enumerate(network.state_dict().values())}, path)
+    space = EfficientNetLite0(path=str(path), network=replace(LITE0, sha256=file_sha256(path)))
     pooled: list[Tensor] = []
     network.classifier.register_forward_pre_hook(lambda _, inputs: pooled.append(inputs[0]))
     for image in (side.image(index) for side in pair for index in side.indices):

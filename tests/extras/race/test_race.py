@@ -108,7 +108,8 @@ def test_a_look_compares_every_pair(limits):
         out = {}
         for place, other in enumerate(order):
             for better in order[:place]:
-                low, high = interval_of(seen[better] - seen[other], 0.05 / 6, limits)
+                given = seen[better] - seen[other], 0.05 / 6
+                low, high = normal_sequence(*given) if limits is None else bounded_sequence(*given, -1.0, 1.0)
                 if low > 0 and other not in out:
                     out[other] = (better, (low, high))
         found = {one.method: one for one in race.exits if one.after == count}
@@ -119,12 +120,6 @@ def test_a_look_compares_every_pair(limits):
         if len(left) == 1:
             break
     assert len(left) < 7
-
-
-def interval_of(differences, error, limits):
-    if limits is None:
-        return normal_sequence(differences, error)
-    return bounded_sequence(differences, error, -1.0, 1.0)
 
 
 def test_neighbours_of_one_prompt_are_one_unit_that_never_changes():
