@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -85,8 +85,8 @@ def trace_drift(readings: Sequence[ScoredText], clusters: Sequence[str]) -> Dive
     return DivergenceCurve(
         readings[0].unit,
         edges,
-        _average(readings, clusters, edges, lambda one: one.kl, math.inf),
-        _average(readings, clusters, edges, lambda one: one.same, 1),
+        _average([one.kl for one in readings], clusters, edges, math.inf),
+        _average([one.same for one in readings], clusters, edges, 1),
         {name: float(np.quantile(kl, share)) for name, share in TAIL.items()},
     )
 
@@ -99,14 +99,9 @@ def _choose_edges(readings: Sequence[ScoredText]) -> tuple[int, ...]:
 
 
 def _average(
-    readings: Sequence[ScoredText],
-    clusters: Sequence[str],
-    edges: Sequence[int],
-    find: Callable[[ScoredText], Values],
-    most: float,
+    columns: Sequence[Values], clusters: Sequence[str], edges: Sequence[int], most: float
 ) -> tuple[Band, ...]:
     """Return the mean over texts of a column's mean in each bin; intervals are clipped to 0 and `most`."""
-    columns = [find(one) for one in readings]
     bands = []
     for start, stop in pairwise(edges):
         known = [number for number, column in enumerate(columns) if len(column) > start]

@@ -15,8 +15,8 @@ from kvbench.dashboard.metrics import SHARED_FIELDS, describe_metrics, list_mean
 from kvbench.dashboard.packed import pack_drift, pack_retention
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.published_tables import list_tables
-from kvbench.dashboard.readings import Readings, read_added
 from kvbench.dashboard.repeat import write_command
+from kvbench.dashboard.run_samples import SamplesCache, read_added
 from kvbench.dashboard.samples import list_samples
 from kvbench.eval.protocol.intervals import NORMAL_CLUSTERS, SEED, find_quantile
 from kvbench.eval.protocol.ranges import find_range
@@ -50,13 +50,13 @@ def make_document(
     `means` are the rows of runs that differ only in seeds. `quantiles` and `generator` are what intervals of
     differences need.
     """
-    folders, pool, readings = find_folders(runs_dir, chosen), Pool(), Readings(runs_dir)
+    folders, pool, cache = find_folders(runs_dir, chosen), Pool(), SamplesCache(runs_dir)
     finished = {**folders.finished, **{folder: entry.results for folder, entry in added.entries.items()}}
     own, runs = list(folders.finished.values()), list(finished.values())
     labels = name_methods(runs, left_out=SEED_COLUMNS)
     conditions = _find_conditions(own, added, runs_dir)
     places = {folder: number for number, folder in enumerate(finished)}
-    read = {folder: readings.read(folder, run) for folder, run in folders.finished.items()}
+    read = {folder: cache.read(folder, run) for folder, run in folders.finished.items()}
     read |= {folder: read_added(folder, entry) for folder, entry in added.entries.items()}
     samples = list_samples(finished, read, pool)
     drifts = Drifts(runs_dir)
@@ -71,7 +71,7 @@ def make_document(
     sweeps = find_sweeps(runs_dir) if chosen is None else ()
     means = list_means(own, runs_dir)
     if chosen is None:
-        readings.save()
+        cache.save()
         drifts.save()
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -10,7 +10,7 @@ import numpy as np
 from kvbench.core.files import name_sample, read_text
 from kvbench.dashboard.packed import pack_reading
 from kvbench.dashboard.pool import Pool
-from kvbench.dashboard.readings import Drawn, RunSamples
+from kvbench.dashboard.run_samples import Drawn, RunSamples
 from kvbench.eval.files.kinds import IMAGES, READINGS, TEXTS
 from kvbench.report.runs_table import find_metric
 from kvbench.runs.record.results import Results
@@ -26,7 +26,7 @@ MAX_PAIRED = 2_000_000
 
 
 def list_samples(
-    finished: Mapping[Path, Results], readings: Mapping[Path, RunSamples], pool: Pool
+    finished: Mapping[Path, Results], samples: Mapping[Path, RunSamples], pool: Pool
 ) -> dict[Path, dict[str, object]]:
     """Return the samples to show of every run, by folder.
 
@@ -39,19 +39,19 @@ def list_samples(
     share = max(MIN_SAMPLES, min(MAX_SAMPLES, MAX_ALTOGETHER // max(1, len(finished))))
     chosen = {}
     for folder, run in finished.items():
-        count = share if readings[folder].kind == IMAGES.kind else min(share, MAX_TEXTS)
-        chosen[folder] = _choose(readings[folder], run, count)
+        count = share if samples[folder].kind == IMAGES.kind else min(share, MAX_TEXTS)
+        chosen[folder] = _choose(samples[folder], run, count)
     for folder, run in finished.items():
         reference = folder.parent / (run.reference or run.run)
         if reference in chosen:
             chosen[reference] = chosen[reference] | chosen[folder]
-    counts = (np.isfinite(column).sum() for one in readings.values() for column in one.values.values())
+    counts = (np.isfinite(column).sum() for one in samples.values() for column in one.values.values())
     paired = sum(map(int, counts)) <= MAX_PAIRED
     prompts = _Prompts(pool)
     return {
         folder: {
-            **_describe(finished[folder].n, sorted(indices), readings[folder], prompts, pool),
-            **(_pack_columns(finished[folder], readings[folder], pool) if paired else {"columns": {}}),
+            **_describe(finished[folder].n, sorted(indices), samples[folder], prompts, pool),
+            **(_pack_columns(finished[folder], samples[folder], pool) if paired else {"columns": {}}),
         }
         for folder, indices in chosen.items()
     }
@@ -80,10 +80,10 @@ class _Prompts:
         return self._lists[id(drawn), count]
 
 
-def _pack_columns(run: Results, reading: RunSamples, pool: Pool) -> dict[str, object]:
+def _pack_columns(run: Results, found: RunSamples, pool: Pool) -> dict[str, object]:
     packed, strata = {}, {}
-    for name, column in reading.values.items():
-        groups = reading.strata.get(name)
+    for name, column in found.values.items():
+        groups = found.strata.get(name)
         metric = find_metric(run, name)
         value = metric.value if metric else None
         mean = _average(column, groups)
@@ -107,10 +107,10 @@ def _average(column: np.ndarray, groups: list[str | None] | None) -> float:
     return math.fsum(math.fsum(own) / len(own) for own in members.values()) / len(members)
 
 
-def _choose(reading: RunSamples, run: Results, count: int) -> set[int]:
+def _choose(found: RunSamples, run: Results, count: int) -> set[int]:
     """Return the samples that are among the `count` worst by some metric."""
     worst: set[int] = set()
-    for name, column in reading.values.items():
+    for name, column in found.values.items():
         sign = 1 if run.metrics[name].better == "higher" else -1
         known = np.flatnonzero(np.isfinite(column))
         worst.update(known[np.argsort(sign * column[known], kind="stable")[:count]].tolist())
@@ -118,23 +118,23 @@ def _choose(reading: RunSamples, run: Results, count: int) -> set[int]:
 
 
 def _describe(
-    count: int, indices: list[int], reading: RunSamples, prompts: _Prompts, pool: Pool
+    count: int, indices: list[int], found: RunSamples, prompts: _Prompts, pool: Pool
 ) -> dict[str, object]:
-    numbers, nothing = prompts.list_numbers(reading.drawn), None
+    numbers, nothing = prompts.list_numbers(found.drawn), None
     entry: dict[str, object] = {
-        "kind": reading.kind,
+        "kind": found.kind,
         "index": indices,
-        "drawn": prompts.find_list(reading.drawn, count),
+        "drawn": prompts.find_list(found.drawn, count),
         "prompt": [numbers[index] if index < len(numbers) else pool.add(nothing) for index in indices],
-        "values": {name: _shorten(column, indices) for name, column in reading.values.items()},
+        "values": {name: _shorten(column, indices) for name, column in found.values.items()},
     }
     if entry["kind"] == TEXTS.kind:
-        entry["text"] = [pool.add(_read_text(reading.samples, index)) for index in indices]
-        entry["answer"] = [pool.add(reading.answers.get(index)) for index in indices]
+        entry["text"] = [pool.add(_read_text(found.samples, index)) for index in indices]
+        entry["answer"] = [pool.add(found.answers.get(index)) for index in indices]
     if entry["kind"] == READINGS.kind:
-        prompt = dict(enumerate(one for one, _ in reading.drawn))
+        prompt = dict(enumerate(one for one, _ in found.drawn))
         entry["reading"] = [
-            pack_reading(reading.samples / name_sample(index, READINGS.suffix), prompt.get(index), pool)
+            pack_reading(found.samples / name_sample(index, READINGS.suffix), prompt.get(index), pool)
             for index in indices
         ]
     return entry

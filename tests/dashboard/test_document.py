@@ -17,7 +17,7 @@ from kvbench.dashboard.document import make_document
 from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.page import render_page, write_dashboard
 from kvbench.dashboard.pool import Pool
-from kvbench.dashboard.readings import KEPT, Readings
+from kvbench.dashboard.run_samples import KEPT, SamplesCache
 from kvbench.dashboard.vendor import VENDORED, Vendored
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.runs_table import make_rows
@@ -60,7 +60,7 @@ def test_the_worst_samples_by_each_metric_are_kept(runs_dir: Path, monkeypatch: 
     monkeypatch.setattr(samples, "MAX_SAMPLES", 1)
     monkeypatch.setattr(samples, "MIN_SAMPLES", 1)
     found = find_folders(runs_dir)
-    pool, readings = Pool(), Readings(runs_dir)
+    pool, readings = Pool(), SamplesCache(runs_dir)
     read = {folder: readings.read(folder, run) for folder, run in found.finished.items()}
     entries = samples.list_samples(found.finished, read, pool)
     listed = {folder.name: entry for folder, entry in entries.items()}
@@ -82,7 +82,9 @@ def test_what_is_kept_changes_nothing(runs_dir: Path, monkeypatch: pytest.Monkey
     first, again = make_twice(runs_dir)
     assert first == again
     with monkeypatch.context() as patch:
-        patch.setattr("kvbench.dashboard.readings.read_lines", lambda _: pytest.fail("a file was read again"))
+        patch.setattr(
+            "kvbench.dashboard.run_samples.read_lines", lambda _: pytest.fail("a file was read again")
+        )
         assert {**make_document(runs_dir), "made": ""} == first
 
 

@@ -19,7 +19,7 @@ from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import FILE, Results
 
 KEPT = ".samples.kept"
-"""File under `runs_dir` with the readings of all runs."""
+"""File under `runs_dir` with the samples of all runs."""
 MAX_INDEX = 10**6
 """Index from which a record is ignored as damaged."""
 
@@ -49,8 +49,8 @@ class RunSamples:
     samples: Path
 
 
-class Readings:
-    """Readings of the runs below a folder, kept in one file of it."""
+class SamplesCache:
+    """Samples of the runs below a folder, cached in one file of it."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
@@ -58,7 +58,7 @@ class Readings:
         self._drawn: dict[str, Drawn] = {}
 
     def read(self, folder: Path, run: Results) -> RunSamples:
-        """Return the reading of a run; damaged lines of its records are left out."""
+        """Return the samples of a run; damaged lines of its records are left out."""
         stems = _list_stems(run)
         scores = [
             folder / "metrics" / f"{stem}{end}" for stem in stems for end in (".samples.jsonl", ".json")
@@ -94,7 +94,7 @@ class Readings:
 
 
 def read_added(folder: Path, entry: AddedRun) -> RunSamples:
-    """Return the reading of a run of a dataset, whose values are in the dataset's table; groups are not published."""
+    """Return the samples of a run of a dataset, whose values are in the dataset's table; groups are not published."""
     records = _read_records(folder)
     rows = {index: row for index, row in entry.rows.items() if index in records}
     columns = {name: _make_column(rows, name) for name in entry.results.metrics}
