@@ -29,16 +29,12 @@ META = {
 NAME = "красный 红 & $x_1$.jsonl"
 
 
-def write_prompts(folder: Path) -> list[str]:
-    """Write the file, with a byte order mark and Windows' line ends; return the words that choose it."""
-    lines = [json.dumps({"prompt": text, **META}, ensure_ascii=False) for text in PROMPTS]
-    (folder / NAME).write_bytes(("\ufeff" + "\r\n\r\n".join(lines)).encode())
-    return ["prompts=file", f"prompts.path='{NAME}'", "eval=[psnr]", "method=streaming_llm", "budget=0.1"]
-
-
 @pytest.mark.slow
 def test_a_hostile_file_passes_every_stage(command: Command, tmp_path: Path) -> None:
-    words = write_prompts(tmp_path)
+    """It has a byte order mark and Windows' line ends."""
+    lines = [json.dumps({"prompt": text, **META}, ensure_ascii=False) for text in PROMPTS]
+    (tmp_path / NAME).write_bytes(("\ufeff" + "\r\n\r\n".join(lines)).encode())
+    words = ["prompts=file", f"prompts.path='{NAME}'", "eval=[psnr]", "method=streaming_llm", "budget=0.1"]
     for stage in (["task=check"], []):
         status, _, err = command(*words, *stage)
         assert (status, [line for line in errors(err) if line.startswith("error")]) == (0, [])

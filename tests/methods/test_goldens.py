@@ -83,15 +83,11 @@ def test_rkv_keeps_what_the_authors_keep(mix: float) -> None:
     assert kept == rows_of(load_golden("rkv_select")[f"rkv_l{mix}_b64.kept_ids"])
 
 
-def long_text_inputs(prompt: int) -> tuple[tuple[Segment, ...], Tensor, Tensor]:
-    """A prompt and a text behind it, and their keys and queries, in another paper's comparison with R-KV and SnapKV."""
-    g = load_golden("ld_baselines_a")
-    k, q = g["K"], with_last(g["Q"], g["K"].shape[2])
-    return next_token(prompt, [k.shape[2] - prompt, 1]), k, q
-
-
 def test_baselines_of_triattention_keep_what_its_authors_keep() -> None:
-    g, inputs = load_golden("ld_baselines_a"), long_text_inputs(20)
+    """A prompt of 20 tokens and a text behind it, in another paper's comparison with R-KV and SnapKV."""
+    g = load_golden("ld_baselines_a")
+    length = g["K"].shape[2]
+    inputs = next_token(20, [length - 20, 1]), g["K"], with_last(g["Q"], length)
     usual = {"window": WINDOW, "queries": "last"}
     for method, name, room in (
         (RKV(**usual), "r1kv", 64),

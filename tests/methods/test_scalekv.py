@@ -78,13 +78,6 @@ def test_selection_is_the_authors(case: tuple[str, int, int], room: int) -> None
         same_best(kept[row].nonzero().squeeze(1).tolist(), slots.tolist(), expected[row])
 
 
-def budget_file(path: Path, capacity: tuple[int, ...]) -> str:
-    """Budgets of one layer after scales 3 to 6."""
-    table = {f"Scale {k}": {"Block 0": 1, "Max": n, "Min": n} for k, n in enumerate(capacity, start=5)}
-    path.write_text(json.dumps(table))
-    return str(path)
-
-
 @dataclass
 class Forced(ScaleKV):
     """Goes on with what the authors kept, since slots of equal score may be chosen differently."""
@@ -117,8 +110,9 @@ class Forced(ScaleKV):
 def test_a_generation_keeps_what_the_authors_keep(tmp_path: Path) -> None:
     g, keys = SELECTED, SELECTED["maxpool.keys"][0]
     spec = ModelSpec("one", 1, 2, D, next_scale([(n, n) for n in SIDES[:7]] + [(1, 1)]), logit_scale=0.3)
-    file = budget_file(tmp_path / "b.json", CAPACITIES[0])
-    method = Forced(budgets=file, released_queries=True, pool="max")
+    table = {f"Scale {k}": {"Block 0": 1, "Max": n, "Min": n} for k, n in enumerate(CAPACITIES[0], start=5)}
+    (tmp_path / "b.json").write_text(json.dumps(table))  # of one layer after scales 3 to 6
+    method = Forced(budgets=str(tmp_path / "b.json"), released_queries=True, pool="max")
     cache = open_cache(method, spec, 260)
     inputs = []
     for segment in spec.segments:

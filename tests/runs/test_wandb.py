@@ -15,7 +15,7 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
-from kvbench.runs.record.results import Results, read_results
+from kvbench.runs.record.results import read_results
 from kvbench.runs.record.samples import order_worst_first, read_scores
 from kvbench.runs.score.tracker import shorten
 from kvbench.runs.score.wandb import WandB
@@ -165,16 +165,6 @@ def test_the_callers_own_run_stays_open(tmp_path: Path, offline_wandb: None) -> 
     assert entries["sent"].run.run_id == RUN.run
 
 
-def make_scored(folder: Path, metrics: dict[str, Metric], values: dict[str, list[object]]) -> Results:
-    """A run of which only the metrics' values by sample are there."""
-    (folder / "metrics").mkdir()
-    for name, column in values.items():
-        rows = [{"index": index, name: value, "note": "?"} for index, value in enumerate(column)]
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / "metrics" / f"{name}.samples.jsonl").write_text(text)
-    return made_up("swa", 0.5, metrics)
-
-
 def test_the_first_metric_against_the_reference_says_which_samples_are_worst(tmp_path: Path) -> None:
     metrics = {
         "length": Metric(2.0, "lower"),
@@ -182,7 +172,12 @@ def test_the_first_metric_against_the_reference_says_which_samples_are_worst(tmp
         "lpips": Metric(0.1, "lower", needs_reference=True),
     }
     values: dict[str, list[object]] = {"length": [1, 2, 3], "lpips": [0.3, 0.2, 0.1], "psnr": [None, 20, 10]}
-    results = make_scored(tmp_path, metrics, values)
+    (tmp_path / "metrics").mkdir()
+    for name, column in values.items():
+        rows = [{"index": index, name: value, "note": "?"} for index, value in enumerate(column)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "metrics" / f"{name}.samples.jsonl").write_text(text)
+    results = made_up("swa", 0.5, metrics)
     scores = read_scores(tmp_path, results)
     assert scores[0] == {"length": 1.0, "psnr": None, "lpips": 0.3}
     assert order_worst_first(results, scores) == [2, 1, 0]  # equal images have no PSNR
