@@ -10,9 +10,7 @@ import numpy as np
 from kvbench.core.files import read_text
 from kvbench.eval.alignment.dpg import CATEGORIES, read_items
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import file_sha256
-from kvbench.eval.protocol.base import Result, make_result
-from kvbench.eval.protocol.official import Groups, OfficialProgram, check_names, group_images
+from kvbench.eval.protocol.official import Groups, Imported, OfficialProgram, check_names, group_images
 from kvbench.eval.protocol.scores import MetricSpec, Score, share_score
 
 MAX_IMAGES = 4
@@ -68,7 +66,7 @@ class DpgOfficial(OfficialProgram):
             )
         return items
 
-    def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
+    def read(self, images: ImageSet, groups: Groups, path: Path) -> Imported:
         """Return the scores of images and categories from the program's output."""
         results, categories = read_results(path)
         missing = check_names(path, results, groups, spare=1)
@@ -89,7 +87,7 @@ class DpgOfficial(OfficialProgram):
             if category in categories:
                 whole[f"{self.metric}/{category}"] = Score(categories[category], len(judged))
         caveat = f"left out by the official program: {missing[0]}" if missing else None
-        return make_result(self, whole, columns, {path.name: file_sha256(path)}, caveat)
+        return whole, columns, caveat
 
 
 def read_results(path: Path) -> tuple[dict[str, list[float]], dict[str, float]]:

@@ -12,9 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import file_sha256
-from kvbench.eval.protocol.base import Result, make_result, read_meta
-from kvbench.eval.protocol.official import Groups, OfficialProgram, check_names, group_images, read_table
+from kvbench.eval.protocol.base import read_meta
+from kvbench.eval.protocol.official import (
+    Groups,
+    Imported,
+    OfficialProgram,
+    check_names,
+    group_images,
+    read_table,
+)
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, mean_score, share_score
 
 MODEL = "kvbench"
@@ -106,7 +112,7 @@ class OneIg(OfficialProgram):
             )
         return prompts
 
-    def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
+    def read(self, images: ImageSet, groups: Groups, path: Path) -> Imported:
         """Return the scores of all parts that have a table in the folder `path`."""
         columns: dict[str, Sequence[object]] = {"index": [indices[0] for indices in groups.values()]}
         scores: dict[str, Score] = {}
@@ -120,9 +126,7 @@ class OneIg(OfficialProgram):
         if not scores:
             raise ValueError(f"{path}: no table of scores; {self.instruct(images, groups, path.parent)}")
         missing = [name for name in PARTS if f"oneig_{name}[official]" not in scores]
-        caveat = f"no scores of {', '.join(missing)}" if missing else None
-        hashes = {file.name: file_sha256(file) for file in path.glob("*.csv")}
-        return make_result(self, scores, columns, hashes, caveat)
+        return scores, columns, f"no scores of {', '.join(missing)}" if missing else None
 
 
 def read_part(

@@ -12,9 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import file_sha256
-from kvbench.eval.protocol.base import Result, make_result, read_meta
-from kvbench.eval.protocol.official import Groups, OfficialProgram, check_names, group_images, read_table
+from kvbench.eval.protocol.base import read_meta
+from kvbench.eval.protocol.official import (
+    Groups,
+    Imported,
+    OfficialProgram,
+    check_names,
+    group_images,
+    read_table,
+)
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, score_parts, share_score
 
 PER_PROMPT = 4
@@ -74,7 +80,7 @@ class UniGenBench(OfficialProgram):
         every = prompts.items()
         return {f"{name}_{copy}": [index] for name, own in every for copy, index in enumerate(own)}
 
-    def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
+    def read(self, images: ImageSet, groups: Groups, path: Path) -> Imported:
         """Return the shares of passed test points from the program's answers."""
         answers, dropped = read_answers(path)
         check_names(path, [name for name in (*answers, *dropped) if name in groups], groups)
@@ -88,8 +94,7 @@ class UniGenBench(OfficialProgram):
             "passed": [[passed for _, passed in points] for points in judged],
         }
         caveat = f"answers on {len(dropped)} images could not be read" if dropped else None
-        scores = self.summarise(judged, clusters)
-        return make_result(self, scores, columns, {path.name: file_sha256(path)}, caveat)
+        return self.summarise(judged, clusters), columns, caveat
 
     def summarise(self, judged: Sequence[Points], clusters: Sequence[str]) -> dict[str, Score]:
         """Return the overall score and the score of each dimension, from the test points and prompt of each image."""

@@ -1,4 +1,4 @@
-"""Hashes of reference files, kept while the files are unchanged, so that they are not read again."""
+"""Hashes of references and weights, kept while the files are unchanged, so that they are not read again."""
 
 import logging
 from pathlib import Path

@@ -192,12 +192,15 @@ def read_samples(path: Path) -> dict[int, Sample]:
             continue
         try:
             record = parse_json(line) if records is None else records[number - 1]
+            meta = record.get("meta") or {}
+            if not isinstance(meta, dict):
+                raise TypeError("meta is not an object")
             sample = Sample(
                 int(record["index"]),
                 int(record["seed"]),
                 str(record["prompt"]),
                 str(record["sha256"]),
-                _read_meta(record.get("meta") or {}),
+                meta,
                 tokens=record.get("tokens"),
                 ended=bool(record.get("ended", True)),
             )
@@ -214,12 +217,6 @@ def read_samples(path: Path) -> dict[int, Sample]:
     if not samples:
         raise SampleSetError(f"{path} holds no samples")
     return samples
-
-
-def _read_meta(meta: object) -> dict[str, object]:
-    if not isinstance(meta, dict):
-        raise TypeError("meta is not an object")
-    return meta
 
 
 def _parse_lines(lines: Sequence[str]) -> list[Any] | None:

@@ -8,11 +8,11 @@ import os
 import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kvbench.core.files import hash_path, read_text, resolve_path
+from kvbench.core.files import read_text, resolve_path
+from kvbench.eval.files.digests import hash_files_at
 
 HOME_VARIABLE = "KVBENCH_WEIGHTS"
 HOME = "~/.cache/kvbench/weights"
@@ -254,14 +254,8 @@ def fetched_path(weight: Weight | Snapshot) -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, cached until its size or times change."""
-    status = path.stat()
-    return _hash(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-@lru_cache
-def _hash(path: Path, size: int, *times: int) -> str:  # noqa: ARG001 - size and times are part of the key
-    return hash_path(path)
+    """Return the SHA-256 of a file, which is read again only if it changed; see `hash_files_at`."""
+    return hash_files_at(path)[path.name]
 
 
 def _homes() -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from kvbench.core.files import read_text
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import file_sha256
+from kvbench.eval.files.prompt_lines import parse_lines
 from kvbench.eval.geneval.score import (
     REWRITTEN_SUFFIX,
     TAG,
@@ -17,8 +17,7 @@ from kvbench.eval.geneval.score import (
     read_tags,
     summarise_verdicts,
 )
-from kvbench.eval.protocol.base import Result, make_result
-from kvbench.eval.protocol.official import Groups, OfficialProgram, check_names, group_images
+from kvbench.eval.protocol.official import Groups, Imported, OfficialProgram, check_names, group_images
 
 LINE_KEYS = ("tag", "include", "exclude", "prompt")
 
@@ -69,7 +68,7 @@ class GenEvalOfficial(OfficialProgram, GenEvalMetrics):
             path = (folder / name).parent.with_name("metadata.jsonl")
             path.write_text(json.dumps(line) + "\n", encoding="utf-8")
 
-    def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
+    def read(self, images: ImageSet, groups: Groups, path: Path) -> Imported:
         """Return the scores from the program's verdicts."""
         tags, verdicts = read_tags(images), read_verdicts(path)
         check_names(path, [name for name in verdicts if name in groups], groups)
@@ -86,9 +85,7 @@ class GenEvalOfficial(OfficialProgram, GenEvalMetrics):
             "reason": [str(verdict.get("reason", "")) for verdict in judged],
         }
         scores = summarise_verdicts(self.metric, tags, correct, images.clusters)
-        return make_result(
-            self, scores, columns, {path.name: file_sha256(path)}, describe_missing_tasks(tags)
-        )
+        return scores, columns, describe_missing_tasks(tags)
 
 
 def read_verdicts(path: Path) -> dict[str, Mapping[str, Any]]:
@@ -98,9 +95,7 @@ def read_verdicts(path: Path) -> dict[str, Mapping[str, Any]]:
         ValueError: a line is malformed.
     """
     verdicts: dict[str, Mapping[str, Any]] = {}
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, line, _ in parse_lines(read_text(path)):
         try:
             verdict = json.loads(line)
             parts = Path(verdict["filename"]).parts

@@ -11,11 +11,15 @@ from typing import Any, ClassVar, TypeVar
 
 from kvbench.core.files import read_text
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation
+from kvbench.eval.files.weights import file_sha256
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.scores import Score
 
 T = TypeVar("T")
 Groups = Mapping[Any, Sequence[int]]
 """Indices of the images of each picture that the program reads, by what it calls the picture."""
+Imported = tuple[Mapping[str, Score], Mapping[str, Sequence[object]], str | None]
+"""Scores, columns and caveat as in `make_result`."""
 SAVE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     ".png": {"compress_level": 1},
     ".webp": {"lossless": True, "method": 0},
@@ -54,8 +58,8 @@ class OfficialProgram(Evaluator):
         """
 
     @abstractmethod
-    def read(self, images: ImageSet, groups: Groups, path: Path) -> Result:
-        """Read the results of the program.
+    def read(self, images: ImageSet, groups: Groups, path: Path) -> Imported:
+        """Return scores, columns of the samples and a caveat, if any, from the results of the program.
 
         Raises:
             ValueError: the results are of other images.
@@ -82,7 +86,9 @@ class OfficialProgram(Evaluator):
         path = folder / self.results
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist yet; first, with {self.switch}=false, {todo}")
-        return self.read(images, groups, path)
+        scores, columns, caveat = self.read(images, groups, path)
+        files = [path] if path.is_file() else sorted(path.glob("*.csv"))
+        return make_result(self, scores, columns, {file.name: file_sha256(file) for file in files}, caveat)
 
     def instruct(self, images: ImageSet, groups: Groups, folder: Path) -> str:
         """Return the instructions for making the program's results."""

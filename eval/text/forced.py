@@ -110,17 +110,13 @@ def _score_exponential(means: Floats, clusters: Sequence[str]) -> Score:
     """Return exp of the mean over texts, with exp of the mean's interval, and replicates."""
     mean = mean_score(means.tolist(), clusters)
     value = float(np.exp(means.mean()))
-    score = Score(value, mean.n, ci=mean.ci, ci95=None if mean.ci95 is None else _exponentiate(mean.ci95))
+    ends = None if mean.ci95 is None else np.exp(np.array(mean.ci95, np.float64)).tolist()
+    score = Score(value, mean.n, ci=mean.ci, ci95=ends and (ends[0], ends[1]))
 
     def find(positions: NDArray[np.int64]) -> float:
         return float(np.exp(means[positions].mean()))
 
     return replace(score, se=mean.se and value * mean.se, replicates=leave_out(find, clusters))
-
-
-def _exponentiate(ends: tuple[float | None, float | None]) -> tuple[float, float]:
-    low, high = np.exp(np.array(ends, np.float64)).tolist()
-    return low, high
 
 
 def _score_quantile(tokens: Sequence[Floats], share: float, clusters: Sequence[str]) -> Score:
