@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -24,9 +23,9 @@ from kvbench.eval.paired.ssim import Ssim, ssim_map
 from kvbench.eval.protocol.intervals import bootstrap
 from kvbench.eval.spaces.scenes import Scenes, perceptual_distance
 from tests.support.image_sets import (
+    ARRAYS,
     EXPECTED,
     FEATURES,
-    GOLDEN,
     PAIRS,
     golden_pair,
     make_set,
@@ -36,11 +35,6 @@ from tests.support.image_sets import (
 )
 
 pytestmark = pytest.mark.usefixtures("offline")
-
-
-@pytest.fixture(scope="module")
-def arrays() -> dict[str, Tensor]:
-    return load_file(GOLDEN / "arrays.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +94,8 @@ def test_images_beside_identical_ones_keep_their_prompts(tmp_path: Path) -> None
 def test_ssim_equals_goldens(golden_sets: tuple[ImageSet, ImageSet], double: bool, tolerance: float) -> None:
     result = only(Ssim(batch=5, double=double), *golden_sets)
     for column, key in (("ssim", "ssim_gauss_crop"), ("ssim_tm", "ssim_gauss_full")):
-        stored = [pair[key] for pair in PAIRS.values()]
-        assert result.samples[column] == pytest.approx(stored, abs=tolerance)
+        expected = [pair[key] for pair in PAIRS.values()]
+        assert result.samples[column] == pytest.approx(expected, abs=tolerance)
         assert result.scores[column].value == pytest.approx(
             EXPECTED["aggregate"][f"{key}_mean"], abs=tolerance
         )
@@ -131,23 +125,27 @@ def test_small_images_have_no_room_for_windows_and_scales() -> None:
 # LPIPS
 
 
-def golden_maps(image: np.ndarray, arrays: dict[str, Tensor]) -> list[Tensor]:
+def stored(name: str) -> Tensor:
+    return torch.from_numpy(ARRAYS[name]).double()
+
+
+def golden_maps(image: np.ndarray) -> list[Tensor]:
     """The backbone of the stored values: three 3x3 convolutions of stride 2 behind LPIPS' colour scaling."""
     shift = torch.tensor([-0.030, -0.088, -0.188]).double()[:, None, None]  # LPIPS holds them in float32
     scale = torch.tensor([0.458, 0.448, 0.450]).double()[:, None, None]
     x = (torch.from_numpy(image).permute(2, 0, 1)[None].double() / 127.5 - 1 - shift) / scale
     maps = []
     for layer in range(3):
-        weight, bias = (arrays[f"lpips_conv{layer}_{part}"].double() for part in "wb")
+        weight, bias = (stored(f"lpips_conv{layer}_{part}") for part in "wb")
         x = F.relu(F.conv2d(x, weight, bias, stride=2, padding=1))
         maps.append(x)
     return maps
 
 
-def test_perceptual_distance_equals_the_stored_values(arrays: dict[str, Tensor]) -> None:
-    heads = [arrays[f"lpips_lin{layer}"].double() for layer in range(3)]
+def test_perceptual_distance_equals_the_stored_values() -> None:
+    heads = [stored(f"lpips_lin{layer}") for layer in range(3)]
     for name, pair in PAIRS.items():
-        maps = [golden_maps(pixels(name, side), arrays) for side in ("ref", "cmp")]
+        maps = [golden_maps(pixels(name, side)) for side in ("ref", "cmp")]
         assert perceptual_distance(*maps, heads).item() == pytest.approx(pair["lpips_tiny"], abs=1e-9)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,6 +27,7 @@ from tests.support.places import ASSETS, GOLDENS
 
 GOLDEN = GOLDENS / "eval"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
+ARRAYS = load_file(GOLDEN / "arrays.safetensors")
 PAIRS = {pair["name"]: pair for pair in EXPECTED["pairs"]}
 SCORED = 60
 """Samples of `run_folder`."""

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 from kvbench.eval.distribution.frechet import frechet_distance, frechet_to, moments
 from kvbench.eval.distribution.inception_score import average_chunks, inception_score
@@ -17,29 +16,22 @@ from kvbench.eval.distribution.kid import Kid, draw_subsets, kid
 from kvbench.eval.distribution.mind import make_sliced_distance
 from kvbench.eval.distribution.precision_recall import leave_groups_out, precision_recall
 from kvbench.eval.protocol.intervals import assign_groups
-from tests.support.image_sets import EXPECTED, GOLDEN
+from tests.support.image_sets import ARRAYS, EXPECTED
 
-Sets = dict[str, np.ndarray]
-
-
-@pytest.fixture(scope="module")
-def arrays() -> Sets:
-    return {name: tensor.numpy() for name, tensor in load_file(GOLDEN / "arrays.safetensors").items()}
-
+REF, CMP = ARRAYS["features_ref"], ARRAYS["features_cmp"]
 
 # Frechet distance
 
 
-def test_frechet_distance_equals_the_stored_values(arrays: Sets) -> None:
-    ref, cmp = arrays["features_ref"], arrays["features_cmp"]
+def test_frechet_distance_equals_the_stored_values() -> None:
     stored = EXPECTED["fid"]
-    assert frechet_distance(ref, cmp) == pytest.approx(stored["linear16_paired"]["mpmath40"], abs=1e-12)
-    assert frechet_distance(ref[:40], cmp[20:]) == pytest.approx(
+    assert frechet_distance(REF, CMP) == pytest.approx(stored["linear16_paired"]["mpmath40"], abs=1e-12)
+    assert frechet_distance(REF[:40], CMP[20:]) == pytest.approx(
         stored["linear16_unpaired_40_44"]["mpmath40"], abs=1e-12
     )
-    deficient = frechet_distance(arrays["rank_deficient_ref"], arrays["rank_deficient_cmp"])
+    deficient = frechet_distance(ARRAYS["rank_deficient_ref"], ARRAYS["rank_deficient_cmp"])
     assert deficient == pytest.approx(stored["rank_deficient_24x48"]["mpmath40"], abs=1e-12)
-    assert abs(frechet_distance(ref, ref)) < 1e-9
+    assert abs(frechet_distance(REF, REF)) < 1e-9
 
 
 @given(
@@ -81,25 +73,24 @@ def slow_kid(a: np.ndarray, b: np.ndarray, *, paired: bool) -> float:
     return mean(a, a, hollow=True) + mean(b, b, hollow=True) - 2 * mean(a, b, hollow=paired)
 
 
-def test_kid_equals_the_stored_values(arrays: Sets) -> None:
-    ref, cmp, stored = arrays["features_ref"], arrays["features_cmp"], EXPECTED["kid"]
-    assert kid(ref, cmp) == pytest.approx(stored["full_unbiased"], abs=1e-12)
-    assert kid(ref, cmp, paired=True) == pytest.approx(stored["full_paired_ustat"], abs=1e-12)
-    assert kid(ref, ref) == pytest.approx(stored["same_set_full_unbiased"], abs=1e-12)
-    assert kid(ref, ref, paired=True) == pytest.approx(0, abs=1e-12)
-    assert kid(ref[:40], cmp[20:]) == pytest.approx(stored["unpaired_40_44"], abs=1e-12)
-    subsets = [kid(ref[a], cmp[b]) for a, b in arrays["kid_subsets"]]
+def test_kid_equals_the_stored_values() -> None:
+    stored = EXPECTED["kid"]
+    assert kid(REF, CMP) == pytest.approx(stored["full_unbiased"], abs=1e-12)
+    assert kid(REF, CMP, paired=True) == pytest.approx(stored["full_paired_ustat"], abs=1e-12)
+    assert kid(REF, REF) == pytest.approx(stored["same_set_full_unbiased"], abs=1e-12)
+    assert kid(REF, REF, paired=True) == pytest.approx(0, abs=1e-12)
+    assert kid(REF[:40], CMP[20:]) == pytest.approx(stored["unpaired_40_44"], abs=1e-12)
+    subsets = [kid(REF[a], CMP[b]) for a, b in ARRAYS["kid_subsets"]]
     assert np.mean(subsets) == pytest.approx(stored["subsets10_size32_mean"], abs=1e-12)
     assert np.std(subsets) == pytest.approx(stored["subsets10_size32_std_ddof0"], abs=1e-12)
 
 
-def test_the_jackknife_of_kid_leaves_groups_out_of_both_sides(arrays: Sets) -> None:
-    ref, cmp = arrays["features_ref"], arrays["features_cmp"]
+def test_the_jackknife_of_kid_leaves_groups_out_of_both_sides() -> None:
     prompts = [str(row // 2) for row in range(64)]
-    [score] = Kid().compare(ref, cmp, prompts)
+    [score] = Kid().compare(REF, CMP, prompts)
     assert score.value == pytest.approx(1000 * EXPECTED["kid"]["full_paired_ustat"], abs=1e-9)
     dealt = assign_groups(prompts)
-    without = np.array([slow_kid(ref[dealt != g], cmp[dealt != g], paired=True) for g in range(20)])
+    without = np.array([slow_kid(REF[dealt != g], CMP[dealt != g], paired=True) for g in range(20)])
     expected = np.sqrt(19 / 20 * np.square(without - without.mean()).sum())
     assert score.se == pytest.approx(1000 * expected, rel=1e-9)
 
@@ -126,13 +117,12 @@ def slow_precision(sample: np.ndarray, real: np.ndarray, k: int = 3) -> float:
     return sum(inside) / len(inside)
 
 
-def test_precision_and_recall_equal_the_stored_values(arrays: Sets) -> None:
+def test_precision_and_recall_equal_the_stored_values() -> None:
     stored = EXPECTED["precision_recall"]
-    found = precision_recall(arrays["pr_sample"], arrays["pr_ref"])
+    found = precision_recall(ARRAYS["pr_sample"], ARRAYS["pr_ref"])
     assert found == (stored["gauss_96_80_dim8"]["precision"], stored["gauss_96_80_dim8"]["recall"])
     kept = [row for row in range(64) if row not in (10, 11, 30, 31)]
-    ref = arrays["features_ref"][[row for row in kept if row < 40]]
-    cmp = arrays["features_cmp"][20:][[row for row in kept if row < 44]]
+    ref, cmp = REF[[row for row in kept if row < 40]], CMP[20:][[row for row in kept if row < 44]]
     found = precision_recall(cmp, ref)
     assert found == (stored["linear16_unpaired"]["precision"], stored["linear16_unpaired"]["recall"])
 
@@ -164,8 +154,8 @@ def test_equal_sets_cover_each_other_even_when_all_points_are_one() -> None:
 # Inception Score
 
 
-def test_inception_score_equals_the_stored_values(arrays: Sets) -> None:
-    logits, stored = arrays["is_logits"], EXPECTED["inception_score"]
+def test_inception_score_equals_the_stored_values() -> None:
+    logits, stored = ARRAYS["is_logits"], EXPECTED["inception_score"]
     assert inception_score(logits, 60) == pytest.approx([stored["splits1"]["mean"]], abs=1e-9)
     assert inception_score(logits, 15) == pytest.approx(stored["splits4"]["per_split"], abs=1e-9)
     ordered = logits[np.argsort(logits.argmax(1), kind="stable")]

@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
 from scipy import stats
-from torch import Tensor
 
 from kvbench.eval.distribution.fid import Fid
 from kvbench.eval.distribution.frechet import frechet_distance
@@ -31,18 +29,13 @@ from kvbench.eval.protocol.intervals import (
     wilson_interval,
 )
 from kvbench.eval.protocol.scores import share_score
-from tests.support.image_sets import EXPECTED, GOLDEN, PAIRS
+from tests.support.image_sets import ARRAYS, EXPECTED, PAIRS
 from tests.support.marks import slow_except
 
 
-@pytest.fixture(scope="module")
-def arrays() -> dict[str, Tensor]:
-    return load_file(GOLDEN / "arrays.safetensors")
-
-
-def test_percentile_interval_equals_the_stored_resamples(arrays: dict[str, Tensor]) -> None:
+def test_percentile_interval_equals_the_stored_resamples() -> None:
     values = np.array([pair["lpips_tiny"] for pair in PAIRS.values()])
-    means = values[arrays["bootstrap_index"].numpy()].mean(1)
+    means = values[ARRAYS["bootstrap_index"]].mean(1)
     interval = percentile_interval(means, "stored")
     assert (interval.low, interval.high) == pytest.approx(EXPECTED["bootstrap"]["percentile95"], abs=1e-12)
     assert interval.se == pytest.approx(EXPECTED["bootstrap"]["se"], rel=0.01)
