@@ -113,16 +113,30 @@ class OneIg(OfficialProgram):
         return prompts
 
     def read(self, images: ImageSet, groups: Groups, path: Path) -> Imported:
-        """Return the scores of all parts that have a table in the folder `path`."""
+        """Return the scores of all parts that have a table in the folder `path`.
+
+        Raises:
+            ValueError: no part has one, a cell is malformed, or the prompts do not give the overall score.
+        """
         columns: dict[str, Sequence[object]] = {"index": [indices[0] for indices in groups.values()]}
         scores: dict[str, Score] = {}
         for name, part in PARTS.items():
-            if cells := read_part(path, name, part, groups):
-                score, more = score_part(name, cells, path, images, groups)
-                scores[f"oneig_{name}[official]"] = score
-                columns |= {
-                    column: [values.get(key, math.nan) for key in groups] for column, values in more.items()
-                }
+            if (table := read_part(path, name, part, groups)) is None:
+                continue
+            cells, whole = table
+            clusters = [images.samples[groups[key][0]].cluster for key in cells]
+            if name == "text":
+                score, found = score_texts(cells, clusters, path)
+            else:
+                values = {key: float(cell) for key, cell in cells.items()}
+                average: Average = share_score if name == "alignment" else mean_score
+                score, found = average(list(values.values()), clusters), {f"oneig_{name}[official]": values}
+            if score.value is None or not abs(score.value - whole) < 1e-6:
+                given = f"the prompts' {name} gives {score.value}"
+                raise ValueError(f"{path}: {given}, the program's total is {whole}")
+            scores[f"oneig_{name}[official]"] = score
+            for column, of_prompts in found.items():
+                columns[column] = [of_prompts.get(key, math.nan) for key in groups]
         if not scores:
             raise ValueError(f"{path}: no table of scores; {self.instruct(images, groups, path.parent)}")
         missing = [name for name in PARTS if f"oneig_{name}[official]" not in scores]
@@ -163,27 +177,6 @@ def find_table(folder: Path, pattern: str) -> Path | None:
 def read_column(path: Path, column: str, key: str = "") -> dict[str, str]:
     """Return a column of a table by the entries of column `key`, by default the column without a name."""
     return {row[key]: row[column] for row in read_table(path, (key, column))}
-
-
-def score_part(
-    name: str, table: tuple[Mapping[Key, str], float], folder: Path, images: ImageSet, prompts: Groups
-) -> tuple[Score, dict[str, dict[Key, float]]]:
-    """Return the score of a part, and the values of its prompts by column.
-
-    Raises:
-        ValueError: a cell is malformed, or the prompts do not give the overall score.
-    """
-    cells, whole = table
-    clusters = [images.samples[prompts[key][0]].cluster for key in cells]
-    if name == "text":
-        score, columns = score_texts(cells, clusters, folder)
-    else:
-        values = {key: float(cell) for key, cell in cells.items()}
-        average: Average = share_score if name == "alignment" else mean_score
-        score, columns = average(list(values.values()), clusters), {f"oneig_{name}[official]": values}
-    if score.value is None or not abs(score.value - whole) < 1e-6:
-        raise ValueError(f"{folder}: the prompts' {name} gives {score.value}, the program's total is {whole}")
-    return score, columns
 
 
 def score_texts(

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from kvbench.core.files import hash_content
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.kinds import READINGS
+from kvbench.eval.files.kinds import IMAGES, READINGS, SampleKind
 from kvbench.eval.files.readings import ReadingSet
 from kvbench.eval.files.samples import SampleSet
 from kvbench.eval.files.store import Arrays
@@ -45,15 +45,27 @@ def make_set(
     metas: Sequence[Mapping[str, object]] | None = None,
 ) -> ImageSet:
     """A run folder of images, by default with prompts "prompt 0", "prompt 1" and so on."""
-    (folder / "images").mkdir(parents=True)
-    lines = []
-    for index, image in enumerate(images):
-        path = folder / "images" / f"{index:06d}.png"
-        Image.fromarray(image).save(path, compress_level=1)
-        line = {"index": index, "seed": 0, "prompt": prompts[index] if prompts else f"prompt {index}"}
-        lines.append({**line, "sha256": file_sha256(path), "meta": metas[index] if metas else {}})
-    write_lines(folder, lines)
+    made = prompts or [f"prompt {index}" for index in range(len(images))]
+    write_samples(folder, IMAGES, images, made, [{"meta": meta} for meta in metas or [{}] * len(images)])
     return ImageSet(folder)
+
+
+def write_samples(
+    folder: Path,
+    kind: SampleKind,
+    samples: Sequence[object],
+    prompts: Sequence[str],
+    records: Sequence[Mapping[str, object]],
+) -> None:
+    """The files of samples, and a record of each with further fields."""
+    (folder / kind.kind).mkdir(parents=True)
+    lines = []
+    for index, (sample, prompt, more) in enumerate(zip(samples, prompts, records, strict=True)):
+        content = kind.encode(sample)
+        kind.find(folder, index).write_bytes(content)
+        line = {"index": index, "seed": 0, "prompt": prompt, "sha256": hash_content(content)}
+        lines.append({**line, **more})
+    write_lines(folder, lines)
 
 
 def make_noise(
@@ -69,14 +81,8 @@ def make_readings(
     folder: Path, texts: Sequence[object], metas: Sequence[Mapping[str, object]] | None = None
 ) -> ReadingSet:
     """A run folder of texts that were read, with prompts "text 0", "text 1" and so on."""
-    (folder / "readings").mkdir(parents=True)
-    lines = []
-    for index, text in enumerate(texts):
-        content = READINGS.encode(text)
-        READINGS.find(folder, index).write_bytes(content)
-        line = {"index": index, "seed": 0, "prompt": f"text {index}", "sha256": hash_content(content)}
-        lines.append({**line, "meta": metas[index] if metas else {}})
-    write_lines(folder, lines)
+    prompts = [f"text {index}" for index in range(len(texts))]
+    write_samples(folder, READINGS, texts, prompts, [{"meta": meta} for meta in metas or [{}] * len(texts)])
     return ReadingSet(folder)
 
 

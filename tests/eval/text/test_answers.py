@@ -1,6 +1,5 @@
 """Answers are found behind thoughts, judged, and compared with the reference's problem by problem."""
 
-import hashlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvbench.eval.__main__ import main
+from kvbench.eval.files.kinds import TEXTS
 from kvbench.eval.files.texts import TextSet
 from kvbench.eval.protocol.base import find_missing
 from kvbench.eval.protocol.compare import compare_runs
@@ -26,7 +26,8 @@ from kvbench.eval.text.answers import (
     find_conclusion,
 )
 from kvbench.eval.text.length import TextLength
-from tests.support.image_sets import only, reason, write_lines
+from kvbench.models.outputs import Text
+from tests.support.image_sets import only, reason, write_samples
 
 ANSWERS = ("7", "-12", "red")
 """Of three problems, two texts each."""
@@ -36,16 +37,10 @@ RIGHT = [1, 0, 1, 0, 0, 1], [1, 1, 0, 1, 1, 0]
 
 
 def make(folder: Path, texts: Sequence[str], meta: Sequence[dict[str, object]] | None = None) -> TextSet:
-    (folder / "texts").mkdir(parents=True)
-    lines = []
-    for index, text in enumerate(texts):
-        path = folder / "texts" / f"{index:06d}.txt"
-        path.write_bytes(text.encode())
-        record = {"index": index, "seed": 0, "prompt": f"problem {index // 2}", "tokens": 10 * index + 1}
-        record |= {"ended": index != 4, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-        record["meta"] = {"answer": ANSWERS[index // 2]} if meta is None else meta[index]
-        lines.append(record)
-    write_lines(folder, lines)
+    made = [Text(text, tokens=10 * index + 1, ended=index != 4) for index, text in enumerate(texts)]
+    metas = [{"answer": ANSWERS[index // 2]} for index in range(len(texts))] if meta is None else meta
+    records = [{**TEXTS.describe(text), "meta": one} for text, one in zip(made, metas, strict=True)]
+    write_samples(folder, TEXTS, made, [f"problem {index // 2}" for index in range(len(texts))], records)
     return TextSet(folder)
 
 
