@@ -289,12 +289,3 @@ def test_dists_equals_torchmetrics(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found.samples["dists"][2:] == pytest.approx(expected, abs=2e-5)
     assert abs(found.samples["dists"][1]) < 1e-6  # equal images
     assert found.provenance["weights"]["vgg.pth"] == weight.sha256
-
-
-def test_dists_refuses_another_network(tmp_path: Path, golden_sets: tuple[ImageSet, ImageSet]) -> None:
-    file = tmp_path / "vgg.pth"
-    torch.save({"features.0.weight": torch.zeros(64, 3, 3, 3)}, file)
-    own = replace(VGG16, sha256=file_sha256(file))
-    assert "is not vgg16-397923af.pth" in reason(Dists(path=str(file)), "failed", *golden_sets)
-    why = reason(Dists(path=str(file), trunk=own), "failed", *golden_sets)
-    assert "is not a VGG16 state dict: it has no features.0.bias" in why

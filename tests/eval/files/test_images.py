@@ -15,9 +15,8 @@ from PIL import Image
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSetError, check_pairs
 from kvbench.eval.files.weights import file_sha256
-from kvbench.eval.paired.lpips import Lpips
 from kvbench.eval.paired.psnr import Psnr
-from kvbench.eval.protocol.base import Evaluator, Result, evaluate, find_missing, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, evaluate, make_result
 from kvbench.eval.protocol.records import strict
 from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score
 from tests.support.image_sets import make_set, write_lines
@@ -209,23 +208,3 @@ def test_saved_record_is_strict_json(tmp_path: Path) -> None:
 
 def test_strict_turns_numpy_into_numbers() -> None:
     assert strict({"a": np.float32(0.5), "b": (np.int64(2), np.bool_(True))}) == {"a": 0.5, "b": [2, True]}
-
-
-def test_directions_name_address_hash_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KVBENCH_WEIGHTS", raising=False)
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    [named] = find_missing(Lpips(path="~/nowhere.pth"))
-    assert named.startswith(
-        "weights missing: ~/nowhere.pth. Correct the setting that names it, or leave that null"
-    )
-    [weight] = Lpips().weights
-    assert weight.directions().startswith(
-        "Get https://download.pytorch.org/models/alexnet-owt-7be5be79.pth "
-        "(244 MB, sha256 7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02), "
-        "put it in $KVBENCH_WEIGHTS or ~/.cache/kvbench/weights or $TORCH_HOME/hub/checkpoints"
-    )
-    command = "curl -fL --create-dirs -o {}/alexnet-owt-7be5be79.pth http"
-    assert command.format("~/.cache/kvbench/weights") in weight.directions()
-    monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path))
-    assert command.format("$KVBENCH_WEIGHTS") in weight.directions()

@@ -16,6 +16,7 @@ from kvbench.eval.alignment.vqa import BLIP
 from kvbench.eval.distribution.fid import Fid
 from kvbench.eval.files.fetch import download_file, fetch, list_weights, main
 from kvbench.eval.files.weights import Snapshot, Weight, WeightError, fetched_path
+from kvbench.eval.paired.lpips import Lpips
 from kvbench.eval.registry import build_metrics, describe_metrics, read_metrics
 from kvbench.eval.spaces.efficientnet import EfficientNetLite0
 from kvbench.eval.spaces.scenes import Scenes
@@ -192,6 +193,9 @@ DIRECTIONS = {
     "HPS_v2.1_compressed.pt": "its hash is not published",
     "mask2former-swin-small-coco-instance": "hf download facebook/mask2former-swin-small-coco-instance",
     "inception-2015-12-05.pt": "curl -fL --create-dirs -o ~/.cache/kvbench/weights/inception-2015-12-05.pt http",
+    "alexnet-owt-7be5be79.pth": "Get https://download.pytorch.org/models/alexnet-owt-7be5be79.pth (244 MB, sha256 "
+    "7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02), put it in $KVBENCH_WEIGHTS or "
+    "~/.cache/kvbench/weights or $TORCH_HOME/hub/checkpoints",
 }
 """Words of a file's directions."""
 
@@ -214,6 +218,8 @@ def test_missing_files_are_skipped_with_the_remedy(tmp_path: Path) -> None:
         (Scenes(str(tmp_path / "none.safetensors")), "python run.py task=train"),
     ):
         assert remedy in reason(Fid(space), "skipped", images, images)
+    named = "weights missing: ~/nowhere.pth. Correct the setting that names it, or leave that null"
+    assert reason(Lpips(path="~/nowhere.pth"), "skipped", images, images).startswith(named)
 
 
 def test_one_home_is_always_searched(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
