@@ -5,7 +5,7 @@ import os
 import sys
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, TextIO
 
 from rich.console import Console
 
@@ -35,6 +35,23 @@ class Once(logging.Filter):
 ONCE = Once()
 
 
+class Filled(logging.Formatter):
+    """Formats a record of the log, which goes to stdout, in lines that a terminal shows as `fill_lines` does."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as text."""
+        return fill_lines(super().format(record), sys.stdout)
+
+
+def fill_lines(text: str, stream: TextIO) -> str:
+    """Return a text whose lines are broken between words if the stream is a terminal; a long word stays whole."""
+    if not stream.isatty():
+        return text
+    width = get_terminal_size().columns
+    lines = (fill(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
+    return "\n".join(lines)
+
+
 def say(line: str, style: str | None = None) -> None:
     """Print a line as it is: without markup, highlights or breaks at the terminal's width."""
     CONSOLE.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -42,10 +59,7 @@ def say(line: str, style: str | None = None) -> None:
 
 def stop(problem: str) -> NoReturn:
     """End the process with an error in one line, which a terminal shows broken between words."""
-    line = f"error: {problem}"
-    if sys.stderr.isatty():
-        line = fill(line, get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
-    sys.exit(line)
+    sys.exit(fill_lines(f"error: {problem}", sys.stderr))
 
 
 def show_device(name: str) -> None:
