@@ -237,6 +237,10 @@ sweeps=[budget,equal_bytes] | sweeps=[budget,equal_bytes]: not a choice; choose 
 -m budget=range(1,0) | budget=range(1,0): matches no value; give at least one
 -m seed=range(0,10,0) | seed=range(0,10,0): must have finite ends and a step other than 0
 -m seed=range(0,inf) | seed=range(0,inf): must have finite ends
+-m seed=1,2 beside=full | beside: jobs beside a sweep have their own method; set beside.method
+-m seed=1,2 beside.budget=0.2 | beside.budget: jobs beside a sweep have their own method; set beside.method
+-m method=swa beside.method=swaa | method=swaa: no such choice; did you mean swa?
+method=swa beside.method=full | beside.method=choice(full): several values are a sweep; add -m
 -m seed=interval(0,1) | seed=interval(0,1): a sweep needs single values;
 -m seed=range(0,1000) budget=range(0,1,0.001) | the lists of values make 1000000 jobs;
 budget=abc | budget=abc: give a fraction in (0, 1] or a number of tokens per head

@@ -1,6 +1,7 @@
 """Words of a sweep: what a command is about, the jobs of its lists, and tasks that read them."""
 
 import json
+from operator import itemgetter
 from pathlib import Path
 from typing import cast
 
@@ -12,7 +13,7 @@ from hydra.core.plugins import Plugins
 from kvbench.cli.config.command import Command as Words
 from kvbench.cli.config.command import name_base
 from kvbench.cli.sweeps.extend import extend_sweeper
-from kvbench.cli.sweeps.jobs import JobStatus, find_folder, write_entry
+from kvbench.cli.sweeps.jobs import JobStatus, find_folder, name_jobs, write_entry
 from kvbench.cli.sweeps.sweeper import split_product
 from tests.support.command_line import Command
 
@@ -74,6 +75,10 @@ def test_a_sweep_that_was_not_started_is_not_made(tmp_path: Path, command: Comma
         (("method.base=a,b", "method.base.x=1"), ("method@method.base=a,b", "method.base.x=choice(1)")),
         (("method=a,b", "method.x=1,2"), ("method=a,b", "method.x=1,2")),
         (("method=a,b", "~method.x"), ("method=a,b", "~method.x")),
+        (
+            ("method=a", "--cfg", "job", "beside.method=b"),
+            ("method=a", "--cfg", "job", "beside.method=choice(b)"),
+        ),
         (("method=a", "method.x=1", "budget=1,2"), ("method=a", "method.x=1", "budget=1,2")),
         (("method=a,b", "methods=[c]", "method.x=("), ("method=a,b", "methods=[c]", "method.x=(")),
     ],
@@ -86,15 +91,20 @@ def test_a_key_of_a_group_with_several_choices_is_a_list_of_one(
     assert Words.parse(expected).words == expected
 
 
-def test_a_key_is_set_for_all_methods_of_a_sweep(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_set_for_all_methods_of_a_sweep_but_those_beside_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kvbench.cli.tasks.plan.list_methods", lambda _: [])  # takes most of a plan's time
     words = ("method=lukv,pricekv/by_score", "method.base=rkv", "method.base.sinks=2", "budget=0.1")
-    status, _, err = command("-m", *words, "smoke=true", "calibrate.count=1", "task=plan")
+    status, _, err = command(
+        "-m", *words, "smoke=true", "calibrate.count=1", "task=plan", "beside.method=swa"
+    )
     assert status == 0, err
-    jobs = [path.read_text() for path in Path("runs/sweeps").glob("*/job-*.json")]
-    assert len(jobs) == 2
-    for job in jobs:
-        assert {"method@method.base=rkv", "method.base.sinks=2"} < set(json.loads(job)["overrides"])
+    jobs = [json.loads(path.read_text()) for path in Path("runs/sweeps").glob("*/job-*.json")]
+    *own, beside = (set(job["overrides"]) for job in sorted(jobs, key=itemgetter("number")))
+    assert len(own) == 2
+    assert all({"method@method.base=rkv", "method.base.sinks=2"} < words for words in own)
+    assert beside == {"budget=0.1", "smoke=True", "task=plan", "method=swa"}
     status, _, err = command("-m", "method=h2o,pricekv", "method.queries=32", "budget=0.1")
     assert status == 1
     assert "method.queries: no such key" in err
@@ -147,6 +157,17 @@ def test_methods_of_reference_may_have_lists_of_their_own() -> None:
 @pytest.mark.parametrize("words", [("method=a,b", "beside.method=b"), ("method=b,a", "beside.method=a,b")])
 def test_no_job_is_there_twice(words: tuple[str, str]) -> None:
     assert sorted(map(sorted, list_sets(*words))) == [["method=a"], ["method=b"]]
+
+
+def test_jobs_are_named_by_what_they_do_not_share() -> None:
+    jobs = (
+        "method=h2o budget=1 method.p=1 seed=2",
+        "method=h2o budget=2 seed=2",
+        "budget=1 method=swa seed=2",
+    )
+    entries = [JobStatus(number, tuple(job.split())) for number, job in enumerate(jobs)]
+    assert name_jobs(entries) == ["h2o 1 p=1", "h2o 2", "budget=1 swa"]
+    assert name_jobs(entries[:2]) == ["budget=1 p=1", "budget=2"]
 
 
 @pytest.mark.parametrize(("max_batch_size", "sizes"), [(None, [4]), (3, [3, 1])])

@@ -13,6 +13,8 @@ from hydra.errors import HydraException
 from kvbench.core.config import ConfigError
 
 MULTIRUN = ("-m", "--multirun")
+BESIDE = "beside."
+"""Prefix of the keys of jobs beside a sweep."""
 SHORT_FORMS = dict.fromkeys(("-v", "--verbose"), "verbose=true")
 """Options and words that abbreviate an override."""
 SWEEP_TASKS = ("work", "status", "report")
@@ -119,15 +121,15 @@ def list_single_values(words: Sequence[str]) -> list[str]:
     """Return the words of a command, where a key of a group with several choices has its value as a list of one.
 
     Hydra composes the shared part of a sweep without its lists. There, the group has the choice of conf/config.yaml, to
-    which the key may be unknown.
+    which the key may be unknown. Keys that begin with `beside.` are those of some jobs only.
 
     >>> list_single_values(["-m", "method=pricekv,lukv", "method.queries=32", "budget=0.1"])
     ['-m', 'method=pricekv,lukv', 'method.queries=choice(32)', 'budget=0.1']
     """
-    if not any("," in word for word in words):
+    if not any("," in word or word.startswith(BESIDE) for word in words):
         return list(words)
     parsed = {str(override.input_line): override for override in _parse(words)}
-    groups = tuple(f"{_find_key(one)}." for one in parsed.values() if one.is_sweep_override())
+    groups = (BESIDE, *(f"{_find_key(one)}." for one in parsed.values() if one.is_sweep_override()))
     single = {word: one for word, one in parsed.items() if not (one.is_sweep_override() or one.is_delete())}
     inner = {word for word, one in single.items() if _find_key(one).startswith(groups)}
     pairs = ((word, word.partition("=")) for word in words)
@@ -140,7 +142,9 @@ def list_single_values(words: Sequence[str]) -> list[str]:
 def _parse(words: Sequence[str]) -> list[Override]:
     """Parse the overrides among words; none if one cannot be parsed, which composition reports."""
     try:
-        return OverridesParser.create().parse_overrides([word for word in words if word[:1] != "-"])
+        return OverridesParser.create().parse_overrides(
+            [word for word in words if word[:1] == "~" or ("=" in word and word[:1] != "-")]
+        )
     except HydraException:
         return []
 

@@ -18,7 +18,7 @@ from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import check_values, compose_job, find_finished, hydra_of_kvbench, read_values
 from kvbench.cli.config.loader import parse_words
 from kvbench.cli.config.search_path import check_search_path, describe_slip, find_added, list_choices
-from kvbench.cli.config.words import check_lists, parse_options
+from kvbench.cli.config.words import check_lists, parse_options, split_beside
 from kvbench.core.config import ConfigError, UserError, shorten
 from kvbench.core.settings import CHOICE_KEYS
 from kvbench.core.suggestions import suggest
@@ -87,7 +87,7 @@ def cover_values(arguments: list[str]) -> list[list[str]]:
     """Return the overrides of a smallest set of jobs with every value of every list; Hydra must be initialised.
 
     Raises:
-        ConfigError: see `check_lists`.
+        ConfigError: see `check_lists` and `split_beside`.
     """
     parsed = [
         o
@@ -95,9 +95,12 @@ def cover_values(arguments: list[str]) -> list[list[str]]:
         if not o.key_or_group.startswith("hydra") or o.key_or_group == "hydra.searchpath"
     ]
     check_lists(parsed)
-    values = [_list_words(override) for override in parsed]
-    count = max(map(len, values), default=1)
-    return [[words[i % len(words)] for words in values] for i in range(count)]
+    jobs = []
+    for part in split_beside(parsed):
+        values = [_list_words(override) for override in part]
+        count = max(map(len, values), default=1)
+        jobs += [[words[i % len(words)] for words in values] for i in range(count)]
+    return jobs
 
 
 def _list_words(override: Override) -> list[str]:

@@ -5,13 +5,14 @@ import posixpath
 import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.types import Override
 
-from kvbench.cli.config.command import SWEEP_TASKS, Command
+from kvbench.cli.config.command import BESIDE, SWEEP_TASKS, Command
 from kvbench.cli.config.instantiate import list_targets
 from kvbench.cli.config.loader import is_about_group
 from kvbench.cli.config.search_path import describe_choice, list_choices
@@ -29,6 +30,8 @@ OPTIONS = "-m, -v, --help, --version, --cfg, --info and --shell-completion"
 
 MAX_JOBS = 10**5
 """Maximum number of jobs of a sweep."""
+METHOD_GROUPS = ("method", "calibrate")
+"""Groups of keys that configure methods; jobs beside a sweep leave them out."""
 
 SWEEP, TABLE = "-m", "plan.table"
 """A sweep of jobs and a paper's table, among the readers of a key."""
@@ -178,7 +181,7 @@ def _check_storage(command: Command, keys: Sequence[str]) -> None:
 def _name_key(word: str) -> str:
     """Return the key that a word sets or removes, without Hydra's signs and the prefix of reference methods."""
     sets = not word.startswith("-") and ("=" in word or word.startswith("~"))
-    return word.lstrip("+~").partition("=")[0].partition("@")[0].removeprefix("beside.") if sets else ""
+    return word.lstrip("+~").partition("=")[0].partition("@")[0].removeprefix(BESIDE) if sets else ""
 
 
 def _find_name(key: str, names: Mapping[str, object] | Sequence[str]) -> str | None:
@@ -204,6 +207,37 @@ def check_overrides(overrides: Sequence[Override]) -> None:
                 raise ConfigError(f"{override.key_or_group}: missing; set it, or {none}")
         elif is_about_group(override) and not override.is_sweep_override():
             _check_choices(override)
+
+
+def split_beside(overrides: Sequence[Override]) -> list[list[Override]]:
+    """Return the overrides of a sweep's own jobs, and if keys begin with `beside.`, those of its reference jobs.
+
+    Reference jobs have the words below `beside.`, such as `beside.method` and `beside.budget`, in place of words of the
+    same names and of every setting of the sweep's methods. Thus a sweep over the settings of one method can include
+    another method that lacks them.
+
+    Raises:
+        ConfigError: reference jobs have no method.
+    """
+    beside = [word for word in overrides if f"{word.key_or_group}.".startswith(BESIDE)]
+    own = [word for word in overrides if word not in beside]
+    if not beside:
+        return [own]
+    cut = len(BESIDE)
+    renamed = [
+        replace(word, key_or_group=word.key_or_group[cut:], input_line=str(word.input_line)[cut:])
+        for word in beside
+    ]
+    replaced = {word.key_or_group for word in renamed}
+    if "method" not in replaced:  # also if the key is `beside` alone
+        raise ConfigError(
+            f"{beside[0].key_or_group}: jobs beside a sweep have their own method; set beside.method"
+        )
+    kept = (word for word in own if word.key_or_group not in replaced)
+    return [
+        own,
+        [*(word for word in kept if word.key_or_group.partition(".")[0] not in METHOD_GROUPS), *renamed],
+    ]
 
 
 def check_lists(overrides: Sequence[Override]) -> None:

@@ -1,7 +1,6 @@
 """Jobs of a sweep: the product of its lists, plus reference methods (`beside.*`)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
@@ -9,14 +8,10 @@ from omegaconf import DictConfig
 
 from kvbench.cli.config.command import SWEEP_TASKS, name_base
 from kvbench.cli.config.loader import parse_words
-from kvbench.cli.config.words import check_lists
+from kvbench.cli.config.words import check_lists, split_beside
 
-REFERENCE_PREFIX = "beside."
-"""Prefix of the keys of reference methods."""
 OWN_KEYS = "sweep."
 """Prefix of the keys of a sweep that its jobs do not have."""
-METHOD_GROUPS = ("method", "calibrate")
-"""Groups of keys that configure methods; `beside.*` jobs leave them out."""
 SWEEP_KEYS = ("against", "output", "verbose")
 """Keys, besides `work.*`, `sweep.*` and `report.*`, that are about the whole sweep and not about its jobs."""
 _multiply = BasicSweeper.split_arguments
@@ -25,32 +20,19 @@ _multiply = BasicSweeper.split_arguments
 def split_product(overrides: Iterable[Override]) -> list[list[str]]:
     """Return the overrides of every job of a sweep.
 
-    The jobs are the product of the lists. Lists under `beside.`, such as `beside.method` and `beside.budget`, add jobs
-    after them, in which they replace the lists of the same names and every setting of the sweep's methods. Thus a sweep
-    over the settings of one method can include another method that lacks them.
+    The jobs are the product of the lists of its own jobs, and after them that of its reference jobs (`split_beside`).
 
     Raises:
-        ConfigError: a list is empty, or there are too many jobs.
+        ConfigError: a list is empty, there are too many jobs, or reference jobs have no method.
     """
     words = list(overrides)
     check_lists(words)
-    beside = [word for word in words if word.key_or_group.startswith(REFERENCE_PREFIX)]
-    own = [word for word in words if word not in beside]
-    [jobs] = _multiply(own, None)
-    jobs = [[name_base(word) for word in job] for job in jobs]
-    if not beside:
-        return jobs
-    renamed = [
-        replace(word, key_or_group=word.key_or_group.removeprefix(REFERENCE_PREFIX)) for word in beside
-    ]
-    replaced = {word.key_or_group for word in renamed}
-    shared = [
-        word
-        for word in own
-        if not (word.key_or_group in replaced or word.key_or_group.partition(".")[0] in METHOD_GROUPS)
-    ]
-    [references] = _multiply([*shared, *renamed], None)
-    return [*jobs, *(job for job in references if job not in jobs)]
+    jobs: list[list[str]] = []
+    for part in split_beside(words):
+        [product] = _multiply(part, None)
+        named = [[name_base(word) for word in job] for job in product]
+        jobs += [job for job in named if job not in jobs]
+    return jobs
 
 
 def list_jobs(config: DictConfig) -> list[tuple[str, ...]]:
