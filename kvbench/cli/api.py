@@ -24,7 +24,7 @@ from kvbench.dashboard.repeat import write_value
 from kvbench.data.frames import import_polars, samples_df
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.memory import name_time
+from kvbench.report.memory import name_time, write_in_use
 from kvbench.report.tables import Row, Shown
 from kvbench.runs.record.results import Latency, Memory, Results
 from kvbench.runs.record.samples import find_sample, read_finished
@@ -109,7 +109,7 @@ class Run(Shown):
             "n": str(results.n),
             "budget": results.budget_text,
             "peak": f"{100 * memory.peak:.2f} %",
-            "in use": f"{100 * memory.least_share:.1f} %",
+            "in use": write_in_use(memory, memory.least_share),
             "bytes": str(memory.sequence_bytes),
             name_time([results]): f"{results.latency.seconds_per_image:.3f}{results.latency.mark}",
         }

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.conditions import describe_sinks
 from kvbench.report.full_scores import describe_failed
+from kvbench.report.memory import describe_unused
 from kvbench.report.seeds import describe_means, find_code, find_settings, list_members
 from kvbench.runs.code import identify_engine, is_as_now
 from kvbench.runs.record.origins import list_origins
@@ -56,8 +57,9 @@ def list_marks(
     peaks: bool = True,
     times: bool = True,
 ) -> list[str]:
-    """Return the sentences on a table: on failed tasks, sinks, means over seeds (`describe_means`) and marked times."""
-    notes = [describe_failed(rows), describe_sinks(rows), describe_means(rows, shown, df=df, peaks=peaks)]
+    """Return the sentences on a table: on unused budgets, failed tasks, sinks, means over seeds and marked times."""
+    notes = [describe_unused(rows) * peaks, describe_failed(rows), describe_sinks(rows)]
+    notes.append(describe_means(rows, shown, df=df, peaks=peaks))
     if peaks and times and any(row.latency.mark for row in rows):
         notes.append(
             "~: a time beside other work, or that leaves out samples of another batch size, machine or load than most."

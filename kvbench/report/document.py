@@ -11,7 +11,7 @@ from kvbench.report.code_notes import list_made, list_marks
 from kvbench.report.conditions import find_group
 from kvbench.report.drifts import make_tail_rows, read_drifts
 from kvbench.report.latex import format_latex, join_latex
-from kvbench.report.memory import IN_FLIGHT_COLUMN, READ_COLUMN, describe_unused
+from kvbench.report.memory import IN_FLIGHT_COLUMN, READ_COLUMN
 from kvbench.report.runs_table import identifying_columns, make_csv_rows, make_rows, order_runs
 from kvbench.report.seeds import name_count
 from kvbench.report.tables import (
@@ -122,7 +122,7 @@ def _list_dropped(rows: Sequence[Row]) -> list[str]:
 
 def describe_rows(runs: Sequence[Results], rows: Sequence[Row]) -> str:
     """Return sentences, each after a space, on marks and means over seeds; empty if there are none."""
-    return describe_unused(runs) + "".join(f" {note}" for note in list_marks(runs, list_shown(rows)))
+    return "".join(f" {note}" for note in list_marks(runs, list_shown(rows)))
 
 
 def write_latex(sections: Sequence[Section]) -> str:

@@ -90,12 +90,17 @@ def _write_percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f}"
 
 
+def write_in_use(memory: Memory, share: float) -> str:
+    """Return a share of the budget as the terminal shows it, `100.0 %` or `80.8 %!` (see `mark_unused`)."""
+    return f"{100 * share:.1f} %{mark_unused(memory, share)}"
+
+
 def mark_unused(memory: Memory, share: float = 0.0) -> str:
     """Return "!" if a share of the budget is below `WELL_USED` although there are tokens for it; else nothing."""
     return "!" if share < WELL_USED and not memory.well_used else ""
 
 
 def describe_unused(runs: Sequence[Results]) -> str:
-    """Return a sentence, after a space, on the mark of `mark_unused`; empty where no run has it."""
+    """Return a sentence on the mark of `mark_unused`; empty where no run has it."""
     marked = any(mark_unused(run.memory) for run in runs)
-    return f" !: less than {100 * WELL_USED:g} % of the budget in use after some segment." * marked
+    return f"!: less than {100 * WELL_USED:g} % of the budget in use after some segment." * marked

@@ -14,8 +14,8 @@ from kvbench.report.answers import show_answers
 from kvbench.report.code_notes import describe_mixed, name_origin
 from kvbench.report.drifts import find_worst_places
 from kvbench.report.full_scores import describe_failed, write_full
-from kvbench.report.memory import name_time
-from kvbench.report.tables import format_cell, format_name, format_number, print_line
+from kvbench.report.memory import describe_unused, name_time, write_in_use
+from kvbench.report.tables import Style, format_cell, format_name, format_number, print_line
 from kvbench.runs.record.origins import list_origins
 from kvbench.runs.record.results import Memory, Outcome, Results
 
@@ -46,8 +46,8 @@ def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
     for name, metric in shown.items():
         table.add_row(*map(escape, _metric_row(run, name, metric)))
     console.print(table)
-    if failed := describe_failed([run]):
-        print_line(console, failed, "")
+    for note in filter(None, (describe_unused([run]), describe_failed([run]))):
+        print_line(console, note, "")
     if hidden := len(metrics) - len(shown):
         print_line(console, f"{hidden} more metric{'s' * (hidden > 1)}: add -v")
     origins = [] if describe_mixed([run]) == "" else list_origins(run.provenance)
@@ -62,15 +62,24 @@ def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
         print_line(console, line)
 
 
-def describe_run(run: Results) -> str:
-    """Return a line: the first metric with its interval, the least share of the budget in use, time of a sample."""
+def describe_run(run: Results, room: int) -> str:
+    """Return of the first metric, the least share of the budget in use and the time what fits `room` letters.
+
+    The metric has its interval if that fits.
+    """
+    style: Style = "range" if room >= SCORE_WIDTH else "value"
     score = "-"
     for name, metric in run.metrics.items():
         if metric.value is not None or (metric.needs_reference and run.reference is None):
-            score = "reference" if metric.value is None else f"{name} {format_cell(metric, 'range')}"
+            score = "reference" if metric.value is None else f"{name} {format_cell(metric, style)}"
             break
     time = f"{run.latency.seconds_per_image:.3f}{run.latency.mark} {name_time([run])}"
-    return f"{score:<{SCORE_WIDTH}}  in use {100 * run.memory.least_share:5.1f} %  {time}"
+    line = score.ljust(min(SCORE_WIDTH, room))
+    for part in (f"  in use {write_in_use(run.memory, run.memory.least_share):>7}", f"  {time}"):
+        if len(line + part) > room:
+            break
+        line += part
+    return line.rstrip()
 
 
 def show_outcome(console: Console, outcome: Outcome, *, verbose: bool = True) -> Path:
@@ -141,7 +150,7 @@ def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, 
     end = ", where there are no more tokens" if memory.lacks_tokens else ""
     yield "budget", f"{100 * memory.budget:.4g} %", "", _describe_budget(memory)
     yield "peak", f"{100 * memory.peak:.2f} %", "", f"{memory.peak_tokens} tokens{above}"
-    least, last = f"{100 * memory.least_share:.1f} %", f"{100 * memory.last_share:.1f} %"
+    least, last = (write_in_use(memory, share) for share in (memory.least_share, memory.last_share))
     in_use = "of the budget" + f" at least; {last} at the end{end}" * (least != last)
     yield "in use", least, "", in_use
     yield "bytes", str(memory.sequence_bytes), "", _describe_bytes(run)

@@ -9,16 +9,16 @@ from kvbench.data import flatten
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.code_notes import is_now, list_digests, list_made, list_marks, name_code
 from kvbench.report.full_scores import list_columns
-from kvbench.report.memory import IN_FLIGHT_COLUMN, READ_COLUMN, TIME_COLUMNS, describe_unused, list_costs
+from kvbench.report.memory import IN_FLIGHT_COLUMN, READ_COLUMN, TIME_COLUMNS, list_costs, write_in_use
 from kvbench.report.seeds import count_seeds, find_seeds, is_calibrated, list_members, name_seeds
 from kvbench.report.tables import Cell, Row, drop_columns, format_cell, list_shown, print_line, print_rows
-from kvbench.runs.record.results import NEUTRAL, Results
+from kvbench.runs.record.results import NEUTRAL, Memory, Results
 
 INTERVAL_WIDTH = 120
 """Smallest width of a terminal at which intervals are shown."""
-WIDE_COLUMNS = (*TIME_COLUMNS, "n")
-"""Columns that a narrow terminal leaves out."""
-VERBOSE_COLUMNS = ("peak tokens", "last / B", IN_FLIGHT_COLUMN, "GPU MiB", READ_COLUMN, "state MiB")
+IN_WORDS = {"last / B": "at the end", "least / B": "in use"}
+"""Columns of shares of the budget by the name that the terminal shows."""
+VERBOSE_COLUMNS = ("peak tokens", IN_WORDS["last / B"], IN_FLIGHT_COLUMN, "GPU MiB", READ_COLUMN, "state MiB")
 """Columns about memory that only `verbose` shows."""
 SEED_COLUMNS = ("noise seed", "calibration seed")
 """Columns of seeds in which runs of equal settings differ."""
@@ -30,8 +30,6 @@ NAMED_ELSEWHERE = ("prompts.count", "prompts.path", "calibrate.seed", "calibrate
 """Settings that other columns name: samples, prompts, seeds and model; an order file is a copy of a calibration."""
 CHOSEN = 3
 """Metrics of a paper's tables and of figures without `report.metrics`."""
-IN_WORDS = {"least / B": "in use"}
-"""Headings of columns on the terminal."""
 CODE_COLUMN = "code"
 """Column of the code in which runs of equal settings differ."""
 
@@ -227,33 +225,36 @@ def show_runs(
 ) -> None:
     """Print one row per run in the order of `order_runs`, and the (name, reason) of failed runs.
 
-    Metrics that are equal in all rows stand in a line below; `verbose` adds `VERBOSE_COLUMNS`.
+    What is equal in all rows stands in the title. A narrow terminal shows no times. `verbose` adds `VERBOSE_COLUMNS`.
     """
     rows = make_rows(runs, as_given=as_given)
     if rows:
         models = list(dict.fromkeys(run.model_label for run in runs))
         wide = console.width >= INTERVAL_WIDTH
-        kept = ["n"] if len({row["n"] for row in rows}) > 1 else []
-        left_out = [name for name in WIDE_COLUMNS if not wide and name not in kept]
-        left_out += [*(() if verbose else VERBOSE_COLUMNS), *(("model",) if len(models) == 1 else ())]
-        lead_names = list(identifying_columns(runs)[0])
         equal = _find_equal(rows)
-        shown = drop_columns(rows, [*left_out, *equal])
-        shown = [{IN_WORDS.get(name, name): cell for name, cell in row.items()} for row in shown]
-        title = ", ".join(models) + (" (95 % intervals, or ± half of them)" if wide else "")
-        lead = len(shown[0].keys() & set(lead_names))
-        print_rows(console, title, shown, lead, "half" if wide else "value")
-        same = (
-            "The same in every row that has it: "
-            + ", ".join(f"{name} {text}" for name, text in equal.items())
-            + "."
+        left_out = [*(() if verbose else VERBOSE_COLUMNS), *(() if wide else TIME_COLUMNS), *equal]
+        left_out += [name for name in ("model", "n") if len({row[name] for row in rows}) == 1]
+        ordered = order_runs(runs, as_given=as_given)
+        shown = [_put_in_words(row, run.memory) for row, run in zip(rows, ordered, strict=True)]
+        shown = drop_columns(shown, left_out)
+        title = ", ".join(models) + f", n = {rows[0]['n']}" * ("n" in left_out)
+        same = ", ".join(f"{name} {text}" for name, text in equal.items())
+        title += (
+            f"; every row that has it: {same}" * bool(same) + " (95 % intervals, or ± half of them)" * wide
         )
-        notes = [same * bool(equal), describe_unused(runs).strip()]
-        notes += [*list_marks(runs, list_shown(shown), times=wide), *list_made(runs)]
-        for note in filter(None, notes):
+        lead = len(shown[0].keys() & identifying_columns(runs)[0].keys())
+        print_rows(console, title, shown, lead, "half" if wide else "value")
+        for note in (*list_marks(runs, list_shown(shown), times=wide), *list_made(runs)):
             print_line(console, note)
     for name, reason in failures:
         print_line(console, f"failed {name}: {reason}", "red")
+
+
+def _put_in_words(row: Row, memory: Memory) -> Row:
+    """Return a row with the shares of the budget as the terminal shows them."""
+    shares = {"last / B": memory.last_share, "least / B": memory.least_share}
+    cells = {**row, **{name: write_in_use(memory, share) for name, share in shares.items()}}
+    return {IN_WORDS.get(name, name): cell for name, cell in cells.items()}
 
 
 def _find_equal(rows: Sequence[Row]) -> dict[str, str]:

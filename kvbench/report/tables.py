@@ -30,6 +30,8 @@ PROMPTS_ONLY = "†"
 """Mark of an interval over prompts alone, where the one over prompts and seeds is wider than the metric's range."""
 ASYMMETRY = 0.1
 """Difference of an interval's halves, relative to their mean, from which a column shows ends in place of ±."""
+WIDE_LEAD = 0.25
+"""Share of a terminal's width from which columns that identify a row need not be repeated."""
 HEADER_WIDTH = 11
 """Number of characters up to which a header is not broken."""
 WIDTH = 120
@@ -53,7 +55,7 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
     """Print a table.
 
     Columns that do not fit the terminal's width are printed in further blocks. The first `lead` columns, which identify
-    a row, are repeated in each block.
+    a row, are repeated in each block; a row's number if they are wide and this saves a block.
     """
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     forms = {name: choose_style(column, style) for name, column in columns.items()}
@@ -61,13 +63,19 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
     longest = {name: max(map(len, cells[name])) for name in cells}
     headers = {name: stack_header(title, longest[name]) for name, title in name_columns(rows).items()}
     widths = {name: max(map(len, [*headers[name].split("\n"), *cells[name]])) for name in cells}
+    left, blocks = list(cells)[:lead], [*split_columns(widths, lead, console.width)]
+    numbers = [str(number) for number in range(1, len(rows) + 1)]
+    numbered = [*split_columns({"": len(numbers[-1]), **widths}, 1, console.width)]
+    if len(numbered) < len(blocks) and sum(widths[name] for name in left) > console.width * WIDE_LEAD:
+        left, blocks = ["", *left], numbered
+        cells, headers = {"": numbers, **cells}, {"": "", **headers}
     print_line(console, title, "italic")
-    for number, names in enumerate(split_columns(widths, lead, console.width)):
-        if number:
+    for names in blocks:
+        if names is not blocks[0]:
             print_line(console, "")
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        for index, name in enumerate(names):
-            justify: Literal["left", "right"] = "left" if index < lead else "right"
+        for name in names:
+            justify: Literal["left", "right"] = "left" if name in left else "right"
             table.add_column(escape(headers[name]), justify=justify, overflow="fold")
         for texts in zip(*(cells[name] for name in names), strict=True):
             table.add_row(*map(escape, texts))

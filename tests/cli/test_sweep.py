@@ -53,7 +53,7 @@ def test_jobs_end_in_one_table_and_a_failure_is_tried_again(how: str, tmp_path: 
         ]
         assert rows == [["full", "1"], ["streaming_llm", "0.1"], ["streaming_llm", "0.2"]]
         [failure] = [line for line in table.splitlines() if line.startswith("failed ")]
-        assert "method=streaming_llm" in failure
+        assert failure.startswith("failed streaming_llm 1e-05: ")
         assert "smallest feasible budget is 0.00393" in " ".join(table.split())
         assert "streaming_llm budget=1e-05  failed: budget=1e-05: 1 sink" in done.stdout
     [folder] = (tmp_path / "runs" / "sweeps").iterdir()

@@ -121,7 +121,7 @@ def test_a_sweep_can_be_amended(command: Command, tmp_path: Path, monkeypatch: p
     assert status == 0
     table = out.partition("Published: ")[0]
     assert len(re.findall(r"^(?:full|streaming_llm) ", table, re.MULTILINE)) == 3
-    assert "failed protect=paper eval=[psnr] method=streaming_llm budget=1e-05" in out
+    assert "failed streaming_llm 1e-05: budget=1e-05: " in out
     [report] = tmp_path.glob("runs/sweeps/*/report/report.md")
     assert "| 0.3 |" in report.read_text()
 

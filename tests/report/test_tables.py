@@ -167,14 +167,32 @@ def test_every_metric_is_shown_whole_however_many_there_are(width: int, count: i
     assert (len(blocks) > 1) == (count == 25 or (count == 5 and width < 160))
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_nine_rows_with_long_names_are_two_numbered_blocks(width: int) -> None:
+    """With two lines before its jobs and one after the tables, a sweep of nine is at most 40 lines."""
+    names = ("psnr", "psnr_mean_mse", "ssim", "lpips_scenes", "fid_scenes")
+    runs = []
+    for i in range(9):
+        metrics = {name: replace(PSNR, value=20.0 + i, ci95=(18.0, 20.5 + i)) for name in names}
+        run = made_up("expected_attention/calibrated", 0.1, metrics, run=str(i))
+        runs.append(
+            replace(run, config={**run.config, "method": {"sinks": i % 3, "covariance": "abc"[i // 3]}})
+        )
+    text = printed(width, show_runs, runs)
+    assert len(text.splitlines()) <= 40 - 2 - 9 - 1
+    first, second = text.split("\n\n")
+    assert [line.split()[:2] for line in first.splitlines()[-9:]] == [
+        [str(i), runs[0].method] for i in range(1, 10)
+    ]
+    assert [line.split()[0] for line in second.splitlines()[-9:]] == [*"123456789"]
+
+
 def test_a_metric_that_is_equal_in_all_rows_is_one_line() -> None:
     equal, other = replace(PSNR, value=25.0), replace(PSNR, value=24.0)
     runs = [made_up(name, 0.1, {"psnr": equal, "ssim": other}) for name in ("h2o", "snapkv")]
     for last, line in ((equal, True), (other, False), (replace(PSNR, value=None, status="failed"), False)):
         text = printed(160, show_runs, [*runs, made_up("swa", 0.1, {"psnr": last, "ssim": equal})])
-        assert (
-            ("\nThe same in every row that has it: psnr 25.00.\n" in text) == line == ("psnr ↑" not in text)
-        )
+        assert ("; every row that has it: psnr 25.00 (95 %" in text) == line == ("psnr ↑" not in text)
         assert "ssim ↑" in text
 
 

@@ -188,11 +188,18 @@ def test_the_report_is_the_golden_text(name: str, tmp_path: Path) -> None:
     failed = [("method=[a] budget=2", "budget=2: too [b]")]
     widths, forms = ((80, 120, 160), (False, True)) if name == "plain" else ((160,), (True,))
     texts = [printed(width, show_runs, runs, failed) for width in widths]
-    texts += [describe_run(one) for one in runs]
+    texts += [describe_run(one, 60) for one in runs]
     texts += [printed(150, partial(show_run, verbose=verbose), one) for one in runs for verbose in forms]
     write_report(tmp_path, runs, figures=[tmp_path / "fidelity.png"])
     texts += [(tmp_path / f"report.{end}").read_text(encoding="utf-8") for end in ("md", "tex", "csv")]
     check_text(f"report_{name}.txt", "\n".join(texts).replace("\r\n", "\n"))
+
+
+def test_a_line_of_a_job_has_what_fits() -> None:
+    run = list_plain()[0]
+    lines = {room: describe_run(run, room) for room in (80, 58, 44, 41, 25)}
+    whole = "psnr 25.00 [24.00, 27.00]   in use  99.0 %  0.125 s/image"
+    assert lines == {80: whole, 58: whole, 44: whole[:42], 41: whole[:25], 25: "psnr 25.00"}
 
 
 # Scores of the full cache beside accuracies, and the mark of a task that it fails

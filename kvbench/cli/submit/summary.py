@@ -107,6 +107,7 @@ def watch_jobs(config: DictConfig, folder: Path) -> AbstractContextManager[None]
     # Imports numpy: before there is a thread, because threads that import at the same time can fail.
     from kvbench.report.collect import read_runs
     from kvbench.report.one_run import describe_run, show_run
+    from kvbench.report.tables import print_line
 
     before = read_entries(folder)
     shown = {entry.number for entry in before if entry.outcome == "finished"}
@@ -124,12 +125,12 @@ def watch_jobs(config: DictConfig, folder: Path) -> AbstractContextManager[None]
                 shown.add(entry.number)
                 label = name.ljust(width)
                 if entry.outcome == "failed":
-                    say(f"{label}  failed: {entry.error}", "red")
+                    print_line(CONSOLE, f"{label}  failed: {entry.error}", "red")
                 for run in read_runs([Path(entry.folder)]) if entry.folder else ():
                     if config.verbose:
                         show_run(CONSOLE, run)
                     else:
-                        say(f"{label}  {describe_run(run)}")
+                        say(f"{label}  {describe_run(run, CONSOLE.width - width - 2)}")
 
     return watch(folder, show_ended)
 

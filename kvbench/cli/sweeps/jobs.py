@@ -1,6 +1,7 @@
 """Status files of the jobs of a sweep: one per job, written by the job and read by every process."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -176,10 +177,10 @@ def describe_sweep(folder: Path, name: str | None, jobs: int) -> str:
 
 
 def name_jobs(entries: Sequence[JobStatus]) -> list[str]:
-    """Return the overrides of each job that not all jobs share, a method by its name; all of a single job's."""
+    """Return the overrides of each job that not all jobs share, `h2o 0.1 sinks=2`; all of a single job's."""
     shared = set.intersection(*(set(entry.overrides) for entry in entries)) if len(entries) > 1 else set()
     words = ([word for word in entry.overrides if word not in shared] for entry in entries)
-    return [" ".join(word.removeprefix("method=") for word in own) for own in words]
+    return [re.sub(r"(^| )method[=.]|(?<= )budget=", r"\1", " ".join(own)) for own in words]
 
 
 def _find_finished(sweeps: Path) -> dict[frozenset[str], JobStatus]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvbench.cli.config.messages import describe_error, is_expected
 from kvbench.cli.console import say, stop
-from kvbench.cli.sweeps.jobs import JobStatus, is_alone
+from kvbench.cli.sweeps.jobs import JobStatus, is_alone, name_jobs
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +49,12 @@ def exiting_on_error(*, of_callback: bool = False) -> Iterator[None]:
 
 
 def list_failures(entries: Sequence[JobStatus]) -> list[tuple[str, str]]:
-    """Return the overrides and the error of each unfinished job of a sweep."""
-    return [
-        (" ".join(entry.overrides), entry.error or UNRECORDED_ERRORS[entry.outcome])
-        for entry in entries
-        if entry.outcome not in ("finished", "dropped")
-    ]
+    """Return the names of the unfinished jobs of a sweep (`name_jobs`) that have one error, and this error."""
+    jobs: dict[str, list[str]] = {}
+    for entry, name in zip(entries, name_jobs(entries), strict=True):
+        if entry.outcome not in ("finished", "dropped"):
+            jobs.setdefault(entry.error or UNRECORDED_ERRORS[entry.outcome], []).append(name)
+    return [(", ".join(names), error) for error, names in jobs.items()]
 
 
 def list_runs(entries: Sequence[JobStatus]) -> list[Path]:

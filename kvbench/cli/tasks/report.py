@@ -77,8 +77,8 @@ def report(cfg: DictConfig, settings: Settings) -> None:
     keys = write_keys(path.with_suffix(".csv"), _compose_rows(rows))
     layout = TableSpec(chosen.rows, chosen.columns, chosen.metrics)
     paper = write_paper(place, make_paper_tables(rows, runs_dir, layout, settings.against))
-    for written in (path, path.with_suffix(".tex"), path.with_suffix(".csv"), keys, *paper, *figures):
-        say(f"written: {written}")
+    files = (path, path.with_suffix(".tex"), path.with_suffix(".csv"), keys, *paper)
+    say(f"written: {', '.join(file.name for file in files)}; figures: {len(figures)}")
     say(f"report: {place}")
 
 
