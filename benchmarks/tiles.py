@@ -40,7 +40,7 @@ def list_candidates(row: dict[str, str]) -> Iterator[Tile]:
     queries = [bound.queries] if whole else [size for size in SIZES if size <= bound.queries]
     pairs = product(queries, [size for size in SIZES if size <= bound.keys])
     for size, keys in sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair[0]), reverse=True):
-        for warps in sorted({bound.warps, 8}):  # fewer warps have fewer registers for a tile
+        for warps in sorted({bound.warps, 8}):  # fewer warps leave a tile fewer registers
             yield bound.with_keys(keys)._replace(queries=size, warps=warps)
 
 

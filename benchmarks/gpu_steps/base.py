@@ -56,7 +56,7 @@ class Outcome:
 
 
 def run_cases(cases: Iterator[Case], file: Path) -> list[Outcome]:
-    """Run all cases, even after failures, and write the outcomes so far after each case."""
+    """Run all cases, even after failures, and after each one write all outcomes so far to `file` as JSON."""
     outcomes: list[Outcome] = []
     for case in cases:
         started = time.perf_counter()

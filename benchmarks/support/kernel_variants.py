@@ -132,7 +132,7 @@ def layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
 
 
 def decoder_layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
-    """Return the kernels between the matrix products of a decoder layer."""
+    """Return the variants of a decoder layer's norm, rotation and gate kernels."""
     joint, one = empty(8, 1, 3, head_dim, dtype=dtype), empty(head_dim, dtype=dtype)
     rotation = empty(1, head_dim // 2, dtype=torch.complex64)
     x, weight, short = empty(8, 1, width, dtype=dtype), empty(width, dtype=dtype), TYPES[dtype]

@@ -61,7 +61,8 @@ def read_questions(path: Path, *, official: bool = False) -> dict[str, list[Ques
     """Return the questions of dpg_bench.csv by item; `official` leaves out the first one, as the authors' program does.
 
     Raises:
-        ValueError: a column is missing, or a line is malformed.
+        ValueError: a column is missing, a line is malformed, there is no question, or (unless `official`) one depends
+            on a missing question.
     """
     items: dict[str, list[Question]] = {}
     for number, row in enumerate(read_table(path, COLUMNS)):

@@ -74,7 +74,7 @@ class DpgOfficial(OfficialProgram):
         for item, scores in judged.items():
             if len(scores) != (count := len(groups[item])):
                 raise ValueError(
-                    f"{path}: {len(scores)} scores of {item}, which has {count} images (--pic-num {count})"
+                    f"{path}: {item} has {len(scores)} scores but {count} images; use --pic-num {count}"
                 )
         columns: dict[str, list[object]] = {
             "index": [index for item in judged for index in groups[item]],

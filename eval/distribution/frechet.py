@@ -85,7 +85,9 @@ def check_features(*sets: Features, min_samples: int = 2, paired: bool = False) 
             row = int(np.flatnonzero(~np.isfinite(features).all(1))[0])
             raise ValueError(f"features of sample {row} are not finite")
     if len({features.shape[1] for features in sets}) > 1:
-        raise ValueError(f"features have {' and '.join(str(f.shape[1]) for f in sets)} dimensions")
+        raise ValueError(
+            f"features have {' and '.join(str(f.shape[1]) for f in sets)} dimensions, not the same"
+        )
     if paired and len({len(features) for features in sets}) > 1:
         raise ValueError(f"paired sets have {' and '.join(str(len(f)) for f in sets)} samples")
     return [torch.from_numpy(np.asarray(features, np.float64)) for features in sets]

@@ -51,9 +51,9 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[Image.Image]
     except Image.DecompressionBombError:
         flaw = f"has too many pixels{BOUND}"
     except UnidentifiedImageError as error:
-        raise SampleSetError(f"{path} is not an image: its content {error}") from error
+        raise SampleSetError(f"{path} cannot be read: its content {error}") from error
     except DAMAGE_ERRORS as error:
-        raise SampleSetError(f"{path} is not an image: {_first_line(error)}") from error
+        raise SampleSetError(f"{path} cannot be read: {_first_line(error)}") from error
     raise SampleSetError(f"{path} {flaw}")
 
 

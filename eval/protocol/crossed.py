@@ -8,8 +8,8 @@ Variance Components, 1992), its degrees of freedom from Satterthwaite (Biometric
 readers of the same cases (Hillis, Statistics in Medicine 26, 2007).
 
 For five runs, a bootstrap of prompts and runs (Owen, Annals of Applied Statistics 1, 2007) is too narrow if runs
-differ. A two-way cluster-robust error with one degree of freedom less than the number of runs (Cameron, Gelbach and
-Miller, Journal of Business and Economic Statistics 29, 2011) is too wide if prompts differ more.
+differ much. A two-way cluster-robust error with one degree of freedom less than the number of runs (Cameron, Gelbach
+and Miller, Journal of Business and Economic Statistics 29, 2011) is too wide if prompts vary more than runs.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -133,7 +133,7 @@ def check_names(path: Path, found: Collection[str], known: Collection[str], *, s
     missing = [name for name in known if name not in found]
     if len(missing) > spare:
         some = ", ".join(missing[:5])
-        raise ValueError(f"{path}: no result of {some} ({len(missing)} of {len(known)} are missing)")
+        raise ValueError(f"{path}: no result for {some} ({len(missing)} of {len(known)} are missing)")
     return missing
 
 

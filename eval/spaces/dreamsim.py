@@ -101,7 +101,7 @@ class DreamSimEmbeddings(Space):
         )
 
     def load(self, file: Path, device: str) -> Network:
-        """Load the networks."""
+        """Return the loaded networks as one function from pictures to features."""
         [_, trunk], _ = self.require()
         networks = [one.to(device) for one in load_branches(file, trunk, self.heads)]
 

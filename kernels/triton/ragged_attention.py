@@ -1,8 +1,9 @@
 """Ragged attention in one pass over past and present (see `ragged_attention` in `kernels/ragged_attention.py`).
 
-Online softmax in base 2 with float32 statistics. Loops over full tiles are counted and unmasked, so that the compiler
-prefetches the next tiles; the rest of a row is one masked tile. A program handles a block of queries of one row,
-longest rows first. With few queries, several programs share the keys of a row.
+Online softmax in base 2 with float32 statistics. Loops over full tiles have a known number of steps and no mask, so
+that the compiler prefetches the next tiles. A row's past ends in at most one masked tile; its present may have several
+if it is causal. A program handles a block of queries of one row, longest rows first. With few queries, several programs
+share the keys of a row.
 
 Shapes: B batch, R rows, M queries, N keys of a tile, D channels, S shares of a row's keys.
 """

@@ -24,9 +24,9 @@ class _Pipe(io.FileIO):
 
 
 def repair_streams() -> None:
-    """Replace closed standard streams by the null device and make both outputs accept any text.
+    """Replace closed standard streams with the null device and make both outputs accept any text.
 
-    A command goes on if the reader of its output ends. Characters that a terminal lacks become question marks.
+    A command continues after the reader of its output has ended. Characters that a terminal cannot show become "?".
     Streams that a program has redirected are left as they are.
     """
     for descriptor, (name, mode) in enumerate(MODES.items()):

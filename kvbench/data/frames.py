@@ -203,11 +203,11 @@ def read_table(path: Path, most: int, run: str | None = None) -> "pl.DataFrame":
 
     Args:
         path: the file.
-        most: number of rows that the records give.
+        most: maximum number of rows.
         run: value of the column `folder` in the rows that are read and counted; None for all.
 
     Raises:
-        TooLargeError: there are more rows, `MOST_BYTES` or more of texts, or columns of other types.
+        TooLargeError: there are more rows, `MOST_BYTES` or more of texts, or columns that are neither.
         ConfigError: polars is not installed.
     """
     library = import_polars()

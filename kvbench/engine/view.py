@@ -148,7 +148,7 @@ class CacheView(View):
 
     def replace(self, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> None:
         if (bias is not None) != self._inputs.biased:
-            raise ValueError("give a bias if `uses` has `bias`, and only then")
+            raise ValueError("View.replace: `bias` must be given exactly if `uses` has `bias`")
         self.replaced = (keys, values) if bias is None else (attach_bias(keys, bias), widen(values))
 
     def count_unprotected(self, slots: Tensor) -> None:

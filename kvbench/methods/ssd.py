@@ -107,7 +107,7 @@ class SSD(Scored):
         return 1
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Classify the heads and share the budget between the classes."""
+        """Classify heads as spatial or semantic, and share the budget between these."""
         super().prepare(spec, budget, artifact)
         distant = require_artifact(artifact, "method=ssd:")["distant"]
         self.is_spatial = distant < self.threshold

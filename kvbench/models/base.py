@@ -82,7 +82,7 @@ def require_sizes(key: str, **sizes: int) -> None:
 
 
 def refuse(key: str, config: object, **rules: tuple[bool, str]) -> None:
-    """Raise if a setting under `key` is wrong; each rule is whether the value in `config` is wrong and what it must be.
+    """Raise if a setting of `config` is wrong; `rules` gives for each whether it is, and the text after "must".
 
     Raises:
         ValueError: naming the first wrong setting.

@@ -201,7 +201,7 @@ class Bench:
         record, recorded = self._make_recorder(), None
         if record is not None:
             cache = self._make_cache(candidate, phases.watch_recorder(record))
-            for _ in range(2):  # first by launches, then while recording
+            for _ in range(2):  # the first launches every kernel, the second is recorded
                 self._generate(cache, batch)
             recorded = self._time_phases(cache, batch, phases)
         same = recorded is None

@@ -88,8 +88,8 @@ class GenEval(PromptSet):
         texts = self._read_rewritten(Path(self.rewritten).expanduser())
         if unknown := [text for text, _ in lines if text not in texts]:
             raise ConfigError(
-                f"prompts.rewritten={self.rewritten}: lacks {unknown[0]!r} ({len(unknown)} of {len(lines)} prompts "
-                f"are missing). {REWRITTEN_SOURCE}"
+                f"prompts.rewritten={self.rewritten}: has no text for {unknown[0]!r} ({len(unknown)} of {len(lines)} "
+                f"prompts are missing). {REWRITTEN_SOURCE}"
             )
         return [(texts[text], {**line, REWRITTEN_FROM: text}) for text, line in lines]
 

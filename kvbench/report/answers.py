@@ -23,9 +23,9 @@ BEFORE, AFTER = 8, 40
 
 
 def show_answers(console: Console, folder: Path, run: Results) -> None:
-    """Print the first texts of a run over the user's own prompts, beside the full cache's; nothing for other runs.
+    """Print the first texts of a run over the user's own prompts, beside the full cache's.
 
-    The first word that differs is in brackets.
+    The first word that differs is in brackets. Of other runs nothing is printed.
 
     Raises:
         SampleSetError: a text is missing or damaged.

@@ -71,7 +71,9 @@ def find_pairs(runs: Sequence[Results], against: str) -> list[tuple[Results, Res
         chosen = partners.get(_place(run, members), [])
         if len(chosen) > 1:
             several = ", ".join(one.run for one in chosen)
-            raise ConfigError(f"against={against}: matches several runs at one budget; name one of {several}")
+            raise ConfigError(
+                f"against={against}: matches several runs at one budget; set it to one of {several}"
+            )
         if chosen and chosen[0] not in (run, *list_members(run)) and run.reference is not None:
             pairs.append((run, chosen[0]))
     return pairs

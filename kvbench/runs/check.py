@@ -67,7 +67,7 @@ def _check_packed(job: Job) -> None:
     if job.method.uses.replaces:
         raise ConfigError(
             f"{storage}: method={job.method_name} merges tokens, so low-bit values would be requantised at each step; "
-            "set cache_dtype=auto or disable merging"
+            "set cache_dtype=auto, or choose a method or setting without merging"
         )
     if job.processes.count > 1:
         raise ConfigError(f"{storage}: low-bit storage is for one process; set model.tensor_parallel=1")

@@ -267,7 +267,7 @@ def list_classes(one: object, settings: object) -> tuple[type, ...]:
 
 
 def find_inner_classes(one: object) -> Iterator[type]:
-    """Yield the class of an object and, if it is a dataclass, of the dataclasses among its fields."""
+    """Yield the class of an object and, if it is a dataclass, those of dataclasses in its fields, recursively."""
     yield type(one)
     for value in vars(one).values() if is_dataclass(one) else ():
         if is_dataclass(value) and not isinstance(value, type):

@@ -208,7 +208,7 @@ def fit_prompts(model: Model, prompts: Sequence[Prompt]) -> list[Prompt]:
     """
     if all(prompt.draft is None for prompt in prompts):
         return list(prompts)
-    from kvbench.models.text_model import TextModel  # takes long to import, and other runs do without
+    from kvbench.models.text_model import TextModel  # slow to import, and other runs do not need it
 
     if not isinstance(model, TextModel):
         raise ConfigError(f"prompts: these are questions for language models, and {model.name} is not one")
@@ -241,7 +241,7 @@ def read_or_write(model: Model, prompts: Sequence[Prompt], others: Sequence[Prom
         return model
     if first == OWN_OUTPUT:
         return ForcedOutputs(model)
-    from kvbench.forced.given import GivenTexts  # takes long to import, and other runs do without
+    from kvbench.forced.given import GivenTexts  # slow to import, and other runs do not need it
 
     own, known = (
         {prompt.text: prompt.reading or _read_like(first, prompt) for prompt in several}

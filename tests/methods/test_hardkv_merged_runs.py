@@ -202,5 +202,5 @@ def test_a_bias_is_refused_of_methods_without_one() -> None:
             return None
 
     cache = open_cache(Wrong(), SPEC, 20)
-    with pytest.raises(ValueError, match="give a bias if `uses` has `bias`"):
+    with pytest.raises(ValueError, match="`bias` must be given exactly if `uses` has `bias`"):
         run(cache, tokens_of(SPEC, 1))

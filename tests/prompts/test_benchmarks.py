@@ -143,7 +143,7 @@ def test_bad_rewritten_prompts_are_one_error_that_names_key_and_file(tmp_path: P
     path = tmp_path / "texts.json"
     every = {str(line["prompt"]): "a text" for line in LINES}
     lacking = dict.fromkeys(list(every)[2:], "a text")
-    missing = r"lacks 'single_object of a dog, take 0' \(2 of 9 prompts are missing\)"
+    missing = r"has no text for 'single_object of a dog, take 0' \(2 of 9 prompts are missing\)"
     for content, complaint in (
         (json.dumps(lacking), missing),
         (json.dumps({**every, "x": " "}), "not an object of texts by prompt"),

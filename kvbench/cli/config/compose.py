@@ -38,7 +38,7 @@ SMOKE_METRICS = {"images": ("psnr", "psnr"), "texts": ("exact_answer", "text_len
 
 
 def hydra_of_kvbench() -> AbstractContextManager[None]:
-    """Return a context in which Hydra knows kvbench's configuration files; an open one is used again."""
+    """Return a context in which Hydra finds kvbench's configuration files; an empty one inside another."""
     if GlobalHydra.instance().is_initialized():
         return nullcontext()
     OmegaConf.register_new_resolver("name_model", name_model, replace=True)

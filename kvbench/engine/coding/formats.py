@@ -80,8 +80,8 @@ class Packing:
         for key, coding in (("keys", storage.keys), ("values", storage.values)):
             if coding == "rotated" and mixed < MIN_MIXED:
                 raise ConfigError(
-                    f"storage.{key}=rotated: rotates a power of two of channels together, at least {MIN_MIXED}, and "
-                    f"the {spec.head_dim} per head of {spec.name} are a multiple of {mixed}; set storage.{key}=token"
+                    f"storage.{key}=rotated: the largest power of two that divides the {spec.head_dim} channels of a "
+                    f"head of {spec.name} is {mixed}, and rotation needs {MIN_MIXED}; set storage.{key}=token"
                 )
         if storage.exempt and 2 * storage.exempt >= spec.layers:
             raise ConfigError(

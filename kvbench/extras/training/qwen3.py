@@ -88,7 +88,7 @@ class WalkRecipe(StagedRecipe[WalkStage]):
 
 
 class NextWord(nn.Module):
-    """The language model as a module for training in one pass."""
+    """Language model whose forward pass returns the training loss of all positions."""
 
     def __init__(self, transformer: TextDecoder) -> None:
         super().__init__()
@@ -156,11 +156,13 @@ class Qwen3Training(Training):
                 f"train.transformer.puzzle={recipe.puzzle}: must be one of {', '.join(PUZZLES)}"
             )
         words = recipe.vocabulary
-        if config.vocabulary != len(words) or not recipe.stages:
+        if config.vocabulary != len(words):
             raise ConfigError(
-                f"train: problems of three walkers have {len(words)} words (model.transformer.vocabulary="
-                f"{config.vocabulary}), and train.transformer.stages names at least one stage"
+                f"model.transformer.vocabulary={config.vocabulary}: must be {len(words)}, the number of words of "
+                f"train.transformer.puzzle={recipe.puzzle}"
             )
+        if not recipe.stages:
+            raise ConfigError("train.transformer.stages: must name at least one stage")
         network = NextWord(TextDecoder(config))
         init_decoder(network.transformer, generator(recipe.seed, 3))
         rotation = config.rotations(

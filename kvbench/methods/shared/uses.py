@@ -1,4 +1,4 @@
-"""Record of what a method or an observer needs of the engine."""
+"""Record of what a method or an observer needs from the engine."""
 
 from dataclasses import dataclass
 

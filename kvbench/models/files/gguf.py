@@ -150,7 +150,7 @@ class _Cursor:
         if inner == STRING:
             return [self.read_text() for _ in range(count)]
         if inner not in NUMBERS:
-            raise ValueError(f"values of type {inner} are not known")
+            raise ValueError(f"values of type {inner} are not supported")
         width = struct.calcsize(NUMBERS[inner])
         return [one for (one,) in struct.iter_unpack(f"<{NUMBERS[inner]}", self.take(count * width))]
 

@@ -20,8 +20,8 @@ class TokenSampling:
     """Base class of the sampling settings of image tokens.
 
     Attributes:
-        cfg: classifier-free guidance; 1 for none, which halves the sequences.
-        cfg_interval: image tokens that are drawn with guidance after the first two; -1 for all.
+        cfg: scale of classifier-free guidance; 1 disables it, which halves the sequences.
+        cfg_interval: number of image tokens after the first two that are drawn with guidance; -1 for all.
         temperature: divisor of guided logits.
         top_k: only the k most likely codes, ties with the last of them included; 0 for all.
         top_p: drop codes whose likelier ones have a total probability above top_p; 1 for no such limit.

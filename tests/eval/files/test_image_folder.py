@@ -140,8 +140,8 @@ DEEP, CLEAR = claim_size(16, 16, 16), claim_size(16, 16, 8, bytes(6))
     [
         ("image 0.png", FIRST.convert("L"), "has mode L: 8-bit RGB is needed"),
         ("image 0.png", FIRST.convert("RGBA"), "has mode RGBA"),
-        ("image 1.png", 4, "image 1.png is not an image: its content has no known format\n"),
-        ("image 1.png", -40, "image 1.png is not an image: image file is truncated"),
+        ("image 1.png", 4, "image 1.png cannot be read: its content has no known format\n"),
+        ("image 1.png", -40, "image 1.png cannot be read: image file is truncated"),
         ("image 3.png", DEEP, "image 3.png has more than 8 bits per channel"),
         ("image 3.png", CLEAR, "image 3.png has transparency"),
         ("image 2.png", None, "lacks 1 images of the other folder: image 2"),
@@ -252,7 +252,7 @@ PALETTE.info["transparency"] = 0
         (Image.new("I;16", (8, 8)), "more than 8 bits"),
         (DEEP, "more than 8 bits"),
         (CLEAR, "has transparency"),
-        (b"no image", "is not an image"),
+        (b"no image", "cannot be read"),
     ],
 )
 def test_pictures_that_would_change_are_refused(

@@ -107,7 +107,7 @@ def test_separators_of_paragraphs_end_no_line(tmp_path: Path) -> None:
         (Image.new("L", (12, 10)), "mode L: 8-bit RGB"),
         (Image.new("RGBA", (12, 10)), "mode RGBA"),
         (Image.new("I;16", (12, 10)), "mode I;16"),
-        (b"not a png", "is not an image"),
+        (b"not a png", "cannot be read"),
     ],
 )
 def test_bad_folder(
@@ -123,7 +123,7 @@ def test_image_cut_short_before_it_was_recorded(tmp_path: Path) -> None:
     make(tmp_path)
     put(tmp_path, read(tmp_path)[: len(read(tmp_path)) // 2])
     images = ImageSet(tmp_path)
-    with pytest.raises(SampleSetError, match=r"000001\.png is not an image"):
+    with pytest.raises(SampleSetError, match=r"000001\.png cannot be read"):
         images.image(1)
 
 

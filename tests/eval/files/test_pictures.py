@@ -80,7 +80,7 @@ def test_an_image_at_the_bound_is_opened_and_a_damaged_one_is_one_line(tmp_path:
         assert image.size == (8192, 8192)
     for content in (b"", b"\x89PNG\r\n\x1a\n", claim_size(64, 64), paint(1)[:50]):
         with (
-            pytest.raises(SampleSetError, match=r"^\S+0\.png is not an image: .*$"),
+            pytest.raises(SampleSetError, match=r"^\S+0\.png cannot be read: .*$"),
             open_picture(path, content) as image,
         ):
             image.load()
@@ -129,7 +129,7 @@ def test_a_picture_starts_no_program_and_no_reader_of_another_format(
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a program is started"))
     (tmp_path / "0.png").write_bytes(OTHERS[form])
     named = f"is {form}; PNG, JPEG, WEBP, BMP are read, convert it"
-    with pytest.raises(SampleSetError, match=rf"0\.png is not an image: its content {named}$"):
+    with pytest.raises(SampleSetError, match=rf"0\.png cannot be read: its content {named}$"):
         door(tmp_path)
 
 
