@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from tests.support.command_line import Command
 
+gc.disable()  # until all is imported
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 torch.set_num_threads(1)
@@ -47,6 +48,7 @@ def pytest_collection_finish() -> None:
     """What was imported stays: the collector of garbage need not look through it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
