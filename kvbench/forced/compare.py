@@ -10,14 +10,10 @@ from torch import Tensor
 BLOCK = 128
 """Tokens that are compared at once, so that few logits are held."""
 
-FindLogits = Callable[[Tensor, int], Tensor]
-"""Function from hidden states [n, ...] and the number of the first token to logits float32 [n, vocabulary], or
-[n, bits, 2] for tokens of several bits."""
-
 
 @torch.inference_mode()
 def compare_states(
-    states: Tensor, full: Tensor, tokens: Tensor, find_logits: FindLogits
+    states: Tensor, full: Tensor, tokens: Tensor, find_logits: Callable[[Tensor, int], Tensor]
 ) -> dict[str, NDArray[Any]]:
     """Return the columns of a `ScoredText` but its tokens.
 
@@ -25,7 +21,8 @@ def compare_states(
         states: hidden states [n, ...] that predict the tokens, under the method.
         full: the same under the full cache.
         tokens: int64 [n], the text's own tokens, or bool [n, bits].
-        find_logits: maps states to logits, the same for both.
+        find_logits: maps states, the same way for both, and the number of their first token to logits float32
+            [n, vocabulary], or [n, bits, 2] for tokens of several bits.
     """
     parts = []
     for start in range(0, len(tokens), BLOCK):

@@ -15,7 +15,6 @@ from kvbench.forced.text import ForcedSchedule, ForcedText, TokenizedText, plan_
 from kvbench.models.base import Cache, Model
 from kvbench.models.noise import Noise
 from kvbench.models.text_model import TextModel
-from kvbench.models.text_tokens import TextTokenizer
 
 
 class GivenTexts(ForcedDecoding[TextModel]):
@@ -60,13 +59,9 @@ class GivenTexts(ForcedDecoding[TextModel]):
         """Shapes of the inner model, with the schedule of the texts."""
         return self.inner.describe(self.schedule.segments)
 
-    @cached_property
-    def _tokenizer(self) -> TextTokenizer:
-        return self.inner.open_tokenizer()
-
     def _tokenize(self, prompt: str) -> TokenizedText:
         if prompt not in self._tokenized:
-            tokenizer = self._tokenizer
+            tokenizer = self.inner.open_tokenizer()
             try:
                 self._tokenized[prompt] = self._all[prompt].tokenize(
                     lambda text, first: tokenizer.encode_part(text, first=first)
@@ -99,7 +94,7 @@ class GivenTexts(ForcedDecoding[TextModel]):
     ) -> list[ForcedPass]:
         """Read a batch of texts; only their prompts decide their tokens."""
         texts, schedule = [self._tokenize(prompt) for prompt in prompts], self.schedule
-        padding, pad = [schedule.given - text.given for text in texts], self._tokenizer.pad
+        padding, pad = [schedule.given - text.given for text in texts], self.inner.open_tokenizer().pad
         rows = [[*[pad] * front, *text.tokens] for text, front in zip(texts, padding, strict=True)]
         whole = torch.tensor([[*row, *[pad] * (schedule.length - len(row))] for row in rows])
         states = self.inner.read_states(whole[:, :-1], schedule.segments, cache, padding, schedule.given - 1)
