@@ -244,16 +244,12 @@ def test_similarity_by_each_metric(metric: Literal["neg_mse", "neg_l2_per_token"
         assert float(found[row]) == pytest.approx(-expected, rel=1e-5)
 
 
-def official_keys() -> tuple[ModelSpec, list[list[Tensor]]]:
-    """Keys that two layers of the official VAR cached, [scale][layer] [2, 4, tokens, 16]."""
+def test_similarity_and_classes_of_the_official_var() -> None:
+    """Of keys that two layers of it cached, [scale][layer] [2, 4, tokens, 16]."""
     spec = ModelSpec("var", 2, 4, 16, next_scale([(n, n) for n in TINY_SIDES]))
     kept = [golden("sep")[f"sampled.cache.{layer}.k"] for layer in (0, 3)]
     kept = [k if k.shape[1] == 4 else k.transpose(1, 2) for k in kept]
-    return spec, [[k[:2, :, at.start : at.end] for k in kept] for at in spec.segments]
-
-
-def test_similarity_and_classes_of_the_official_var() -> None:
-    spec, keys = official_keys()
+    keys = [[k[:2, :, at.start : at.end] for k in kept] for at in spec.segments]
     slow = np.zeros((2, 5))
     for layer in range(2):
         own = [scale[layer].flatten(0, 1) for scale in keys]

@@ -1,11 +1,8 @@
 """CAKE against its released program."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.cake import CAKE, AttentionSpread, measure_moments, share_officially
@@ -22,22 +19,17 @@ def test_rounding_of_the_program(case: int) -> None:
     assert found.tolist() == p["out"]
 
 
-def attention_of(p: dict[str, Any], g: dict[str, Tensor], layer: int) -> Tensor:
-    """[KV heads, group, window, N]: causal inside the window."""
-    q = g["window_queries"][layer].unflatten(0, (p["Hk"], -1))
-    logits = q @ g["keys"][layer][:, None].mT / p["D"] ** 0.5
-    later = torch.arange(p["N"]) > torch.arange(p["N"] - p["window"], p["N"])[:, None]
-    return logits.masked_fill(later, -torch.inf).softmax(-1)
-
-
 @pytest.mark.parametrize("case", list_cases("cake"))
 def test_scores_preferences_and_the_cascade_of_the_program(case: int) -> None:
     p, g = load_case("cake", case)
     older, layers = p["N"] - p["window"], p["layers"]
     method = CAKE(tau1=p["tau1"], tau2=p["tau2"])
+    later = torch.arange(p["N"]) > torch.arange(older, p["N"])[:, None]
     scores, numbers = [], []
     for layer in range(layers):
-        seen = attention_of(p, g, layer)[..., :older]
+        q = g["window_queries"][layer].unflatten(0, (p["Hk"], -1))
+        logits = q @ g["keys"][layer][:, None].mT / p["D"] ** 0.5
+        seen = logits.masked_fill(later, -torch.inf).softmax(-1)[..., :older]
         mean, variance = measure_moments(seen, None)
         scores.append(smooth((mean + p["gamma"] * variance).mean(1), "avg", 5))
         numbers.append([-(seen * (seen + 1e-10).log()).sum(), variance.sum()])

@@ -22,6 +22,7 @@ from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
+from kvbench.runs.generate.batch import open_cache
 from kvbench.runs.job import Job, read_or_write
 from kvbench.runs.prepare import _choose_batch_size
 from kvbench.runs.record.merge import merge_runs
@@ -168,6 +169,7 @@ def test_a_damaged_reading_of_the_full_cache_is_named(whole: Path, tmp_path: Pat
     shutil.copytree(whole.parents[1], tmp_path / "runs")
     one = job(tmp_path / "runs", method=StreamingLLM(sinks=0), budget=5)
     execute.load(one)
+    one.method.prepare(one.cache_plan.spec, one.allowance.shard)
     full = (
         find_reference(tmp_path / "runs" / whole.parent.name / whole.name) / "readings" / "000000.safetensors"
     )
@@ -180,14 +182,7 @@ def test_a_damaged_reading_of_the_full_cache_is_named(whole: Path, tmp_path: Pat
         else:
             full.write_bytes(damage)
         with pytest.raises(ConfigError, match=message):
-            one.model.score([one.prompts[0].text], _open(one), None, [full])
-
-
-def _open(one: Job) -> object:
-    from kvbench.runs.generate.batch import open_cache
-
-    one.method.prepare(one.cache_plan.spec, one.allowance.shard)
-    return open_cache(one)
+            one.model.score([one.prompts[0].text], open_cache(one), None, [full])
 
 
 def test_readings_are_merged(whole: Path, tmp_path: Path) -> None:
