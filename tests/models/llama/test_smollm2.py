@@ -115,11 +115,11 @@ def test_a_missing_package_names_the_command_that_installs_it() -> None:
 
 
 @installed
-def test_a_text_is_read_as_under_a_mask_of_attention(loaded: Any) -> None:
+def test_a_text_is_read_as_under_a_mask_of_attention(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """StreamingLLM with 4 sinks and 24 tokens a head in all, beside transformers with the same eviction as a mask."""
     golden = json.loads((GOLDENS / "smollm2" / "smollm2_135m_forced.json").read_text())
     tokens, first = golden["tokens"], golden["scored_from"]
-    loaded.chunk = 32
+    monkeypatch.setattr(loaded, "chunk", 32)
     reader = GivenTexts(loaded, {"text": ForcedText((Part("text"),))}, {})
     reader._tokenized["text"] = TokenizedText(tuple(tokens), first, ())
     caches = [open_cache(Full(), reader.spec), open_cache(StreamingLLM(sinks=1), reader.spec, "24")]
