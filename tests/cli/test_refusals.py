@@ -237,6 +237,7 @@ sweeps=[budget,equal_bytes] | sweeps=[budget,equal_bytes]: not a choice; choose 
 -m budget=range(1,0) | budget=range(1,0): matches no value; give at least one
 -m seed=range(0,10,0) | seed=range(0,10,0): must have finite ends and a step other than 0
 -m seed=range(0,inf) | seed=range(0,inf): must have finite ends
+tsak=report | tsak: no such key; did you mean task?
 -m seed=1,2 beside=full | beside: jobs beside a sweep have their own method; set beside.method
 -m seed=1,2 beside.budget=0.2 | beside.budget: jobs beside a sweep have their own method; set beside.method
 -m method=swa beside.method=swaa | method=swaa: no such choice; did you mean swa?

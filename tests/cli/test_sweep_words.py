@@ -166,7 +166,7 @@ def test_jobs_are_named_by_what_they_do_not_share() -> None:
         "budget=1 method=swa seed=2",
     )
     entries = [JobStatus(number, tuple(job.split())) for number, job in enumerate(jobs)]
-    assert name_jobs(entries) == ["h2o 1 p=1", "h2o 2", "budget=1 swa"]
+    assert name_jobs(entries) == ["h2o 1 p=1", "h2o 2", "swa 1"]
     assert name_jobs(entries[:2]) == ["budget=1 p=1", "budget=2"]
 
 

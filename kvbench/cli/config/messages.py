@@ -27,7 +27,7 @@ EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSErr
 """Errors that a user can cause, besides out-of-memory errors."""
 MAX_LINE = 1200
 """Maximum number of characters of a message."""
-ALIKE = 0.8
+ALIKE = 0.75
 """Minimum similarity of a suggested key; keys of one group share the group's name."""
 SHELLS = ("bash", "fish", "zsh")
 """Shells for which Hydra completes words."""
@@ -166,7 +166,8 @@ def _describe_composition(message: str, cause: BaseException | None, arguments: 
         whole = [one for one in reversed(keys) if one.endswith(f".{key}")]  # groups' keys first
         near = [one for one in get_close_matches(key, keys, 3, ALIKE) if one.count(".") == key.count(".")]
         meant = " or ".join(whole or near[:1])
-        chosen = (f" with {word}" for word in arguments if word.startswith(f"{key.partition('.')[0]}="))
+        group, dot, _ = key.partition(".")
+        chosen = (f" with {word}" for word in arguments if dot and word.startswith(f"{group}="))
         return f"{key}: no such key" + (f"; did you mean {meant}?" if meant else next(chosen, ""))
     if match := re.match(r"Missing mandatory value: (\S+)", lines[0]):
         key = next((line.partition(" ")[2] for line in lines if line.startswith("full_key")), match[1])

@@ -177,9 +177,11 @@ def describe_sweep(folder: Path, name: str | None, jobs: int) -> str:
 
 
 def name_jobs(entries: Sequence[JobStatus]) -> list[str]:
-    """Return the overrides of each job that not all jobs share, `h2o 0.1 sinks=2`; all of a single job's."""
+    """Return what each job sets that not all set, `h2o 0.1 sinks=2`, the method first; all of a single job's."""
     shared = set.intersection(*(set(entry.overrides) for entry in entries)) if len(entries) > 1 else set()
-    words = ([word for word in entry.overrides if word not in shared] for entry in entries)
+    words = [[word for word in entry.overrides if word not in shared] for entry in entries]
+    for own in words:
+        own.sort(key=lambda word: not word.startswith("method="))
     return [re.sub(r"(^| )method[=.]|(?<= )budget=", r"\1", " ".join(own)) for own in words]
 
 
