@@ -11,19 +11,21 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from kvbench.cli.completion import complete
+from kvbench.cli.completion import show_completions
 from kvbench.cli.config.command import Command
-from kvbench.cli.config.compose import hydra_of_kvbench, shrink
-from kvbench.cli.config.help import check_verb, find_text
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
+from kvbench.cli.config.help import HELP, check_verb, read_help
 from kvbench.cli.config.instantiate import VERSION_BASE, allow_targets
+from kvbench.cli.config.loader import find_model_choices
 from kvbench.cli.config.messages import check_arguments
 from kvbench.cli.config.search_path import check_search_path
 from kvbench.cli.config.words import check_words, parse_options
 from kvbench.cli.console import describe_version, say, stop
-from kvbench.cli.dispatch import configure_logging, prepare, read_job, run_task
+from kvbench.cli.dispatch import configure_logging, prepare, run_alone, run_task
 from kvbench.cli.streams import repair_streams
 from kvbench.cli.submit.slurm import submit
 from kvbench.cli.submit.summary import Summary, show_sweep, start_in_background, start_workers, watch_jobs
+from kvbench.cli.sweeps.extend import extend_sweeper
 from kvbench.cli.sweeps.folder import announce, compose_sweep, list_checked, list_worker_words
 from kvbench.cli.sweeps.jobs import Recorder, label_sweep, read_entries
 from kvbench.cli.sweeps.launchers import SLURM, check_launcher
@@ -54,11 +56,7 @@ def run_command(command: Command) -> None:
     if "--version" in command.words:
         print(describe_version())
         return
-    if (text := find_text(command.words)) is not None:
-        print(text)
-        return
-    if (topic := command.help_topic) is not None:
-        load("kvbench.cli.tasks.keys:show_keys")(*topic)
+    if show_help(command):
         return
     if (verb := command.words[0]) in COMMANDS:
         place, words = COMMANDS[verb], command.words[1:]
@@ -79,6 +77,21 @@ def run_command(command: Command) -> None:
         run_by_hydra(list(command.words))
 
 
+def show_help(command: Command) -> bool:
+    """Print how to begin, the help, or the keys of a task or a method, if a command asks for it; return whether."""
+    topics = [word.split("=", 1) for word in command.overrides if word.startswith(("task=", "method="))]
+    if not command.words:
+        opening, examples, *_, closing = read_help().split("\n\n")
+        print("\n\n".join((opening, examples, closing)))
+    elif len(command.words) == 1 and command.words[0] in HELP:
+        print(read_help())
+    elif topics and not {*HELP}.isdisjoint(command.options):
+        load("kvbench.cli.tasks.keys:show_keys")(*topics[0])
+    else:
+        return False
+    return True
+
+
 def run_by_hydra(arguments: list[str]) -> None:
     """Run a sweep or an option of Hydra, such as `--cfg`."""
     if (command := Command.parse(arguments)).kind == "jobs":
@@ -88,11 +101,13 @@ def run_by_hydra(arguments: list[str]) -> None:
     if (parsed := parse_options(arguments)).multirun and parsed.cfg:  # Hydra would ignore one of them
         announce(parsed.overrides, every=True)
         return
-    if parsed.shell_completion and "COMP_LINE" in os.environ:
-        found, is_setting = complete(os.environ["COMP_LINE"])
-        print(*found, sep="\n", end="\n" * bool(found))
-        if not is_setting:
-            return
+    if parsed.shell_completion and not show_completions(os.environ.get("COMP_LINE")):
+        return
+    if not (parsed.multirun or parsed.shell_completion):
+        with hydra_of_kvbench():
+            options = [word for word in arguments if word not in parsed.overrides]
+            arguments = [*options, *parsed.overrides, *find_model_choices(parsed.overrides)]
+    extend_sweeper()
     sys.argv[1:] = arguments
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them in several lines
     try:
@@ -179,28 +194,21 @@ def prepare_workers(cfg: DictConfig, launcher: str, workers: list[str]) -> "Sequ
     return submit(launched, workers, cfg.work.workers) if launcher == SLURM else []
 
 
-def run_alone(overrides: list[str]) -> None:
-    """Run one job.
-
-    `hydra.main` would compose the configuration three times, which takes a second.
-    """
-    with hydra_of_kvbench():
-        cfg = read_job(overrides)
-        if not cfg.work.wait:
-            raise ConfigError("work.wait=false: only for sweeps (-m) and task=work; leave it out")
-        run_task(cfg)
-
-
 def run_job(cfg: DictConfig) -> object:
     """Run one job of a sweep; return its task's result, or the reason of its failure.
 
-    Not decorated, because launchers pickle it by name.
+    Not decorated, because launchers pickle it by name. Hydra composes it without the choices of the model's file.
     """
     repair_streams()  # this may be a launcher's process
-    recorder = Recorder.current
+    recorder, own = Recorder.current, HydraConfig.instance().cfg
     try:
-        shrink(cfg)
-        return None if recorder is not None and recorder.is_dropped() else run_task(cfg)
+        if recorder is not None and recorder.is_dropped():
+            return None
+        overrides = HydraConfig.get().overrides
+        with hydra_of_kvbench():
+            cfg, _ = compose_job([*overrides.hydra, *overrides.task])
+            HydraConfig.instance().cfg = own
+        return run_task(cfg)
     except Exception as error:
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
             raise

@@ -14,6 +14,14 @@ ARGUMENTS = {"list": tuple(LISTS.values()), "new": ("method", "package")}
 """Words that may follow a command."""
 
 
+def show_completions(line: str | None) -> bool:
+    """Print what the last word of a command line may become; return whether Hydra is asked too, as for no line."""
+    found, is_setting = ([], True) if line is None else complete(line)
+    for word in found:
+        print(word)
+    return is_setting
+
+
 def complete(line: str) -> tuple[list[str], bool]:
     """Return what the last word of a command line may become, and whether it may also be a setting, as Hydra knows.
 

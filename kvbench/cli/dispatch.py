@@ -17,8 +17,7 @@ from kvbench.cli.config.compose import check_values, compose_job, find_finished,
 from kvbench.cli.config.instantiate import allow_targets
 from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.console import CONSOLE, ONCE, show_device
-from kvbench.cli.sweeps.extend import extend_sweeper
-from kvbench.cli.sweeps.jobs import is_alone, note_run
+from kvbench.cli.sweeps.jobs import Recorder, note_run
 from kvbench.cli.sweeps.outcomes import describe_failure
 from kvbench.cli.tasks.table import TASKS, load
 from kvbench.cli.workers.sigterm import TERMINATED, wait_to_be_killed
@@ -37,15 +36,6 @@ def prepare() -> None:
     logging.captureWarnings(capture=True)
     ONCE.seen.clear()
     Plugins.instance().register(PluginSearchPath)
-    extend_sweeper()
-
-
-def read_job(overrides: list[str]) -> DictConfig:
-    """Compose one job and configure logging; Hydra must be initialised."""
-    check_search_path()
-    cfg, hydra_cfg = compose_job(overrides)
-    configure_logging(hydra_cfg)
-    return cfg
 
 
 def configure_logging(hydra_cfg: HydraConf) -> None:
@@ -70,14 +60,28 @@ def run_worker(words: list[str]) -> None:
     """
     prepare()
     try:
-        with allow_targets(), hydra_of_kvbench():
-            run_task(read_job(words))
+        with allow_targets():
+            run_alone(words)
     except (KeyboardInterrupt, SystemExit) as end:
         if isinstance(end, SystemExit) and end.code != TERMINATED:
             raise
         wait_to_be_killed()
     except Exception as error:
         describe_failure(error)
+
+
+def run_alone(overrides: list[str]) -> None:
+    """Run one job.
+
+    `hydra.main` would compose the configuration three times, which takes a second.
+    """
+    with hydra_of_kvbench():
+        check_search_path()
+        cfg, hydra_cfg = compose_job(overrides)
+        configure_logging(hydra_cfg)
+        if not cfg.work.wait:
+            raise ConfigError("work.wait=false: only for sweeps (-m) and task=work; leave it out")
+        run_task(cfg)
 
 
 def run_task(cfg: DictConfig) -> object:
@@ -101,7 +105,7 @@ def run_task(cfg: DictConfig) -> object:
     if cfg.get("task") == "run" and (folder := show_finished(values, verbose=cfg.verbose)) is not None:
         return folder
     settings = check_values(values)
-    check_runs_dir(settings, alone=is_alone())
+    check_runs_dir(settings, alone=Recorder.current is None)
     is_single = HydraConfig.get().mode is not RunMode.MULTIRUN  # otherwise the sweep has printed it
     if settings.task in COMPUTING and is_single and os.environ.get("RANK", "0") == "0":
         show_device(cfg.device)
@@ -128,6 +132,6 @@ def show_finished(values: Mapping[str, object], *, verbose: bool) -> Path | None
     from kvbench.report.one_run import show_outcome  # imports numpy, which `--help` does not need
 
     note_run(outcome.folder, outcome.results.n)
-    if is_alone() and os.environ.get("RANK", "0") == "0":
+    if Recorder.current is None and os.environ.get("RANK", "0") == "0":
         show_outcome(CONSOLE, outcome, verbose=verbose)
     return outcome.folder

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -63,16 +64,19 @@ def test_a_value_that_fits_nothing_is_told_as_hydra_does() -> None:
             compose_job(overrides)
 
 
-def test_jobs_of_a_sweep_are_what_hydra_composes() -> None:
-    words = ["method=random,heatkv", "budget=0.1,0.2", "hydra.mode=MULTIRUN", "eval=scenes"]
+def test_a_launcher_that_is_imported_again_leaves_its_preset() -> None:
+    """Hydra would check the preset's file against the schema that the launcher's package stores."""
     with hydra_of_kvbench():
-        loader = GlobalHydra.instance().config_loader()
-        plain = ConfigLoaderImpl(loader.get_search_path())
-        sweeps = [one.load_configuration("config", words, RunMode.MULTIRUN) for one in (loader, plain)]
-        assert sweeps[0] == sweeps[1]
-        for job in (["method=random", "budget=0.1"], ["method=heatkv", "budget=0.2"], ["method=random"]):
-            words = [*job, "eval=scenes"]
-            assert loader.load_sweep_config(sweeps[0], words) == plain.load_sweep_config(sweeps[1], words)
+        before = compose_job(["hydra/launcher=joblib"])[1].launcher
+        ConfigStore.instance().store(
+            group="hydra/launcher", name="joblib", node={"other": 1}, provider="again"
+        )
+        after = (
+            GlobalHydra.instance()
+            .config_loader()
+            .load_configuration("config", ["hydra/launcher=joblib"], RunMode.RUN)
+        )
+    assert after.hydra.launcher == before
 
 
 def test_jobs_that_differ_in_values_read_the_files_once(monkeypatch: pytest.MonkeyPatch) -> None:

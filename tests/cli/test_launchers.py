@@ -16,7 +16,8 @@ import pytest
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, open_dict
 
-from kvbench.cli.config.compose import EXTRAS, hydra_of_kvbench
+from kvbench.cli.config.compose import hydra_of_kvbench
+from kvbench.cli.config.loader import EXTRAS
 from kvbench.cli.submit.summary import Summary
 from kvbench.cli.sweeps.jobs import JobStatus, open_folder, read_entries
 from kvbench.cli.sweeps.launchers import check_launcher

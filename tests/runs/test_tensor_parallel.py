@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.cli.app import run_alone
+from kvbench.cli.dispatch import run_alone
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.processes import ALONE, Processes

@@ -103,7 +103,10 @@ def check_hydra(node: DictConfig) -> None:
     Raises:
         ConfigError: naming the key.
     """
-    if set(node.callbacks) != {"summary"} or not _is_callback(node.callbacks.summary):
+    path = OmegaConf.select(node.callbacks, "summary._target_")
+    is_own = isinstance(path, str) and path.startswith("kvbench.")
+    kind = import_target(path, "hydra.callbacks.summary") if is_own else None
+    if set(node.callbacks) != {"summary"} or not (isinstance(kind, type) and issubclass(kind, Callback)):
         raise ConfigError(
             f"hydra.callbacks={show(OmegaConf.to_container(node.callbacks))}: must stay as in conf/config.yaml; write "
             "a logger (docs/extending.md) instead"
@@ -114,15 +117,6 @@ def check_hydra(node: DictConfig) -> None:
         )
     if not isinstance(node.launcher, DictConfig) or node.launcher.get("_target_") is None:
         raise ConfigError("hydra.launcher: must be a group of keys; choose with hydra/launcher=")
-
-
-def _is_callback(node: DictConfig | None) -> bool:
-    """Return whether a node makes a callback of kvbench."""
-    path = None if node is None else node.get("_target_")
-    if not (isinstance(path, str) and path.startswith("kvbench.")):
-        return False
-    kind = import_target(path, "hydra.callbacks.summary")
-    return isinstance(kind, type) and issubclass(kind, Callback)
 
 
 def count_processes(cfg: DictConfig) -> int:

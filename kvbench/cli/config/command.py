@@ -50,12 +50,6 @@ class Command:
     finds_sweep: bool
     kind: Literal["option", "job", "jobs", "sweep", "all"]
 
-    @property
-    def help_topic(self) -> tuple[str, str] | None:
-        """The task or the method whose keys `--help` asks for, as `task` or `method` and its name; None for neither."""
-        pairs = [word.split("=", 1) for word in self.overrides if word.startswith(("task=", "method="))]
-        return (pairs[0][0], pairs[0][1]) if pairs and {"-h", "--help"} & {*self.options} else None
-
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> "Command":
         """Parse the words of a command line.

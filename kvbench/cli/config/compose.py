@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.conf import HydraConf
-from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli.config.checks import check_hydra, check_kinds, check_preset
 from kvbench.cli.config.instantiate import VERSION_BASE
-from kvbench.cli.config.loader import parse_word, use_caching_loader
+from kvbench.cli.config.loader import compose_words, parse_word, use_presets
 from kvbench.cli.config.search_path import list_choices
 from kvbench.cli.config.words import check_against, check_overrides, check_race
 from kvbench.core.config import ConfigError
@@ -29,8 +27,6 @@ from kvbench.core.suggestions import suggest
 if TYPE_CHECKING:  # imports numpy
     from kvbench.runs.record.results import Outcome
 
-EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "ray": "ray"}
-"""Extra of kvbench that each preset of a launcher needs."""
 SMOKE_PROMPTS = 2
 """Number of prompts of a smoke run."""
 SMOKE_METRICS = {"images": ("psnr", "psnr"), "texts": ("exact_answer", "text_length")}
@@ -39,13 +35,10 @@ SMOKE_METRICS = {"images": ("psnr", "psnr"), "texts": ("exact_answer", "text_len
 
 def hydra_of_kvbench() -> AbstractContextManager[None]:
     """Return a context in which Hydra finds kvbench's configuration files; an empty one inside another."""
-    if GlobalHydra.instance().is_initialized():
-        return nullcontext()
     OmegaConf.register_new_resolver("name_model", name_model, replace=True)
-    Plugins.instance()  # imports the launchers' packages, which store schemas under the presets' names
-    for name in EXTRAS:
-        ConfigStore.instance().repo["hydra"]["launcher"].pop(f"{name}.yaml", None)
-    use_caching_loader()
+    use_presets()
+    if GlobalHydra.instance().is_initialized():  # as in the process of a launcher
+        return nullcontext()
     context: AbstractContextManager[None] = hydra.initialize_config_module("kvbench.conf", **VERSION_BASE)
     return context
 
@@ -71,16 +64,9 @@ def compose_job(overrides: list[str]) -> tuple[DictConfig, HydraConf]:
             does not fit the prompts.
     """
     check_overrides(list(map(parse_word, overrides)))
-    cfg = hydra.compose("config", overrides=overrides, return_hydra_config=True)
+    cfg = compose_words(overrides)
     check_hydra(cfg.hydra)
-    _take_hydra(cfg)
-    shrink(cfg)
-    return cfg, HydraConfig.get()
-
-
-def _take_hydra(cfg: DictConfig) -> None:
-    """Move Hydra's part from a configuration to `HydraConfig`, which itself would copy it three times as slowly."""
-    node = cfg._get_node("hydra")
+    node = cfg._get_node("hydra")  # moved to `HydraConfig`, which itself would copy it three times as slowly
     assert isinstance(node, DictConfig)
     OmegaConf.set_readonly(node, True)
     holder = OmegaConf.create({}, flags={"no_deepcopy_set_nodes": True})
@@ -89,18 +75,17 @@ def _take_hydra(cfg: DictConfig) -> None:
         del cfg["hydra"]
     node._set_parent(cfg)  # it may refer to the user's keys
     HydraConfig.instance().cfg = holder  # type: ignore[assignment]
+    if cfg.get("smoke") is True:  # other values are left to the checks of settings
+        shrink(cfg)
+    return cfg, HydraConfig.get()
 
 
 def shrink(cfg: DictConfig) -> None:
-    """Set `prompts.count` and `eval` of a composed configuration if it has `smoke: true`.
-
-    Other values of `smoke` are left to the checks of settings.
+    """Set `prompts.count` and `eval` of a composed configuration with `smoke: true`.
 
     Raises:
         ConfigError: the prompt set has no `count`.
     """
-    if cfg.get("smoke") is not True:
-        return
     if "count" not in cfg.prompts:
         raise ConfigError(
             f"smoke=true: {cfg.prompts.get('_target_')} has no prompts.count; leave out smoke=true"

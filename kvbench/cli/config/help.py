@@ -13,14 +13,6 @@ from kvbench.core.suggestions import find_near
 HELP = ("-h", "--help", "help")
 
 
-def find_text(words: tuple[str, ...]) -> str | None:
-    """Return what a command without settings prints: how to begin, or the help; None for any other command."""
-    if not words:
-        opening, examples, *_, closing = read_help().split("\n\n")
-        return "\n\n".join((opening, examples, closing))
-    return read_help() if len(words) == 1 and words[0] in HELP else None
-
-
 def read_help() -> str:
     """Return the help as `conf/config.yaml` has it; `--help -v` goes on with every choice and key."""
     header: str = yaml.safe_load(read_config())["hydra"]["help"]["header"]

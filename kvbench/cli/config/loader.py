@@ -1,4 +1,4 @@
-"""Hydra's loader of configurations with caches, so that a sweep's jobs are composed in milliseconds."""
+"""Composition by Hydra with caches, so that a sweep's jobs are composed in milliseconds."""
 
 import copy
 import pickle
@@ -9,17 +9,17 @@ from operator import not_
 from pathlib import Path
 from typing import Any, Literal
 
-import hydra._internal.hydra
+import hydra
 import omegaconf.base
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
-from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
-from hydra.types import RunMode
-from omegaconf import DictConfig, grammar_parser
+from omegaconf import DictConfig, OmegaConf, grammar_parser
+from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.core.config import ConfigError, show
 from kvbench.core.settings import CHOICE_KEYS
@@ -28,11 +28,13 @@ from kvbench.core.suggestions import suggest
 _FILES: dict[tuple[str, str], Callable[[], Any]] = {}
 """Parsed files by search path and name; a call gives a copy."""
 _COMPOSED: dict[tuple[object, ...], Callable[[], Any]] = {}
-"""Composed configurations by search path, choices of groups and mode; a call gives a copy."""
+"""Composed configurations by search path and choices of groups; a call gives a copy."""
 USUAL_CHOICES = {"prompts": "scenes", "eval": "scenes", "windows": "image", "method@method.base": "forecast"}
 """Choices of conf/config.yaml and conf/method/pricekv.yaml that a model's file can replace."""
 MODEL_KEYS = {group: f"default_{group.rpartition('.')[2]}" for group in USUAL_CHOICES}
 """Keys of a model's file with its choices: `default_prompts`, `default_base` ..."""
+EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "ray": "ray"}
+"""Extra of kvbench that each preset of a launcher needs."""
 FILE_METRICS = "default_file_eval"
 """Key of a model's file with the metrics of `prompts=file`."""
 MAX_COMPOSED = 512  # maximum number of configurations, 30 kB each
@@ -55,6 +57,7 @@ class CachingRepository(ConfigRepository):
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         """Return a copy of a parsed file; None if it does not exist."""
+        use_presets()  # Hydra imports a launcher again, in processes of the launcher too
         path = " ".join(f"{source.scheme()}://{source.path}" for source in self.sources)
         key = (path, config_path)
         if key not in _FILES:
@@ -66,94 +69,95 @@ class CachingRepository(ConfigRepository):
         return copy.copy(self)  # sources are replaced as a list, never changed in place
 
 
-class CachingLoader(ConfigLoaderImpl):
-    """Hydra's loader, which composes each combination of choices once per process.
+def compose_words(words: Sequence[str]) -> DictConfig:
+    """Compose a job of words and of the choices of its model's file, with Hydra's part; Hydra must be initialised.
 
-    Other values are set on a copy, as Hydra does after composition.
+    Each combination of choices is composed once per process. Other values are set on a copy, as Hydra does after
+    composition.
+
+    Raises:
+        HydraException: a word matches no key or no choice.
+        ConfigError: see `find_model_choices`.
     """
+    every = [*words, *find_model_choices(words)]
+    parsed = list(map(parse_word, every))
+    kinds = list(map(_classify, parsed))
+    # A key that is added or removed must stay before or after other words.
+    apart = [kind == "value" and "key" not in kinds for kind in kinds]
+    cfg = _compose([*compress(every, map(not_, apart))])
+    try:
+        for override in compress(parsed, apart):
+            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
+    except OmegaConfBaseException:
+        hydra.compose("config", every)  # raises Hydra's own error
+        raise
+    _describe(cfg, parsed[: len(words)])
+    return cfg
 
-    def __init__(self, config_search_path: ConfigSearchPath) -> None:
-        super().__init__(config_search_path)
-        self.repository = CachingRepository(config_search_path)
 
-    def _load_configuration_impl(
-        self,
-        config_name: str | None,
-        overrides: list[str],
-        run_mode: RunMode,
-        from_shell: bool = True,
-        validate_sweep_overrides: bool = True,
-    ) -> DictConfig:
-        parsed = list(map(parse_word, overrides))
-        if validate_sweep_overrides:
-            self.validate_sweep_overrides_legal(parsed, run_mode=run_mode, from_shell=from_shell)
-        named, given = [_name(override) for override in parsed], parsed
-        if defaults := self._find_model_defaults(config_name, overrides, run_mode, without=named):
-            overrides = [*overrides, *defaults]
-            parsed = list(map(parse_word, overrides))
-        kinds = list(map(_classify, parsed))
-        # A key that is added or removed must stay before or after other words.
-        apart = [kind == "value" and "key" not in kinds for kind in kinds]
-        values, choices = list(compress(parsed, apart)), [*compress(overrides, map(not_, apart))]
-        cfg = self._compose(config_name, choices, run_mode)
-        self._apply_overrides_to_config(values, cfg)
-        _describe(cfg, given)
-        return cfg
+def _compose(words: Sequence[str]) -> DictConfig:
+    """Return a copy of Hydra's composition of words."""
+    loader: Any = GlobalHydra.instance().config_loader()
+    key = (str(loader.get_search_path()), *words)
+    if key not in _COMPOSED:
+        keep_files()
+        composed = hydra.compose("config", [*words], return_hydra_config=True)
+        if len(_COMPOSED) >= MAX_COMPOSED:
+            _COMPOSED.clear()
+        _COMPOSED[key] = keep(composed)
+    composed_copy: DictConfig = _COMPOSED[key]()
+    return composed_copy
 
-    def _compose(self, config_name: str | None, words: Sequence[str], run_mode: RunMode) -> DictConfig:
-        """Return a copy of the composition of words."""
-        key = (str(self.get_search_path()), config_name, run_mode, *words)
-        if key not in _COMPOSED:
-            composed = super()._load_configuration_impl(config_name, [*words], run_mode, True, False)
-            if len(_COMPOSED) >= MAX_COMPOSED:
-                _COMPOSED.clear()
-            _COMPOSED[key] = keep(composed)
-        composed_copy: DictConfig = _COMPOSED[key]()
-        return composed_copy
 
-    def _find_model_defaults(
-        self, config_name: str | None, overrides: Sequence[str], run_mode: RunMode, *, without: Sequence[str]
-    ) -> list[str]:
-        """Return words for the choices of the model's file that nothing else names.
+def find_model_choices(words: Sequence[str]) -> list[str]:
+    """Return words for the choices of the model's file that neither words nor the file of a sweep name.
 
-        Args:
-            config_name: the primary file.
-            overrides: words of the command.
-            run_mode: a sweep as a whole has no model.
-            without: keys and groups that the words name.
+    Raises:
+        HydraException: a word matches no choice.
+        ConfigError: the model's file names no choice.
+    """
+    parsed = {word: parse_word(word) for word in words}
+    named = [
+        f"{one.key_or_group}@{one.package}" if one.package else one.key_or_group for one in parsed.values()
+    ]
+    groups = [group for group in USUAL_CHOICES if group not in named]
+    if not groups:
+        return []
+    keys = [f"model.{key}" for key in (*MODEL_KEYS.values(), FILE_METRICS)]
+    cfg = _compose([w for w, one in parsed.items() if _classify(one) == "choice" or one.key_or_group in keys])
+    choices = cfg.hydra.runtime.choices
+    found = {group: MODEL_KEYS[group] for group in groups if choices.get(group) == USUAL_CHOICES[group]}
+    if "eval" in found and choices.get("prompts") == "file" and cfg.model.get(FILE_METRICS) is not None:
+        found["eval"] = FILE_METRICS
+    return [
+        f"{group}={_check_choice(group, key, choice)}"
+        for group, key in found.items()
+        if (choice := cfg.model.get(key)) is not None
+    ]
 
-        Raises:
-            ConfigError: the model's file names no choice.
-        """
-        groups = [group for group in USUAL_CHOICES if group not in without]
-        if config_name != "config" or run_mode is not RunMode.RUN or not groups:
-            return []
-        keys = [f"model.{key}" for key in (*MODEL_KEYS.values(), FILE_METRICS)]
-        words = [
-            word
-            for word in overrides
-            if _classify(one := parse_word(word)) == "choice" or one.key_or_group in keys
-        ]
-        cfg = self._compose(config_name, words, run_mode)
-        choices = cfg.hydra.runtime.choices
-        usual = [group for group in groups if choices.get(group) == USUAL_CHOICES[group]]  # not swept
-        found = {group: MODEL_KEYS[group] for group in usual}
-        if "eval" in found and choices.get("prompts") == "file" and cfg.model.get(FILE_METRICS) is not None:
-            found["eval"] = FILE_METRICS
-        return [
-            f"{group}={self._check_choice(group, key, choice)}"
-            for group, key in found.items()
-            if (choice := cfg.model.get(key)) is not None
-        ]
 
-    def _check_choice(self, group: str, key: str, choice: object) -> str:
-        """Return a model's choice of a group under a key as a word's value."""
-        names = [choice] if isinstance(choice, str) else choice
-        known = self.get_group_options(group.partition("@")[0])
-        if not isinstance(names, Sequence) or not names or not all(name in known for name in names):
-            choices = suggest(str(choice), known, group)
-            raise ConfigError(f"model.{key}={show(choice)}: not a choice{choices}")
-        return names[0] if isinstance(choice, str) else f"[{','.join(names)}]"
+def _check_choice(group: str, key: str, choice: object) -> str:
+    """Return a model's choice of a group under a key as a word's value."""
+    names = [choice] if isinstance(choice, str) else choice
+    known = GlobalHydra.instance().config_loader().get_group_options(group.partition("@")[0])
+    if not isinstance(names, Sequence) or not names or not all(name in known for name in names):
+        choices = suggest(str(choice), known, group)
+        raise ConfigError(f"model.{key}={show(choice)}: not a choice{choices}")
+    return names[0] if isinstance(choice, str) else f"[{','.join(names)}]"
+
+
+def use_presets() -> None:
+    """Remove the schemas that launchers' packages store, whenever they are imported, under the names of the presets."""
+    Plugins.instance()  # imports them
+    for name in EXTRAS:
+        ConfigStore.instance().repo["hydra"]["launcher"].pop(f"{name}.yaml", None)
+
+
+def keep_files() -> None:
+    """Have Hydra 1.3, which is initialised, parse each file once; other versions keep their own repository."""
+    loader: Any = GlobalHydra.instance().config_loader()
+    if hydra.__version__.startswith("1.3.") and not isinstance(loader.repository, CachingRepository):
+        loader.repository = CachingRepository(loader.get_search_path())
 
 
 def forget_files() -> None:
@@ -162,7 +166,8 @@ def forget_files() -> None:
     _COMPOSED.clear()
 
 
-_parse_interpolation = lru_cache(maxsize=1024)(grammar_parser.parse)
+# OmegaConf has no public way to parse each interpolation once.
+omegaconf.base.parse = lru_cache(maxsize=1024)(grammar_parser.parse)  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=4096)
@@ -191,11 +196,6 @@ def _describe(cfg: DictConfig, overrides: list[Override]) -> None:
     )
 
 
-def _name(override: Override) -> str:
-    """Return the key or group of an override, with its package: `method@method.base`."""
-    return override.key_or_group + (f"@{override.package}" if override.package else "")
-
-
 def _classify(override: Override) -> Literal["choice", "value", "key"]:
     """Return whether an override chooses files, sets a value that composition does not read, or adds or removes a key.
 
@@ -213,14 +213,3 @@ def is_about_group(override: Override) -> bool:
     """Return whether an override's key is a group of kvbench or Hydra."""
     key, _, inner = override.key_or_group.partition(".")
     return not inner and (key in CHOICE_KEYS or key.partition("/")[0] == "hydra")
-
-
-def use_caching_loader() -> None:
-    """Make Hydra 1.3 use `CachingLoader` in this process, and OmegaConf parse each interpolation once.
-
-    Neither has a public way to choose them, so other versions of Hydra keep their own.
-    """
-    if not hydra.__version__.startswith("1.3."):
-        return
-    hydra._internal.hydra.ConfigLoaderImpl = CachingLoader  # type: ignore[misc, attr-defined]
-    omegaconf.base.parse = _parse_interpolation  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ from yaml import MarkedYAMLError
 
 from kvbench.cli.config.checks import check_kind
 from kvbench.cli.config.instantiate import instantiate
+from kvbench.cli.config.loader import compose_words
 from kvbench.core.config import ConfigError
 from kvbench.core.files import read_text, resolve_path
 from kvbench.core.plugins import find_plugins
@@ -94,7 +95,7 @@ def make_each(group: str, names: Sequence[str], job: DictConfig | None = None) -
         names: its choices.
         job: configuration whose other settings they refer to; None for the defaults.
     """
-    job = hydra.compose("config") if job is None else job.copy()
+    job = compose_words([]) if job is None else job.copy()
     for name in names:
         with leaving_out(f"{group}={name}"):
             node = hydra.compose(f"{group}/{name}")  # composing the file alone is much faster than a job
@@ -123,10 +124,9 @@ def check_search_path() -> None:
         ConfigError: a folder is not readable, a name exists already, or a file is damaged.
     """
     loader: Any = GlobalHydra.instance().config_loader()
-    own, *others = _list_sources()
-    known = [own]
+    known = (sources := _list_sources())[:1]
     files: list[AddedFile] = []
-    for source in others:
+    for source in sources[1:]:
         _check_readable(source)
         for group in source.list("", ObjectType.GROUP):
             for choice in source.list(group, ObjectType.CONFIG):
@@ -137,7 +137,8 @@ def check_search_path() -> None:
                     )
         known.append(source)
         files += list_files(source)
-    check_files(files, loader.repository)
+    if files:
+        check_files(files, loader.repository)
 
 
 def find_added(group: str, words: Sequence[str]) -> list[str]:

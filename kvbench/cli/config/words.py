@@ -145,7 +145,10 @@ def check_words(command: Command) -> None:
             of_sweeps = task in RUNS and task not in readers and SWEEP in readers
             reason = "only for sweeps; add -m, or" if of_sweeps else f"not read by task={task};"
             raise ConfigError(f"{key}: {reason} leave it out")
-    _check_storage(command, keys)
+    dtypes = " ".join(word for word in command.overrides if _name_key(word) == "cache_dtype")
+    given = [key for key in keys if _find_name(key, ("storage",))]  # files of sweeps may set the dtype
+    if given and not command.names_sweep and not any(dtype in dtypes for dtype in CODE_DTYPES):
+        raise ConfigError(f"{given[0]}: has no effect in 16 bits; set cache_dtype=int4, or leave it out")
 
 
 def _list_acting(command: Command, keys: Sequence[str]) -> set[str]:
@@ -168,14 +171,6 @@ def is_read(key: str, task: str) -> bool:
     name = _find_name(key, READERS)
     own = key != "task" and (task, key.partition(".")[0]) not in OWN_KEYS
     return own and (task in READERS[name] if name else not key.startswith("work."))
-
-
-def _check_storage(command: Command, keys: Sequence[str]) -> None:
-    """Refuse settings of storage if no job of a command has low-bit storage; files of sweeps may set them."""
-    dtypes = " ".join(word for word in command.overrides if _name_key(word) == "cache_dtype")
-    given = [key for key in keys if _find_name(key, ("storage",))]
-    if given and not command.names_sweep and not any(dtype in dtypes for dtype in CODE_DTYPES):
-        raise ConfigError(f"{given[0]}: has no effect in 16 bits; set cache_dtype=int4, or leave it out")
 
 
 def _name_key(word: str) -> str:
@@ -279,20 +274,13 @@ def _check_choices(override: Override) -> None:
         choices = suggest("", list_choices(plain), plain)
         raise ConfigError(f"{shorten(str(override.input_line))}: not a choice{choices}")
     for number, name in enumerate(names):
-        if (other := _find_other_spelling(group, name)) is not None:
-            raise ConfigError(f"{group}={shorten(name)}: not the name of a choice; set {group}={other}")
+        # Hydra also finds a choice's file by a path; runs are named by the choice, so one spelling is accepted.
+        plain = posixpath.normpath(posixpath.join(group, name.lstrip("/")))
+        plain = plain.removesuffix(".yaml").removesuffix(".yml").removeprefix(f"{group}/")
+        if plain != name and is_choice(group, plain):
+            raise ConfigError(f"{group}={shorten(name)}: not the name of a choice; set {group}={plain}")
         if name in names[:number]:
             raise ConfigError(f"{shorten(str(override.input_line))}: names {name} twice; leave one out")
-
-
-def _find_other_spelling(group: str, name: str) -> str | None:
-    """Return the name of the choice whose file Hydra also finds by a path; None for a name, or for no choice.
-
-    Runs are named by the choice of `method=`, so that only one spelling is accepted.
-    """
-    plain = posixpath.normpath(posixpath.join(group, name.lstrip("/")))
-    plain = plain.removesuffix(".yaml").removesuffix(".yml").removeprefix(f"{group}/")
-    return plain if plain != name and is_choice(group, plain) else None
 
 
 def is_choice(group: str, name: str) -> bool:
@@ -335,7 +323,9 @@ def check_race(values: Mapping[str, object]) -> None:
             near = suggest(str(name), list_choices("method"), "method")
             raise ConfigError(f"methods: {name}: no such method{near}")
     is_own = all(target.startswith(("kvbench.", "hydra.")) for target in list_targets(values.get("eval")))
-    if is_own and isinstance(metric, str) and not _is_named(strip_part(metric)):
+    word = re.compile(rf"(?<![\w.]){re.escape(strip_part(str(metric)))}(?!\w)")
+    described = (f"{file} {describe_choice('eval', file)}" for file in list_choices("eval"))
+    if is_own and isinstance(metric, str) and not any(map(word.search, described)):
         raise ConfigError(
             f"metric={shorten(metric)}: no such metric{suggest(metric, list_choices('eval'), 'eval')}"
         )
@@ -346,9 +336,3 @@ def check_race(values: Mapping[str, object]) -> None:
 def strip_part(metric: str) -> str:
     """Return the name of a metric without its network and its part, as in `geneval2[scenes]/count`."""
     return re.split(r"[/\[]", metric)[0]
-
-
-def _is_named(metric: str) -> bool:
-    """Return whether a file of `conf/eval` has the name of a metric, or its comment does."""
-    word = re.compile(rf"(?<![\w.]){re.escape(metric)}(?!\w)")
-    return any(word.search(f"{file} {describe_choice('eval', file)}") for file in list_choices("eval"))

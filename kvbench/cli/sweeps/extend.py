@@ -1,6 +1,5 @@
 """Extensions of Hydra's basic sweeper and launcher: reference methods, and jobs that are finished already."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,16 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn, JobStatus, configure_log, run_job
+from omegaconf import open_dict
 
 from kvbench.cli.config.checks import count_processes
 from kvbench.cli.config.compose import compose_job, find_finished, read_values
+from kvbench.cli.config.loader import compose_words, keep_files
 from kvbench.cli.config.messages import EXPECTED
 from kvbench.cli.console import say
 from kvbench.cli.sweeps.jobs import Recorder, name_folder, read_entry
 from kvbench.cli.sweeps.sweeper import OWN_KEYS, list_jobs, split_product
-
-LAUNCH = BasicLauncher.launch
-"""Hydra's own method, which `extend_sweeper` may replace in this class."""
 
 
 def extend_sweeper() -> None:
@@ -30,11 +28,10 @@ def extend_sweeper() -> None:
     """
 
     def split(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        keep_files()
         words = [override for override in overrides if not override.key_or_group.startswith(OWN_KEYS)]
         return list(BasicSweeper.split_overrides_to_chunks(split_product(words), max_batch_size))
 
-    # The launcher would log each job as a sweep of one.
-    logging.getLogger(BasicLauncher.__module__).setLevel(logging.WARNING)
     classes: Any = Plugins.instance().class_name_to_class  # Hydra loads the modules a second time
     classes[f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"].split_arguments = staticmethod(split)
     classes[f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"].launch = _launch_missing
@@ -43,8 +40,12 @@ def extend_sweeper() -> None:
 def _launch_missing(
     launcher: BasicLauncher, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
 ) -> list[JobReturn]:
-    """Start the jobs that are not finished, one after the other; `BasicLauncher.launch` starts all."""
-    config: Any = launcher.config
+    """Start the jobs that are not finished, one after the other; `BasicLauncher.launch` starts all.
+
+    Jobs are composed with caches, which Hydra's own method does not do.
+    """
+    given: Any = launcher  # Hydra has set its attributes
+    config = given.config
     folder = name_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
     returns: list[JobReturn] = []
     for number, words in enumerate(job_overrides, initial_job_idx):
@@ -52,7 +53,12 @@ def _launch_missing(
         if run is None:
             if config.task not in ("run", "evaluate"):  # jobs of these two are printed when they end
                 say(f"job {number}: {' '.join(words)}")
-            returns.extend(LAUNCH(launcher, [words], number))
+            job = compose_words([*config.hydra.overrides.hydra, *words])
+            with open_dict(job):
+                job.hydra.job.id = job.hydra.job.num = number
+            places = "hydra.sweep.dir", "hydra.sweep.subdir"
+            returns.append(run_job(given.task_function, job, *places, given.hydra_context))
+            configure_log(config.hydra.hydra_logging, config.hydra.verbose)
         else:
             returns.append(JobReturn(overrides=words, status=JobStatus.COMPLETED, _return_value=run))
     return returns

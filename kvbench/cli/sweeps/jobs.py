@@ -107,11 +107,6 @@ def recording(
         Recorder.current = None
 
 
-def is_alone() -> bool:
-    """Return whether this process works on no job of a sweep, whose outcomes the sweep prints."""
-    return Recorder.current is None
-
-
 def note_run(folder: Path, samples: int) -> None:
     """Add a run to the entry of the current job, if there is one."""
     if Recorder.current is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
-from kvbench.cli.config.compose import EXTRAS
+from kvbench.cli.config.loader import EXTRAS
 from kvbench.cli.sweeps.sweeper import list_jobs
 from kvbench.core.config import ConfigError, Range, check_value
 from kvbench.core.gpus import resolve_device

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvbench.cli.config.messages import describe_error, is_expected
 from kvbench.cli.console import say, stop
-from kvbench.cli.sweeps.jobs import JobStatus, is_alone, name_jobs
+from kvbench.cli.sweeps.jobs import JobStatus, Recorder, name_jobs
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def describe_failure(error: Exception) -> str:
     else:
         log.error("a job of the sweep failed", exc_info=error)
         line = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    if is_alone():
+    if Recorder.current is None:
         say(f"error: {line}", "red")
     return line
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from kvbench.cli.console import CONSOLE, say
-from kvbench.cli.sweeps.jobs import is_alone, note_run
+from kvbench.cli.sweeps.jobs import Recorder, note_run
 from kvbench.cli.tasks.job import make_job
 from kvbench.core.config import ConfigError
 from kvbench.core.processes import leave
@@ -28,18 +28,18 @@ def run(cfg: DictConfig, settings: Settings) -> Path | None:
         The run's folder; None while other shards generate, and in a process that follows.
     """
     job = make_job(cfg, settings)
-    if job.processes.rank > 0:
+    if job.model.processes.rank > 0:
         run_follower(job)
         leave()
         return None
     outcome = execute(job, note_run)
-    job.processes.broadcast(None)
+    job.model.processes.broadcast(None)
     leave()
     if outcome.results is None:
         say(f"this shard's share is done; the run is complete when the others are: {outcome.folder}")
         return None
     remember(job, outcome)
-    if is_alone():
+    if Recorder.current is None:  # else the sweep prints it
         show_outcome(CONSOLE, outcome, verbose=settings.verbose)
     return outcome.folder
 
@@ -48,7 +48,7 @@ def evaluate(cfg: DictConfig, settings: Settings) -> Path:
     """Do `task=evaluate`: add metrics to a finished run without generating again; return its folder."""
     outcome = rescore(make_job(cfg, settings))
     assert outcome.results is not None
-    if is_alone():
+    if Recorder.current is None:  # else the sweep prints it
         show_run(CONSOLE, outcome.results, verbose=settings.verbose)
     return outcome.folder
 
