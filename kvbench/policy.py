@@ -35,7 +35,7 @@ def export_policy(job: Job, path: Path) -> None:
             f"export.policy={path}: method={job.method_name} decides from the cache while the model runs; take one "
             "that decides by position (docs/methods.md), such as heatkv, pricekv or streaming_llm"
         )
-    if job.processes.count > 1:
+    if job.model.processes.count > 1:
         raise ConfigError(f"export.policy={path}: needs one process; set model.tensor_parallel=1")
     if isinstance(method.needs(), Observer) or job.cache_plan.codebooks is not None:
         check_job(job)

@@ -50,7 +50,9 @@ def receive(
         if size is not None and start == size:
             return
         try:
-            _receive(_request(url, headers, start), part, title, start, size, stop)
+            wanted = {**(headers or {}), **({"Range": f"bytes={start}-"} if start else {})}
+            request = urllib.request.Request(url, headers=wanted)
+            _receive(request, part, title, start, size, stop)
         except http.client.HTTPException as error:
             raise OSError(f"{url}: {type(error).__name__} {error}") from error
         except (ConnectionError, TimeoutError):
@@ -69,11 +71,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         if new is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
             new.remove_header("Authorization")
         return new
-
-
-def _request(url: str, headers: Mapping[str, str] | None, start: int) -> urllib.request.Request:
-    wanted = {"Range": f"bytes={start}-"} if start else {}
-    return urllib.request.Request(url, headers={**(headers or {}), **wanted})
 
 
 def _receive(

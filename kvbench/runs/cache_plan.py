@@ -10,9 +10,9 @@ from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
 from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS, select_used
 from kvbench.engine.coding.codebooks import Codebooks
-from kvbench.engine.coding.formats import Packing, wants_books
+from kvbench.engine.coding.formats import Packing
 from kvbench.engine.memory import token_bytes
-from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity, searches_capacity
+from kvbench.engine.packed.bytes import find_sure_capacity
 from kvbench.engine.recording.graphs import CudaGraphs, GraphRecorder
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
@@ -56,25 +56,10 @@ class Allowance:
     shard: Budget
 
 
-def plan_cache(settings: Settings, model: Model, method: Method) -> CachePlan:
-    """Return the storage of a run; the method need not be prepared."""
-    packing = find_packing(settings, method)
-    codebooks = None
-    if packing is not None and wants_books(packing, method):
-        codebooks = Codebooks(before_rotation=packing.storage.before_rotation)
-    mixed = method.uses.precisions
-    return CachePlan(
-        spec=model.spec.take_share(model.processes.rank, model.processes.count),
-        dtype=model.compute_dtype(settings.device) if mixed else find_dtype(settings, model),
-        packing=packing,
-        codebooks=codebooks,
-        graph_obstacle=_find_graph_obstacle(settings, model, method, packing),
-    )
-
-
-def _find_graph_obstacle(
+def find_graph_obstacle(
     settings: Settings, model: Model, method: Method, packing: Packing | None
 ) -> str | None:
+    """Return why no CUDA graphs are recorded; None if they are."""
     name = type(method).__name__
     if settings.cuda_graph is False:
         return "cuda_graph=false"
@@ -108,22 +93,6 @@ def find_packing(settings: Settings, method: Method) -> Packing | None:
         used: dict[str, Any] = select_used(asdict(storage), name)
         return Packing(8, replace(CHANNEL, **used), fp8=True)
     return Packing(CODE_DTYPES[name], storage) if name in CODE_DTYPES else None
-
-
-def find_allowance(settings: Settings, model: Model, method: Method, plan: CachePlan) -> Allowance:
-    """Return the budget of a run: the full cache for a method without a budget, whose configured value is checked too.
-
-    Raises:
-        ValueError: the configured value is not a valid budget.
-    """
-    requested = read_budget(settings, model, method, plan.packing)
-    if not method.budgeted:
-        requested = Budget.parse(1, model.spec)
-    upper = requested
-    if plan.packing is not None and requested.bytes is not None and searches_capacity(method, plan.packing):
-        min_bytes, _ = bound_token_bytes(model.spec, plan.packing)
-        upper = Budget.parse_bytes(settings.budget, model.spec, min_bytes)
-    return Allowance(requested, upper, requested.take_share(model.spec, plan.spec))
 
 
 def read_budget(settings: Settings, model: Model, method: Method, packing: Packing | None) -> Budget:

@@ -13,7 +13,6 @@ from kvbench.core import checkpoint
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import if_it_fits
-from kvbench.core.files import hash_values
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
@@ -216,8 +215,3 @@ def load_artifact(path: Path, kind: str, expected: Mapping[str, object]) -> Arti
                 f"calibration {path}: made for {name}={metadata.get(name)!r}, this run has {value!r}; calibrate again"
             )
     return Artifact(kind, tensors, metadata)
-
-
-def artifact_name(metadata: Mapping[str, object]) -> str:
-    """Return the file name of a calibration with this metadata."""
-    return f"calibration-{hash_values(metadata)[:10]}.safetensors"

@@ -24,9 +24,9 @@ def check_job(job: Job) -> None:
     obstacle = job.cache_plan.graph_obstacle
     if job.settings.cuda_graph is True and obstacle is not None:
         raise ConfigError(f"cuda_graph=true: {obstacle}; set cuda_graph=auto")
-    if job.processes.count > 1 and not job.method.heads_independent:
+    if job.model.processes.count > 1 and not job.method.heads_independent:
         raise ConfigError(
-            f"model.tensor_parallel={job.processes.count}: method={job.method_name} compares all heads, and each "
+            f"model.tensor_parallel={job.model.processes.count}: method={job.method_name} compares all heads, and each "
             "process holds some of them; set model.tensor_parallel=1"
         )
     if (packing := job.cache_plan.packing) is not None:
@@ -69,7 +69,7 @@ def _check_packed(job: Job) -> None:
             f"{storage}: method={job.method_name} merges tokens, so low-bit values would be requantised at each step; "
             "set cache_dtype=auto, or choose a method or setting without merging"
         )
-    if job.processes.count > 1:
+    if job.model.processes.count > 1:
         raise ConfigError(f"{storage}: low-bit storage is for one process; set model.tensor_parallel=1")
     if job.model.spec.head_dim % 8:
         raise ConfigError(

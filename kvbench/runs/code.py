@@ -127,7 +127,7 @@ def is_as_now(name: str, version: int | str) -> bool:
 
 def is_pinned(cls: type) -> bool:
     """Return whether revision and code of a class are as released, or it is of a package of kvbench without pins."""
-    if cls.__module__.startswith("kvbench.") and not _counts_in_kvbench(cls.__module__):
+    if cls.__module__.startswith("kvbench.") and not _counts(cls.__module__):
         return True
     pins = read_pins()
     if pins.revisions.get(name_class(cls)) != find_revision(cls):
@@ -177,11 +177,8 @@ def _list_own(package: str) -> frozenset[str]:
 
 
 def _counts(module: str) -> bool:
-    top = module.partition(".")[0]
-    return _counts_in_kvbench(module) if top == "kvbench" else _is_loose(top)
-
-
-def _counts_in_kvbench(module: str) -> bool:
+    if (top := module.partition(".")[0]) != "kvbench":
+        return _is_loose(top)
     return module.startswith(tuple(f"kvbench.{package}" for package in CLASS_PACKAGES))
 
 

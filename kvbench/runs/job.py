@@ -7,13 +7,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
-from kvbench.core.processes import Processes
 from kvbench.core.settings import Settings
 from kvbench.core.storage import CHANNEL, CODE_DTYPES
+from kvbench.engine.coding.codebooks import Codebooks
+from kvbench.engine.coding.formats import wants_books
+from kvbench.engine.packed.bytes import bound_token_bytes, searches_capacity
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.forced.decoding import ForcedDecoding, ForcedOutputs
 from kvbench.forced.text import OWN_OUTPUT, ForcedText
@@ -21,9 +24,15 @@ from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.prompts.base import Prompt, fit, hash_prompts
-from kvbench.runs.cache_plan import Allowance, CachePlan, find_allowance, plan_cache
+from kvbench.runs.cache_plan import (
+    Allowance,
+    CachePlan,
+    find_dtype,
+    find_graph_obstacle,
+    find_packing,
+    read_budget,
+)
 from kvbench.runs.code import list_classes
-from kvbench.runs.longest import LongestPrompt, find_longest
 from kvbench.runs.record.results import NEUTRAL, Results
 
 Config = Mapping[str, object]
@@ -31,6 +40,13 @@ Config = Mapping[str, object]
 
 class Busy(Exception):
     """Another process is doing work that a job needs, and the job does not wait for it."""
+
+
+class LongestPrompt(NamedTuple):
+    """The longest prompt and its number of tokens."""
+
+    prompt: Prompt
+    tokens: int
 
 
 class Logger(Protocol):
@@ -97,11 +113,6 @@ class Job:
         """Whether texts are read, and compared with the full cache's reading."""
         return isinstance(self.model, ForcedDecoding)
 
-    @property
-    def processes(self) -> Processes:
-        """The processes among which the model is split."""
-        return self.model.processes
-
     @cached_property
     def prompts_sha256(self) -> str:
         """SHA-256 of the texts of `prompts`."""
@@ -114,18 +125,60 @@ class Job:
 
     @cached_property
     def cache_plan(self) -> CachePlan:
-        """Storage and budget of the run's cache."""
-        return plan_cache(self.settings, self.model, self.method)
+        """Storage of keys and values; the method need not be prepared."""
+        settings, model, method = self.settings, self.model, self.method
+        packing = find_packing(settings, method)
+        codebooks = None
+        if packing is not None and wants_books(packing, method):
+            codebooks = Codebooks(before_rotation=packing.storage.before_rotation)
+        mixed = method.uses.precisions
+        return CachePlan(
+            spec=model.spec.take_share(model.processes.rank, model.processes.count),
+            dtype=model.compute_dtype(settings.device) if mixed else find_dtype(settings, model),
+            packing=packing,
+            codebooks=codebooks,
+            graph_obstacle=find_graph_obstacle(settings, model, method, packing),
+        )
 
     @cached_property
     def allowance(self) -> Allowance:
-        """The budget; the full cache for a method without a budget."""
-        return find_allowance(self.settings, self.model, self.method, self.cache_plan)
+        """The budget: the full cache for a method without a budget, whose configured value is checked too.
+
+        Raises:
+            ValueError: the configured value is not a valid budget.
+        """
+        spec, plan, given = self.model.spec, self.cache_plan, self.settings.budget
+        requested = read_budget(self.settings, self.model, self.method, plan.packing)
+        if not self.method.budgeted:
+            requested = Budget.parse(1, spec)
+        upper = requested
+        if plan.packing and requested.bytes is not None and searches_capacity(self.method, plan.packing):
+            min_bytes, _ = bound_token_bytes(spec, plan.packing)
+            upper = Budget.parse_bytes(given, spec, min_bytes)
+        return Allowance(requested, upper, requested.take_share(spec, plan.spec))
 
     @cached_property
     def longest(self) -> LongestPrompt | None:
-        """The longest prompt, if the method is prepared for it; None for the longest that the model reads."""
-        return find_longest(self.model, self.method, self.allowance.upper, self.prompts)
+        """The longest prompt if the method is prepared for it; None for the longest that the model reads.
+
+        A method protects the tokens of a prompt, not the padding in front of it. So where padding does not count as
+        held, a budget in tokens that is too small for the model's longest prompt may be large enough for the run's. A
+        budget in bytes has one plan for prompts of all lengths (`Method.plan_for`).
+
+        Raises:
+            ValueError: a prompt cannot be encoded.
+            WeightsError: the tokenizer is missing.
+        """
+        if self.allowance.upper.bytes is not None:
+            return None
+        try:
+            self.method.check(self.model.spec, self.allowance.upper)
+        except InfeasibleBudget:
+            counts = self.model.count_prompt_tokens([prompt.text for prompt in self.prompts])
+            return max(map(LongestPrompt, self.prompts, counts), key=lambda one: one.tokens, default=None)
+        except ValueError:  # another fault, which a check of the job names
+            pass
+        return None
 
     @property
     def model_settings(self) -> Config:

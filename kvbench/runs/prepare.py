@@ -10,7 +10,7 @@ import torch
 
 from kvbench.core.bars import make_bar
 from kvbench.core.budget import Budget
-from kvbench.core.files import hash_path
+from kvbench.core.files import hash_path, hash_values
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import CODEBOOK_REVISION, CodebookTensors
 from kvbench.engine.packed.bytes import fit_budget
@@ -18,7 +18,7 @@ from kvbench.eval.files.kinds import TEXTS
 from kvbench.forced.decoding import ForcedOutputs
 from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.prompts.base import hash_prompts
-from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
+from kvbench.runs.calibrate import calibrate, load_artifact, save_artifact
 from kvbench.runs.code import find_inner_classes, identify_code
 from kvbench.runs.job import Job
 from kvbench.runs.record.merge import import_calibration
@@ -163,7 +163,8 @@ def locate_calibration(job: Job, observer: Observer) -> tuple[Path, dict[str, ob
         part: sha256 for part, several in classes.items() if (sha256 := identify_code(part, several))
     }:
         metadata["code"] = code
-    return job.settings.runs_dir / job.model.name / artifact_name(metadata), metadata
+    name = f"calibration-{hash_values(metadata)[:10]}.safetensors"
+    return job.settings.runs_dir / job.model.name / name, metadata
 
 
 def _choose_batch_size(job: Job) -> int:

@@ -336,7 +336,7 @@ class Repeated(Timed):
 def repeating_bench(
     tmp_path: Path, model: Repeated, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Bench, Candidate]:
-    monkeypatch.setattr("kvbench.runs.cache_plan._find_graph_obstacle", lambda *_: None)
+    monkeypatch.setattr("kvbench.runs.job.find_graph_obstacle", lambda *_: None)
     monkeypatch.setattr("kvbench.runs.cache_plan.CudaGraphs", lambda: Recorder(model.clock))
     job = timed_job(tmp_path, model)
     job.model.load("cpu")

@@ -20,7 +20,6 @@ from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
 from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
-from kvbench.runs.longest import find_longest
 from tests.support.fake_run import job_in
 from tests.support.small_models import small_writer
 
@@ -92,7 +91,7 @@ def test_the_longest_prompt_has_the_most_tokens(tmp_path: Path, monkeypatch: pyt
         return [sum(letter in "aei" for letter in text) for text in texts]
 
     monkeypatch.setattr(type(one.model), "count_prompt_tokens", count)
-    assert find_longest(one.model, one.method, one.allowance.upper, prompts) == (prompts[1], 4)
+    assert replace(one, prompts=prompts).longest == (prompts[1], 4)
 
 
 @pytest.mark.parametrize(

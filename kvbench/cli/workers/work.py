@@ -101,7 +101,7 @@ def do_jobs(worker: "Worker") -> None:
             continue
         time.sleep(step)
         worker.wait_while_paused()
-        if worker.must_end():
+        if worker.ending.is_set() or read_hold(worker.folder, worker.since) == "stop":
             return
         if (reason := worker.find_stop()) is not None:
             raise UserError(reason)
@@ -134,11 +134,6 @@ def order_work(
         pause = 0.0 if len(left) < before else min(max(MIN_PAUSE, 2 * pause), MAX_PAUSE)
 
 
-def list_model(overrides: tuple[str, ...]) -> list[str]:
-    """Return the overrides of a job that choose its model."""
-    return [word for word in overrides if word.startswith(("model=", "model."))]
-
-
 @dataclass
 class Worker:
     """State of a worker.
@@ -168,7 +163,10 @@ class Worker:
             # Jobs of one model are adjacent, so that it is loaded once.
             entries = sorted(
                 read_entries(self.folder),
-                key=lambda e: (RETRY_ORDER.get(e.outcome, 0), list_model(e.overrides)),
+                key=lambda e: (
+                    RETRY_ORDER.get(e.outcome, 0),
+                    [word for word in e.overrides if word.startswith(("model=", "model."))],
+                ),
             )
             left = [(entry.number, entry.overrides) for entry in entries]
         return [job for job in left if not self.is_settled(job)]
@@ -179,10 +177,6 @@ class Worker:
             return True
         newer = is_newer(self.folder, job[0], self.since)
         return newer and read_entry(self.folder, *job).outcome in ("finished", "failed")
-
-    def must_end(self) -> bool:
-        """Return whether this worker has to end before the next block."""
-        return self.ending.is_set() or read_hold(self.folder, self.since) == "stop"
 
     def wait_while_paused(self) -> None:
         """Block while the sweep is paused and the worker need not end."""

@@ -79,7 +79,7 @@ def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
         ConfigError: another process made something else.
         ProcessLost: another process ended.
     """
-    settings, processes, spec = job.settings, job.processes, job.model.spec
+    settings, processes, spec = job.settings, job.model.processes, job.model.spec
     processes.broadcast((job.is_reference, chunk))
     waited, started = read_waited(), time.perf_counter()
     batches = processes.gather(_generate_batch(job, cache, chunk))
@@ -138,14 +138,14 @@ def run_follower(job: Job) -> None:
     """
     load(job)
     cache, was_reference = None, None
-    while (order := job.processes.broadcast(None)) is not None:
+    while (order := job.model.processes.broadcast(None)) is not None:
         is_reference, chunk = order
         if cache is None or is_reference != was_reference:
             cache, was_reference = None, is_reference  # free the old cache before the new one is made
             one = job.reference if is_reference else job
             prepare_method(one, None)
             cache = open_cache(one)
-        job.processes.gather(_generate_batch(one, cache, chunk))
+        job.model.processes.gather(_generate_batch(one, cache, chunk))
 
 
 def load(job: Job) -> None:
@@ -157,9 +157,10 @@ def load(job: Job) -> None:
     """
     if not job.model.weights_sha256:
         job.model.load(job.settings.device)
-    if len(set(job.processes.gather(job.model.weights_sha256))) > 1:
+    if len(set(job.model.processes.gather(job.model.weights_sha256))) > 1:
         raise ConfigError(
-            f"model.tensor_parallel={job.processes.count}: processes read different weights; give all of them the same"
+            f"model.tensor_parallel={job.model.processes.count}: processes read different weights; give all of them "
+            "the same"
         )
 
 

@@ -113,7 +113,7 @@ def _draw_if_it_fits(job: Job, cache: KVCache, budget: Budget, chunk: range) -> 
     the one without.
     """
     work = partial(draw, job, cache, budget, chunk)
-    final = len(chunk) == 1 or job.processes.count > 1
+    final = len(chunk) == 1 or job.model.processes.count > 1
     held: list[bool] = []
 
     def forget() -> None:

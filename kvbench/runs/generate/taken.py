@@ -57,18 +57,12 @@ def take_samples(job: Job, folder: RunFolder, identity: Identity) -> bool:
 
 def _find_alike(runs: Path, identity: Identity) -> list[Path]:
     """Return the folders of a model's runs that have this identity but for their prompts, the largest first."""
-    lists, folders = (_list_names(path) for path in (runs.parent / PROMPT_LISTS, runs))
+    places = runs.parent / PROMPT_LISTS, runs
+    lists, folders = (sorted(path.name for path in place.glob("*")) for place in places)
     hashes = {replace(identity, prompts=prompts).hash for prompts in lists} - {identity.hash}
     alike = [runs / name for name in folders if RunName.of(name).hash in hashes]
-    return sorted(alike, key=lambda path: -_count_bytes(path / RECORDS))
-
-
-def _list_names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-
-
-def _count_bytes(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    sizes = {path: path.stat().st_size for one in alike if (path := one / RECORDS).is_file()}
+    return sorted(alike, key=lambda one: -sizes.get(one / RECORDS, 0))
 
 
 def _take_from(source: Path, job: Job, folder: RunFolder) -> None:

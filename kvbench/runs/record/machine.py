@@ -16,10 +16,13 @@ LEAST_SHARE = 0.01
 
 @cache
 def describe_machine(device: str) -> str:
-    """Return the name of a GPU, or of the processor with the number of threads of torch."""
+    """Return the name of a GPU, or of the processor (else its architecture) with the number of threads of torch."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{_name_processor()}, {torch.get_num_threads()} threads"
+    lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = next(filter(None, names), platform.processor() or platform.machine())
+    return f"{name}, {torch.get_num_threads()} threads"
 
 
 def read_waited() -> float | None:
@@ -40,10 +43,3 @@ def find_load(before: float | None, seconds: float) -> float:
     if before is None or after is None:
         return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
     return round(1 / max(LEAST_SHARE, 1 - (after - before) / seconds), 2)
-
-
-def _name_processor() -> str:
-    """Return the model of the processor; its architecture where the system does not tell."""
-    lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(filter(None, names), platform.processor() or platform.machine())

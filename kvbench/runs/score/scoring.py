@@ -10,7 +10,7 @@ from kvbench.core.files import write_whole
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.files.weights import find_wrong
-from kvbench.eval.protocol.base import Evaluator, Result, evaluate, find_missing, list_missing_packages
+from kvbench.eval.protocol.base import Evaluator, evaluate, find_missing, list_missing_packages
 from kvbench.eval.protocol.inputs import Inputs, find_changes
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.results import Evaluated, Results
@@ -137,16 +137,10 @@ def score(
         missing = tuple(find_missing(evaluator)) if result.status == "skipped" else ()
         read = {key: digest for key, digest in inputs[name].items() if digest is not None}
         evaluated[name] = Evaluated(settings.get(name), result.status, result.protocol, missing, read)
-    psnr = _psnr_by_index(results)
+    tables = (one.samples for one in results if one.evaluator == "psnr" and one.samples is not None)
+    psnr = next((dict(zip(table["index"], table["psnr"], strict=True)) for table in tables), {})
     if psnr and isinstance(samples, ImageSet) and isinstance(other, ImageSet):
         run = folder.name.rpartition("-")[0]
         sheet = draw_contact_sheet(samples, other, psnr, run.replace("-", ", budget ", 1), run.split("-")[0])
         write_whole(folder / "contact_sheet.png", sheet)
     return evaluated, metrics
-
-
-def _psnr_by_index(results: Sequence[Result]) -> dict[int, float]:
-    for result in results:
-        if result.evaluator == "psnr" and result.samples is not None:
-            return dict(zip(result.samples["index"], result.samples["psnr"], strict=True))
-    return {}
