@@ -55,7 +55,7 @@ def test_jobs_end_in_one_table_and_a_failure_is_tried_again(how: str, tmp_path: 
         [failure] = [line for line in table.splitlines() if line.startswith("failed ")]
         assert failure.startswith("failed streaming_llm 1e-05: ")
         assert "smallest feasible budget is 0.00393" in " ".join(table.split())
-        assert "streaming_llm budget=1e-05  failed: budget=1e-05: 1 sink" in done.stdout
+        assert "streaming_llm 1e-05  failed: budget=1e-05: 1 sink" in done.stdout
     [folder] = (tmp_path / "runs" / "sweeps").iterdir()
     entries = read_entries(folder)
     assert [entry.outcome for entry in entries] == [*["finished"] * 3, "failed", *["finished"] * 2]
