@@ -85,7 +85,7 @@ def driven(request: pytest.FixtureRequest) -> Driven:
 
 
 def test_the_budget_holds_after_every_layer_and_is_used(driven: Driven) -> None:
-    method, ledger = driven.method, driven.batch.cache.ledger
+    method, ledger = driven.method, driven.batch.ledger
     if isinstance(method, Full) or not method.strict:
         return
     capacity, spec = method.budget.capacity, SPECS[driven.shapes]
@@ -170,8 +170,8 @@ def test_four_bits_hold_less(driven: Driven) -> None:
         return  # refused, or stored as it says itself
     narrow = generate(open_cache(method, packing=Packing(4, CHANNEL)))
     if method.strict:
-        assert narrow.cache.ledger.peak_tokens <= method.budget.capacity
-    assert narrow.cache.ledger.sequence_bytes < wide.cache.ledger.sequence_bytes * 0.6
+        assert narrow.ledger.peak_tokens <= method.budget.capacity
+    assert narrow.ledger.sequence_bytes < wide.ledger.sequence_bytes * 0.6
     for prompt in BATCH:
         found, expected = narrow.prompts[prompt], wide.prompts[prompt]
         assert all(torch.isfinite(one).all() for one in found.outputs)
@@ -215,12 +215,12 @@ def generate_full(shapes: str) -> Generation:
 
 def test_the_whole_budget_is_equal_to_full(driven: Driven) -> None:
     found, full = generate(open_cache(prepare(driven.name, driven.shapes, "1"))), generate_full(driven.shapes)
-    method, ledger = found.cache.method, found.cache.ledger
+    method, ledger = found.cache.method, found.ledger
     if method.uses.sparse_reads or (
         not method.strict and ledger.peak_tokens < SPECS[driven.shapes].full_tokens
     ):
         return  # what it leaves out without a budget, it always leaves out
-    assert ledger.peak_tokens == full.cache.ledger.peak_tokens == SPECS[driven.shapes].full_tokens
+    assert ledger.peak_tokens == full.ledger.peak_tokens == SPECS[driven.shapes].full_tokens
     for prompt in BATCH:
         one, other = found.prompts[prompt].outputs, full.prompts[prompt].outputs
         if method.static:
@@ -263,7 +263,7 @@ def test_a_budget_too_small_is_refused_before_any_work(name: str, shapes: str) -
 @settings(max_examples=100, deadline=None)
 def test_any_budget_holds(case: tuple[str, str], share: Fraction) -> None:
     found = generate(open_cache(prepare(*case, str(share))))
-    method, ledger = found.cache.method, found.cache.ledger
+    method, ledger = found.cache.method, found.ledger
     assert not method.strict or ledger.peak_tokens <= method.budget.capacity
 
 

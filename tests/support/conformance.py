@@ -19,7 +19,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.engine.cache import KVCache
-from kvbench.engine.ledger import Use
+from kvbench.engine.ledger import Ledger, Use
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, Observer
@@ -144,9 +144,10 @@ class Prompt(NamedTuple):
 
 @dataclass
 class Generation:
-    """A generation of a batch: its cache, and what became of each prompt by its number."""
+    """A generation of a batch: its cache, which others may use again, its ledger, and each prompt by its number."""
 
     cache: KVCache
+    ledger: Ledger
     prompts: dict[int, Prompt]
 
 
@@ -189,7 +190,7 @@ def generate(cache: KVCache, prompts: Sequence[int] = BATCH, *, in_steps: bool =
         ]
         use = cache.ledger.measure_use(room, cache.method.budget, own)
         found[prompt] = Prompt(counted, [out[[*own]] for out in outputs[behind:]], use)
-    return Generation(cache, found)
+    return Generation(cache, cache.ledger, found)
 
 
 def _run_segment(cache: KVCache, segment: Segment, inputs: Tensor, in_steps: bool) -> list[Tensor]:
