@@ -26,7 +26,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.kernels.attention_paths import PATHS, TABLE, Shape, why_not
 from kvbench.kernels.compact import source_table
-from kvbench.kernels.layout import Layout, empty_layout
+from kvbench.kernels.layout import Layout, empty_layout, list_positions
 from kvbench.methods.heatkv.schedule import Schedule
 
 GOAL = 0.6
@@ -39,7 +39,10 @@ def list_layouts(spec: ModelSpec, schedule: Schedule, scale: int, device: str) -
     keep = torch.from_numpy(kept[:, spec.layers // 2].T)
     equal = torch.ones(spec.heads, round(kept.sum() / spec.all_heads), dtype=torch.bool)
     empty = empty_layout(spec.heads, device)
-    ragged, even = (source_table(empty, rows.to(device), 0, rows.shape[1])[0] for rows in (keep, equal))
+    ragged, even = (
+        source_table(empty, rows.to(device), list_positions(empty, 0, rows.shape[1]), rows.shape[1])[0]
+        for rows in (keep, equal)
+    )
     return ragged, even
 
 

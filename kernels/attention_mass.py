@@ -54,18 +54,23 @@ def attention_mass(
     q = fold_rows(q, len(past.keys), len(past.layout.counts))
     lse = None if lse is None else lse.reshape(q.shape[:3])
     keys, absent = _join_keys(k, past), _mask_ends(past.layout)
-    mass = keys.new_zeros(keys.shape[:3])
+    mass: Tensor | None = None
     for start in range(0, q.shape[2], chunk):
         queries = slice(start, start + chunk)
         last = None if tokens is None else tokens[queries]
-        scores = _compute_scores(q[:, :, queries], keys, absent, scale, last, k.shape[2])
+        some = q if q.shape[2] <= chunk else q[:, :, queries]
+        scores = _compute_scores(some, keys, absent, scale, last, k.shape[2])
         probabilities = scores.softmax(-1) if lse is None else scores.sub_(lse[:, :, queries, None]).exp_()
-        mass += (probabilities if power == 1 else probabilities.pow_(power)).sum(2)
+        part = (probabilities if power == 1 else probabilities.pow_(power)).sum(2)
+        mass = part if mass is None else mass.add_(part)
+    assert mass is not None, "there are no queries"
     return mass.div_(q.shape[2])
 
 
 def _join_keys(k: Tensor, past: Past) -> Tensor:
     """Return keys float32 [batch, rows, longest + tokens, D], the past rounded to the dtype of the present."""
+    if past.joined is not None:
+        return past.joined.read_slots().float()
     keys = k
     if past.layout.longest:
         stored = pad_rows(past.keys, past.layout).to(k.dtype)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvbench.kernels.layout import Layout, arrange_rows, list_free_slots, list_positions, pack_rows
+from kvbench.kernels.layout import Layout, arrange_rows, list_free_slots, pack_rows, remember
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values, in this order."""
@@ -14,7 +14,7 @@ Pair = tuple[Tensor, Tensor]
 def source_table(
     layout: Layout,
     keep: Tensor | None,
-    start: int,
+    positions: Tensor,
     length: int,
     free_slots: int = 0,
     counts: Sequence[int] | None = None,
@@ -23,8 +23,8 @@ def source_table(
 
     Args:
         layout: layout before the segment; its free slots, if any, hold the segment's tokens.
-        keep: bool [rows, longest + length] over the slots of `list_positions`, padding ignored; None keeps all.
-        start: position of the segment's first token.
+        keep: bool [rows, longest + length] over the slots of `positions`, padding ignored; None keeps all.
+        positions: int64 [rows, longest + length] of `list_positions`.
         length: tokens of the segment.
         free_slots: free slots behind every row of the new layout.
         counts: kept slots of each row, if they are known; None reads them on the host, once. Others are an error, which
@@ -34,31 +34,37 @@ def source_table(
         The new layout, and the source of each flat slot, int32 [capacity]: x >= 0 is slot x of the old buffer, x < 0 is
         token -1 - x of the current segment, counted row by row. Sources of free slots are arbitrary.
     """
-    seen = list_positions(layout, start, length)
     if keep is None or not layout.uniform:
-        keep = seen >= 0 if keep is None else keep & (seen >= 0)
+        keep = positions >= 0 if keep is None else keep & (positions >= 0)
     kept = keep.sum(1)
     known, counts = counts is not None, kept.tolist() if counts is None else [*counts]
-    after = arrange_rows(pack_rows(seen, keep, -1, max(counts, default=0)), counts, free_slots)
+    after = arrange_rows(pack_rows(positions, keep, -1, max(counts, default=0)), counts, free_slots)
     if known:
         torch._assert_async(
             (kept == after.lengths).all(), "a method keeps more or fewer slots than `capacity`"
         )
-    old = layout.offsets[:, None] + torch.arange(layout.longest, device=seen.device)
-    new = -1 - torch.arange(len(counts) * length, device=seen.device).view(len(counts), length)
-    if layout.free_slots:
-        new = list_free_slots(layout, 0, length)
-    elif not (known or free_slots or seen.is_cuda):
+    slots = _number_slots(positions, positions.numel(), layout.counts, layout.free_slots, length)
+    if not (layout.free_slots or known or free_slots or positions.is_cuda):
         # All slots are selected in their order, and none are free.
-        slots = torch.cat((old, new), 1)
         rows = (slots, keep) if after.uniform else (x.index_select(0, after.order) for x in (slots, keep))
-        return after, torch.masked_select(*rows).int()
+        return after, torch.masked_select(*rows)
     target = find_targets(after, keep)
     source = torch.zeros(  # dropped slots go to the last entry
-        after.capacity + 1, dtype=torch.int32, device=seen.device
+        after.capacity + 1, dtype=torch.int32, device=keep.device
     )
-    source.scatter_(0, target.flatten(), torch.cat((old, new), 1).flatten().int())
+    source.scatter_(0, target.flatten(), slots.flatten())
     return after, source[: after.capacity]
+
+
+@remember
+def _number_slots(counts: Sequence[int], free_slots: int, length: int, device: torch.device) -> Tensor:
+    """Return the source of each slot of rows of these lengths (`source_table`), int32 [rows, longest + length]."""
+    layout = arrange_rows(torch.empty(0, device=device), counts, free_slots)
+    old = layout.offsets[:, None] + torch.arange(max(counts), device=device)
+    new = -1 - torch.arange(len(counts) * length, device=device).view(len(counts), length)
+    if free_slots:
+        new = list_free_slots(layout, 0, length)
+    return torch.cat((old, new), 1).int()
 
 
 def list_origins(after: Layout, keep: Tensor) -> Tensor:

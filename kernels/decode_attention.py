@@ -59,7 +59,7 @@ def prepare_rows(past: Past, arrangement: Arrangement | None = None) -> DecodeRo
         arrangement: how rows of unequal length are read; None for the fastest: on CUDA a kernel, elsewhere by the
             number of lengths (docs/laboratory.md, "Next-token decoding").
     """
-    keys, values, layout = past
+    keys, values, layout, _ = past
     ends, device = layout.offsets + layout.lengths, keys.device
     chosen = arrangement or ("kernel" if keys.is_cuda else _choose(layout, keys.shape[2]))
     note_choice(lambda: DECODE_KERNEL if chosen == "kernel" else _explain(chosen, layout))

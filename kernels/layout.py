@@ -6,12 +6,20 @@ counts sequences with the same slots (static methods); if sequences keep differe
 (sequence, head) pair is a row. Free slots after each row store the tokens of an unfinished segment.
 """
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from kvbench.kernels.joined_rows import JoinedRows
+
+MAX_TABLE = 1 << 16
+"""Numbers of a table up to which it is remembered for other layers and generations."""
+Table = TypeVar("Table")
 
 
 class Group(NamedTuple):
@@ -78,11 +86,13 @@ class Past(NamedTuple):
         keys: flat storage [batch, slots, D], finite in every slot.
         values: shaped like `keys`.
         layout: layout of both.
+        joined: them with the present of a call, if several calls share it; None otherwise.
     """
 
     keys: Tensor
     values: Tensor
     layout: Layout
+    joined: "JoinedRows | None" = None
 
 
 State = tuple[Tensor, Tensor]
@@ -118,7 +128,7 @@ class PlacedRows(NamedTuple):
 
 def place_rows(past: Past, filled: Tensor) -> PlacedRows:
     """Return the places of rows that are stored by themselves; `filled` as in `PlacedRows`."""
-    keys, values, layout = past
+    keys, values, layout, _ = past
     stride = torch.tensor([keys.shape[1]]).to(keys.device, non_blocking=True)
     rows = (layout.offsets, layout.offsets, layout.lengths, layout.order)
     return PlacedRows(
@@ -126,14 +136,32 @@ def place_rows(past: Past, filled: Tensor) -> PlacedRows:
     )
 
 
-def arrange_rows(positions: Tensor, counts: list[int], free_slots: int = 0) -> Layout:
+def remember(find: Callable[..., Table]) -> Callable[..., Table]:
+    """Remember tables on the host, for all layers and generations with rows of equal lengths.
+
+    The function that is returned has two more arguments in front: the tensor on whose device the table is, and the
+    numbers of the table, which is not remembered if they are more than `MAX_TABLE`.
+    """
+
+    @lru_cache(256)
+    def find_once(*key: Any) -> Table:
+        with torch.inference_mode(False):
+            return find(*key)
+
+    def find_known(like: Tensor, size: int, *key: Any) -> Table:
+        on_host = type(like) is Tensor and like.device.type == "cpu" and size <= MAX_TABLE
+        return (find_once if on_host else find)(*key, like.device)
+
+    return find_known
+
+
+def arrange_rows(positions: Tensor, counts: Sequence[int], free_slots: int = 0) -> Layout:
     """Return the layout of rows of `counts` tokens at `positions` [rows, longest], with `free_slots` after each."""
-    on_host = type(positions) is Tensor and positions.device.type == "cpu"
-    tabulate = _find_tables if on_host else _make_tables
-    return Layout(positions, *tabulate(tuple(counts), free_slots, positions.device))
+    return Layout(positions, *_find_tables(positions, len(counts), tuple(counts), free_slots))
 
 
-def _make_tables(counts: tuple[int, ...], free_slots: int, device: torch.device) -> tuple[Any, ...]:
+@remember
+def _find_tables(counts: tuple[int, ...], free_slots: int, device: torch.device) -> tuple[Any, ...]:
     """Return what a layout has after its positions."""
     order = sorted(range(len(counts)), key=lambda row: -counts[row])
     offsets, places, groups, end = [0] * len(counts), [0] * len(counts), [], 0
@@ -150,13 +178,6 @@ def _make_tables(counts: tuple[int, ...], free_slots: int, device: torch.device)
     return at, lengths, by_length, place_of, counts, tuple(groups), sum(counts), free_slots
 
 
-@lru_cache(1024)
-def _find_tables(counts: tuple[int, ...], *given: Any) -> tuple[Any, ...]:
-    """Do what `_make_tables` does, once for all layers and generations with rows of these lengths."""
-    with torch.inference_mode(False):
-        return _make_tables(counts, *given)
-
-
 def empty_layout(rows: int, device: torch.device | str, free_slots: int = 0) -> Layout:
     """Return the layout of empty rows with `free_slots` free slots each."""
     return arrange_rows(torch.empty(rows, 0, dtype=torch.int64, device=device), [0] * rows, free_slots)
@@ -164,8 +185,13 @@ def empty_layout(rows: int, device: torch.device | str, free_slots: int = 0) -> 
 
 def list_positions(layout: Layout, start: int, length: int) -> Tensor:
     """Return positions int64 [rows, longest + length] of the cached slots followed by the current segment's."""
-    current = torch.arange(start, start + length, device=layout.positions.device)
-    return torch.cat((layout.positions, current.expand(len(layout.positions), -1)), 1)
+    positions, rows = layout.positions, len(layout.counts)
+    return torch.cat((positions, _repeat_positions(positions, rows * length, start, length, rows)), 1)
+
+
+@remember
+def _repeat_positions(start: int, length: int, rows: int, device: torch.device) -> Tensor:
+    return torch.arange(start, start + length, device=device).expand(rows, -1)
 
 
 def fold_rows(x: Tensor, batch: int, rows: int) -> Tensor:

@@ -1,13 +1,13 @@
 """Attention of a segment's queries over each row's cached keys and the current segment.
 
 `kernels/attention_paths.py` chooses the path. On CUDA one kernel reads past and present in place, or one kernel reads
-the present and another kernel or a library the past. Elsewhere rows of equal length are concatenated with the present,
-group by group and in pieces: products over a copy that stays in the processor's cache cost less than two attentions and
-their merge. Small groups are padded to one length and share a call.
+the present and another kernel or a library the past. Elsewhere past and present are joined, group by group and in
+pieces: products over a copy that stays in the processor's cache cost less than two attentions and their merge. Small
+groups are padded to one length and share a call.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -16,19 +16,18 @@ from kvbench.kernels.attention_choices import AttentionChoice, note_choice
 from kvbench.kernels.attention_paths import LIBRARIES, Path, choose_path, describe, explain_path
 from kvbench.kernels.batch_invariance import is_batch_invariant
 from kvbench.kernels.fused_attention import explain_backend, fused_attention
-from kvbench.kernels.layout import Group, Layout, Past, empty_layout, fold_rows, view_group
+from kvbench.kernels.joined_rows import JoinedRows, round_up
+from kvbench.kernels.layout import Group, Layout, Past, empty_layout, fold_rows
 from kvbench.kernels.past_attention import attend_in_parts
 from kvbench.kernels.products import wide_products
 
 PIECE_BYTES = 4 << 20
 """Bytes of scores that exist at once outside CUDA, so that they stay in the processor's cache."""
-KEY_MULTIPLE = 16
-"""Concatenated keys are padded to a multiple of this: softmax over 399 numbers takes longer than over 400."""
 PADDED_SCORES = 1 << 15
 """Padding scores outside CUDA that cost about as much as the calls for one more group."""
 
 DENSE_PRODUCTS = AttentionChoice("dense products", (("fused attention", "needs a GPU"),))
-Pair = tuple[Tensor, Tensor]
+Read = Callable[[slice], tuple[Tensor, Tensor]]
 
 
 def ragged_attention(
@@ -77,44 +76,36 @@ def ragged_attention(
     if path != "products":
         library = LIBRARIES.get(path)
         return attend_in_parts(q, k, v, past, scale, causal=causal, library=library, dtype=dtype)
-    if past.layout.uniform:  # rows of equal length keep the present's order
-        stored = _view_past(past, past.layout.groups[0], q.dtype, k.shape[:2])
-        out, sums = _attend_parts(q, [*stored, (k, v)], scale, k.shape[2] if causal else None, lse)
-        return out.to(dtype), sums
-    out, sums = _attend_unequal(q, k, v, past, scale, causal=causal, lse=lse)
-    return out.reshape(q.shape).to(dtype), None if sums is None else sums.reshape(q.shape[:3])
+    joined, tokens = past.joined or JoinedRows(past, k, v), k.shape[2] if causal else None
+    if not joined.dense:
+        out, sums = _attend_unequal(q, joined, past.layout, k.shape[2], scale, causal=causal, lse=lse)
+        return out.reshape(q.shape).to(dtype), None if sums is None else sums.reshape(q.shape[:3])
+    out, sums = _attend_equal(q, joined.read, joined.keys, joined.width, scale, tokens, lse)
+    return out.to(dtype), sums
 
 
 def _attend_unequal(
-    q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, *, causal: bool, lse: bool
+    q: Tensor, joined: JoinedRows, layout: Layout, tokens: int, scale: float, *, causal: bool, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Compute `ragged_attention` outside CUDA for rows of unequal length; return [batch, rows, queries, D]."""
-    tokens, layout = k.shape[2] if causal else None, past.layout
-    # Rows in storage order, where equally long rows are adjacent.
-    rows = (fold_rows(x, len(past.keys), len(layout.counts)) for x in (q, k, v))
-    q, k, v = (x.transpose(0, 1).index_select(0, layout.order) for x in rows)
+    rows = fold_rows(q, joined.batch, len(layout.counts)).transpose(0, 1)
     states, first = [], 0
-    for groups in _join_groups(layout.groups, k.shape[2], q.shape[1] * q.shape[2]):
-        at = slice(first, first + sum(group.size for group in groups))
-        present = k[at], v[at]
-        pasts = [
-            [(x.transpose(0, 1), y.transpose(0, 1)) for x, y in _view_past(past, group, q.dtype)]
-            for group in groups
-        ]
-        if len(groups) == 1:
-            states.append(_attend_parts(q[at], [*pasts[0], present], scale, tokens, lse))
-        else:
-            states.append(_padded_attention(q[at], pasts, groups, present, scale, tokens, lse))
-        first = at.stop
+    for groups in _join_groups(layout.groups, tokens, joined.batch * q.shape[2]):
+        some, first = joined.find_set(groups, first), first + sum(group.size for group in groups)
+        part = rows if some.rows is None else rows.index_select(0, some.rows)
+        keys, hidden = some.places.shape[2], (some.least, some.absent)
+        if causal:
+            hidden = 0, ~make_causal_mask(q.shape[2], keys, tokens, some.ends, q.device)
+        states.append(
+            _attend_pieces(part, partial(joined.read, places=some.places), keys, scale, hidden, lse)
+        )
+    if len(states) == 1:
+        ((out, sums),) = states
+        return out.transpose(0, 1), None if sums is None else sums.transpose(0, 1)
     # Rows of a token become adjacent, as the next projection reads them.
-    out = (
-        torch.cat([out for out, _ in states])
-        .permute(1, 2, 0, 3)
-        .index_select(2, layout.places)
-        .transpose(1, 2)
-    )
-    sums = [sums.transpose(0, 1) for _, sums in states if sums is not None]
-    return out, torch.cat(sums, 1).index_select(1, layout.places) if sums else None
+    out = torch.cat([out for out, _ in states]).permute(1, 2, 0, 3).index_select(2, layout.places)
+    every = [sums.transpose(0, 1) for _, sums in states if sums is not None]
+    return out.transpose(1, 2), torch.cat(every, 1).index_select(1, layout.places) if every else None
 
 
 def _join_groups(groups: Sequence[Group], tokens: int, scores_per_key: int) -> Iterator[list[Group]]:
@@ -130,29 +121,13 @@ def _join_groups(groups: Sequence[Group], tokens: int, scores_per_key: int) -> I
     for group in groups:
         longest = together[0].length if together else group.length
         padding = group.size * scores_per_key * (longest - group.length)
-        whole = 4 * (rows + group.size) * scores_per_key * _round_up(longest + tokens)
+        whole = 4 * (rows + group.size) * scores_per_key * round_up(longest + tokens)
         if together and (padding > PADDED_SCORES or whole > PIECE_BYTES):
             yield together
             together, rows = [], 0
         together.append(group)
         rows += group.size
     yield together
-
-
-def _round_up(keys: int) -> int:
-    return -(-keys // KEY_MULTIPLE) * KEY_MULTIPLE
-
-
-def _view_past(
-    past: Past, group: Group, dtype: torch.dtype, shape: tuple[int, ...] | None = None
-) -> list[Pair]:
-    """Return keys and values of a group [batch, size, length, D], or of all rows [*shape, length, D]; none if empty."""
-    if not group.length:
-        return []
-    keys, values = (view_group(x, group).to(dtype) for x in past[:2])
-    if shape is not None and keys.shape[:2] != shape:
-        keys, values = (x.view(*shape, group.length, -1) for x in (keys, values))
-    return [(keys, values)]
 
 
 def dense_attention(
@@ -183,7 +158,10 @@ def dense_attention(
         return ragged_attention_triton(q, k, v, past, scale)
     if whole:
         return fused_attention(q, k, v, scale)
-    return _attend_parts(q, [(k, v)], scale, tokens, lse)
+    keys, values = (x.float().flatten(0, 1) for x in (k, v))
+    return _attend_equal(
+        q, lambda pairs: (keys[pairs], values[pairs]), k.shape[2], k.shape[2], scale, tokens, lse
+    )
 
 
 @cache
@@ -192,94 +170,65 @@ def _make_empty_layout(rows: int, device: torch.device) -> Layout:
     return empty_layout(rows, device)
 
 
-def _attend_parts(
-    q: Tensor, parts: Sequence[Pair], scale: float, tokens: int | None, lse: bool
+def _attend_equal(
+    q: Tensor, read: Read, keys: int, width: int, scale: float, tokens: int | None, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `dense_attention` over the concatenated keys and values of all parts."""
+    """Compute `dense_attention` with torch's operations, over keys that are padded to `width`."""
     if q.shape[0] == 1 < q.shape[1]:  # pieces are cut along the first dimension
-        parts = [(k.transpose(0, 1), v.transpose(0, 1)) for k, v in parts]
-        out, sums = _attend_parts(q.transpose(0, 1), parts, scale, tokens, lse)
+        out, sums = _attend_equal(q.transpose(0, 1), read, keys, width, scale, tokens, lse)
         return out.transpose(0, 1), None if sums is None else sums.transpose(0, 1)
+    hidden: tuple[int, Tensor | None] = keys, None
+    if tokens is not None:
+        hidden = 0, ~make_causal_mask(q.shape[2], width, tokens, keys, q.device)
+    return _attend_pieces(q, read, width, scale, hidden, lse)
+
+
+def _attend_pieces(
+    q: Tensor,
+    read: Read,
+    keys: int,
+    scale: float,
+    hidden: tuple[int, Tensor | None],
+    lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend to as many keys in every row, in pieces of rows or of queries.
+
+    Args:
+        q: [outer, inner, queries, D].
+        read: returns keys and values of some rows of q, folded, float32 [pairs, keys, D] each.
+        keys: number of them.
+        scale: factor on q k^T.
+        hidden: the key from which some are hidden, and which, bool [outer or 1, 1, queries or 1, keys left]; None: all.
+        lse: whether to return the log-sum-exp.
+    """
     out = q.new_empty(q.shape, dtype=torch.float32)
     sums = q.new_empty(q.shape[:3], dtype=torch.float32) if lse else None
     outer, inner, count, channels = q.shape
-    keys = sum(k.shape[2] for k, _ in parts)
-    width = keys if len(parts) == 1 else _round_up(keys)
-    hidden = None if tokens is None else ~make_causal_mask(count, keys, tokens, q.device)
-    rows = max(1, min(outer, PIECE_BYTES // (4 * inner * count * width)))
-    step = count if rows > 1 else max(1, min(count, PIECE_BYTES // (4 * inner * width)))
-    buffer = out.new_empty(rows * inner, step, width)
-    padded = out.new_empty(2, rows, inner, width, channels) if len(parts) > 1 else None
-    if padded is not None and width > keys:
-        padded[..., keys:, :].zero_()
+    rows = max(1, min(outer, PIECE_BYTES // (4 * inner * count * keys)))
+    step = count if rows > 1 else max(1, min(count, PIECE_BYTES // (4 * inner * keys)))
+    buffer = out.new_empty(rows * inner, step, keys)
     whole = rows == outer and step == count
+    first, mask = hidden
+    if mask is not None and not whole:
+        mask = mask.expand(outer, 1, count, -1)
     with wide_products(buffer.numel() * channels, q.device):
         for row in range(0, outer, rows):
-            at = slice(row, row + rows)
-            k, v = _join_parts(parts if whole else [(k[at], v[at]) for k, v in parts], padded)
+            k, v = read(slice(row * inner, (row + rows) * inner))
             for start in range(0, count, step):
-                piece, target = (x if whole else x[at, :, start : start + step] for x in (q, out))
+                place = slice(row, row + rows), slice(None), slice(start, start + step)
+                piece, target = (x if whole else x[place] for x in (q, out))
                 queries = piece.float().flatten(0, 1)
                 scores = buffer if whole else buffer[: queries.shape[0], : queries.shape[1]]
                 torch.baddbmm(scores, queries, k.mT, beta=0, alpha=scale, out=scores)
-                if width > keys:
-                    scores[..., keys:].fill_(-torch.inf)
-                if hidden is not None:
-                    scores[..., :keys].masked_fill_(hidden[start : start + step], -torch.inf)
+                if mask is not None:
+                    tail = scores.unflatten(0, (-1, inner))[..., first:]
+                    tail.masked_fill_(mask if whole else mask[place], -torch.inf)
+                elif first < keys:
+                    scores[..., first:].fill_(-torch.inf)
                 if sums is not None:
-                    torch.logsumexp(scores, -1, out=sums[at, :, start : start + step].flatten(0, 1))
+                    torch.logsumexp(scores, -1, out=sums[place].flatten(0, 1))
                 _weigh(scores, v, q.dtype, target.flatten(0, 1))
     return out.to(q.dtype), sums
-
-
-def _padded_attention(
-    q: Tensor,
-    pasts: Sequence[Sequence[Pair]],
-    groups: Sequence[Group],
-    present: Pair,
-    scale: float,
-    tokens: int | None,
-    lse: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Attend for rows of several lengths at once, [rows, batch, queries, D], padded to the longest keys.
-
-    Args:
-        q: as in `dense_attention`, with rows first.
-        pasts: keys and values [size, batch, length, D] of each group, empty without a past.
-        groups: rows by length, longest first.
-        present: current keys and values, [rows, batch, tokens, D].
-        scale: factor on q k^T.
-        tokens: as in `dense_attention`.
-        lse: whether to return the log-sum-exp.
-    """
-    rows, inner, count, channels = q.shape
-    more = present[0].shape[2]
-    width = _round_up(groups[0].length + more)
-    joined = q.new_zeros(2, rows, inner, width, channels, dtype=torch.float32)
-    scores = joined.new_empty(rows, inner, count, width)
-    out = joined.new_empty(rows * inner, count, channels)
-    with wide_products(scores.numel() * channels, q.device):
-        ends, first = [], 0
-        for group, past in zip(groups, pasts, strict=True):
-            at, end = slice(first, first + group.size), group.length + more
-            for number, now in enumerate(present):
-                if past:
-                    joined[number, at, :, : group.length] = past[0][number]
-                joined[number, at, :, group.length : end] = now[at]
-            ends.append((at, end))
-            first = at.stop
-        k, v = joined.flatten(1, 2)
-        flat = scores.flatten(0, 1)
-        torch.baddbmm(flat, q.float().flatten(0, 1), k.mT, beta=0, alpha=scale, out=flat)
-        for at, end in ends:
-            scores[at, ..., end:].fill_(-torch.inf)
-            if tokens is not None:
-                scores[at, ..., :end].masked_fill_(
-                    ~make_causal_mask(count, end, tokens, q.device), -torch.inf
-                )
-        sums = torch.logsumexp(scores, -1) if lse else None
-        _weigh(flat, v, q.dtype, out)
-    return out.unflatten(0, (rows, inner)).to(q.dtype), sums
 
 
 def _weigh(scores: Tensor, v: Tensor, dtype: torch.dtype, out: Tensor) -> None:
@@ -293,20 +242,12 @@ def _weigh(scores: Tensor, v: Tensor, dtype: torch.dtype, out: Tensor) -> None:
         out.div_(total)
 
 
-def _join_parts(parts: Sequence[Pair], padded: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return concatenated keys and values of all parts, float32 [pairs, keys, D], in `padded` if it is set."""
-    if padded is None:
-        k, v = parts[0]
-        return k.float().flatten(0, 1), v.float().flatten(0, 1)
-    keys = sum(k.shape[2] for k, _ in parts)
-    places = padded[:, : parts[0][0].shape[0]].unbind()
-    for place, joined in zip(places, zip(*parts, strict=True), strict=True):
-        torch.cat(joined, 2, out=place.narrow(2, 0, keys))
-    k, v = (place.flatten(0, 1) for place in places)
-    return k, v
+def make_causal_mask(
+    queries: int, keys: int, tokens: int, ends: Tensor | int, device: torch.device
+) -> Tensor:
+    """Return a mask bool [..., queries, keys]: query m sees m % tokens + 1 of the last `tokens`, and all keys before.
 
-
-def make_causal_mask(queries: int, keys: int, tokens: int, device: torch.device) -> Tensor:
-    """Return a mask bool [queries, keys]: query m sees all keys but the last `tokens`, and m % tokens + 1 of these."""
-    token = torch.arange(tokens - keys, tokens, device=device)
+    `ends`, [..., 1, 1], are the keys without the padding behind them.
+    """
+    token = torch.arange(keys, device=device) + tokens - ends
     return token <= (torch.arange(queries, device=device) % tokens)[:, None]

@@ -19,7 +19,7 @@ from kvbench.kernels.attention_paths import PATHS, Path, describe, why_not
 from kvbench.kernels.compact import rebuild_both, source_table
 from kvbench.kernels.decode_attention import decode_token
 from kvbench.kernels.group_norm import group_norm
-from kvbench.kernels.layout import Past, empty_layout, place_rows
+from kvbench.kernels.layout import Past, empty_layout, list_positions, place_rows
 from kvbench.kernels.modulate import EPSILON, modulate
 from kvbench.kernels.past_attention import attend_past
 from kvbench.kernels.planes import Codes, Plane, halve, read_plane
@@ -103,9 +103,9 @@ def make_inputs(machine: Machine, shape: Shape, dtype: torch.dtype, free_slots: 
     rows, longest = len(shape.past), max(shape.past)
     q, k, v = draw(shape.batch, shape.queries, 3, rows, shape.channels).transpose(1, 3).unbind(2)
     keep = torch.arange(longest) < torch.tensor(shape.past)[:, None]
-    layout, _ = source_table(
-        empty_layout(rows, machine.device), keep.to(machine.device), 0, longest, free_slots
-    )
+    empty = empty_layout(rows, machine.device)
+    positions = list_positions(empty, 0, longest)
+    layout, _ = source_table(empty, keep.to(machine.device), positions, longest, free_slots)
     keys, values = (draw(shape.batch, layout.capacity, shape.channels) for _ in range(2))
     return Inputs(q * (2 * shape.channels**-0.5), k, v, Past(keys, values, layout))
 
@@ -236,7 +236,8 @@ def check_rebuild(machine: Machine, make: Make) -> Figures:
     layout, tokens = x.past.layout, x.k.shape[2]
     generator = torch.Generator().manual_seed(0)
     keep = torch.rand(len(layout.counts), layout.longest + tokens, generator=generator) < 0.5
-    after, source = source_table(layout, keep.to(machine.device), layout.longest, tokens)
+    positions = list_positions(layout, layout.longest, tokens)
+    after, source = source_table(layout, keep.to(machine.device), positions, tokens)
     out = tuple(old.new_empty(len(old), len(source), old.shape[2]) for old in x.past[:2])
     with machine.branches():
         rebuild_both(x.past[:2], (x.k, x.v), source, (out[0], out[1]))

@@ -23,6 +23,7 @@ from kvbench.engine.schedule import build_schedule
 from kvbench.engine.sparse_attention import SparseAttention, attend_sparsely
 from kvbench.engine.steps import Steps
 from kvbench.engine.stored_layers import StoredLayers
+from kvbench.kernels.joined_rows import JoinedRows
 from kvbench.kernels.layout import Layout
 from kvbench.methods.shared.base import Method
 
@@ -226,6 +227,8 @@ class KVCache(StoredLayers):
         """Attend with a whole segment whose tokens see each other."""
         self._check_length(present)
         self.ledger.pending_bytes = present.k.nbytes + present.v.nbytes
+        if self._plain is not None and not present.k.is_cuda and present.k.dtype == present.store.keys.dtype:
+            present.store.joined = JoinedRows(present.store.past, present.k, present.v)
         # On a GPU attention computes the log-sum-exp for methods that read data.
         attends_first = present.q.is_cuda and not self.method.static
         if self._segment.last or attends_first or self._uses.sparse_reads:

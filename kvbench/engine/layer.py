@@ -13,6 +13,7 @@ from torch import Tensor
 from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.engine.coding.planes import count_rows
 from kvbench.kernels.decode_attention import DecodeRows
+from kvbench.kernels.joined_rows import JoinedRows
 from kvbench.kernels.layout import Layout, Past, PlacedRows
 
 
@@ -68,6 +69,7 @@ class LayerStore(LayerState):
         handles: handles by which the arena releases keys and values.
         rows: the same storage as the steps of a segment read it, from the first step on.
         placed: the same storage as the one-token kernel reads it; None without the kernel.
+        joined: outside CUDA, the slots with those of a segment whose tokens came at once.
     """
 
     layout: Layout
@@ -76,11 +78,12 @@ class LayerStore(LayerState):
     handles: tuple[int | None, int | None] = (None, None)
     rows: DecodeRows | None = None
     placed: PlacedRows | None = None
+    joined: JoinedRows | None = None
 
     @property
     def past(self) -> Past:
         """Stored keys and values in the form that kernels take."""
-        return Past(self.keys, self.values, self.layout)
+        return Past(self.keys, self.values, self.layout, self.joined)
 
     @property
     def slot_bytes(self) -> int:

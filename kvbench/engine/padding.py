@@ -114,7 +114,7 @@ def follow_schedule(
     kept.scatter_(1, torch.where(positions < 0, segment.end, positions), value=True)
     seen = list_positions(layout, segment.start, segment.length)
     keep = kept.repeat(sequences, 1).gather(1, seen.clamp(min=0)) & (seen >= padding.rows[:, None])
-    return Change(*source_table(layout, keep, segment.start, segment.length, free_slots), appends=False)
+    return Change(*source_table(layout, keep, seen, segment.length, free_slots), appends=False)
 
 
 def ask_plans(
@@ -162,4 +162,4 @@ def ask_plans(
             keep = ask_kept(method.plan_for(tokens), view)
             kept[tokens] = present if keep is None else present & keep
     keep = torch.cat([kept[tokens] for tokens in padding.prompts])
-    return Change(*source_table(layout, keep, segment.start, segment.length, free_slots), appends=False)
+    return Change(*source_table(layout, keep, rows.position, segment.length, free_slots), appends=False)

@@ -158,13 +158,17 @@ class PlainStorage(CacheBackend):
             self.free_layer(store)
             return LayerStore(change.layout, keys, values, (first, second), state=change.state)
         self._moved_both = False
+        direct = (change.appends and not change.layout.free_slots) or store.layout.free_slots
+        if joined := None if direct else store.joined:
+            change = change._replace(source=joined.find_origins(change.source))
+        parts = (None, None) if joined is None else joined.buffer
         # One after the other: the old keys are released before the new values are allocated.
-        keys, first = self._move(store.keys, store, present[0], change)
+        keys, first = self._move(store.keys, store, present[0], parts[0], change)
         if contents is not None:
             keys.copy_(contents.keys)
         self.arena.release(store.handles[0])
         store.keys = keys
-        values, second = self._move(store.values, store, present[1], change)
+        values, second = self._move(store.values, store, present[1], parts[1], change)
         if contents is not None:
             values.copy_(contents.values)
         self.arena.release(store.handles[1])
@@ -184,12 +188,12 @@ class PlainStorage(CacheBackend):
         return fits and after.total == layout.total + tokens and change.contents is None
 
     def _move(
-        self, storage: Tensor, store: LayerStore, current: Tensor, change: Change
+        self, storage: Tensor, store: LayerStore, current: Tensor, joined: Tensor | None, change: Change
     ) -> tuple[Tensor, int | None]:
         """Copy the slots of a layer's keys or values that stay to new storage."""
         moved, handle = self.arena.take((self._batch, change.layout.capacity, storage.shape[2]))
-        if store.layout.free_slots:
-            move_slots(storage, change.source, moved)
+        if store.layout.free_slots or joined is not None:
+            move_slots(storage if joined is None else joined, change.source, moved)
         elif change.appends and not storage.is_cuda and not change.layout.free_slots:
             # A GPU copies by a table as fast as without one.
             rows = (len(current) // self._batch, current.shape[1])

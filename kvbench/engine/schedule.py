@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.arena import ring_slots
@@ -137,7 +138,7 @@ def apply_answer(
     segment = view.segment
     if view.padding is not None:  # a slot of the current segment may not exist
         keep = view.position >= 0 if keep is None else keep & (view.position >= 0)
-    after, source = source_table(layout, keep, segment.start, segment.length, free_slots, counts)
+    after, source = source_table(layout, keep, view.position, segment.length, free_slots, counts)
     everything = after.total == layout.total + len(layout.counts) * segment.length
     state = view.state if method.uses.state else None
     if state is not None and not (keep is None and layout.uniform):
@@ -208,10 +209,9 @@ def show_layer(
         position = list_positions(layout, segment.start, segment.length)
         if padding is not None:
             position.masked_fill_(position < padding[:, None], -1)
-    shape = (0, 0) if state is None else (*position.shape, *state.shape[2:])
-    numbers = torch.zeros(shape, device=position.device)
+    numbers = position.new_empty(0, 0, dtype=torch.float32)
     if state is not None:
-        numbers[:, : state.shape[1]] = state
+        numbers = F.pad(state, (*(0, 0) * (state.ndim - 2), 0, position.shape[1] - state.shape[1]))
     charge, heads = padding if spec.padding_counts else None, spec.heads
     shown = (layer, segment, sequences, heads, position, spec.segments, numbers)
     return CacheView(*shown, inputs, prompts, padding, charge, prompt_lengths)

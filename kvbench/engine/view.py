@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.layout import pad_rows
 from kvbench.kernels.planes import unrotate
 from kvbench.methods.shared.view import View
+
+find_norms = partial(torch.linalg.vector_norm, dim=-1, dtype=torch.float32)
 
 
 @dataclass
@@ -56,6 +59,12 @@ class CacheView(View):
             )
             self._segment_ids = torch.bucketize(self.position, starts, right=True) - 1
         return self._segment_ids
+
+    @cached_property
+    def exists(self) -> Tensor | None:
+        given = self._given
+        whole = given is not None and given.store.layout.uniform and self._current_padding is None
+        return None if whole else self.position >= 0
 
     def mass(self, queries: Tensor | None = None, *, power: int = 1) -> Tensor:
         q, tokens = self._select_queries(self._inputs.q, queries), self._list_tokens(queries)
@@ -125,12 +134,13 @@ class CacheView(View):
         return self._narrow(self._join(self._inputs.store.values, self._inputs.v))
 
     def value_norms(self) -> Tensor:
-        store, current = self._inputs.store, self._narrow(self._inputs.v)
-        # Norms take less room than the values, which are not joined.
-        past = self._narrow(pad_rows(store.values, store.layout).to(current.dtype))
-        past, norms = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32) for x in (past, current))
-        joined = torch.cat((past.view(*norms.shape[:2], -1), norms), 2).flatten(0, 1)
-        return joined if store.layout.uniform and self.padding is None else joined * (self.position >= 0)
+        past, current = self._inputs.store.past, self._narrow(self._inputs.v)
+        if past.joined is not None:
+            joined = find_norms(self._narrow(past.joined.read_slots(1))).flatten(0, 1)
+        else:  # norms take less room than the values, which are not joined
+            old = find_norms(self._narrow(pad_rows(past.values, past.layout).to(current.dtype)))
+            joined = torch.cat((old.view(*current.shape[:2], -1), find_norms(current)), 2).flatten(0, 1)
+        return joined if self.exists is None else joined * self.exists
 
     def value_ranges(self) -> Tensor:
         low, high = self.cached_values().float().aminmax(dim=-1)

@@ -178,4 +178,4 @@ class CAKE(LayerShares, ObservationWindow):
         """Return the smoothed mean plus gamma times the variance, float32 [rows, slots]."""
         mean, variance = measure_moments(*attend_window(view, chosen))
         scores = (mean + self.gamma * variance).mean(1)
-        return smooth_outside(scores, inside, "avg", self.kernel, exists=self.valid_slots(view))
+        return smooth_outside(scores, inside, "avg", self.kernel, exists=view.exists)

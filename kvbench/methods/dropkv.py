@@ -42,7 +42,7 @@ class DropKV(ObservationWindow):
         if asking is not None:
             changes = changes.masked_fill(~asking[:, None, :, None], 0)
         scores = changes.sum(2).mean(1).float()
-        return smooth_outside(scores, inside, self.pool, self.kernel, exists=self.valid_slots(view))
+        return smooth_outside(scores, inside, self.pool, self.kernel, exists=view.exists)
 
 
 def measure_changes(scores: Tensor, values: Tensor, epsilon: float) -> Tensor:

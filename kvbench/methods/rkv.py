@@ -51,7 +51,7 @@ class RKV(ObservationWindow):
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
         """Return lambda I - (1 - lambda) R, float32 [rows, slots]."""
         scores, queries = view.scores(chosen), find_valid_queries(view, chosen)
-        keys, exists, valid = view.cached_keys(), view.position >= 0, self.valid_slots(view)
+        keys, exists, valid = view.cached_keys(), view.position >= 0, view.exists
         if self.similarity == "middle":
             inside = inside | find_sinks(view, self.sinks, self.leading)
             exists = valid = exists & ~inside

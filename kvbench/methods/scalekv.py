@@ -156,7 +156,7 @@ class ScaleKV(Scored):
         else:
             scores, queries = view.scores(chosen), find_valid_queries(view, chosen)
             received = average_attention(scores, inside, softmax="all", group="mean", asking=queries)
-        merged, exists = self.merge_branches(received), self.valid_slots(view)  # branches before pooling
+        merged, exists = self.merge_branches(received), view.exists  # branches before pooling
         smoothed = smooth_outside(
             merged, inside, self.pool, self.kernel, exists=exists, spread_blank=self.released_queries
         )

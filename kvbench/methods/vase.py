@@ -125,7 +125,7 @@ class VaSE(NewestKept):
         asking = asking if exist is None else asking & exist
         scores = view.scores(chosen)
         attention = average_attention(scores, newest, softmax="prefix", group="mean", asking=asking)
-        return smooth(attention, "avg", self.kernel, self.valid_slots(view))
+        return smooth(attention, "avg", self.kernel, view.exists)
 
     def _draw_exponential(self, view: View) -> Tensor:
         """Return an exponential number of each slot, by its rank among the slots of its row: float32 [rows, slots]."""

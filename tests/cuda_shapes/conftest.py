@@ -48,7 +48,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
 def keeping_all(
     layout: Layout,
     keep: Tensor | None,
-    start: int,
+    positions: Tensor,
     length: int,
     free_slots: int,
     counts: Sequence[int] | None = None,

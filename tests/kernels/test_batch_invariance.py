@@ -96,7 +96,7 @@ def decode(q: Tensor, k: Tensor, v: Tensor, stored: Past, free: int) -> Tensor:
 
 def take_first(case: Case) -> Case:
     """The first sequence of a batch."""
-    q, k, v, (keys, values, layout) = case
+    q, k, v, (keys, values, layout, _) = case
     return Case(q[:1], k[:1], v[:1], Past(keys[:1].contiguous(), values[:1].contiguous(), layout))
 
 

@@ -48,7 +48,7 @@ from kvbench.kernels.triton.rms_norm import rms_norm_triton
 from kvbench.kernels.triton.softmax import merge_pair_triton
 from kvbench.kernels.triton.swiglu import silu_mul_triton
 from kvbench.kernels.compact import source_table
-from kvbench.kernels.layout import Past, arrange_rows, empty_layout
+from kvbench.kernels.layout import Past, arrange_rows, empty_layout, list_positions
 
 from benchmarks.support.kernel_variants import sized_for
 sizes = sized_for(int(sys.argv[1]))
@@ -85,7 +85,7 @@ for batch in (1, 2, 16):
         attention_mass_triton(q, k, Past(storage, storage, layout), 1.0)
         attention_mass_triton(q[:, :, -1:], k, Past(storage, storage, layout), 1.0)
         keep = torch.rand(rows, layout.longest + length) < 0.3 + 0.2 * torch.arange(rows)[:, None]
-        layout, source = source_table(layout, keep, start, length)
+        layout, source = source_table(layout, keep, list_positions(layout, start, length), length)
         moved = storage.new_empty(batch, len(source), channels)
         rebuild_triton((storage, storage), (k, v), source, (moved, moved))
         storage = moved

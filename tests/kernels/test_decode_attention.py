@@ -120,7 +120,7 @@ def check_token(case: Case, filled: int, share: int | None, scale: float) -> Non
 def test_large_scores_do_not_overflow(share: int) -> None:
     from kvbench.kernels.triton.decode_attention import decode_attention_triton
 
-    q, k, v, (keys, values, layout) = make(1, [70, 0], 4, 16)
+    q, k, v, (keys, values, layout, _) = make(1, [70, 0], 4, 16)
     nothing = torch.tensor([0], device=DEVICE)
     out = decode_attention_triton(
         q * 30, k * 30, v, place_rows(Past(keys * 30, values, layout), nothing), 1.0, share=share

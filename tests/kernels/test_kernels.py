@@ -119,7 +119,7 @@ def test_large_scores_do_not_overflow() -> None:
     assert torch.equal(out, v)
     assert lse is not None
     assert torch.isfinite(lse).all()
-    layout, source = source_table(empty_layout(1, "cpu"), torch.ones(1, 2, dtype=torch.bool), 0, 2)
+    layout, source = source_table(empty_layout(1, "cpu"), torch.ones(1, 2).bool(), torch.arange(2)[None], 2)
     past = rebuild(torch.empty(1, 0, 4), -k, source)
     merged, _ = ragged_attention(q, k, v, Past(past, v[0], layout), 1.0)
     assert torch.equal(merged, v)
@@ -196,7 +196,7 @@ def test_plan_and_rebuild_equal_lists(
             held |= dict(enumerate(current[:, :, row].to(stored).unbind(1), start))
             chosen = {p for p in seen[row][keep[row]].tolist() if p >= 0}
             model[row] = {p: x for p, x in held.items() if p in chosen}
-        layout, source = source_table(layout, keep, start, length)
+        layout, source = source_table(layout, keep, list_positions(layout, start, length), length)
         old, new = (storage, negative), (current.transpose(1, 2), -current.transpose(1, 2).contiguous())
         storage, negative, alone = storage.new_empty(3, 2, layout.total, channels).unbind()
         program(old, new, source, (storage, negative))

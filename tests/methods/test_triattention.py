@@ -37,6 +37,7 @@ class Held:
     sequences: int = 1
     padding: Tensor | None = None
     padding_charge: Tensor | None = None
+    exists: Tensor | None = None
     segment_ids: Tensor = field(init=False)
     heads: int = field(init=False)
 

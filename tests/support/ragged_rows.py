@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.support.reference_attention import agrees, received
 from kvbench.kernels.compact import source_table
-from kvbench.kernels.layout import Layout, Past, empty_layout
+from kvbench.kernels.layout import Layout, Past, empty_layout, list_positions
 from tests.support.triton_device import DEVICE
 
 # Interpreted, bfloat16 can be stored but neither multiplied nor rounded to.
@@ -75,7 +75,8 @@ def make(
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     lengths = [length + 3 * number for number in range(batch) for length in held] if apart else held
     keep = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    layout, _ = source_table(empty_layout(len(lengths), device), keep.to(device), 0, max(lengths))
+    empty = empty_layout(len(lengths), device)
+    layout, _ = source_table(empty, keep.to(device), list_positions(empty, 0, max(lengths)), max(lengths))
     shape = (1 if apart else batch, sum(lengths), channels)
     keys, values = (normal(*shape).to(stored or dtype) for _ in range(2))
     return Case(q, k, v, Past(keys, values, layout))

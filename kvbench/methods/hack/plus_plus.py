@@ -116,7 +116,7 @@ class HACKPlusPlus(Scored):
         if not self._any_by_attention[view.layer]:
             return self._score_structural(view)
         received = view.mass(choose_window("uniform", view.segment, self.observed))
-        smoothed = smooth(self.merge_branches(received), "max", self.pool, view.position >= 0)
+        smoothed = smooth(self.merge_branches(received), "max", self.pool, view.exists)
         if self._all_by_attention[view.layer]:
             return smoothed
         rows = self._by_attention[view.layer].to(smoothed.device, non_blocking=True).repeat(view.sequences)

@@ -182,8 +182,9 @@ class Forecast(Scored):
         """Update the surprise of slots by the segment's attention."""
         if self._surprise:
             usual = self._of_slots(self._usual, view)
-            held = usual.masked_fill(view.position < 0, -torch.inf).logsumexp(1, keepdim=True)
-            view.state.mul_(self._memory).add_((view.mass() + EPSILON).log() - usual + held)
+            known = usual if view.exists is None else usual.masked_fill(~view.exists, -torch.inf)
+            surprise = (view.mass() + EPSILON).log_().sub_(usual).add_(known.logsumexp(1, keepdim=True))
+            view.state.mul_(self._memory).add_(surprise)
 
     def score(self, view: View) -> Tensor:
         """Return the forecast with surprise and contrast, float32 [rows, slots]."""
@@ -195,8 +196,10 @@ class Forecast(Scored):
     def _of_slots(self, tables: list[Tensor], view: View) -> Tensor:
         """Return the values of slots [rows, slots] from tables of positions [branches, L, H, c_k], one a segment."""
         of_branches = tables[view.segment.index][:, view.layer].to(view.position.device)
-        rows = of_branches.repeat_interleave(view.sequences // len(of_branches), 0).flatten(0, 1)
-        return rows.gather(1, view.position.clamp(min=0))
+        if (prompts := view.sequences // len(of_branches)) > 1:
+            of_branches = of_branches.repeat_interleave(prompts, 0)
+        places = view.position if view.exists is None else view.position.clamp(min=0)
+        return of_branches.flatten(0, 1).gather(1, places)
 
     def _rate(self, tensors: dict[str, Tensor], spec: ModelSpec) -> tuple[list[Tensor], list[Tensor]]:
         """Return log F_k and log A_k of each position after each cached segment, float32 [branches, L, H, c_k]."""

@@ -129,10 +129,6 @@ class LayerShares(Scored):
         """Return the share of a layer's heads; None if it is measured."""
         return None if self.preference == "previous" else super().capacity(layer, segment)
 
-    def valid_slots(self, view: View) -> Tensor | None:
-        """Return which slots each row has, bool [rows, slots]; None if all rows have all."""
-        return view.position >= 0 if self.preference == "previous" else super().valid_slots(view)
-
     def observe(self, view: View) -> None:
         """Measure the layer if shares are not calibrated, and compute its capacity in each sequence."""
         super().observe(view)

@@ -195,7 +195,7 @@ class Scored(Method):
         if self.leading:
             sinks = sinks | find_leading(view, self.leading)
         scores = self.smoothed_scores(view).masked_fill(sinks, torch.inf)
-        return scores.masked_fill(view.position < 0, -torch.inf)
+        return scores if view.exists is None else scores.masked_fill(~view.exists, -torch.inf)
 
     def smoothed_scores(self, view: View) -> Tensor:
         """Return scores [rows, slots] after `branch_mode`, `refresh` and `ema`."""
@@ -240,12 +240,6 @@ class Scored(Method):
         highest = scores.double().masked_fill(~known, -torch.inf).amax(1, keepdim=True)
         highest = highest.masked_fill(highest == -torch.inf, 0)
         return torch.where(known, scores.double(), highest + (highest.abs() + 1) * (1 + view.position))
-
-    def valid_slots(self, view: View) -> Tensor | None:
-        """Return which slots each row has, bool [rows, slots]; None if rows are equally long and have all."""
-        last = self.spec.segments[max(0, view.segment.index - 1)]
-        uniform = all(isinstance(self.share(view.layer, at), int) for at in (last, view.segment))
-        return None if uniform and view.padding is None else view.position >= 0
 
     def merge_branches(self, scores: Tensor) -> Tensor:
         """Return scores float32 [rows, slots] of branches combined by `branch_mode`."""
@@ -299,10 +293,6 @@ class AdaptiveHeads(Scored):
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
         """Return None if heads compete: the lengths of rows depend on data."""
         return None if self.competes else super().capacity(layer, segment)
-
-    def valid_slots(self, view: View) -> Tensor | None:
-        """Return which slots each row has, bool [rows, slots]; None if all rows have all."""
-        return view.position >= 0 if self.competes else super().valid_slots(view)
 
     def smoothed_scores(self, view: View) -> Tensor:
         """Return finite scores, because sinks rank above windows, for which heads compete."""
@@ -390,4 +380,4 @@ class WindowAttention(ObservationWindow):
             group=self.group,
             asking=find_valid_queries(view, chosen),
         )
-        return smooth_outside(attention, inside, self.pool, self.kernel, exists=self.valid_slots(view))
+        return smooth_outside(attention, inside, self.pool, self.kernel, exists=view.exists)

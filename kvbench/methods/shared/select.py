@@ -1,6 +1,7 @@
 """Building blocks of methods that score tokens: windows of queries, smoothing, the best slots of each row."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 import torch
@@ -33,14 +34,19 @@ def choose_window(kind: Window, segment: Segment, count: int) -> Tensor:
         segment: the segment.
         count: a square number for `grid`; all tokens are taken if the segment has no more.
     """
-    side = int(count**0.5)
+    return torch.tensor(_list_window(kind, segment, count))
+
+
+@lru_cache(256)
+def _list_window(kind: Window, segment: Segment, count: int) -> Sequence[int]:
+    side, length = int(count**0.5), segment.length
     if kind == "uniform":
-        return torch.arange(min(count, segment.length)) * segment.length // min(count, segment.length)
+        return [number * length // min(count, length) for number in range(min(count, length))]
     if kind == "last" or min(segment.height, segment.width) < max(side, 2):
-        return torch.arange(max(0, segment.length - count), segment.length)
+        return range(max(0, length - count), length)
     steps = segment.height // side, segment.width // side
     rows, columns = (range((step - 1) // 2, side * step, step) for step in steps)
-    return torch.tensor([row * segment.width + column for row in rows for column in columns])
+    return [row * segment.width + column for row in rows for column in columns]
 
 
 def fit_window(wanted: int, capacity: int) -> int:
@@ -317,7 +323,7 @@ def spread_capacity(capacity: int | tuple[int, ...], view: View) -> int | Tensor
     if isinstance(capacity, int):
         return capacity if view.padding_charge is None else (capacity - view.padding_charge).clamp_(min=1)
     # A copy from pageable memory does not wait for the device.
-    capacities = torch.tensor(capacity).to(view.position.device, non_blocking=True).repeat(view.sequences)
+    capacities = torch.tensor(capacity * view.sequences).to(view.position.device, non_blocking=True)
     return capacities if view.padding_charge is None else (capacities - view.padding_charge).clamp_(min=1)
 
 

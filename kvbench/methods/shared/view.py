@@ -46,6 +46,10 @@ class View(Protocol):
     def segment_ids(self) -> Tensor:
         """Index of the segment that each token came from, int64 [rows, slots], -1 where empty."""
 
+    @property
+    def exists(self) -> Tensor | None:
+        """Which slots each row has, bool [rows, slots]; None if rows are equally long and have all."""
+
     def mass(self, queries: Tensor | None = None, *, power: int = 1) -> Tensor:
         """Return the mean attention that each slot receives, float32 [rows, slots].
 
