@@ -127,7 +127,7 @@ def run_page(page: str, folder: Path) -> None:
             block.language == "bash" and block.mark != "at" and any(other.mark == "file" for other in blocks)
         ):
             for words in find_commands(f"```bash\n{block.text}```"):
-                if words[:2] == ["python", "run.py"]:
+                if words[:2] == ["python", "run.py"] and words[2] != "show":
                     shown = [word for word in words if word != "-m"]
                     call([*shown, "--cfg", "job"], folder, environment)
 
