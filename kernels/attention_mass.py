@@ -70,7 +70,8 @@ def attention_mass(
 def _join_keys(k: Tensor, past: Past) -> Tensor:
     """Return keys float32 [batch, rows, longest + tokens, D], the past rounded to the dtype of the present."""
     if past.joined is not None:
-        return past.joined.read_slots().float()
+        k = past.joined.read_slots()
+        return k.float()
     keys = k
     if past.layout.longest:
         stored = pad_rows(past.keys, past.layout).to(k.dtype)

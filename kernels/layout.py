@@ -9,13 +9,10 @@ counts sequences with the same slots (static methods); if sequences keep differe
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from kvbench.kernels.joined_rows import JoinedRows
 
 MAX_TABLE = 1 << 16
 """Numbers of a table up to which it is remembered for other layers and generations."""
@@ -86,13 +83,13 @@ class Past(NamedTuple):
         keys: flat storage [batch, slots, D], finite in every slot.
         values: shaped like `keys`.
         layout: layout of both.
-        joined: them with the present of a call, if several calls share it; None otherwise.
+        joined: both with the present of a call (`kernels.joined_rows.JoinedRows`), if several calls share it, or None.
     """
 
     keys: Tensor
     values: Tensor
     layout: Layout
-    joined: "JoinedRows | None" = None
+    joined: Any = None
 
 
 State = tuple[Tensor, Tensor]

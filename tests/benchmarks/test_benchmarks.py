@@ -16,6 +16,7 @@ from benchmarks.support import plain_loop as plain
 from benchmarks.support.fake_gpu import list_captions
 from benchmarks.support.timing import Timed, take_turns
 from kvbench.cli.config.compose import hydra_of_kvbench, read_values
+from kvbench.cli.config.loader import find_model_choices
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.methods.heatkv.method import HeatKV
@@ -62,7 +63,7 @@ def test_configuration_is_the_one_hydra_makes(choices: list[str]) -> None:
         *(["prompts.path=x.txt"] if {"prompts=file", "prompts=ruler"} & {*choices} else []),
     ]
     with hydra_of_kvbench():
-        expected = read_values(hydra.compose("config", overrides=overrides))
+        expected = read_values(hydra.compose("config", [*overrides, *find_model_choices(overrides)]))
     found = build.composed(overrides)
     assert found == {key: expected[key] for key in expected if key in found}
     assert set(expected) - set(found) == {"eval", "logger", "train", "sweeps"} & set(expected)

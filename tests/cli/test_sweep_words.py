@@ -12,6 +12,7 @@ from hydra.core.plugins import Plugins
 
 from kvbench.cli.config.command import Command as Words
 from kvbench.cli.config.command import name_base
+from kvbench.cli.config.compose import hydra_of_kvbench
 from kvbench.cli.sweeps.extend import extend_sweeper
 from kvbench.cli.sweeps.jobs import JobStatus, find_folder, name_jobs, write_entry
 from kvbench.cli.sweeps.sweeper import split_product
@@ -176,6 +177,7 @@ def test_hydras_sweeper_makes_these_jobs(max_batch_size: int | None, sizes: list
     name = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
     words = OverridesParser.create().parse_overrides(["method=a", "method.p=1,2", "beside.method=b,c"])
     sweeper = cast(type[BasicSweeper], Plugins.instance().class_name_to_class[name])
-    batches = sweeper.split_arguments(words, max_batch_size)
+    with hydra_of_kvbench():  # as Hydra itself is when it makes jobs
+        batches = sweeper.split_arguments(words, max_batch_size)
     assert [len(batch) for batch in batches] == sizes
     assert [job for batch in batches for job in batch] == split_product(words)

@@ -7,6 +7,7 @@ import pytest
 
 from kvbench.cli.config.command import Command, name_base
 from kvbench.cli.config.compose import hydra_of_kvbench, read_values
+from kvbench.cli.config.loader import find_model_choices
 from kvbench.cli.config.words import check_words
 from kvbench.dashboard.repeat import write_command
 from tests.support.results import made_up
@@ -14,7 +15,7 @@ from tests.support.results import made_up
 
 def compose(words: list[str]) -> dict[str, object]:
     with hydra_of_kvbench():
-        return dict(read_values(hydra.compose("config", overrides=words)))
+        return dict(read_values(hydra.compose("config", [*words, *find_model_choices(words)])))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from kvbench.core.config import ConfigError
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.shared.calibration import Artifact
-from kvbench.runs.calibrate import artifact_name, load_artifact, save_artifact
+from kvbench.runs.calibrate import load_artifact, save_artifact
 
 KIND = AttentionByScale.kind
 MASS = torch.linspace(0, 1, 2 * 3 * 5 * 5, dtype=torch.float64).view(2, 3, 5, 5)
@@ -40,9 +40,3 @@ def test_an_unreadable_artifact_is_refused(content: bytes | str | None, tmp_path
         path.write_bytes(content)
     with pytest.raises(ConfigError, match="cannot be read"):
         load_artifact(path, KIND, METADATA)
-
-
-def test_names_of_artifacts_follow_their_metadata() -> None:
-    names = {artifact_name({**METADATA, "seed": seed}) for seed in range(4)}
-    assert len(names) == 4
-    assert artifact_name(dict(reversed(METADATA.items()))) == artifact_name(METADATA)
