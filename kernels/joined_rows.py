@@ -82,7 +82,7 @@ class JoinedRows:
     def read(self, pairs: slice, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return keys and values of some rows in all sequences, float32 [pairs, keys, D] each.
 
-        `places` are those of a `RowSet`; None if all rows are equally long.
+        Pass the `places` of a `RowSet`, or None if all rows are equally long.
         """
         channels = self.buffer.shape[3]
         if places is None:

@@ -64,7 +64,7 @@ def share_run(machine: Machine) -> Figures:
 
     alone, together = run_twice(machine, SHARED, share, hash_images)
     if alone != together:
-        raise Failed("images of two processes differ from those of one")
+        raise Failed("two processes generate other images than one process")
     return {"images": len(alone)}
 
 

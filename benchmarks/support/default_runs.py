@@ -1,4 +1,4 @@
-"""What default runs on a GPU launch: the full cache of models, and every low-bit storage.
+"""Kernel launches of default runs on a GPU: the full cache of each model, and every low-bit storage.
 
 Models have their real width and five layers, of which turboquant leaves four as they are, on tensors without data
 (`fake_gpu`). Where lengths depend on data, a run goes by a GPU's branches on a CPU, with zeros in place of what kernels

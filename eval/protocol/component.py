@@ -53,7 +53,7 @@ class Component:
 
     @property
     def weights(self) -> tuple[Weight | Snapshot, ...]:
-        """Required files and folders: its own, then those of the parts."""
+        """Files and folders that the component requires, followed by those that its parts require."""
         return (*self.files, *(file for part in self.parts for file in part.weights))
 
     def require(self) -> tuple[list[Path], dict[str, str]]:

@@ -78,7 +78,7 @@ def run_command(command: Command) -> None:
 
 
 def show_help(command: Command) -> bool:
-    """Print how to begin, the help, or the keys of a task or a method, if a command asks for it; return whether."""
+    """Print the introduction, the help, or the keys of a task or method; return False if the command asks for none."""
     topics = [word.split("=", 1) for word in command.overrides if word.startswith(("task=", "method="))]
     if not command.words:
         opening, examples, *_, closing = read_help().split("\n\n")

@@ -15,7 +15,7 @@ ARGUMENTS = {"list": tuple(LISTS.values()), "new": ("method", "package")}
 
 
 def show_completions(line: str | None) -> bool:
-    """Print what the last word of a command line may become; return whether Hydra is asked too, as for no line."""
+    """Print completions of the last word of a line; return whether Hydra must add settings (also if `line` is None)."""
     found, is_setting = ([], True) if line is None else complete(line)
     for word in found:
         print(word)

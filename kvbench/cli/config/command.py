@@ -115,7 +115,7 @@ def list_single_values(words: Sequence[str]) -> list[str]:
     """Return the words of a command, where a key of a group with several choices has its value as a list of one.
 
     Hydra composes the shared part of a sweep without its lists. There, the group has the choice of conf/config.yaml, to
-    which the key may be unknown. Keys that begin with `beside.` are those of some jobs only.
+    which the key may be unknown. Only the reference jobs have keys that begin with `beside.`.
 
     >>> list_single_values(["-m", "method=pricekv,lukv", "method.queries=32", "budget=0.1"])
     ['-m', 'method=pricekv,lukv', 'method.queries=choice(32)', 'budget=0.1']
