@@ -101,6 +101,16 @@ def _own_logging() -> Iterator[None]:
     root.setLevel(level)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Which samples count as timed beside other work does not depend on what else runs on the machine."""
+    waited = tmp_path_factory.mktemp("machine") / "schedstat"
+    waited.write_text("0 0 0\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvbench.runs.record.machine.WAITED", waited)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _same_dice() -> None:
     """What a test draws without a seed of its own does not depend on the tests before it."""

@@ -46,11 +46,7 @@ def job(root: Path, **more: object) -> Job:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # batches beside more or less other work are apart in the times
-        patch.setattr("kvbench.runs.generate.batch.find_load", lambda *_: 1.0)
-        outcome = execute.run(job(tmp_path_factory.mktemp("whole")))
+    outcome = execute.run(job(tmp_path_factory.mktemp("whole")))
     assert outcome.results is not None
     return outcome.folder
 
