@@ -1,18 +1,24 @@
 """Costs of a run, against numbers worked out by hand."""
 
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.memory import cache_bytes, paper_mib
+from kvbench.methods.shared.view import View
+from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.report.means import average_latency
+from kvbench.runs import execute
 from kvbench.runs.record import machine
 from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
 from kvbench.runs.record.results import Latency
+from tests.support.fake_run import job_in
 
 # 3 layers of 4 heads hold 1 + 4 tokens before the last scale; keys and values have 64 channels; two branches.
 SPEC = ModelSpec("small", 3, 4, 64, next_scale([(1, 1), (2, 2), (3, 3)]), branches=2)
@@ -21,6 +27,32 @@ COST = Cost(
     gpu_peak_bytes=9, last_tokens=30, least_share=0.5, lse_drift=-0.25, longest=5, sequence_bytes=10, last_bytes=4,
     device="cpu", machine="A", load=0.5,
 )  # fmt: skip
+
+
+@dataclass
+class Positive(StreamingLLM):
+    """Keeps those of the latest tokens whose first key channel is positive, so that sequences differ in length."""
+
+    static: ClassVar[bool] = False
+
+    def keep(self, view: View) -> Tensor:
+        return super().keep(view) & ((view.cached_keys()[..., 0] > 0) | (view.position < 1))
+
+
+def test_a_sample_costs_the_same_beside_others(tmp_path: Path) -> None:
+    """What it held and read is of its own two sequences, conditional and unconditional."""
+    names = ("least_share", "last_tokens", "last_bytes", "bytes_read", "longest")
+
+    def costs(size: int) -> list[list[Any]]:
+        folder = execute.run(
+            job_in(tmp_path / str(size), 6, Positive(sinks=1), batch_size=size, evaluators={})
+        ).folder
+        lines = map(json.loads, (folder / "samples.jsonl").read_text().splitlines())
+        return [[line[name] for name in names] for line in lines]
+
+    beside = costs(3)
+    assert beside == costs(1)
+    assert len({cost[0] for cost in beside}) > 2
 
 
 def test_bytes_of_a_cache() -> None:

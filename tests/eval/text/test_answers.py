@@ -108,7 +108,7 @@ def test_only_processor_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         (ExactAnswer(), "answer: Blue!", "blue", True),
         (ExactAnswer(), "<think>\nanswer: 1\n</think>\n\nanswer: 2", "2", True),
         (ExactAnswer(), "answer: 1</think>it", "1", False),  # a template may open the thought
-        (ExactAnswer(), "<think>a</think>answer: 1<think>c</think>d", "1", False),
+        (ExactAnswer(), "<think>a</think>answer: 1\n<think>c</think>d", "1", False),
         (ExactAnswer(), "<think>answer: 1", "1", False),
         (Accuracy(), "It is $\\boxed{\\frac{3}{4}}$.", "\\frac{3}{4}", True),
         (Accuracy(), "It is \\boxed{0.75}.", "\\frac{3}{4}", True),
