@@ -1,5 +1,6 @@
 """Registry of metrics: files of conf/eval and of plugins, read without Hydra."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ Settings = dict[str, Any]
 def describe_metrics() -> dict[str, str]:
     """Return the first comment of each file, by name of the metric or group."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in _list_files()}
-    opening = {name: text.partition("\n")[0] for name, text in sorted(texts.items()) if yaml.safe_load(text)}
+    holds_keys = re.compile("^[^#\\s]", re.MULTILINE)
+    opening = {
+        name: text.partition("\n")[0] for name, text in sorted(texts.items()) if holds_keys.search(text)
+    }
     return {name: line.removeprefix("# ") if line.startswith("# ") else "" for name, line in opening.items()}
 
 

@@ -103,10 +103,11 @@ def run_by_hydra(arguments: list[str]) -> None:
         return
     if parsed.shell_completion and not show_completions(os.environ.get("COMP_LINE")):
         return
+    options = [word for word in arguments if word not in parsed.overrides]  # Hydra wants them apart
+    arguments = [*options, *parsed.overrides]
     if not (parsed.multirun or parsed.shell_completion):
         with hydra_of_kvbench():
-            options = [word for word in arguments if word not in parsed.overrides]
-            arguments = [*options, *parsed.overrides, *find_model_choices(parsed.overrides)]
+            arguments += find_model_choices(parsed.overrides)
     extend_sweeper()
     sys.argv[1:] = arguments
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them in several lines

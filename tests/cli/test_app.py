@@ -165,9 +165,14 @@ def test_profile_of_both_families(command: Command, tmp_path: Path) -> None:
 
 
 def test_configuration_is_shown(command: Command) -> None:
-    status, out, err = command("--cfg", "job", "budget=0.04")
+    """Settings may stand on both sides of an option."""
+    status, out, err = command("seed=3", "--cfg", "job", "budget=0.04")
     assert (status, errors(err)) == (0, [])
     assert "\nbudget: 0.04\n" in out
+    assert "\nseed: 3\n" in out
+    status, out, err = command("budget=0.04", "-m", "seed=1,2", "--cfg", "job", "method=swa")
+    assert (status, errors(err)) == (0, [])
+    assert out.splitlines()[1:] == ["0  budget=0.04 seed=1 method=swa", "1  budget=0.04 seed=2 method=swa"]
 
 
 @pytest.mark.slow

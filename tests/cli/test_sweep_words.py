@@ -92,10 +92,7 @@ def test_a_key_of_a_group_with_several_choices_is_a_list_of_one(
     assert Words.parse(expected).words == expected
 
 
-def test_a_key_is_set_for_all_methods_of_a_sweep_but_those_beside_it(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvbench.cli.tasks.plan.list_methods", lambda _: [])  # takes most of a plan's time
+def test_a_key_is_set_for_all_methods_of_a_sweep_but_those_beside_it(command: Command) -> None:
     words = ("method=lukv,pricekv/by_score", "method.base=rkv", "method.base.sinks=2", "budget=0.1")
     status, _, err = command(
         "-m", *words, "smoke=true", "calibrate.count=1", "task=plan", "beside.method=swa"

@@ -98,7 +98,7 @@ def parse_options(arguments: Sequence[str]) -> Namespace:
         if word.startswith("-") and word.partition("=")[0] not in known:
             raise ConfigError(f"{shorten(word)}: no such option; there are {OPTIONS}; settings are key=value")
     parser.error = _refuse  # type: ignore[method-assign,assignment]
-    parsed = parser.parse_args(list(arguments))
+    parsed = parser.parse_intermixed_args(list(arguments))
     for name in UNSUPPORTED:
         if getattr(parsed, name) is not None:
             option = "--" + name.replace("_", "-")
