@@ -123,7 +123,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "another copy of kvbench": answer_as_another_copy,
     "foreign record": write_a_foreign_record,
 }
-QUICK = ("no image", "other prompts", "a file", "damaged record")
+QUICK = ("no image", "other prompts", "a file", "damaged record", "another copy of kvbench")
 
 
 @pytest.mark.parametrize("change", slow_except(QUICK.__contains__, CHANGES))

@@ -91,7 +91,7 @@ def test_a_process_that_draws_is_not_robbed_of_its_samples(
         claim(folder / ".block-4-6"),
         pytest.raises(ConfigError, match=r"another process draws it with other code or another calibration"),
     ):
-        execute.run(job_in(tmp_path))
+        begin(job_in(tmp_path))
     assert count_records(folder) == 4
 
 
