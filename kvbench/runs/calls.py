@@ -21,7 +21,7 @@ from kvbench.core.imports import STARTED
 from kvbench.core.source import find_spec
 from kvbench.eval.protocol.records import read_fields
 from kvbench.runs.code import describe_code, find_versions, identify_engine
-from kvbench.runs.record.digests import read_digests
+from kvbench.runs.record.origins import read_digests
 from kvbench.runs.record.results import Outcome, read_results
 
 if TYPE_CHECKING:  # imports torch

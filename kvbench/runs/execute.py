@@ -23,11 +23,10 @@ from kvbench.runs.job_identity import identify
 from kvbench.runs.prepare import Calibrations, calibrate_job, find_used_files, prepare_method
 from kvbench.runs.record.code_file import FILE as CODE_FILE
 from kvbench.runs.record.code_file import describe_change, write_code
-from kvbench.runs.record.digests import describe_difference, read_digests
 from kvbench.runs.record.earlier import SCHEMA_VERSION
 from kvbench.runs.record.folder import RunFolder
 from kvbench.runs.record.merge import import_run
-from kvbench.runs.record.origins import add_origins
+from kvbench.runs.record.origins import describe_difference, read_digests
 from kvbench.runs.record.provenance import describe_arithmetic, provenance
 from kvbench.runs.record.results import FILE, Outcome, Results, read_results
 from kvbench.runs.record.samples import read_finished
@@ -114,7 +113,7 @@ def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
 
 def draw_missing(job: Job, folder: RunFolder, calibrations: Calibrations, budget: Budget) -> bool:
     """Draw the samples that a run lacks, with a method that is prepared; return whether all samples exist."""
-    add_origins(folder, [provenance(job.settings.device, job.cache_plan.graph_obstacle)])
+    folder.add_origins([provenance(job.settings.device, job.cache_plan.graph_obstacle)])
     return generate(job, folder, open_cache(job, calibrations.books), budget)
 
 

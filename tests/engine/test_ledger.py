@@ -7,7 +7,7 @@ import pytest
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.ledger import Ledger, Step, add_ledgers, find_utilisation
 from kvbench.methods.full import Full
-from kvbench.runs.record.steps import average_steps
+from kvbench.runs.record.costs import average_steps
 from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, open_cache, run, tokens_of
 
 SPEC = ModelSpec("small", 3, 2, D, next_token(4, (5, 5, 5, 4)), 1, D**-0.5)

@@ -21,9 +21,8 @@ from kvbench.models.outputs import Outputs, Text
 from kvbench.runs.generate.retention import Retention, join_heads, measure_retention
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.prepare import prepare_method
-from kvbench.runs.record.costs import Cost
+from kvbench.runs.record.costs import Cost, describe_rows
 from kvbench.runs.record.machine import describe_machine, find_load, read_waited
-from kvbench.runs.record.steps import describe_rows
 
 LEDGER_COSTS = (
     "peak_tokens", "peak_bytes", "rebuild_bytes", "transient_bytes", "state_bytes", "sequence_bytes"

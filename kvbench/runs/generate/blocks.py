@@ -15,8 +15,8 @@ from kvbench.engine.cache import KVCache
 from kvbench.runs.generate.batch import Batch, draw
 from kvbench.runs.generate.retention import FILE as RETENTION
 from kvbench.runs.job import Job
-from kvbench.runs.record.digests import describe_difference, read_digests
 from kvbench.runs.record.folder import RunFolder, blocks
+from kvbench.runs.record.origins import describe_difference, read_digests
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,9 @@ from kvbench.core.files import check_file, write_beside
 from kvbench.runs.generate.retention import FILE as RETENTION
 from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.job import Job
-from kvbench.runs.record.digests import describe_difference, read_digests
 from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
 from kvbench.runs.record.merge import PROMPT_LISTS, copy_samples
-from kvbench.runs.record.origins import add_origins, read_origins
+from kvbench.runs.record.origins import describe_difference, read_digests, read_origins
 from kvbench.runs.run_hash import Identity
 
 log = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ def _take_from(source: Path, job: Job, folder: RunFolder) -> None:
             earlier = provenance.get("taken")
             counts = {**(earlier if isinstance(earlier, dict) else {}), source.name: taken}
             folder.write("provenance.json", json.dumps({**provenance, "taken": counts}, indent=1))
-        add_origins(folder, read_origins(source))
+        folder.add_origins(read_origins(source))
         log.info("%s: took %d of %d samples from %s", folder.path.name, taken, total, source.name)
 
 

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import open_file, parse_json, read_text
+from kvbench.core.files import open_file
+from kvbench.runs.record.origins import read_provenance
 
 SCHEMA_VERSION = 2
 """Schema version of results.json and provenance.json (docs/results_schema.md)."""
@@ -32,11 +33,8 @@ def is_earlier(folder: Path) -> bool:
             return _FIRST_SCHEMA.match(file.read(64)) is not None
     except OSError:
         pass
-    try:
-        provenance = parse_json(read_text(folder / "provenance.json"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(provenance, dict) and "started" in provenance and "schema_version" not in provenance
+    provenance = read_provenance(folder) or {}
+    return "started" in provenance and "schema_version" not in provenance
 
 
 def list_earlier(runs_dir: Path) -> list[Path]:

@@ -30,7 +30,8 @@ from kvbench.core.files import (
     write_whole,
 )
 from kvbench.eval.files.kinds import IMAGES, SampleKind
-from kvbench.runs.record.digests import describe_difference, read_digests
+from kvbench.runs.record.origins import FILE as PROVENANCE
+from kvbench.runs.record.origins import Origin, describe_difference, read_digests, with_origins
 from kvbench.runs.record.results import FILE
 from kvbench.runs.run_hash import Identity
 
@@ -159,9 +160,20 @@ class RunFolder:
                     "stop it"
                 )
             count = len(self._records())
-            for name in (FILE, RECORDS, "retention.json", "code.json", "config.yaml", "provenance.json"):
+            for name in (FILE, RECORDS, "retention.json", "code.json", "config.yaml", PROVENANCE):
                 (self.path / name).unlink(missing_ok=True)
             return count
+
+    def add_origins(self, origins: Iterable[Origin]) -> None:
+        """Add origins to provenance.json, except known ones; nothing is written if the file does not exist.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        with self.locked():
+            known = self.read_json(PROVENANCE)
+            if known is not None and (whole := with_origins(known, origins)) != known:
+                self.write(PROVENANCE, json.dumps(whole, indent=1))
 
     def place(self, work: str) -> Path:
         """Return the path of the claim on a piece of the run's work (`kvbench.core.claims.claim`)."""

@@ -12,10 +12,9 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import MAX_STREAMED, check_file, hash_content, hash_path, read_bytes, write_beside
 from kvbench.core.links import find_leaving_link
 from kvbench.eval.files.kinds import SampleKind, find_stored_kind
-from kvbench.runs.record.digests import describe_difference, read_digests
 from kvbench.runs.record.earlier import is_earlier
 from kvbench.runs.record.folder import LOGS, RECORDS, RunFolder, RunName, SampleRecord, read_records
-from kvbench.runs.record.origins import add_origins, read_origins
+from kvbench.runs.record.origins import describe_difference, read_digests, read_origins
 from kvbench.runs.record.results import FILE, Results
 from kvbench.runs.record.samples import read_finished
 from kvbench.runs.run_hash import Identity
@@ -112,7 +111,7 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
         added = copy_samples(folder.path, path, missing)
         _copy_missing(path, folder.path, DESCRIPTION_FILES)
         if added:
-            add_origins(folder, read_origins(path))
+            folder.add_origins(read_origins(path))
         merged = Merged(name, added, len(theirs) - len(missing) - len(differing))
         if differing:
             more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from kvbench.core.config import MAX_PROMPTS
-from kvbench.runs.record.digests import DIGESTS
+from kvbench.runs.record.origins import DIGESTS
 
 SIGNED_COSTS = ("lse_drift",)
 """Costs that may be negative; other negative costs mean damage."""

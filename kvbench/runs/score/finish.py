@@ -13,11 +13,10 @@ from kvbench.eval.protocol.inputs import Inputs, hash_inputs
 from kvbench.eval.protocol.records import read_fields
 from kvbench.runs.code import identify_code
 from kvbench.runs.job import Busy, Job
-from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
+from kvbench.runs.record.costs import Cost, Trace, average_steps, summarise_latency, summarise_memory
 from kvbench.runs.record.folder import RECORDS, RunFolder, SampleRecord
 from kvbench.runs.record.results import FILE, Results, read_results
 from kvbench.runs.record.sanity import SIGNED_COSTS
-from kvbench.runs.record.steps import Trace, average_steps
 from kvbench.runs.score.scoring import describe_changes, find_pending, score
 
 log = logging.getLogger(__name__)
