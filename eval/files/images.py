@@ -1,7 +1,5 @@
 """Image folders: pixels of a run's samples, and checks of image files."""
 
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from kvbench.core.bars import make_bar
-from kvbench.core.files import check_file
+from kvbench.core.links import link_or_copy
 from kvbench.eval.files.pictures import find_flaw, find_orientation, open_picture
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in_threads
 
@@ -52,12 +50,8 @@ class ImageSet(SampleSet):
 
     def export(self, index: int, target: Path) -> None:
         """Link an image's file to another path, or copy it if links are not possible."""
-        source = self._path(index).resolve()
         target.unlink(missing_ok=True)
-        try:
-            os.link(source, target)
-        except OSError:  # another file system, or no support for links
-            shutil.copyfile(check_file(source), target)
+        link_or_copy(self._path(index), target)
 
     def grid(self, indices: Sequence[int]) -> Image.Image:
         """Return a picture of images in rows of two, or of a single image; an empty cell is black.

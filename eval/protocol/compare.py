@@ -123,13 +123,23 @@ def read_evaluator_results(path: Path) -> EvaluatorResults:
             name: (read_fields(Score, entry), read_fields(MetricSpec, entry))
             for name, entry in record["scores"].items()
         }
-        lines: Sequence[str] = read_text(samples).splitlines() if samples.is_file() else ()
-        rows = {int(row["index"]): row for row in (parse_json(line, finite=True) for line in lines)}
+        rows = read_rows(samples) if samples.is_file() else {}
         return EvaluatorResults(str(record["evaluator"]), str(record["protocol"]), scores, rows)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SampleSetError(
             f"{path}: damaged ({type(error).__name__} {error}); score the run again"
         ) from None
+
+
+def read_rows(path: Path) -> dict[int, Mapping[str, Any]]:
+    """Return the lines of an evaluator's file of samples by index.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError, KeyError, TypeError: a line is damaged.
+    """
+    lines = (parse_json(line, finite=True) for line in read_text(path).splitlines())
+    return {int(line["index"]): line for line in lines}
 
 
 def _compare_results(

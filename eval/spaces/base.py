@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvbench.core.files import hash_content
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, StoredFeatures, load_features
 from kvbench.eval.files.weights import Weight, loading
@@ -58,8 +59,12 @@ class Space(Component, ABC):
         return replace(self.network, path=self.path)
 
     def features(self, source: ImageSet, device: str) -> StoredFeatures:
-        """Return `features` float32 [n, D] and other outputs of the network, from the store if possible."""
-        file, sha256 = self.weight.require()
+        """Return `features` float32 [n, D] and other outputs of the network, from the store if possible.
+
+        They are stored under the hash of the network's file, or of all files if there are several.
+        """
+        [file, *_], hashes = self.require()
+        sha256 = hash_content(*hashes.values()) if len(hashes) > 1 else hashes[self.network.file]
         return load_features(
             source.digest, self.name, sha256, source.indices, lambda: self.compute(source, file, device)
         )

@@ -15,11 +15,8 @@ from PIL import Image
 from safetensors.torch import load as read_tensors
 from torch import Tensor, nn
 
-from kvbench.core.files import hash_content
 from kvbench.eval.alignment.hps import MEAN as CLIP_MEAN
 from kvbench.eval.alignment.hps import STD as CLIP_SD
-from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.store import StoredFeatures, load_features
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
 from kvbench.eval.networks import Pixels, resize_normalised
 from kvbench.eval.spaces.base import Network, Space
@@ -91,14 +88,6 @@ class DreamSimEmbeddings(Space):
     distance: ClassVar[str] = "fd"
     packages: ClassVar[tuple[str, ...]] = ("timm",)
     paths: ClassVar[Mapping[str, str]] = {"trunk": "trunk_path"}
-
-    def features(self, source: ImageSet, device: str) -> StoredFeatures:
-        """Return embeddings float32 [n, 1792], from the store if possible, under the hash of both files."""
-        [file, _], hashes = self.require()
-        sha256 = hash_content(*hashes.values())
-        return load_features(
-            source.digest, self.name, sha256, source.indices, lambda: self.compute(source, file, device)
-        )
 
     def load(self, file: Path, device: str) -> Network:
         """Return the loaded networks as one function from pictures to features."""

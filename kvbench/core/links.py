@@ -1,8 +1,19 @@
-"""Symbolic links in folders that other people made."""
+"""Links: symbolic ones in folders that other people made, and hard ones in place of copies."""
 
 import os
+import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
+
+from kvbench.core.files import check_file
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Hard-link a file to another path, which does not exist, or copy it where the disk has no links."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:  # another disk, or one without links
+        shutil.copyfile(check_file(source), target)
 
 
 def find_leaving_link(folder: Path, root: Path | None = None, left_out: Collection[str] = ()) -> Path | None:

@@ -56,8 +56,15 @@ def leave_out(candidates: Iterable[Prompt], evaluated: Iterable[Prompt], count: 
     return [replace(prompt, index=index) for index, prompt in enumerate(islice(others, count))]
 
 
-def choose_numbers(total: int, count: int, draw: int | None) -> list[int]:
-    """Return the numbers of `count` of `total` entries: spread evenly, or drawn by the seed `draw`."""
+def choose_numbers(total: int, count: int | None, draw: int | None) -> list[int]:
+    """Return the numbers of `count` of `total` entries: spread evenly, or drawn by the seed `draw`; None takes all.
+
+    Raises:
+        ConfigError: there are fewer entries than `count`.
+    """
+    if count is not None and count > total:
+        raise ConfigError(f"prompts.count={count}: the set has {total} prompts; prompts.count=null takes all")
+    count = total if count is None else count
     if draw is not None:
         return sorted(random.Random(draw).sample(range(total), count))
     return [row * total // count for row in range(count)]
@@ -67,6 +74,13 @@ def repeat(entries: Iterable[tuple[str, dict[str, object]]], times: int) -> list
     """Return each text with its metadata `times` times in a row, numbered by `image_index`."""
     repeated = ((text, {**meta, "image_index": image}) for text, meta in entries for image in range(times))
     return [Prompt(index, text, meta) for index, (text, meta) in enumerate(repeated)]
+
+
+def make_prompts(entries: Iterable[tuple[str, dict[str, object]]], times: int) -> list[Prompt]:
+    """Return each text with its metadata once, or several times as `repeat` does."""
+    if times > 1:
+        return repeat(entries, times)
+    return [Prompt(index, text, meta) for index, (text, meta) in enumerate(entries)]
 
 
 def load_ordered(source: PromptSource, seed: int | None) -> list[Prompt]:

@@ -41,24 +41,22 @@ class Coco(PromptSet):
         "captions_val2017.json (5000 images) or captions_val2014.json (40504), out of annotations_trainval2017.zip or "
         "annotations_trainval2014.zip at http://images.cocodataset.org/annotations/"
     )
+    form: ClassVar[str] = (
+        "a COCO captions file: `images` with id, and `annotations` with image_id and caption for each of them"
+    )
 
     def entries(self, path: Path) -> list[PromptEntry]:
         """Read the captions, each with its image's number."""
         contents = read_file(path, parse_json)
-        try:
-            first: dict[int, str] = {}
-            for annotation in contents["annotations"]:
-                first.setdefault(annotation["image_id"], str(annotation["caption"]).strip())
-            numbers = [image["id"] for image in contents["images"]]
-            return [(first[number], {"image_id": number}) for number in numbers]
-        except (KeyError, TypeError) as error:
-            raise ConfigError(
-                f"prompts.path={path}: not a COCO captions file ({type(error).__name__} {error}); needed: `images` "
-                "with id, and `annotations` with image_id and caption for each of them"
-            ) from None
+        first: dict[int, str] = {}
+        for annotation in contents["annotations"]:
+            first.setdefault(annotation["image_id"], str(annotation["caption"]).strip())
+        numbers = [image["id"] for image in contents["images"]]
+        return [(first[number], {"image_id": number}) for number in numbers]
 
     def _choose(self, total: int) -> list[int]:
-        return list(range(total))[: self.count] if self.draw is None else super()._choose(total)
+        chosen = super()._choose(total)
+        return list(range(len(chosen))) if self.draw is None else chosen
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import read_text
 from kvbench.eval.files.prompt_lines import Entry, parse_json_lines, parse_lines
 from kvbench.eval.text.string_match import OUTPUTS, check_outputs
-from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
+from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, make_prompts
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,7 @@ class PromptFile:
         places = [
             f"prompts.path={path}: line {number}" for number, _, _ in entries for _ in range(self.per_prompt)
         ]
-        texts = [(text, meta) for _, text, meta in entries]
-        if self.per_prompt > 1:
-            prompts = repeat(texts, self.per_prompt)
-        else:
-            prompts = [Prompt(index, *entry) for index, entry in enumerate(texts)]
+        prompts = make_prompts(((text, meta) for _, text, meta in entries), self.per_prompt)
         return [replace(prompt, place=place) for prompt, place in zip(prompts, places, strict=True)]
 
     def _parse(self, text: str) -> list[Entry]:

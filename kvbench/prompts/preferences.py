@@ -1,6 +1,5 @@
 """Prompt sets for preference metrics: MJHQ-30K, ImageReward's benchmark. Their texts are not included."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -28,19 +27,14 @@ class Mjhq30k(PromptSet):
         ),
     )
     parts: ClassVar[tuple[str, str, tuple[str, ...]]] = ("categories", "category", CATEGORIES)
+    form: ClassVar[str] = "MJHQ-30K's meta_data.json, a JSON object of category and prompt by image"
 
     def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts, each with its category and the name of its real image, `image_id`."""
-        contents = read_file(path, parse_json)
-        try:
-            entries: list[PromptEntry] = [
-                (str(entry["prompt"]).strip(), {"category": str(entry["category"]), "image_id": name})
-                for name, entry in contents.items()
-            ]
-        except (AttributeError, KeyError, TypeError):
-            raise ConfigError(
-                f"prompts.path={path}: not MJHQ-30K's meta_data.json (a JSON object of category and prompt by image)"
-            ) from None
+        entries: list[PromptEntry] = [
+            (str(entry["prompt"]).strip(), {"category": str(entry["category"]), "image_id": name})
+            for name, entry in read_file(path, parse_json).items()
+        ]
         if unknown := {str(meta["category"]) for _, meta in entries} - set(CATEGORIES):
             raise ConfigError(f"prompts.path={path}: {min(unknown)} is not a category of MJHQ-30K")
         return entries
@@ -57,12 +51,9 @@ class ImageReward(PromptSet):
             url="https://raw.githubusercontent.com/THUDM/ImageReward/main/benchmark/benchmark-prompts.json",
         ),
     )
+    form: ClassVar[str] = "a JSON list of objects with id and prompt"
 
     def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts, each with its `id`."""
         contents = read_file(path, parse_json)
-        if not isinstance(contents, list) or not all(
-            isinstance(entry, Mapping) and {"id", "prompt"} <= set(entry) for entry in contents
-        ):
-            raise ConfigError(f"prompts.path={path}: not a JSON list of objects with id and prompt")
         return [(str(entry["prompt"]), {"id": str(entry["id"])}) for entry in contents]

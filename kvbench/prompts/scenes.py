@@ -6,7 +6,7 @@ from itertools import islice
 from typing import ClassVar
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
-from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
+from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, make_prompts
 from kvbench.scenes import grammar
 
 CANDIDATES_PER_PROMPT = 64
@@ -46,9 +46,7 @@ class Scenes:
         lines = grammar.evaluation_prompts(
             self.count, self.seed, held_out=self.held_out, relations=self.relations
         )
-        if self.per_prompt > 1:
-            return repeat(((str(line["prompt"]), line) for line in lines), self.per_prompt)
-        return [Prompt(index, str(line["prompt"]), line) for index, line in enumerate(lines)]
+        return make_prompts(((str(line["prompt"]), line) for line in lines), self.per_prompt)
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
         """Return up to `count` prompts of another seed that are not evaluated."""

@@ -51,6 +51,8 @@ class PromptSet:
     files: ClassVar[tuple[Weight, ...]] = ()
     source: ClassVar[str] = ""
     """Instructions for sets whose files have no single address."""
+    form: ClassVar[str] = ""
+    """What a file must be, for the error of one that is something else."""
     parts: ClassVar[tuple[str, str, tuple[str, ...]] | None] = None
     """Field that chooses parts of the set, metadata key of a prompt's part, and all parts; None without parts."""
 
@@ -71,10 +73,8 @@ class PromptSet:
             ConfigError: a file is missing, unreadable, empty or malformed, or has too few prompts.
         """
         entries = self._read_all()
-        if self.count is not None and self.count > len(entries):
-            raise ConfigError(f"prompts.count={self.count}: the set has {len(entries)} prompts")
-        check_total(self.per_prompt * (self.count or len(entries)), "per_prompt", self.per_prompt)
         chosen = [(number, *entries[number]) for number in self._choose(len(entries))]
+        check_total(self.per_prompt * len(chosen), "per_prompt", self.per_prompt)
         return repeat(
             ((text, {**meta, "prompt_index": number}) for number, text, meta in chosen), self.per_prompt
         )
@@ -87,7 +87,11 @@ class PromptSet:
 
     def _read_all(self) -> list[PromptEntry]:
         path = self._find_files()
-        entries = self.entries(path)
+        try:
+            entries = self.entries(path)
+        except (AttributeError, KeyError, TypeError) as error:
+            why = f"{type(error).__name__} {error}"
+            raise ConfigError(f"prompts.path={path}: not {self.form} ({why})") from None
         if self.parts is not None:
             field, key, _ = self.parts
             entries = [entry for entry in entries if entry[1][key] in getattr(self, field)]
@@ -98,7 +102,7 @@ class PromptSet:
         return entries
 
     def _choose(self, total: int) -> list[int]:
-        return choose_numbers(total, self.count or total, self.draw)
+        return choose_numbers(total, self.count, self.draw)
 
     def _find_files(self) -> Path:
         """Return the file or folder of the set; missing files may be downloaded."""

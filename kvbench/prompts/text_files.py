@@ -7,7 +7,6 @@ from pathlib import Path
 from kvbench.core.config import ConfigError
 from kvbench.core.files import read_text
 from kvbench.eval.files.prompt_lines import check_letters, parse_json_lines
-from kvbench.prompts.base import choose_numbers
 
 DOMAINS = ("manuals", "novels", "code", "chat")
 """Domains of the texts that ship, folders of `kvbench/assets/texts`."""
@@ -53,17 +52,6 @@ def read_own(path: Path) -> tuple[TextEntry, ...]:
 def read_texts(domain: str, path: str | None, part: str) -> tuple[TextEntry, ...]:
     """Return the user's own texts, or without a path those of a domain that ship, see `read_own` and `read_shipped`."""
     return read_shipped(domain, part) if path is None else read_own(Path(path).expanduser())
-
-
-def choose_texts(total: int, count: int | None, draw: int | None) -> list[int]:
-    """Return the numbers of `count` of `total` texts: spread evenly, or drawn by the seed `draw`; None takes all.
-
-    Raises:
-        ConfigError: there are fewer texts than `count`.
-    """
-    if count is not None and count > total:
-        raise ConfigError(f"prompts.count={count}: there are {total} texts; prompts.count=null takes all")
-    return choose_numbers(total, count or total, draw)
 
 
 def _parse_records(content: str) -> list[TextEntry]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
 from kvbench.forced.text import ForcedText, Part
-from kvbench.prompts.base import Prompt, check_choices, check_counts
-from kvbench.prompts.text_files import DOMAINS, TextEntry, choose_texts, read_shipped, read_texts
+from kvbench.prompts.base import Prompt, check_choices, check_counts, choose_numbers
+from kvbench.prompts.text_files import DOMAINS, TextEntry, read_shipped, read_texts
 
 MAX_LENGTH = 2**20
 """Maximum number of tokens of a text."""
@@ -56,7 +56,7 @@ class Texts:
             ConfigError: the file is missing or damaged, has too few texts, or one with fewer characters than tokens.
         """
         entries = read_texts(self.domain, self.path, "evaluation")
-        return self._make_prompts(entries, choose_texts(len(entries), self.count, self.draw))
+        return self._make_prompts(entries, choose_numbers(len(entries), self.count, self.draw))
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
         """Return up to `count` calibration texts, drawn by `seed`; none of them is ever evaluated."""
@@ -65,7 +65,7 @@ class Texts:
             free = list(range(len(entries)))
         else:
             entries = read_texts(self.domain, self.path, "evaluation")
-            evaluated = {entries[number][0] for number in choose_texts(len(entries), self.count, self.draw)}
+            evaluated = {entries[number][0] for number in choose_numbers(len(entries), self.count, self.draw)}
             free = [number for number, (text, _) in enumerate(entries) if text not in evaluated]
         return self._make_prompts(entries, sorted(random.Random(seed).sample(free, min(count, len(free)))))
 

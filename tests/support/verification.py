@@ -1,17 +1,18 @@
 """Verdicts on made-up runs, and edits of their files."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kvbench.eval.paired.psnr import Psnr
 from kvbench.extras.share.verify.folders import Recorded, find_recorded
-from kvbench.extras.share.verify.run import MakeJob, Remade, verify_run
+from kvbench.extras.share.verify.run import MakeJob, verify_run
 from kvbench.extras.share.verify.verdict import Choice, Verdict
 from kvbench.methods.full import Full
 from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
 from tests.support.fake_run import Fake, job_in
 
@@ -24,11 +25,11 @@ Change = Callable[[Any], None]
 def remake(root: Path, salt: int = 0) -> MakeJob:
     """Make jobs from stored configurations, with the weights that are here (`salt`)."""
 
-    def make(results: Results) -> Remade:
+    def make(results: Results) -> tuple[Job, Sequence[str]]:
         given = {key: value for key, value in results.config["method"].items() if key != "_target_"}
         method: object = Full() if results.method == "full" else StreamingLLM(**given)
         job = job_in(root, COUNT, method, model=Fake(salt=salt), evaluators={"psnr": Psnr()})
-        return Remade(replace(job, config=results.config, method_name=results.method))
+        return replace(job, config=results.config, method_name=results.method), ()
 
     return make
 

@@ -7,18 +7,16 @@ in a folder of runs, each an empty file `<runs_dir>/.prompts/<sha256>`.
 
 import json
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import check_file, write_beside
 from kvbench.runs.generate.retention import FILE as RETENTION
 from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.job import Job
 from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
-from kvbench.runs.record.merge import PROMPT_LISTS, copy_samples
+from kvbench.runs.record.merge import PROMPT_LISTS, copy_file, copy_samples
 from kvbench.runs.record.origins import describe_difference, read_digests, read_origins
 from kvbench.runs.run_hash import Identity
 
@@ -101,7 +99,6 @@ def _leave_out_first_batch(
     if retention is None or (folder.path / RETENTION).exists():
         return records
     if {record["index"] for record in records} >= {*range(retention.prompts)}:
-        with write_beside(folder.path / RETENTION) as beside:
-            shutil.copyfile(check_file(source / RETENTION), beside)
+        copy_file(source / RETENTION, folder.path / RETENTION)
         return records
     return [record for record in records if int(str(record["index"])) >= retention.prompts]

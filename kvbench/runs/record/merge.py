@@ -75,7 +75,7 @@ def merge_file(path: Path, runs_dir: Path) -> Merged:
     if path.is_symlink():
         return Merged(name, problem=_describe_link(path))
     if not target.is_file():
-        _copy(path, target)
+        copy_file(path, target)
     elif hash_path(path) != hash_path(target):
         return Merged(name, problem="differs from the existing calibration, which is kept")
     return Merged(name)
@@ -145,7 +145,7 @@ def import_calibration(path: Path, others: Sequence[str]) -> None:
     """Copy a calibration from the first folder that has it, unless it exists here."""
     candidates = [Path(folder).expanduser() / path.parent.name / path.name for folder in others]
     if not path.is_file() and (source := next(filter(Path.is_file, candidates), None)) is not None:
-        _copy(source, path)
+        copy_file(source, path)
 
 
 def _merge_results(
@@ -165,7 +165,7 @@ def _merge_results(
     others = [file.relative_to(path).as_posix() for file in sorted(path.rglob("[!.]*")) if file.is_file()]
     samples = (f"{folder.kind.kind}/", f"{LOGS}/", RECORDS, FILE, "status")
     _copy_missing(path, folder.path, [one for one in others if not one.startswith(samples)])
-    _copy(path / FILE, folder.path / FILE)
+    copy_file(path / FILE, folder.path / FILE)
     folder.note("done")
     return None
 
@@ -204,9 +204,10 @@ def _add(folder: RunFolder, path: Path, kind: SampleKind, records: Iterable[Samp
 def _copy_missing(source: Path, target: Path, names: Iterable[str]) -> None:
     for name in names:
         if (source / name).is_file() and not (target / name).exists():
-            _copy(source / name, target / name)
+            copy_file(source / name, target / name)
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file, whole or not at all."""
     with write_beside(target) as beside:
         shutil.copyfile(check_file(source), beside)

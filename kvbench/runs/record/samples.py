@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import parse_json, read_text
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind
+from kvbench.eval.protocol.compare import read_rows
 from kvbench.runs.record.folder import RECORDS, read_records
 from kvbench.runs.record.results import FILE, Results, read_results
 
@@ -64,8 +64,7 @@ def read_values(folder: Path, results: Results) -> Iterator[tuple[int, Mapping[s
     """
     for path in sorted((folder / "metrics").glob(f"*{SCORES}")):
         try:
-            lines = [parse_json(line, finite=True) for line in read_text(path).splitlines()]
-            rows = {int(line["index"]): line for line in lines}
+            rows = read_rows(path)
             if wrong := [index for index in rows if not 0 <= index < results.n]:
                 raise ValueError(f"index {wrong[0]}: there are {results.n} samples")
             for name in set().union(*rows.values()) & results.metrics.keys():

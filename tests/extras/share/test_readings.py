@@ -1,5 +1,6 @@
 """Verification of texts that were read: the full cache is read again, its hidden states do not count."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from kvbench.eval.text.forced import Kl
 from kvbench.extras.share.publish.dataset import prepare_dataset, read_published
 from kvbench.extras.share.verify.folders import find_recorded
 from kvbench.extras.share.verify.redraw import Rule, compare_sample
-from kvbench.extras.share.verify.run import Remade, verify_run
+from kvbench.extras.share.verify.run import verify_run
 from kvbench.extras.share.verify.verdict import Choice
 from kvbench.forced.decoding import ForcedDecoding
 from kvbench.methods.full import Full
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.runs import execute
+from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
 from tests.runs.test_readings import job
 from tests.support.run_folders import make_reading
@@ -29,11 +31,11 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_readings_are_verified_with_and_without_hidden_states(read: Path, tmp_path: Path) -> None:
-    def make(results: Results) -> Remade:
+    def make(results: Results) -> tuple[Job, Sequence[str]]:
         method: object = Full() if results.method == "full" else StreamingLLM(sinks=1)
         one = job(tmp_path / "again", method=method, evaluators={"kl": Kl()})
         assert isinstance(one.model, ForcedDecoding)
-        return Remade(replace(one, config=results.config, method_name=results.method))
+        return replace(one, config=results.config, method_name=results.method), ()
 
     prepare_dataset(read_published([read]), tmp_path / "set")
     for folder in (read, tmp_path / "set"):

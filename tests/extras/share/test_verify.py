@@ -19,9 +19,8 @@ from kvbench.extras.share.publish.dataset import prepare_dataset, read_published
 from kvbench.extras.share.verify.dataset import verify_dataset
 from kvbench.extras.share.verify.folders import find_recorded
 from kvbench.extras.share.verify.redraw import Rule, compare_sample
-from kvbench.extras.share.verify.run import Remade, verify_run
+from kvbench.extras.share.verify.run import MakeJob, verify_run
 from kvbench.extras.share.verify.verdict import Choice, Finding, Verdict, write_badge, write_document
-from kvbench.runs.record.results import Results
 from tests.support.verification import (
     ALL,
     COUNT,
@@ -240,8 +239,8 @@ def test_a_metric_that_fails_here_is_not_verified(run: Path, monkeypatch: pytest
     def fail(*_: object) -> None:
         raise ValueError("a secret")
 
-    def make(own: str) -> Callable[[Results], Remade]:
-        return lambda results: Remade(remake(run.parents[1] / "again")(results).job, [own])
+    def make(own: str) -> MakeJob:
+        return lambda results: (remake(run.parents[1] / "again")(results)[0], [own])
 
     monkeypatch.setattr(Psnr, "run", fail)
     for own, quoted in (("eval.psnr.questions", False), ("eval.psnr2.path", True)):

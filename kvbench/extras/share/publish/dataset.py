@@ -9,7 +9,6 @@ Texts are stored in texts/ and in samples.parquet, texts that were read in readi
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import check_file, hash_path, hash_values, name_sample
-from kvbench.core.links import find_leaving_link
+from kvbench.core.links import find_leaving_link, link_or_copy
 from kvbench.data.frames import frame_runs, samples_df, write_frame
 from kvbench.data.publication import RUNS_FILE, SAMPLES_FILE, check_packages, write_file_list
 from kvbench.eval.files.kinds import IMAGES, find_stored_kind, open_samples
@@ -146,10 +145,10 @@ def _fill(out: Path, runs: Sequence[PublishedRun]) -> None:
         _copy(out / "runs" / run.path, (run.folder / name for name in RUN_FILES))
         target = out / stored.kind / run.path
         names = [name_sample(index, stored.suffix) for index in stored.indices]
-        if isinstance(stored, ReadingSet) and run.results.reference is None:
-            _strip(run.folder / stored.kind, target, names)
-        else:
-            _link(run.folder / stored.kind, target, names)
+        is_full = isinstance(stored, ReadingSet) and run.results.reference is None
+        for name in names:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (_strip if is_full else link_or_copy)(run.folder / stored.kind / name, target / name)
         _write_records(run.folder, out / "runs" / run.path, [target / name for name in names])
     if has_images:
         write_frame(_list_images(samples), out / IMAGES.kind / "metadata.parquet")
@@ -276,17 +275,6 @@ def _copy(folder: Path, paths: Iterable[Path]) -> None:
             shutil.copyfile(check_file(path), folder / path.name)
 
 
-def _link(source: Path, target: Path, names: Iterable[str]) -> None:
-    """Hard-link files into a new folder, or copy them where the disk has no links."""
-    for name in names:
-        path, place = source / name, target / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(path.resolve(), place)
-        except OSError:  # another disk, or one without links
-            shutil.copyfile(check_file(path), place)
-
-
 def _write_records(run: Path, target: Path, samples: Sequence[Path]) -> None:
     """Write the records of a run with the hashes of its published samples, in the order of their indices."""
     records = zip(read_records(run).values(), samples, strict=True)
@@ -294,9 +282,6 @@ def _write_records(run: Path, target: Path, samples: Sequence[Path]) -> None:
     (target / RECORDS).write_text("".join(lines), encoding="utf-8")
 
 
-def _strip(source: Path, target: Path, names: Iterable[str]) -> None:
-    """Write the full cache's readings into a new folder, without their hidden states, which are large."""
-    for name in names:
-        place = target / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(ScoredText.read(source / name).encode())
+def _strip(source: Path, target: Path) -> None:
+    """Write a reading of the full cache without its hidden states, which are large."""
+    target.write_bytes(ScoredText.read(source).encode())

@@ -20,10 +20,10 @@ from kvbench.extras.share.verify.named_files import (
     place_files,
     place_weights,
 )
-from kvbench.extras.share.verify.run import Remade
 from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.runs.check import check_job
+from kvbench.runs.job import Job
 from kvbench.runs.record.results import Results
 
 PACKAGES = tuple(f"kvbench.{name}." for name in ("eval", "methods", "models", "prompts", "scenes"))
@@ -54,8 +54,8 @@ class RecordedJobs:
     code: Sequence[str] = ()
     weights: Path | None = None
 
-    def __call__(self, results: Results) -> Remade:
-        """Return the checked job of a record, with the evaluators that it names.
+    def __call__(self, results: Results) -> tuple[Job, list[str]]:
+        """Return the checked job of a record, with the evaluators that it names, and the keys of the user's files.
 
         Raises:
             ConfigError: it names code that may not be run, a file that is not read, something that does not exist
@@ -83,7 +83,7 @@ class RecordedJobs:
             job = build_job(values, settings, results.method, values, make_model)
             check_job(job)
         bound = {one.method_name: one for one in job.bounds()}.get(results.method)
-        return Remade(job if bound is None else replace(bound, evaluators=job.evaluators), own)
+        return job if bound is None else replace(bound, evaluators=job.evaluators), own
 
 
 def check_targets(node: object, key: str, code: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from kvbench.core.config import UserError
 from kvbench.engine.ledger import BudgetExceeded
@@ -28,21 +27,11 @@ from kvbench.runs.record.earlier import is_earlier
 from kvbench.runs.record.folder import SampleRecord, read_records
 from kvbench.runs.record.results import Results, read_results
 
+MakeJob = Callable[[Results], tuple[Job, Sequence[str]]]
+"""Maker of a recorded run's job, and of the keys of its configuration that name files of the user.
 
-class Remade(NamedTuple):
-    """A recorded run's job.
-
-    Attributes:
-        job: job with the evaluators that the results name.
-        own: keys of its configuration that name files of the user.
-    """
-
-    job: Job
-    own: Sequence[str] = ()
-
-
-MakeJob = Callable[[Results], Remade]
-"""Maker of a recorded run's job; an error if it names code or files that may not be used or do not exist here."""
+An error if the configuration names code or files that may not be used or do not exist here.
+"""
 
 
 def verify_run(one: Recorded, make_job: MakeJob, choice: Choice) -> Verdict:

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.core.files import parse_json, read_text
 from kvbench.eval.files.kinds import open_samples
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.protocol.base import Result, evaluate
+from kvbench.eval.protocol.compare import read_rows
 from kvbench.eval.protocol.records import strict
 from kvbench.extras.share.verify.record import TOLERANCE, is_close
 from kvbench.extras.share.verify.verdict import Finding
@@ -102,21 +102,14 @@ def _compare_rows(result: Result, folder: Path, rows: Rows, tolerance: float) ->
     if result.samples is None:
         return
     path = folder / "metrics" / f"{result.evaluator}-{result.protocol}.samples.jsonl"
-    for place, known in ((f"metrics/{path.name}", _read_rows(path)), ("data/samples.parquet", rows)):
+    try:
+        stored: Rows = read_rows(path) if path.is_file() else {}
+    except (ValueError, KeyError, TypeError):
+        stored = {-1: {}}  # damaged: no sample has its value
+    for place, known in ((f"metrics/{path.name}", stored), ("data/samples.parquet", rows)):
         for name in sorted(result.metrics.keys() & result.samples.keys()) if known else ():
             values = [strict({name: value})[name] for value in result.samples[name]]
             pairs = zip(result.samples["index"], values, strict=True)
             wrong = [i for i, value in pairs if not is_close(value, known.get(i, {}).get(name), tolerance)]
             if wrong:
                 yield Finding(place, f"{name} of sample {wrong[0]} differs")
-
-
-def _read_rows(path: Path) -> Rows:
-    """Return the lines of an evaluator's file by index; without values if it is damaged, nothing if it is missing."""
-    if not path.is_file():
-        return {}
-    try:
-        rows = [parse_json(line) for line in read_text(path).splitlines()]
-        return {int(row["index"]): row for row in rows}
-    except (ValueError, KeyError, TypeError):
-        return {-1: {}}
