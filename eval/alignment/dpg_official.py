@@ -10,7 +10,8 @@ import numpy as np
 from kvbench.core.files import read_text
 from kvbench.eval.alignment.dpg import CATEGORIES, read_items
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.protocol.official import Groups, Imported, OfficialProgram, check_names, group_images
+from kvbench.eval.files.samples import group_indices
+from kvbench.eval.protocol.official import Groups, Imported, OfficialProgram, check_names
 from kvbench.eval.protocol.scores import MetricSpec, Score, share_score
 
 MAX_IMAGES = 4
@@ -57,7 +58,7 @@ class DpgOfficial(OfficialProgram):
         sizes = {images.samples[index].size for index in images.indices}
         if len(sizes) > 1 or min(sizes)[0] != min(sizes)[1]:
             raise ValueError(f"the official program needs square images of one size, not {sorted(sizes)}")
-        items = group_images(images, read_items(images))
+        items = group_indices(images.indices, read_items(images))
         counts = sorted({len(indices) for indices in items.values()})
         if len(counts) > 1 or max(counts) > MAX_IMAGES:
             raise ValueError(

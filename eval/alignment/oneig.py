@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.samples import group_indices
 from kvbench.eval.protocol.base import read_meta
 from kvbench.eval.protocol.official import (
     Groups,
     Imported,
     OfficialProgram,
     check_names,
-    group_images,
     read_table,
 )
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, mean_score, share_score
@@ -104,7 +104,7 @@ class OneIg(OfficialProgram):
         """
         what, where = "OneIG number", "(oneig_class, oneig_id): use prompts=oneig"
         kinds, numbers = (read_meta(images, key, what, where) for key in ("oneig_class", "oneig_id"))
-        prompts = group_images(images, zip(map(str, kinds), map(str, numbers), strict=True))
+        prompts = group_indices(images.indices, zip(map(str, kinds), map(str, numbers), strict=True))
         counts = sorted({len(indices) for indices in prompts.values()})
         if len(counts) > 1:
             raise ValueError(

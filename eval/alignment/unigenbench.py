@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.samples import group_indices
 from kvbench.eval.protocol.base import read_meta
 from kvbench.eval.protocol.official import (
     Groups,
     Imported,
     OfficialProgram,
     check_names,
-    group_images,
     read_table,
 )
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, score_parts, share_score
@@ -70,7 +70,7 @@ class UniGenBench(OfficialProgram):
             ValueError: a prompt does not have four images.
         """
         what, where = "UniGenBench number", "(unigenbench_index): use prompts=unigenbench"
-        prompts = group_images(images, map(str, read_meta(images, "unigenbench_index", what, where)))
+        prompts = group_indices(images.indices, map(str, read_meta(images, "unigenbench_index", what, where)))
         for prompt, indices in prompts.items():
             if len(indices) != PER_PROMPT:
                 raise ValueError(

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.samples import group_indices
 from kvbench.eval.protocol.base import Result, SkipEvaluation
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
@@ -101,7 +102,4 @@ def _unit_rows(features: NDArray[np.floating]) -> NDArray[np.float64]:
 
 def _group_by_prompt(samples: ImageSet) -> dict[str, list[int]]:
     """Return the positions of each prompt's images."""
-    prompts: dict[str, list[int]] = {}
-    for position, prompt in enumerate(samples.clusters):
-        prompts.setdefault(prompt, []).append(position)
-    return prompts
+    return group_indices(range(len(samples)), samples.clusters)

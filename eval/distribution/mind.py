@@ -99,9 +99,9 @@ def make_sliced_distance(
     return find_distance
 
 
-def draw_directions(count: int, dimensions: int, seed: int = SEED) -> Tensor:
+def draw_directions(count: int, dimensions: int) -> Tensor:
     """Draw unit vectors float64 [count, dimensions], uniform on the sphere."""
-    drawn = torch.from_numpy(np.random.default_rng(seed).normal(size=(count, dimensions)))
+    drawn = torch.from_numpy(np.random.default_rng(SEED).normal(size=(count, dimensions)))
     return drawn / drawn.norm(dim=1, keepdim=True)
 
 

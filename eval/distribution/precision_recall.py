@@ -32,7 +32,7 @@ class ManifoldShares(Comparison):
     side's images inside the manifold of the run.
 
     Attributes:
-        neighbour: k of `precision_recall`.
+        neighbour: k of `leave_groups_out`.
     """
 
     neighbour: int = setting(NEIGHBOUR, 1)
@@ -85,25 +85,25 @@ class PrecisionRecallReal(ManifoldShares, ToDataset):
         return describe_few_samples(len(ours))
 
 
-def precision_recall(sample: Features, real: Features, neighbour: int = NEIGHBOUR) -> tuple[float, float]:
+def leave_groups_out(
+    sample: Features, real: Features, neighbour: int, dealt: tuple[Groups | None, Groups | None]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the share of samples [n, D] inside the manifold of real features [m, D], and the converse.
 
     The manifold of a set is the union of balls around its points. The radius is the distance to the k-th nearest
     neighbour, without the point itself; the surface belongs to the ball.
 
+    Args:
+        sample: features of the run.
+        real: features of the other side.
+        neighbour: the number k.
+        dealt: group of each row of either side; None keeps all rows of the side.
+
+    Returns:
+        Two arrays float64 [1 + groups]: with all samples, and without each group.
+
     Raises:
         ValueError: at most k samples, unequal dimensions, or non-finite features.
-    """
-    precision, recall = leave_groups_out(sample, real, neighbour, (None, None))
-    return float(precision[0]), float(recall[0])
-
-
-def leave_groups_out(
-    sample: Features, real: Features, neighbour: int, dealt: tuple[Groups | None, Groups | None]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return `precision_recall` with all samples and without each group: two arrays float64 [1 + groups].
-
-    `dealt` has the group of each row of either side; None keeps all rows of the side.
     """
     a, b = check_features(sample, real, min_samples=neighbour + 1)
     groups_a, groups_b = (None if g is None else torch.from_numpy(g) for g in dealt)

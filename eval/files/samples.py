@@ -1,6 +1,6 @@
 """Samples of a run: reading, checks against their records, and pairing with another run."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -17,6 +17,7 @@ REWRITTEN_FROM = "rewritten_from"
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
+Name = TypeVar("Name")
 
 
 class SampleSetError(ValueError):
@@ -159,22 +160,40 @@ def map_in_threads(function: Callable[[Item], Found], items: Iterable[Item]) -> 
         return list(pool.map(function, items))
 
 
-def check_pairs(samples: SampleSet, reference: SampleSet, *, same_seeds: bool = True) -> None:
-    """Check that two sets have the same samples: index, seed (if `same_seeds`), prompt and image size.
+def check_same_samples(
+    names: str, ours: Mapping[int, Sample], theirs: Mapping[int, Sample], attributes: Sequence[str]
+) -> None:
+    """Check that two sets have the same samples.
+
+    Args:
+        names: names of both sets, for the error.
+        ours: samples of one set by index.
+        theirs: samples of the other set.
+        attributes: attributes that must be equal, such as `seed` and `prompt`.
 
     Raises:
         SampleSetError: the sets differ; the message has the first differences.
     """
-    names = f"{samples.folder} and its reference {reference.folder} cannot be paired: "
-    if missing := sorted(set(reference.indices) - set(samples.indices)):
-        raise SampleSetError(f"{names}indices missing from the first: {_some(missing)}")
-    if extra := sorted(set(samples.indices) - set(reference.indices)):
-        raise SampleSetError(f"{names}indices missing from the reference: {_some(extra)}")
-    for attribute in ("seed", "prompt", "size") if same_seeds else ("prompt", "size"):
-        for index in samples.indices:
-            ours, theirs = (getattr(side.samples[index], attribute) for side in (samples, reference))
-            if ours != theirs:
-                raise SampleSetError(f"{names}sample {index} has {attribute} {ours!r} and {theirs!r}")
+    for side, missing in (("first", theirs.keys() - ours.keys()), ("second", ours.keys() - theirs.keys())):
+        if missing:
+            raise SampleSetError(
+                f"{names} cannot be compared: indices missing from the {side}: {_some(sorted(missing))}"
+            )
+    for name in attributes:
+        for index in sorted(ours):
+            first, second = (getattr(side[index], name) for side in (ours, theirs))
+            if first != second:
+                raise SampleSetError(
+                    f"{names} cannot be compared: sample {index} has {name} {first!r} and {second!r}"
+                )
+
+
+def group_indices(indices: Iterable[int], names: Iterable[Name]) -> dict[Name, list[int]]:
+    """Return the indices that have the same name, by name, in order; `names` has one for each index."""
+    groups: dict[Name, list[int]] = {}
+    for index, name in zip(indices, names, strict=True):
+        groups.setdefault(name, []).append(index)
+    return groups
 
 
 def read_samples(path: Path) -> dict[int, Sample]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from kvbench.core.files import read_text
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.prompt_lines import parse_lines
+from kvbench.eval.files.samples import group_indices
 from kvbench.eval.geneval.score import (
     REWRITTEN_SUFFIX,
     TAG,
@@ -17,7 +18,7 @@ from kvbench.eval.geneval.score import (
     read_tags,
     summarise_verdicts,
 )
-from kvbench.eval.protocol.official import Groups, Imported, OfficialProgram, check_names, group_images
+from kvbench.eval.protocol.official import Groups, Imported, OfficialProgram, check_names
 
 LINE_KEYS = ("tag", "include", "exclude", "prompt")
 
@@ -51,7 +52,7 @@ class GenEvalOfficial(OfficialProgram, GenEvalMetrics):
 
     def group(self, images: ImageSet) -> Groups:
         """Return each image by its path `<number of the prompt>/samples/<copy>.png`, in the order of the run."""
-        prompts = enumerate(group_images(images, images.clusters).values())
+        prompts = enumerate(group_indices(images.indices, images.clusters).values())
         names = {
             index: f"{number:05d}/samples/{copy:05d}.png"
             for number, indices in prompts

@@ -20,7 +20,7 @@ import torch
 from kvbench.core.extras import DISTRIBUTIONS, install_command
 from kvbench.core.files import write_whole
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.samples import SampleSet, SampleSetError, check_pairs
+from kvbench.eval.files.samples import SampleSet, SampleSetError, check_same_samples
 from kvbench.eval.files.weights import Snapshot, Weight, WeightError
 from kvbench.eval.protocol.component import Component
 from kvbench.eval.protocol.ranges import find_range
@@ -187,7 +187,9 @@ def evaluate(
         SampleSetError: samples and reference do not match.
     """
     if reference is not None:
-        check_pairs(samples, reference, same_seeds=same_seeds)
+        names = f"{samples.folder} and its reference {reference.folder}"
+        attributes = ("seed", "prompt", "size") if same_seeds else ("prompt", "size")
+        check_same_samples(names, samples.samples, reference.samples, attributes)
     return [_evaluate(evaluator, samples, reference, device) for evaluator in evaluators]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.core.files import parse_json, read_text
-from kvbench.eval.files.samples import Sample, SampleSetError, read_samples
+from kvbench.eval.files.samples import SampleSetError, check_same_samples, read_samples
 from kvbench.eval.protocol.intervals import Interval, bootstrap, change_interval, combine_strata, split_groups
 from kvbench.eval.protocol.ranges import find_difference_range
 from kvbench.eval.protocol.records import read_fields
@@ -79,34 +79,10 @@ def read_prompts(folders: Sequence[Path], partners: Sequence[Path]) -> dict[int,
     samples = {folder: read_samples(folder / RECORDS) for folder in dict.fromkeys([*folders, *partners])}
     first = samples[folders[0]]
     for folder in folders[1:]:
-        check_same_samples(f"{folders[0]} and {folder}", first, samples[folder], same_seeds=False)
+        check_same_samples(f"{folders[0]} and {folder}", first, samples[folder], ["prompt"])
     for ours, theirs in dict.fromkeys(zip(folders, partners, strict=False)):
-        check_same_samples(f"{ours} and {theirs}", samples[ours], samples[theirs])
+        check_same_samples(f"{ours} and {theirs}", samples[ours], samples[theirs], ["seed", "prompt"])
     return {index: sample.prompt for index, sample in first.items()}
-
-
-def check_same_samples(
-    names: str, ours: Mapping[int, Sample], theirs: Mapping[int, Sample], *, same_seeds: bool = True
-) -> None:
-    """Check that two runs have the same samples: index, prompt and, if `same_seeds`, seed.
-
-    Args:
-        names: names of both runs, for the error.
-        ours: samples of one run by index.
-        theirs: samples of the other run.
-        same_seeds: whether the seeds must be equal.
-
-    Raises:
-        SampleSetError: the runs have different samples; the message has the first difference.
-    """
-
-    def describe(sample: Sample | None) -> object:
-        return sample and ((sample.seed, sample.prompt) if same_seeds else sample.prompt)
-
-    for index in sorted(ours.keys() | theirs.keys()):
-        sides = [describe(side.get(index)) for side in (ours, theirs)]
-        if sides[0] != sides[1]:
-            raise SampleSetError(f"{names} cannot be compared: sample {index} is {sides[0]} and {sides[1]}")
 
 
 def read_evaluator_results(path: Path) -> EvaluatorResults:

@@ -125,13 +125,7 @@ def percentile_interval(estimates: Floats, method: str) -> Interval:
     return Interval(float(low), float(high), float(estimates.std(ddof=1)) if finite else float("nan"), method)
 
 
-def resample_means(
-    values: Sequence[float],
-    clusters: Sequence[Hashable] | None = None,
-    *,
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
-) -> Floats:
+def resample_means(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Floats:
     """Return means float64 [resamples] of `values` after drawing whole clusters with replacement.
 
     `clusters` has the prompt of each sample; by default each sample is a cluster.
@@ -140,11 +134,11 @@ def resample_means(
     members = np.arange(len(data)) if clusters is None else number_clusters(clusters)
     count = int(members.max()) + 1
     sums, sizes = np.bincount(members, data, count), np.bincount(members, minlength=count)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     step = max(1, MAX_DRAWS // count)
     means = []
-    for start in range(0, resamples, step):
-        drawn = rng.integers(count, size=(min(step, resamples - start), count))
+    for start in range(0, RESAMPLES, step):
+        drawn = rng.integers(count, size=(min(step, RESAMPLES - start), count))
         means.append(sums[drawn].sum(1) / sizes[drawn].sum(1))
     return np.concatenate(means)
 

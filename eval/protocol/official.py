@@ -4,7 +4,7 @@ import csv
 import io
 import shutil
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -106,14 +106,6 @@ class OfficialProgram(Evaluator):
                 images.export(indices[0], target)
             else:
                 images.grid(indices).save(target, **SAVE_OPTIONS[target.suffix])
-
-
-def group_images(images: ImageSet, names: Iterable[T]) -> dict[T, list[int]]:
-    """Return the indices of the images that have the same name, by name, in order; `names` has one for each image."""
-    groups: dict[T, list[int]] = {}
-    for index, name in zip(images.indices, names, strict=True):
-        groups.setdefault(name, []).append(index)
-    return groups
 
 
 def check_names(path: Path, found: Collection[str], known: Collection[str], *, spare: int = 0) -> list[str]:

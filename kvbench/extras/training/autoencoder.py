@@ -15,6 +15,8 @@ from kvbench.models.parts.autoencoder import Size, close_branches
 
 MAX_VECTORS = 2**17
 """Maximum number of vectors for k-means, drawn from all."""
+ROUNDS = 10
+"""Rounds of k-means."""
 ENCODED = 256
 """Number of images that are encoded at once."""
 
@@ -135,12 +137,10 @@ def draw_last_scales(batch: int, prefix: float, longest: int, scales: int, rng: 
     return torch.where(whole, scales - 1, last)
 
 
-def find_codes(
-    vectors: Tensor, count: int, rng: torch.Generator, *, sphere: bool = False, rounds: int = 10
-) -> Tensor:
+def find_codes(vectors: Tensor, count: int, rng: torch.Generator, *, sphere: bool = False) -> Tensor:
     """Return `count` codes of vectors float32 [n, channels] by k-means, seeded by k-means++ so that rare vectors count.
 
-    With `sphere`, vectors and codes have unit length. Each of the rounds assigns vectors and takes means.
+    With `sphere`, vectors and codes have unit length. Each of `ROUNDS` assigns vectors and takes means.
     """
     vectors = vectors[torch.randperm(len(vectors), generator=rng)[:MAX_VECTORS]]
     codes = vectors[:1]
@@ -149,7 +149,7 @@ def find_codes(
         chosen = vectors[torch.multinomial(nearest.clamp(min=1e-9), 1, generator=rng)]
         codes = torch.cat((codes, chosen))
         nearest = torch.minimum(nearest, _distances(vectors, chosen)[:, 0])
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         owner = torch.cat([_distances(chunk, codes).argmin(1) for chunk in vectors.split(2**14)])
         sums = torch.zeros_like(codes).index_add_(0, owner, vectors)
         owned = torch.bincount(owner, minlength=count)[:, None]

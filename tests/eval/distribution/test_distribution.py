@@ -14,7 +14,7 @@ from kvbench.eval.distribution.frechet import frechet_distance, frechet_to, mome
 from kvbench.eval.distribution.inception_score import average_chunks, inception_score
 from kvbench.eval.distribution.kid import Kid, draw_subsets, kid
 from kvbench.eval.distribution.mind import make_sliced_distance
-from kvbench.eval.distribution.precision_recall import leave_groups_out, precision_recall
+from kvbench.eval.distribution.precision_recall import NEIGHBOUR, leave_groups_out
 from kvbench.eval.protocol.intervals import assign_groups
 from tests.support.image_sets import ARRAYS, EXPECTED
 
@@ -115,6 +115,11 @@ def slow_precision(sample: np.ndarray, real: np.ndarray, k: int = 3) -> float:
         any(np.square(x - r).sum() <= radius for r, radius in zip(real, radii, strict=True)) for x in sample
     ]
     return sum(inside) / len(inside)
+
+
+def precision_recall(sample: np.ndarray, real: np.ndarray) -> tuple[float, float]:
+    (precision,), (recall,) = leave_groups_out(sample, real, NEIGHBOUR, (None, None))
+    return precision, recall
 
 
 def test_precision_and_recall_equal_the_stored_values() -> None:

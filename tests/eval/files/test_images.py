@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.samples import SampleSetError, check_pairs
+from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.base import Evaluator, Result, evaluate, make_result
@@ -133,7 +133,7 @@ def test_image_cut_short_before_it_was_recorded(tmp_path: Path) -> None:
         (3, {"seed": 7}, "sample 1 has seed 7 and 0"),
         (3, {"prompt": "other"}, "sample 1 has prompt 'other' and 'prompt 1'"),
         (2, {}, "missing from the first: 2"),
-        (4, {}, "missing from the reference: 3"),
+        (4, {}, "missing from the second: 3"),
     ],
 )
 def test_unequal_records_fail(tmp_path: Path, count: int, change: dict[str, object], message: str) -> None:
@@ -146,7 +146,7 @@ def test_unequal_records_fail(tmp_path: Path, count: int, change: dict[str, obje
 
 def test_unequal_sizes_cannot_be_paired(tmp_path: Path) -> None:
     with pytest.raises(SampleSetError, match=r"sample 0 has size \(12, 10\) and \(10, 12\)"):
-        check_pairs(make(tmp_path / "a"), make(tmp_path / "b", size=(10, 12)))
+        evaluate([Psnr()], make(tmp_path / "a"), make(tmp_path / "b", size=(10, 12)))
 
 
 @dataclass(frozen=True)

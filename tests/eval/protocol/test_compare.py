@@ -83,7 +83,7 @@ def test_other_samples_cannot_be_compared(tmp_path: Path, old: str, new: str, in
     ours, theirs = (run_folder(tmp_path / name, {"psnr": [1.0] * COUNT}, PSNR) for name in ("ours", "theirs"))
     path = theirs / "samples.jsonl"
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(SampleSetError, match=f"sample {index} is"):
+    with pytest.raises(SampleSetError, match=f"sample {index} has"):
         compare_runs(ours, theirs)
 
 

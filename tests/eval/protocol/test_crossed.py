@@ -169,5 +169,5 @@ def test_runs_of_other_samples_are_not_crossed(rng: Generator, tmp_path: Path) -
     folders = make_runs(tmp_path, rng.normal(size=(SCORED, 3)))
     path = folders[2] / "samples.jsonl"
     path.write_text(path.read_text().replace("prompt 7", "prompt 8"))
-    with pytest.raises(SampleSetError, match="sample 14 is"):
+    with pytest.raises(SampleSetError, match="sample 14 has prompt "):
         cross_runs(folders)

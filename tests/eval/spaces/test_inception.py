@@ -20,13 +20,14 @@ from kvbench.eval.distribution.fid import Fid, FidReal
 from kvbench.eval.distribution.frechet import frechet_distance, moments
 from kvbench.eval.distribution.inception_score import InceptionScore, inception_score
 from kvbench.eval.distribution.kid import Kid
-from kvbench.eval.distribution.precision_recall import PrecisionRecall, PrecisionRecallReal, precision_recall
+from kvbench.eval.distribution.precision_recall import PrecisionRecall, PrecisionRecallReal
 from kvbench.eval.files import store
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.files.weights import WeightError
 from kvbench.eval.protocol.base import find_missing
 from kvbench.eval.spaces.inception import Adm, AdmSpatial, Clean, load_inception
+from tests.eval.distribution.test_distribution import precision_recall
 from tests.support.image_sets import (
     PAIRS,
     FewFeatures,
