@@ -75,7 +75,7 @@ def _take_from(source: Path, job: Job, folder: RunFolder) -> None:
             for index, record in read_records(source).items()
             if index in wanted and record.get("prompt") == wanted[index].text
         ]
-        taken = copy_samples(folder.path, source, _leave_out_first_batch(source, folder, records))
+        taken = copy_samples(folder, source, _leave_out_first_batch(source, folder, records))
     except (ConfigError, OSError):  # damaged or deleted in the meantime: its samples are generated instead
         return
     if taken:

@@ -210,7 +210,12 @@ class RunFolder:
         return {index: records[index] for index in chosen if self._intact(records[index])}
 
     def add(self, records: Sequence[SampleRecord], outputs: Iterable[object]) -> None:
-        """Save a block: its samples (images uint8 [H, W, 3] or texts) first, then its records in one write.
+        """Save a block: its samples (images uint8 [H, W, 3] or texts), and their records; see `add_files`."""
+        kind, pairs = self.kind, zip(records, outputs, strict=True)
+        self.add_files([({**record, **kind.describe(one)}, kind.encode(one)) for record, one in pairs])
+
+    def add_files(self, samples: Sequence[tuple[SampleRecord, bytes]]) -> None:
+        """Save the contents of samples' files first, then their records in one write.
 
         Records get their `sha256` here. A sample that another process has saved is kept: with another batch size it may
         differ by rounding, and a record must match its file. Results are removed if samples change.
@@ -218,15 +223,14 @@ class RunFolder:
         Raises:
             ConfigError: samples.jsonl is damaged.
         """
-        encoded = [(self.kind.describe(one), self.kind.encode(one)) for one in outputs]
         path = self._own(self.path / RECORDS)
         with self.locked():
             known = self._records()
             fresh: dict[int, tuple[SampleRecord, bytes]] = {}
-            for record, (more, content) in zip(records, encoded, strict=True):
+            for record, content in samples:
                 index = int(str(record["index"]))
                 if index not in known or not self._intact(known[index]):
-                    fresh[index] = {**record, **more, "sha256": hash_content(content)}, content
+                    fresh[index] = {**record, "sha256": hash_content(content)}, content
             if any(
                 known.get(index, {}).get("sha256") != record["sha256"] for index, (record, _) in fresh.items()
             ):

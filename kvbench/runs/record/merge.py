@@ -3,7 +3,6 @@
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
 from kvbench.core.files import MAX_STREAMED, check_file, hash_content, hash_path, read_bytes, write_beside
 from kvbench.core.links import find_leaving_link
-from kvbench.eval.files.kinds import SampleKind, find_stored_kind
+from kvbench.eval.files.kinds import find_stored_kind
 from kvbench.runs.record.earlier import is_earlier
 from kvbench.runs.record.folder import LOGS, RECORDS, RunFolder, RunName, SampleRecord, read_records
 from kvbench.runs.record.origins import describe_difference, read_digests, read_origins
@@ -108,7 +107,7 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
         ours = folder.samples()
         differing = [int(str(one["index"])) for one in theirs if not _is_same(one, ours)]
         missing = [one for one in theirs if one["index"] not in ours]
-        added = copy_samples(folder.path, path, missing)
+        added = copy_samples(folder, path, missing)
         _copy_missing(path, folder.path, DESCRIPTION_FILES)
         if added:
             folder.add_origins(read_origins(path))
@@ -176,28 +175,24 @@ def _is_same(record: SampleRecord, known: dict[int, SampleRecord]) -> bool:
     return other is None or other["sha256"] == record["sha256"]
 
 
-def copy_samples(target: Path, source: Path, records: Sequence[SampleRecord]) -> int:
-    """Copy samples of one run's folder to another's, with these records; return the number that are undamaged.
+def copy_samples(folder: RunFolder, source: Path, records: Sequence[SampleRecord]) -> int:
+    """Copy samples of another run's folder, with these records; return the number that are undamaged.
 
     Raises:
-        ConfigError: the target's records are damaged.
+        ConfigError: the run's own records are damaged.
     """
-    kind = find_stored_kind(target)
-    assert kind is not None
-    stored = replace(kind, encode=bytes, describe=lambda _: {})
-    folder = RunFolder(target.parent.parent, target.parent.name, RunName.of(target.name), kind=stored)
     starts = range(0, len(records), BATCH_SIZE)
-    return sum(_add(folder, source, kind, records[start : start + BATCH_SIZE]) for start in starts)
+    return sum(_add(folder, source, records[start : start + BATCH_SIZE]) for start in starts)
 
 
-def _add(folder: RunFolder, path: Path, kind: SampleKind, records: Iterable[SampleRecord]) -> int:
+def _add(folder: RunFolder, path: Path, records: Iterable[SampleRecord]) -> int:
     """Add the samples whose files are undamaged; return their number."""
     samples: list[tuple[SampleRecord, bytes]] = []
     for record in records:
-        file = kind.find(path, int(str(record["index"])))
+        file = folder.kind.find(path, int(str(record["index"])))
         if file.is_file() and hash_content(content := read_bytes(file, MAX_STREAMED)) == record["sha256"]:
             samples.append((record, content))
-    folder.add([record for record, _ in samples], [content for _, content in samples])
+    folder.add_files(samples)
     return len(samples)
 
 
