@@ -1,6 +1,5 @@
 """Base class of evaluators, and the loop that runs them on a set of samples."""
 
-import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -11,13 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from kvbench.core.extras import DISTRIBUTIONS, install_command
+from kvbench.core.extras import find_version, install_command
 from kvbench.core.files import write_whole
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSet, SampleSetError, check_same_samples
@@ -301,7 +299,7 @@ def _result(
 def _provenance(
     evaluator: Evaluator, samples: SampleSet, reference: SampleSet | None, device: str
 ) -> dict[str, object]:
-    versions = {name: _find_version(name) for name in (*LIBRARIES, *evaluator.packages)}
+    versions = {name: find_version(name) for name in (*LIBRARIES, *evaluator.packages)}
     installed = {name: version for name, version in versions.items() if version is not None}
     return {
         "images": _identity(samples),
@@ -312,15 +310,6 @@ def _provenance(
         "threads": torch.get_num_threads(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-@cache  # each lookup reads and parses a file
-def _find_version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(DISTRIBUTIONS.get(package, package))
-    except importlib.metadata.PackageNotFoundError:
-        log.debug("%s is not installed", package)
-        return None
 
 
 def _identity(samples: SampleSet) -> dict[str, object]:

@@ -1,7 +1,8 @@
-"""Extras of kvbench, and the command that installs an optional package."""
+"""Extras of kvbench, versions of packages, and the command that installs an optional package."""
 
 import importlib.metadata
 import re
+from functools import cache
 
 DISTRIBUTIONS = {
     "cleanfid": "clean-fid",
@@ -29,6 +30,15 @@ def list_extras() -> dict[str, tuple[str, ...]]:
         if name and extra and extra[1] not in COLLECTIONS:
             extras.setdefault(extra[1], []).append(name[0])
     return {extra: tuple(names) for extra, names in extras.items()}
+
+
+@cache  # each look reads and parses a file
+def find_version(package: str) -> str | None:
+    """Return the version of an installed distribution, or imported package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(DISTRIBUTIONS.get(package, package))
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def install_command(package: str) -> str:

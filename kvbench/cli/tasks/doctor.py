@@ -12,12 +12,11 @@ from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.search_path import leaving_out
 from kvbench.cli.tasks.check import Finding, show_findings
 from kvbench.core.devices import count_gpus
-from kvbench.core.extras import list_extras
+from kvbench.core.extras import find_version, list_extras
 from kvbench.core.files import count_free_bytes
 from kvbench.core.settings import Settings
 from kvbench.eval.files.weights import FETCH_COMMAND
 from kvbench.eval.protocol.base import Evaluator, find_missing
-from kvbench.runs.record.provenance import find_version
 
 GIB = 2**30
 LIBRARIES = ("kvbench", "torch", "triton", "hydra-core", "numpy")

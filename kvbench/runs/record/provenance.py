@@ -1,6 +1,5 @@
 """Provenance of a run: code, versions of libraries, and machine."""
 
-import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from functools import cache
 import torch
 
 from kvbench.core.checkout import ROOT, find_built_commit, run_git
+from kvbench.core.extras import find_version
 from kvbench.core.files import hash_content, read_bytes
 from kvbench.core.plugins import find_plugins
 from kvbench.kernels.attention_paths import describe_paths
@@ -66,15 +66,6 @@ def describe_arithmetic(device: str, head_dim: int, dtype: torch.dtype) -> dict[
         "cudnn": {"version": torch.backends.cudnn.version(), "allow_tf32": torch.backends.cudnn.allow_tf32},
         "attention": describe_paths(head_dim, dtype, torch.device(device)),
     }
-
-
-@cache
-def find_version(name: str) -> str | None:
-    """Return the version of an installed distribution; None if it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 @cache
