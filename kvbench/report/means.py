@@ -15,6 +15,7 @@ from kvbench.eval.protocol import compare, crossed, intervals, ranges, scores
 from kvbench.eval.protocol.compare import RECORDS
 from kvbench.eval.protocol.crossed import Crossed, cross_runs
 from kvbench.eval.protocol.records import read_fields
+from kvbench.runs.record.costs import average_step
 from kvbench.runs.record.results import Latency, Memory
 
 KEPT = ".seeds.kept"
@@ -57,22 +58,7 @@ def average_latency(every: Sequence[Latency]) -> Latency:
 
 def average_steps(every: Sequence[Sequence[Step]]) -> tuple[Step, ...]:
     """Return the mean contents of a sequence after each segment that all runs have."""
-    return tuple(
-        Step(
-            tokens=max(step.tokens for step in steps),
-            held=fmean(step.held for step in steps),
-            longest=fmean(step.longest for step in steps),
-            lse=_average([step.lse for step in steps]),
-            kept_lse=_average([step.kept_lse for step in steps]),
-            n=sum(step.n for step in steps),
-        )
-        for steps in zip(*every, strict=False)
-    )
-
-
-def _average(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == len(values) else None
+    return tuple(map(average_step, zip(*every, strict=False)))
 
 
 class SeedMeans:

@@ -105,17 +105,18 @@ def average_steps(traces: Sequence[Sequence[Step]]) -> tuple[Step, ...]:
     together: dict[int, list[Step]] = {}
     for step in (step for trace in traces for step in trace):
         together.setdefault(step.tokens, []).append(step)
-    return tuple(_average(together[tokens]) for tokens in sorted(together))
+    return tuple(average_step(together[tokens]) for tokens in sorted(together))
 
 
-def _average(steps: Sequence[Step]) -> Step:
+def average_step(steps: Sequence[Step]) -> Step:
+    """Return the mean of several sequences' contents after one segment, each with the same weight."""
     return Step(
-        steps[0].tokens,
+        tokens=max(step.tokens for step in steps),
         held=fmean(step.held for step in steps),
         longest=fmean(step.longest for step in steps),
         lse=_mean([step.lse for step in steps]),
         kept_lse=_mean([step.kept_lse for step in steps]),
-        n=len(steps),
+        n=sum(step.n for step in steps),
     )
 
 
