@@ -150,7 +150,7 @@ class Trial:
             status, output = run_tests(self._copy, tests, self._timeout)
         finally:
             path.write_text(content, encoding="utf-8")
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+.*?)(?: - .*)?$", output, re.MULTILINE)
         if status == FAILED and failed:
             test = failed[1]
             if test not in self._passes:

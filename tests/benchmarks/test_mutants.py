@@ -104,7 +104,8 @@ def test_a_line_lives_if_no_test_fails(check: str, put: str, result: tuple[str, 
     code = "def add(a, b):\n    return a + b\n"
     (tmp_path / "adding.py").write_text(code)
     (tmp_path / "test_adding.py").write_text(
-        f"from adding import add\n\n\ndef test_add():\n    assert {check}\n"
+        "import logging\n\nfrom adding import add\n\n\n"
+        f"def test_add():\n    logging.error('add: test_add.py:3')\n    assert {check}\n"
     )
     wrong = replace(LINE, put=put).apply(code)
     assert Trial(tmp_path, 60).try_content(tmp_path / LINE.file, wrong, LINE.tests) == result
