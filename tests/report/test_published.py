@@ -5,10 +5,10 @@ import re
 import pytest
 
 from kvbench.core.config import ConfigError
+from kvbench.report.figures.lines import CURVES
 from kvbench.report.papers import published
 from tests.report.test_published_comparison import parse_run
 from tests.support.published_rows import rows_of
-from tests.support.results import configured_run as run
 
 PRINTED = """
 heatkv_table1 | infinity_2b | method=heatkv budget=0.04 | psnr | 22.14
@@ -155,6 +155,7 @@ def test_every_number_of_several_sources_has_a_source_that_can_be_looked_up() ->
         "reproduction", "reproduction_classes", "reproduction_texts",
     }  # fmt: skip
     for table in several:
+        assert {*table.sources} == {*map(published.prompts_of, table.models)}
         for label in table.models:
             source = table.sources[published.prompts_of(label)]
             assert re.match(
@@ -168,55 +169,27 @@ def test_what_the_summary_reads_is_in_the_file() -> None:
             published.COSTS
         )
         assert len(set(table.metrics)) == len(table.metrics)
+        assert table.figure in (None, "fidelity", "stability", *CURVES)
         for rows in table.models.values():
             assert len({str(row.where) for row in rows}) == len(rows)
-
-
-GOOD = "t: {source: s, title: t, data: d, keys: [method], metrics: [psnr], models: {m: [[full, 1]]}}"
+            assert all(cell is None or isinstance(cell, str) for row in rows for cell in row.cells.values())
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (GOOD, "- 1", "must hold tables by name"),
-        (GOOD, "t: [", "not YAML"),
-        (GOOD, "t: 1", "t: must be a mapping"),
-        ("source: s, ", "", r"t: missing \['source'\]"),
-        ("title: t", "title: t, colour: red", r"unknown \['colour'\]"),
+        ("source: s, ", "", r"t: .*missing .*'source'"),
+        ("title: t", "title: t, colour: red", r"t: .*unexpected .*'colour'"),
         ("[full, 1]", "[full, 1, 2]", "t: m, row 0: needs 1 settings and 1 cells"),
-        ("[full, 1]", "[full, [1]]", "t: m, row 0: a cell must be one number or word"),
-        (
-            "data: d",
-            "data: d, sources: {paper: p}",
-            r"t: sources and models' names disagree about \['', 'paper'\]",
-        ),
-        ("data: d", "data: d, figure: pie", "t: figure=pie: must be one of fidelity, stability"),
     ],
 )
 def test_a_wrong_file_is_told(old: str, new: str, message: str) -> None:
-    assert published.parse(GOOD)["t"].models["m"][0].cells == {"psnr": "1"}
-    with pytest.raises(ConfigError, match=rf"published\.yaml: .*{message}|{message}"):
-        published.parse(GOOD.replace(old, new))
+    good = "t: {source: s, title: t, data: d, keys: [method], metrics: [psnr], models: {m: [[full, 1]]}}"
+    assert published.parse(good)["t"].models["m"][0].cells == {"psnr": "1"}
+    with pytest.raises(ConfigError, match=rf"published\.yaml: {message}"):
+        published.parse(good.replace(old, new))
 
 
 def test_an_unknown_table_is_told() -> None:
     with pytest.raises(ConfigError, match=r"^published=table9: no such table; choose from heatkv_table1, "):
         published.find("table9")
-
-
-def test_rows_found_by_method_are_the_ones_that_match(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the index every row is tried."""
-    runs = [
-        run(method, budget, model, **settings)
-        for method in ("full", "heatkv", "scalekv", "hackpp", "hard_kv", "rkv/text", "scale_groups", "ams_kv")
-        for budget in (0.04, 0.1, 0.25, 1)
-        for model in ("infinity_2b", "qwen3_8b")
-        for settings in ({}, {"sinks": 3}, {"method__remove": "local"}, {"method__selector": "top_p"})
-    ]
-    indexed = {name: [table.find_rows(one) for one in runs] for name, table in published.load().items()}
-    monkeypatch.setattr(
-        published.PublishedTable, "_by_method", property(lambda table: {None: range(len(table.rows))})
-    )
-    every = {name: [table.find_rows(one) for one in runs] for name, table in published.load().items()}
-    assert indexed == every
-    assert sum(map(len, indexed["heatkv_table1"])) > 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.resources import files
 from statistics import fmean
-from typing import Protocol
+from typing import Any, Protocol
 
 import yaml
 
@@ -14,10 +14,6 @@ from kvbench.runs.record.results import Results
 
 TOLERANCE = 0.05
 """Largest relative difference of budgets: HeatKV's "10 %" is 650 of 6425 tokens per head, 10.1 %."""
-STEP_FIGURES = ("utilisation", "density", "lse")
-"""Plots of cached tokens by step (`kvbench.report.figures.lines`)."""
-FIGURES = ("fidelity", "stability", *STEP_FIGURES)
-"""Figures that a table may name."""
 COSTS: Mapping[str, Callable[[Results], float | None]] = {
     "cache MiB": lambda run: run.memory.paper_peak_mib,
     "cache 1000 MiB": lambda run: run.memory.paper_peak_mib / 1000,
@@ -84,7 +80,7 @@ class PublishedTable:
         models: rows by model; the words in brackets after its name are a prompt set, or a setting of the paper.
         fixed: settings that all rows share.
         also: further metrics to show, which the paper lacks.
-        figure: name of the plot that belongs to the table.
+        figure: name of the plot that belongs to the table: fidelity, stability, or one of `CURVES` in figures/lines.py.
         budgets: share of the full cache for a row's budget, by model, if the paper counts otherwise.
         sources: sources and protocols of a table compiled from several, by the words in brackets after a model's name;
             empty in a table of one paper.
@@ -98,7 +94,7 @@ class PublishedTable:
     metrics: tuple[str, ...]
     models: Mapping[str, tuple[PublishedRow, ...]]
     fixed: Mapping[str, str] = field(default_factory=dict)
-    also: tuple[str, ...] = ()
+    also: Sequence[str] = ()
     figure: str | None = None
     budgets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -135,10 +131,13 @@ class PublishedTable:
         if not self.find_compared(run):
             return []
         own: dict[str, object] = {}
-        if not self._agree(self._shared, run, own):
+        if not self._agree({key: (value,) for key, value in self.fixed.items()}, run, own):
             return []
-        places = sorted({*self._by_method.get(run.method, ()), *self._by_method[None]})
-        return [place for place in places if self._agree(self.rows[place], run, own)]
+        return [
+            place
+            for place, where in enumerate(self.rows)
+            if run.method in where.get("method", (run.method,)) and self._agree(where, run, own)
+        ]
 
     def find_compared(self, run: Results | Measured) -> list[str]:
         """Return the columns that can stand beside a run's numbers: without scores if its weights are random."""
@@ -155,22 +154,6 @@ class PublishedTable:
             if not any(_agrees(key, own[key], value) for value in values):
                 return False
         return True
-
-    @cached_property
-    def _shared(self) -> Settings:
-        """Settings of every row, the method first."""
-        return {
-            key: (value,) for key, value in sorted(self.fixed.items(), key=lambda one: one[0] != "method")
-        }
-
-    @cached_property
-    def _by_method(self) -> Mapping[str | None, list[int]]:
-        """Places of rows by method; None has the rows of any method."""
-        places: dict[str | None, list[int]] = {None: []}
-        for place, where in enumerate(self.rows):
-            for method in where.get("method", (None,)):
-                places.setdefault(method, []).append(place)
-        return places
 
 
 def model_of(label: str) -> str:
@@ -239,64 +222,38 @@ def parse(text: str) -> dict[str, PublishedTable]:
     """Read a file of tables; numbers stay text, as printed.
 
     Raises:
-        ConfigError: a table or row is not valid; the message names it.
+        ConfigError: a table lacks a field or has an unknown one, or a row lacks a cell; the message names it.
     """
-    try:
-        values = yaml.load(text, yaml.BaseLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"published.yaml: not YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(values, Mapping):
-        raise ConfigError("published.yaml: must hold tables by name")
-    return {str(name): _parse_table(str(name), node) for name, node in values.items()}
+    tables = {}
+    for name, node in yaml.load(text, yaml.BaseLoader).items():
+        try:
+            tables[name] = _make_table(name, **node)
+        except TypeError as error:
+            raise ConfigError(f"published.yaml: {name}: {error}") from None
+    return tables
 
 
-def _parse_table(name: str, node: object) -> PublishedTable:
-    if not isinstance(node, Mapping):
-        raise ConfigError(f"published.yaml: {name}: must be a mapping")
-    needed = ("source", "title", "data", "keys", "metrics", "models")
-    missing = [key for key in needed if not node.get(key)]
-    unknown = [key for key in node if key not in (*needed, "fixed", "also", "figure", "budgets", "sources")]
-    if missing or unknown:
-        raise ConfigError(f"published.yaml: {name}: missing {missing}, unknown {unknown}")
-    if node.get("figure") not in (None, *FIGURES):
-        choices = ", ".join(FIGURES)
-        raise ConfigError(f"published.yaml: {name}: figure={node['figure']}: must be one of {choices}")
-    keys, metrics, sources = tuple(node["keys"]), tuple(node["metrics"]), dict(node.get("sources", {}))
-    if sources and (off := {*map(prompts_of, node["models"])} ^ {*sources}):
-        raise ConfigError(f"published.yaml: {name}: sources and models' names disagree about {sorted(off)}")
-    models = {
-        label: tuple(
-            _parse_row(f"{name}: {label}, row {i}", row, keys, metrics) for i, row in enumerate(rows)
-        )
-        for label, rows in node["models"].items()
+def _make_table(
+    name: str, *, keys: list[str], metrics: list[str], models: Mapping[str, list[list[Any]]], **fields: Any
+) -> PublishedTable:
+    """Return a table; `fields` are the attributes that the file has as they are."""
+    rows = {
+        label: tuple(_make_row(f"{name}: {label}, row {i}", row, keys, metrics) for i, row in enumerate(own))
+        for label, own in models.items()
     }
-    return PublishedTable(
-        name=name,
-        keys=keys,
-        metrics=metrics,
-        models=models,
-        fixed=dict(node.get("fixed", {})),
-        also=tuple(node.get("also", ())),
-        figure=node.get("figure"),
-        budgets=dict(node.get("budgets", {})),
-        sources=sources,
-        **{key: str(node[key]) for key in ("source", "title", "data")},
-    )
+    return PublishedTable(name=name, keys=tuple(keys), metrics=tuple(metrics), models=rows, **fields)
 
 
-def _parse_row(place: str, values: object, keys: tuple[str, ...], metrics: tuple[str, ...]) -> PublishedRow:
-    if not isinstance(values, list) or len(values) != len(keys) + len(metrics):
+def _make_row(place: str, values: list[Any], keys: list[str], metrics: list[str]) -> PublishedRow:
+    if len(values) != len(keys) + len(metrics):
         raise ConfigError(f"published.yaml: {place}: needs {len(keys)} settings and {len(metrics)} cells")
-    settings, cells = values[: len(keys)], values[len(keys) :]
-    if not all(isinstance(cell, str) for cell in cells):
-        raise ConfigError(f"published.yaml: {place}: a cell must be one number or word")
-    accepted = {
+    where = {
         key: tuple(value) if isinstance(value, list) else (value,)
-        for key, value in zip(keys, settings, strict=True)
+        for key, value in zip(keys, values, strict=False)
         if value != "null"
     }
-    printed = (None if cell == "null" else cell for cell in cells)
-    return PublishedRow(accepted, dict(zip(metrics, printed, strict=True)))
+    printed = (None if cell == "null" else cell for cell in values[len(keys) :])
+    return PublishedRow(where, dict(zip(metrics, printed, strict=True)))
 
 
 def _agrees(key: str, actual: object, wanted: str) -> bool:
