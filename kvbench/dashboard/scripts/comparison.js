@@ -131,12 +131,10 @@ function nameSample(run, place) {
   return cut ? `${name.slice(0, MAX_SHOWN).trim()} …` : name;
 }
 
-/** Return the address of a run's image: in a bundle its content, else its path as `name_sample` of kvbench.core.files: 500 per folder. */
+/** Return the address of a run's image, in a bundle its content. */
 function imageOf(run, index) {
   if (DOC.bundle) return DOC.bundle.pictures[run.samples.picture?.[run.samples.index.indexOf(index)]] ?? "data:,";
-  const number = (value) => String(value).padStart(6, "0");
-  const folder = index < 500 ? [] : [number(index - (index % 500))];
-  return addressOf(run, "images", ...folder, `${number(index)}.png`);
+  return addressOf(run, "images", ...splitSample(index, ".png"));
 }
 
 /** Show a sample by its rank. */
@@ -219,7 +217,7 @@ function makeTexts(run, other, index) {
             "p",
             { class: "note" },
             "This text is not in the page; its file is ",
-            linkTo(which, "here", "texts", `${String(index).padStart(6, "0")}.txt`),
+            linkTo(which, "here", "texts", ...splitSample(index, ".txt")),
             ".",
           )
         : make(

@@ -62,6 +62,12 @@ function addressOf(run, ...parts) {
   return [...root, ...inside].map(encodeURIComponent).join("/");
 }
 
+/** Return the parts of the path of a sample's file, as `name_sample` of kvbench.core.files: 500 per folder. */
+function splitSample(index, suffix) {
+  const number = (value) => String(value).padStart(6, "0");
+  return [...(index < 500 ? [] : [number(index - (index % 500))]), number(index) + suffix];
+}
+
 /** Return a link to a file of a run, or its text in a bundle, which has no files. */
 function linkTo(run, text, ...parts) {
   if (DOC.bundle) return make("span", {}, text);
@@ -70,7 +76,7 @@ function linkTo(run, text, ...parts) {
 
 /** Return the options of a select of runs, grouped by model and prompts. */
 function listRuns(runs) {
-  const groups = groupBy(runs, (run) => `${run.model}, ${run.prompts}`);
+  const groups = d3.group(runs, (run) => `${run.model}, ${run.prompts}`);
   return [...groups].map(([group, own]) => ({
     group,
     options: own.map((run) => [run.number, nameRun(run)]),

@@ -9,7 +9,7 @@ function drawDrift(runs) {
   const able = runs.filter((run) => run.drift);
   byId("drift").hidden = !able.length;
   if (!able.length) return;
-  const groups = groupBy(able, (run) => `${run.conditions}, ${shared(run.drift.edges).at(-1)} tokens`);
+  const groups = d3.group(able, (run) => `${run.conditions}, ${shared(run.drift.edges).at(-1)} tokens`);
   fillSelect(byId("driftOf"), [...groups.keys()].map((name) => [name, name]));
   fillSelect(byId("course"), Object.entries(COURSES));
   const own = d3.sort(groups.get(byId("driftOf").value), (run) => run.budget, (run) => run.label);

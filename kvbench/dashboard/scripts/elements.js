@@ -31,17 +31,6 @@ function fillSelect(select, options, fallback) {
   select.value = values.includes(before) ? before : select.dataset.fallback;
 }
 
-/** Return items grouped by `key`, in the order of first items. */
-function groupBy(items, key) {
-  const groups = new Map();
-  for (const item of items) {
-    const name = key(item);
-    if (!groups.has(name)) groups.set(name, []);
-    groups.get(name).push(item);
-  }
-  return groups;
-}
-
 /** Return the value of a colour variable of the style sheet. */
 function styleColour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -34,7 +34,7 @@ function fillFilters() {
   fillSelect(
     byId("model"),
     [["", "all"], ...choices("model", RUNS).map((name) => [name, name])],
-    mostCommon(RUNS, "model"),
+    d3.mode(RUNS, (run) => run.model),
   );
   const own = RUNS.filter((run) => !byId("model").value || run.model === byId("model").value);
   fillSelect(byId("prompts"), [["", "all"], ...choices("prompts", own).map((name) => [name, name])], "");
@@ -45,7 +45,7 @@ function fillFilters() {
     "",
   );
   const counts = d3.sort(new Set(own.map((run) => run.n)), d3.descending);
-  const common = choices("prompts", own).length > 1 ? "" : mostCommon(own, "n"); // other sets have other numbers
+  const common = choices("prompts", own).length > 1 ? "" : d3.mode(own, (run) => run.n); // other sets have other numbers
   fillSelect(byId("samples"), [["", "all"], ...counts.map((n) => [String(n), String(n)])], common);
   const chips = choices("label", own).map((label) =>
     make(
@@ -69,10 +69,4 @@ function toggleMethod(label) {
   byId("methods")
     .querySelector(`[data-label="${CSS.escape(label)}"]`)
     ?.focus();
-}
-
-/** Return the most common value of a key, the initial choice. */
-function mostCommon(runs, key) {
-  const groups = [...groupBy(runs, (run) => run[key])];
-  return groups.length ? groups.reduce((a, b) => (b[1].length > a[1].length ? b : a))[0] : "";
 }

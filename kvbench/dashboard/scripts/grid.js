@@ -64,7 +64,7 @@ function makeGridText(other, index) {
   if (reading) return makeShaded(reading);
   const text = findText(other, index);
   return text === null
-    ? make("p", { class: "note" }, linkTo(other, "its file", "texts", `${String(index).padStart(6, "0")}.txt`))
+    ? make("p", { class: "note" }, linkTo(other, "its file", "texts", ...splitSample(index, ".txt")))
     : make("pre", { tabindex: "0" }, text);
 }
 

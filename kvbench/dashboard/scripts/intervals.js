@@ -79,12 +79,8 @@ function numberClusters(clusters) {
 
 /** Return sums and sizes of values by cluster. */
 function sumClusters(values, clusters) {
-  const [sums, sizes] = [[], []];
-  for (const [i, place] of numberClusters(clusters).entries()) {
-    sums[place] = (sums[place] ?? 0) + values[i];
-    sizes[place] = (sizes[place] ?? 0) + 1;
-  }
-  return { sums, sizes };
+  const members = [...d3.group(d3.range(values.length), (i) => clusters[i]).values()];
+  return { sums: members.map((own) => d3.sum(own, (i) => values[i])), sizes: members.map((own) => own.length) };
 }
 
 /** Return the percentile bootstrap of a mean as [low, high], widened below 50 clusters; null below two. */

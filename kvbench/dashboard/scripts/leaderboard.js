@@ -24,7 +24,7 @@ function findBest(runs, name) {
   const { better, digits } = DOC.metrics[name];
   const value = (run) => (better === "higher" ? 1 : -1) * findMetric(run, name).value.toFixed(digits);
   const own = runs.filter((run) => findMetric(run, name));
-  const groups = groupBy(own, (run) =>
+  const groups = d3.group(own, (run) =>
     JSON.stringify([run.conditions, formatBudget(run), listMembers(run).map(({ seeds }) => seeds[0])]),
   );
   const best = new Set();

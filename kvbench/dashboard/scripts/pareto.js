@@ -40,7 +40,7 @@ function drawPareto(box, runs, name, axis, visit) {
     return;
   }
   const { better, unit } = DOC.metrics[name];
-  const fronts = [...groupBy(points, ({ run }) => run.conditions).values()].map((own) => findFront(own, better));
+  const fronts = [...d3.group(points, ({ run }) => run.conditions).values()].map((own) => findFront(own, better));
   const front = fronts.flat();
   const width = Math.max(280, box.clientWidth || 800);
   const narrow = width < 560;

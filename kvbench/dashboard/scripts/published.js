@@ -30,20 +30,14 @@ function describeTable(table) {
 }
 
 function makeHeads(table) {
-  const metrics = Object.entries(table.metrics);
-  const top = metrics.map(([name, measured]) =>
-    make(
-      "th",
-      { class: "group first", colspan: table.labels.length + countMeasured(table, name, measured) },
-      nameMetric(name),
-    ),
-  );
-  const below = metrics.flatMap(([name, measured]) => [
-    ...table.labels.map((label, i) => make("th", { class: i ? null : "first" }, label)),
-    ...(name in table.rows[0].costs
-      ? [make("th", {}, "measured")]
-      : measured.map((own) => make("th", {}, own === name ? "measured" : `measured, ${own}`))),
-  ]);
+  const top = [];
+  const below = [];
+  for (const [name, measured] of Object.entries(table.metrics)) {
+    const own = name in table.rows[0].costs ? [name] : measured;
+    const titles = [...table.labels, ...own.map((one) => (one === name ? "measured" : `measured, ${one}`))];
+    top.push(make("th", { class: "group first", colspan: titles.length }, nameMetric(name)));
+    below.push(...titles.map((title, i) => make("th", { class: i ? null : "first" }, title)));
+  }
   const also = table.also.map((name) => make("th", { rowspan: 2 }, nameMetric(name), ", measured"));
   const keys = [...listOwn(table), "method", "budget", ...table.keys].map((key) =>
     make("th", { class: "words", rowspan: 2 }, key.replace(/^(latency|method)\./, "")),
@@ -56,10 +50,6 @@ function listOwn(table) {
   return ["model", "n"].filter((key) => new Set(table.rows.map((row) => RUNS[row.run][key])).size > 1);
 }
 
-function countMeasured(table, name, measured) {
-  return name in table.rows[0].costs ? 1 : measured.length;
-}
-
 function makeRow(table, row) {
   const run = RUNS[row.run];
   const words = [
@@ -69,12 +59,8 @@ function makeRow(table, row) {
     ...row.settings,
   ];
   const cells = Object.entries(table.metrics).flatMap(([name, measured]) => [
-    ...table.labels.map((label, i) =>
-      make(
-        "td",
-        { class: i ? null : "first" },
-        table.printed[row.where][name][i] ?? makeNothing(),
-      ),
+    ...table.printed[row.where][name].map((text, i) =>
+      make("td", { class: i ? null : "first" }, text ?? makeNothing()),
     ),
     ...(name in row.costs
       ? [makeMeasuredCost(row.costs[name])]

@@ -7,10 +7,9 @@ let maps = [];
 /** Return a run's shares by layer, head and source. */
 function unpack(retention) {
   const bytes = Uint8Array.from(atob(retention.kept), (letter) => letter.charCodeAt(0));
-  const view = new DataView(bytes.buffer);
+  const shares = new Uint16Array(bytes.buffer);
   const [, heads, sources] = retention.shape;
-  return (layer, head, source) =>
-    view.getUint16(2 * ((layer * heads + head) * sources + source), true) / STEPS;
+  return (layer, head, source) => shares[(layer * heads + head) * sources + source] / STEPS;
 }
 
 /** Return the maps of a run: title, size, and the share for each column and row. */
@@ -54,13 +53,7 @@ function drawRetention() {
   if (!run?.retention.kept) {
     maps = [];
     byId("maps").append(
-      make(
-        "p",
-        { class: "empty" },
-        run
-          ? run.retention.reason
-          : "No run here has a retention.json.",
-      ),
+      make("p", { class: "empty" }, run ? run.retention.reason : "No run here has a retention.json."),
     );
     byId("keptNote").textContent = "";
     return;

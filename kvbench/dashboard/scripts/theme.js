@@ -73,19 +73,8 @@ function styleOf(label) {
 /** Return an icon of a method's symbol in its colour. */
 function makeSwatch(label) {
   const { colour, sign } = styleOf(label);
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  for (const [name, value] of Object.entries({
-    class: "swatch",
-    width: 11,
-    height: 11,
-    viewBox: "-6 -6 12 12",
-    "aria-hidden": "true",
-  })) {
-    svg.setAttribute(name, value);
-  }
-  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  path.setAttribute("d", d3.symbol(sign, 64)());
-  path.setAttribute("fill", colour);
-  svg.append(path);
-  return svg;
+  const svg = d3.create("svg").attr("class", "swatch").attr("aria-hidden", "true");
+  svg.attr("width", 11).attr("height", 11).attr("viewBox", "-6 -6 12 12");
+  svg.append("path").attr("d", d3.symbol(sign, 64)).attr("fill", colour);
+  return svg.node();
 }
