@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.core.files import resolve_path
-from kvbench.eval.distribution.dataset import REFERENCE_BATCH, find_statistics, read_features
+from kvbench.eval.distribution.dataset import REFERENCE_BATCH, read_features
 from kvbench.eval.distribution.frechet import Features, Positions
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import StoredFeatures
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
-from kvbench.eval.spaces.evaluator import SpaceEvaluator, finish, require_samples
+from kvbench.eval.spaces.evaluator import SpaceEvaluator, describe_few_samples, finish, require_samples
+
+PICTURES = Weight("a folder of real images", how="Name it, or ADM's reference batch (.npz), with statistics=")
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,12 @@ class ToDataset(Comparison):
 
     @property
     def default(self) -> Weight:
-        """File of the dataset that is used if `statistics` is null."""
-        return REFERENCE_BATCH if self.space.reference_names else find_statistics(self.space.name)
+        """File of the dataset that is used if `statistics` is null; a missing one with the remedy in most spaces."""
+        return REFERENCE_BATCH if self.space.reference_names else PICTURES
+
+    def caveat(self, ours: Features) -> str | None:
+        """Return a warning about few samples in the spaces of published numbers."""
+        return describe_few_samples(len(ours)) if self.space.reference_names else None
 
     def list_references(self, run: Path) -> Mapping[str, Path | None]:
         """Return the file or folder of the dataset by name, for the digest of inputs."""

@@ -10,7 +10,6 @@ from torch import Tensor
 from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
 from kvbench.eval.distribution.frechet import Features, Positions
 from kvbench.eval.distribution.kernels import make_discrepancy
-from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.scores import MetricSpec
 from kvbench.eval.spaces.base import Space
 from kvbench.eval.spaces.clip import ClipImages
@@ -19,7 +18,6 @@ SIGMA = 10.0
 """Width sigma of the Gaussian kernel."""
 REPORT_FACTOR = 1000
 """Factor of reported values in the paper."""
-PICTURES = Weight("a folder of real images", how="Name it, or ADM's reference batch (.npz), with statistics=")
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,6 @@ class CmmdReal(Discrepancy, ToDataset):
 
     name: ClassVar[str] = "cmmd_real"
     metric: ClassVar[str] = "cmmd"
-
-    @property
-    def default(self) -> Weight:
-        """Missing file with the remedy: moments of a dataset are not enough."""
-        return PICTURES
 
 
 def _gaussian(a: Tensor, b: Tensor) -> Tensor:

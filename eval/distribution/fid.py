@@ -12,11 +12,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
-from kvbench.eval.distribution.dataset import read_moments
+from kvbench.eval.distribution.dataset import find_statistics, read_moments
 from kvbench.eval.distribution.frechet import Features, Positions, frechet_distance, frechet_to
 from kvbench.eval.files.samples import SampleSetError
+from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.scores import MetricSpec
-from kvbench.eval.spaces.evaluator import describe_few_samples
 
 
 class Frechet(Comparison):
@@ -28,10 +28,10 @@ class Frechet(Comparison):
         return self.space.distance
 
     def caveat(self, ours: Features) -> str | None:
-        """Return a warning if the covariance is singular, else None."""
+        """Return a warning if the covariance is singular, else that of other distances."""
         count, dimensions = ours.shape
         why = f"{count} samples for {dimensions} features: the covariance is singular and the value biased upward"
-        return None if count > dimensions else why
+        return super().caveat(ours) if count > dimensions else why
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ class FidReal(Frechet, ToDataset):
     name: ClassVar[str] = "fid_real"
     spec: ClassVar[MetricSpec] = MetricSpec("lower", digits=2)
 
+    @property
+    def default(self) -> Weight:
+        """The reference batch for its spaces, else a file of statistics."""
+        return super().default if self.space.reference_names else find_statistics(self.space.name)
+
     def read_dataset(self, device: str) -> tuple[tuple[Tensor, Tensor], dict[str, object]]:
         """Return mean and covariance of the dataset, and their origin."""
         mean, covariance, origin = read_moments(self.dataset(), self.space, device)
@@ -67,9 +72,3 @@ class FidReal(Frechet, ToDataset):
             raise SampleSetError(f"{self.dataset()}: {sizes}")
         distance = frechet_to(*others)
         return lambda positions: distance(ours[positions])
-
-    def caveat(self, ours: Features) -> str | None:
-        """Return a warning if the covariance is singular or the samples are few."""
-        return super().caveat(ours) or (
-            describe_few_samples(len(ours)) if self.space.reference_names else None
-        )

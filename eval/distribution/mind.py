@@ -9,14 +9,10 @@ import torch
 from torch import Tensor
 
 from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
-from kvbench.eval.distribution.cmmd import PICTURES
-from kvbench.eval.distribution.dataset import REFERENCE_BATCH
 from kvbench.eval.distribution.frechet import Features, Positions, check_features
-from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import SEED
 from kvbench.eval.protocol.scores import MetricSpec
-from kvbench.eval.spaces.evaluator import describe_few_samples
 
 PROJECTIONS = 1000
 """Number of directions in published programs; the paper's own choice for its tables is not known here."""
@@ -56,19 +52,10 @@ class MindReal(Sliced, ToDataset):
     name: ClassVar[str] = "mind_real"
     spec: ClassVar[MetricSpec] = MetricSpec("lower", digits=2)
 
-    @property
-    def default(self) -> Weight:
-        """The reference batch for its spaces; other spaces need a folder of images, because moments are not enough."""
-        return REFERENCE_BATCH if self.space.reference_names else PICTURES
-
     def make_distance(self, ours: Features, others: Features) -> Callable[[Positions], float]:
         """Return the distance of kept samples to as many real images as the run has, by their positions."""
         drawn = np.random.default_rng(SEED).permutation(len(others))[: len(ours)]
         return super().make_distance(ours, others[drawn])
-
-    def caveat(self, ours: Features) -> str | None:
-        """Return a warning if there are few samples, else None."""
-        return describe_few_samples(len(ours)) if self.space.reference_names else None
 
 
 def make_sliced_distance(

@@ -14,7 +14,6 @@ from kvbench.eval.distribution.frechet import Features, check_features
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import Replicates, are_classes, assign_groups, wilson_interval
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
-from kvbench.eval.spaces.evaluator import describe_few_samples
 
 NEIGHBOUR = 3
 SHARE_SPEC = MetricSpec("higher", digits=3)
@@ -79,10 +78,6 @@ class PrecisionRecallReal(ManifoldShares, ToDataset):
     def suffix(self) -> str:
         """Empty in the space `adm`, else the name of the space."""
         return "" if self.space.name == "adm" else f"_{self.space.real}"
-
-    def caveat(self, ours: Features) -> str | None:
-        """Return a warning if there are few samples, else None."""
-        return describe_few_samples(len(ours))
 
 
 def leave_groups_out(
