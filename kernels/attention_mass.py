@@ -38,8 +38,8 @@ def attention_mass(
         past: stored keys; its values are not read.
         scale: factor on q k^T, positive.
         power: 2 for the mean square, from which a variance follows.
-        lse: float32 [sequences, heads, queries], contiguous, log-sum-exp of the scores if attention has computed it;
-            saves half the work on CUDA.
+        lse: float32 [sequences, heads, queries], contiguous, log-sum-exp of the scores if attention has computed it:
+            saves half the work on CUDA, and is not read elsewhere.
         tokens: int [queries], current token of each query, which sees no later ones; None: queries see all tokens.
         chunk: queries per step on the CPU; peak memory is batch x rows x chunk x keys float32. On CUDA no part of
             the matrix is stored.
@@ -52,15 +52,13 @@ def attention_mass(
 
         return attention_mass_triton(q, k, past, scale, power=power, lse=lse, tokens=tokens)
     q = fold_rows(q, len(past.keys), len(past.layout.counts))
-    lse = None if lse is None else lse.reshape(q.shape[:3])
     keys, absent = _join_keys(k, past), _mask_ends(past.layout)
     mass: Tensor | None = None
     for start in range(0, q.shape[2], chunk):
         queries = slice(start, start + chunk)
         last = None if tokens is None else tokens[queries]
         some = q if q.shape[2] <= chunk else q[:, :, queries]
-        scores = _compute_scores(some, keys, absent, scale, last, k.shape[2])
-        probabilities = scores.softmax(-1) if lse is None else scores.sub_(lse[:, :, queries, None]).exp_()
+        probabilities = _compute_scores(some, keys, absent, scale, last, k.shape[2]).softmax(-1)
         part = (probabilities if power == 1 else probabilities.pow_(power)).sum(2)
         mass = part if mass is None else mass.add_(part)
     assert mass is not None, "there are no queries"

@@ -165,7 +165,7 @@ def describe_paths(head_dim: int, dtype: torch.dtype, device: torch.device) -> d
     }
 
 
-def estimate_saving(shape: Shape, backend: Backend, rates: Mapping[str, float] = RATES) -> float:
+def estimate_saving(shape: Shape, backend: Backend) -> float:
     """Return the seconds that two parts save, by published rates; 0 if a rate is unknown.
 
     Fused attention computes its part faster, but a second pass over the queries reads and writes the output again,
@@ -174,16 +174,15 @@ def estimate_saving(shape: Shape, backend: Backend, rates: Mapping[str, float] =
     Args:
         shape: shape in 16 bits.
         backend: backend of fused attention.
-        rates: operations per second.
     """
     name = "FA3" if backend == "flash" and current_flash_attention_impl() else backend
-    if shape.head_dim != 128 or name not in rates:
+    if shape.head_dim != 128 or name not in RATES:
         return 0.0
     numbers = shape.rows * shape.queries * shape.head_dim
     both = shape.uniform and shape.past >= MIN_FUSED_SLOTS
     faster = 4 * numbers * (shape.tokens + (shape.past if both else 0))
     moved = 2 * numbers * ((4 if both else 2) if shape.past else 0)
-    return faster / rates["kernel"] - faster / rates[name] - moved / BANDWIDTH
+    return faster / RATES["kernel"] - faster / RATES[name] - moved / BANDWIDTH
 
 
 @cache

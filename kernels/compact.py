@@ -87,7 +87,7 @@ def find_targets(after: Layout, keep: Tensor) -> Tensor:
     return (after.offsets[:, None] + keep.cumsum(1) - 1).masked_fill_(~keep, after.capacity)
 
 
-def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor | None = None) -> Tensor:
+def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor) -> None:
     """Copy kept slots into a buffer of exactly as many; on CUDA in one launch, else by a copy of all there is.
 
     Args:
@@ -95,24 +95,19 @@ def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor | None
         current: the segment's keys or values [sequences, heads, length, D], of any dtype and strides; their heads are
             the rows, one sequence after the other where each has rows of its own.
         source: source of the new slots, see `source_table`.
-        out: destination of the slots, [batch, len(source), D] contiguous and apart from `storage`; None makes a buffer.
-
-    Returns:
-        [batch, len(source), D] in the storage's dtype.
+        out: destination of the slots, [batch, len(source), D] contiguous, in the storage's dtype and apart from it.
     """
     if storage.is_cuda:
         from kvbench.kernels.triton.compact import rebuild_triton
 
-        if out is None:
-            out = storage.new_empty(len(storage), len(source), storage.shape[2])
         rebuild_triton((storage,), (current,), source, (out,))
-        return out
+        return
     current = current.unflatten(0, (len(storage), -1))  # [batch, sequences / batch, heads, length, D]
     slots, shape = storage.shape[1], current.shape[1:4]
     joined = storage.new_empty(len(storage), slots + shape.numel(), storage.shape[2])
     joined[:, :slots] = storage
     joined[:, slots:].unflatten(1, shape).copy_(current)
-    return move_slots(joined, torch.where(source < 0, slots - 1 - source, source), out)
+    move_slots(joined, torch.where(source < 0, slots - 1 - source, source), out)
 
 
 def rebuild_both(stored: Pair, current: Pair, source: Tensor, out: Pair) -> None:
@@ -126,6 +121,6 @@ def rebuild_both(stored: Pair, current: Pair, source: Tensor, out: Pair) -> None
         rebuild(storage, present, source, moved)
 
 
-def move_slots(storage: Tensor, source: Tensor, out: Tensor | None = None) -> Tensor:
-    """Copy slots `source` int32 [count] of a flat buffer [batch, slots, D] into `out` [batch, count, D] (None: new)."""
-    return torch.index_select(storage, 1, source, out=out)
+def move_slots(storage: Tensor, source: Tensor, out: Tensor) -> None:
+    """Copy slots `source` int32 [count] of a flat buffer [batch, slots, D] into `out` [batch, count, D]."""
+    torch.index_select(storage, 1, source, out=out)

@@ -221,20 +221,19 @@ def pack_rows(values: Tensor, keep: Tensor, fill: float, longest: int) -> Tensor
     return result[:, :longest].contiguous()
 
 
-def pad_rows(storage: Tensor, layout: Layout, more: int = 0) -> Tensor:
+def pad_rows(storage: Tensor, layout: Layout) -> Tensor:
     """Return every row's slots, padded to the longest row with arbitrary stored numbers.
 
     Args:
         storage: flat buffer [batch, capacity, D].
         layout: layout of the buffer.
-        more: free slots that are included after each row.
 
     Returns:
-        [batch, rows, longest + more, D], a view if all rows are equally long, else a copy.
+        [batch, rows, longest, D], a view if all rows are equally long, else a copy.
     """
     if layout.uniform:
-        return view_group(storage, layout.groups[0], more)
-    slot = layout.offsets[:, None] + torch.arange(layout.longest + more, device=storage.device)
+        return view_group(storage, layout.groups[0])
+    slot = layout.offsets[:, None] + torch.arange(layout.longest, device=storage.device)
     slot.clamp_(max=layout.capacity - 1)
     return storage.index_select(1, slot.flatten()).unflatten(1, slot.shape)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.attention_states import attend_nothing, merge_pair
-from kvbench.kernels.fused_attention import Backend, fused_attention
+from kvbench.kernels.fused_attention import fused_attention
 from kvbench.kernels.layout import Past, State, fold_rows, view_group
 from kvbench.kernels.varlen_attention import Library, varlen_attention
 
@@ -62,7 +62,6 @@ def attend_in_parts(
     scale: float,
     *,
     causal: bool = False,
-    backend: Backend | None = None,
     library: Library | None = None,
     dtype: torch.dtype | None = None,
 ) -> State:
@@ -79,11 +78,10 @@ def attend_in_parts(
         past: stored keys and values, see `attend_past`.
         scale: factor on q k^T, positive.
         causal: a query sees current tokens up to its own; otherwise all.
-        backend: backend of fused attention; None for the fastest.
         library: library whose variable-length attention reads the past; None for none.
         dtype: output dtype; None for q's.
     """
-    layout, (out, lse) = past.layout, fused_attention(q, k, v, scale, causal=causal, backend=backend)
+    layout, (out, lse) = past.layout, fused_attention(q, k, v, scale, causal=causal)
     state = out.to(dtype or q.dtype), lse
     if library is not None:
         return merge_pair(state, varlen_attention(q, past, scale, library)) if layout.total else state
@@ -97,5 +95,5 @@ def attend_in_parts(
     step = max(1, PIECE_BYTES // out[0].nbytes)
     for first in range(0, len(q), step):
         at = slice(first, first + step)
-        merge_pair((out[at], lse[at]), fused_attention(q[at], keys[at], values[at], scale, backend=backend))
+        merge_pair((out[at], lse[at]), fused_attention(q[at], keys[at], values[at], scale))
     return state

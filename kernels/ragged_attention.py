@@ -38,7 +38,6 @@ def ragged_attention(
     scale: float,
     *,
     causal: bool = False,
-    lse: bool = False,
     path: Path | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -55,14 +54,12 @@ def ragged_attention(
         past: stored keys and values, read in q's dtype.
         scale: factor on q k^T, positive.
         causal: a query sees current tokens up to its own; otherwise all.
-        lse: whether to return the log-sum-exp.
         path: kernels to use; None chooses them on CUDA and uses torch's products elsewhere.
         dtype: dtype of the output, None for q's; float32 if attention over other keys is merged into it later, so that
             it is rounded only once.
 
     Returns:
-        Output [sequences, heads, queries, D]; float32 log-sum-exp [sequences, heads, queries], or None if it was not
-        wanted and not needed.
+        Output [sequences, heads, queries, D]; float32 log-sum-exp [sequences, heads, queries], None from `products`.
     """
     dtype = dtype or q.dtype
     if path is None:
@@ -77,35 +74,29 @@ def ragged_attention(
         library = LIBRARIES.get(path)
         return attend_in_parts(q, k, v, past, scale, causal=causal, library=library, dtype=dtype)
     joined, tokens = past.joined or JoinedRows(past, k, v), k.shape[2] if causal else None
-    if not joined.dense:
-        out, sums = _attend_unequal(q, joined, past.layout, k.shape[2], scale, causal=causal, lse=lse)
-        return out.reshape(q.shape).to(dtype), None if sums is None else sums.reshape(q.shape[:3])
-    out, sums = _attend_equal(q, joined.read, joined.keys, joined.width, scale, tokens, lse)
-    return out.to(dtype), sums
+    if joined.dense:
+        return _attend_equal(q, joined.read, joined.keys, joined.width, scale, tokens).to(dtype), None
+    out = _attend_unequal(q, joined, past.layout, k.shape[2], scale, causal=causal)
+    return out.reshape(q.shape).to(dtype), None
 
 
 def _attend_unequal(
-    q: Tensor, joined: JoinedRows, layout: Layout, tokens: int, scale: float, *, causal: bool, lse: bool
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, joined: JoinedRows, layout: Layout, tokens: int, scale: float, *, causal: bool
+) -> Tensor:
     """Compute `ragged_attention` outside CUDA for rows of unequal length; return [batch, rows, queries, D]."""
     rows = fold_rows(q, joined.batch, len(layout.counts)).transpose(0, 1)
-    states, first = [], 0
+    parts, first = [], 0
     for groups in _join_groups(layout.groups, tokens, joined.batch * q.shape[2]):
         some, first = joined.find_set(groups, first), first + sum(group.size for group in groups)
         part = rows if some.rows is None else rows.index_select(0, some.rows)
         keys, hidden = some.places.shape[2], (some.least, some.absent)
         if causal:
             hidden = 0, ~make_causal_mask(q.shape[2], keys, tokens, some.ends, q.device)
-        states.append(
-            _attend_pieces(part, partial(joined.read, places=some.places), keys, scale, hidden, lse)
-        )
-    if len(states) == 1:
-        ((out, sums),) = states
-        return out.transpose(0, 1), None if sums is None else sums.transpose(0, 1)
+        parts.append(_attend_pieces(part, partial(joined.read, places=some.places), keys, scale, hidden))
+    if len(parts) == 1:
+        return parts[0].transpose(0, 1)
     # Rows of a token become adjacent, as the next projection reads them.
-    out = torch.cat([out for out, _ in states]).permute(1, 2, 0, 3).index_select(2, layout.places)
-    every = [sums.transpose(0, 1) for _, sums in states if sums is not None]
-    return out.transpose(1, 2), torch.cat(every, 1).index_select(1, layout.places) if every else None
+    return torch.cat(parts).permute(1, 2, 0, 3).index_select(2, layout.places).transpose(1, 2)
 
 
 def _join_groups(groups: Sequence[Group], tokens: int, scores_per_key: int) -> Iterator[list[Group]]:
@@ -130,10 +121,8 @@ def _join_groups(groups: Sequence[Group], tokens: int, scores_per_key: int) -> I
     yield together
 
 
-def dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, *, tokens: int | None = None, lse: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Compute attention with torch's operations, in float32 and in pieces; on CUDA with torch's fused attention.
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Attend to all keys with torch's operations, in float32 and in pieces; on CUDA with torch's fused attention.
 
     For 16-bit queries weights are rounded as in fused kernels: before the division by their sum.
 
@@ -142,26 +131,21 @@ def dense_attention(
         k: [batch, rows, keys, D], at least one key.
         v: values, shaped like k.
         scale: factor on q k^T.
-        tokens: number of last keys under a causal mask: query m sees the first m % tokens + 1 of them; None: no mask.
-        lse: whether to return the log-sum-exp.
 
     Returns:
-        Output in q's dtype [batch, rows, queries, D]; float32 log-sum-exp [batch, rows, queries] or None.
+        [batch, rows, queries, D] in q's dtype.
     """
-    whole = q.is_cuda and tokens is None
-    note_choice(lambda: explain_backend(q) if whole else DENSE_PRODUCTS)
-    if whole and is_batch_invariant():
+    note_choice(lambda: explain_backend(q) if q.is_cuda else DENSE_PRODUCTS)
+    if q.is_cuda and is_batch_invariant():
         from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
 
         empty = k.new_empty(len(k), 0, k.shape[3])
         past = Past(empty, empty, _make_empty_layout(k.shape[1], k.device))
-        return ragged_attention_triton(q, k, v, past, scale)
-    if whole:
-        return fused_attention(q, k, v, scale)
+        return ragged_attention_triton(q, k, v, past, scale)[0]
+    if q.is_cuda:
+        return fused_attention(q, k, v, scale)[0]
     keys, values = (x.float().flatten(0, 1) for x in (k, v))
-    return _attend_equal(
-        q, lambda pairs: (keys[pairs], values[pairs]), k.shape[2], k.shape[2], scale, tokens, lse
-    )
+    return _attend_equal(q, lambda pairs: (keys[pairs], values[pairs]), k.shape[2], k.shape[2], scale)
 
 
 @cache
@@ -171,26 +155,20 @@ def _make_empty_layout(rows: int, device: torch.device) -> Layout:
 
 
 def _attend_equal(
-    q: Tensor, read: Read, keys: int, width: int, scale: float, tokens: int | None, lse: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Compute `dense_attention` with torch's operations, over keys that are padded to `width`."""
+    q: Tensor, read: Read, keys: int, width: int, scale: float, tokens: int | None = None
+) -> Tensor:
+    """Attend to as many keys in every row, which are padded to `width`; the last `tokens` are under a causal mask."""
     if q.shape[0] == 1 < q.shape[1]:  # pieces are cut along the first dimension
-        out, sums = _attend_equal(q.transpose(0, 1), read, keys, width, scale, tokens, lse)
-        return out.transpose(0, 1), None if sums is None else sums.transpose(0, 1)
+        return _attend_equal(q.transpose(0, 1), read, keys, width, scale, tokens).transpose(0, 1)
     hidden: tuple[int, Tensor | None] = keys, None
     if tokens is not None:
         hidden = 0, ~make_causal_mask(q.shape[2], width, tokens, keys, q.device)
-    return _attend_pieces(q, read, width, scale, hidden, lse)
+    return _attend_pieces(q, read, width, scale, hidden)
 
 
 def _attend_pieces(
-    q: Tensor,
-    read: Read,
-    keys: int,
-    scale: float,
-    hidden: tuple[int, Tensor | None],
-    lse: bool,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, read: Read, keys: int, scale: float, hidden: tuple[int, Tensor | None]
+) -> Tensor:
     """Attend to as many keys in every row, in pieces of rows or of queries.
 
     Args:
@@ -199,10 +177,8 @@ def _attend_pieces(
         keys: number of them.
         scale: factor on q k^T.
         hidden: the key from which some are hidden, and which, bool [outer or 1, 1, queries or 1, keys left]; None: all.
-        lse: whether to return the log-sum-exp.
     """
     out = q.new_empty(q.shape, dtype=torch.float32)
-    sums = q.new_empty(q.shape[:3], dtype=torch.float32) if lse else None
     outer, inner, count, channels = q.shape
     rows = max(1, min(outer, PIECE_BYTES // (4 * inner * count * keys)))
     step = count if rows > 1 else max(1, min(count, PIECE_BYTES // (4 * inner * keys)))
@@ -225,10 +201,8 @@ def _attend_pieces(
                     tail.masked_fill_(mask if whole else mask[place], -torch.inf)
                 elif first < keys:
                     scores[..., first:].fill_(-torch.inf)
-                if sums is not None:
-                    torch.logsumexp(scores, -1, out=sums[place].flatten(0, 1))
                 _weigh(scores, v, q.dtype, target.flatten(0, 1))
-    return out.to(q.dtype), sums
+    return out.to(q.dtype)
 
 
 def _weigh(scores: Tensor, v: Tensor, dtype: torch.dtype, out: Tensor) -> None:

@@ -62,14 +62,14 @@ def read_bytes(path: Path, largest: int = MAX_BYTES) -> bytes:
         return file.read(os.fstat(file.fileno()).st_size)
 
 
-def read_text(path: Path, largest: int = MAX_BYTES, errors: str = "strict") -> str:
+def read_text(path: Path, errors: str = "strict") -> str:
     r"""Return the text of a file in UTF-8 without its byte order mark; `\r\n` and `\r` become `\n`.
 
     Raises:
         OSError: see `open_file`.
         ValueError: it is not UTF-8, and `errors` is `strict`.
     """
-    return io.TextIOWrapper(io.BytesIO(read_bytes(path, largest)), "utf-8-sig", errors).read()
+    return io.TextIOWrapper(io.BytesIO(read_bytes(path)), "utf-8-sig", errors).read()
 
 
 def name_sample(index: int, suffix: str = "") -> str:
@@ -236,16 +236,16 @@ def derive_seed(name: str) -> int:
     return int(hash_content(name)[:16], 16) >> 1
 
 
-def hash_path(path: Path, largest: int = MAX_STREAMED) -> str:
+def hash_path(path: Path) -> str:
     """Return the SHA-256 of a file; raises the errors of `open_file`."""
-    return hash_files([path], largest)
+    return hash_files([path])
 
 
-def hash_files(paths: Iterable[Path], largest: int = MAX_STREAMED) -> str:
+def hash_files(paths: Iterable[Path]) -> str:
     """Return the SHA-256 of the concatenated contents of files; raises the errors of `open_file`."""
     digest = hashlib.sha256()
     for path in paths:
-        with open_file(path, largest) as file:
+        with open_file(path, MAX_STREAMED) as file:
             while block := file.read(CHUNK_BYTES):
                 digest.update(block)
     return digest.hexdigest()

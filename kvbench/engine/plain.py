@@ -114,7 +114,7 @@ class PlainStorage(CacheBackend):
         (group,) = store.layout.groups
         shape = (*q.shape[:2], group.length, -1)
         keys, values = (view_group(x, group).view(shape) for x in (store.keys, store.values))
-        return dense_attention(q, keys, values, self._spec.logit_scale)[0]
+        return dense_attention(q, keys, values, self._spec.logit_scale)
 
     def attend_step(
         self, store: LayerStore, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.support import reference_attention
+from kvbench.kernels.attention_states import merge_pair
 from kvbench.kernels.layout import arrange_rows
 from kvbench.kernels.planes import Codes, Plane, halve, list_slots, read_plane
 from kvbench.kernels.quantised_attention import quantised_attention
@@ -230,13 +231,11 @@ def test_the_kernel_attends_to_a_plane(shape: Shape, half: bool, share: int | No
 
 
 def test_a_state_is_that_of_all_keys_together() -> None:
-    from kvbench.kernels.attention_states import merge_states
-
     generator = torch.Generator().manual_seed(0)
     shape = Shape(4, 3, "channel", "slot", True, 2, 2, [40, 0, 3], 3, 16)
     q, planes = queries_of(shape, generator), [make(shape, generator) for _ in range(2)]
     apart = [quantised_attention(q, plane, SCALE) for plane in planes]
-    expected = merge_states(*(torch.stack(parts) for parts in zip(*apart, strict=True)))
+    expected = merge_pair((apart[0][0].clone(), apart[0][1].clone()), apart[1])
     found = quantised_attention(q, planes[1], SCALE, apart[0])
     assert found[0] is apart[0][0]
     for one, other in zip(found, expected, strict=True):

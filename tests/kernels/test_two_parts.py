@@ -1,5 +1,6 @@
 """Attention over parts of the keys, merged: against double precision, by torch and by Triton's programs."""
 
+from functools import reduce
 from typing import get_args
 
 import pytest
@@ -11,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.support.cuda_branches import on_cuda_branches
 from benchmarks.support.reference_attention import attention
-from kvbench.kernels.attention_states import merge_pair, merge_states
+from kvbench.kernels.attention_states import merge_pair
 from kvbench.kernels.fused_attention import Backend, fused_attention
 from kvbench.kernels.layout import arrange_rows
 from kvbench.kernels.past_attention import attend_in_parts, attend_past
@@ -109,7 +110,7 @@ def test_the_kernel_merges_pairs(**given: object) -> None:
         )
         for part in halves
     ]
-    expected = merge_states(*(torch.stack(parts).cpu() for parts in zip(*states, strict=True)))
+    expected = merged([(out.cpu(), lse.cpu()) for out, lse in states])
     out, lse = states[0][0].to(DEVICE, case.q.dtype, copy=True), states[0][1].clone()
     strides = out.stride()
     merge_pair_triton(out, lse, *states[1])
@@ -190,7 +191,8 @@ def states_of(seed: int, owners: list[int], sets: int) -> tuple[list[tuple[Tenso
 
 
 def merged(states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return merge_states(torch.stack([out for out, _ in states]), torch.stack([lse for _, lse in states]))
+    out, lse = states[0]
+    return reduce(merge_pair, states[1:], (out.clone(), lse.clone()))
 
 
 @given(seed=st.integers(0, 999), owners=st.lists(st.integers(0, 4), min_size=1, max_size=24))

@@ -214,13 +214,9 @@ class PackedStorage(CacheBackend):
         for some in self._cut(store):
             self._record_read(store, len(some))
             own, past = slice(some.start, some.stop), store.read(some)
-            results.append(
-                ragged_attention(q[own], k[own], v[own], past, self._spec.logit_scale, causal=causal)
-            )
-        if len(results) == 1:
-            return results[0]
-        sums = [lse for _, lse in results if lse is not None]
-        return torch.cat([out for out, _ in results]), torch.cat(sums) if sums else None
+            out, _ = ragged_attention(q[own], k[own], v[own], past, self._spec.logit_scale, causal=causal)
+            results.append(out)
+        return results[0] if len(results) == 1 else torch.cat(results), None
 
     def _attend_planes(
         self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor, *, causal: bool
