@@ -23,10 +23,6 @@ HALF_CENTROIDS = {
 """Positive Lloyd-Max levels of a standard normal number, by bits (Max 1960, doi:10.1109/TIT.1960.1057548)."""
 
 
-MIN_MIXED = 16
-"""Fewest channels to rotate together: numbers of fewer are far from normal."""
-
-
 def list_levels(bits: int) -> Tensor:
     """Return the levels of codes of `bits` bits, ascending, float32 [2^bits]."""
     half = torch.tensor(HALF_CENTROIDS[bits])

@@ -21,7 +21,6 @@ from kvbench.kernels.quantise import (
     decode_affine,
     decode_book,
     encode_affine,
-    encode_book,
     fit_affine,
     pack,
     unpack,
@@ -131,22 +130,6 @@ def encode_channels(x: Tensor, exists: Tensor, edges: Sequence[int], bits: int) 
         for number, (start, stop) in enumerate(blocks)
     ]
     return Codes(pack(torch.cat(codes, 2).flatten(1, 2), bits), affine.flatten(1, 2))
-
-
-def encode_levels(x: Tensor, table: Tensor, bits: int) -> Tensor:
-    """Encode numbers [batch, rows, tokens, D] with a static table per row.
-
-    Args:
-        x: numbers.
-        table: levels [rows, D, 2^bits] of codebooks, or scale and zero [rows, D, 2] of 8 bits.
-        bits: bits of a code.
-
-    Returns:
-        Packed codes uint8 [batch, rows x tokens, D bits / 8].
-    """
-    affine = bits == 8
-    codes = encode_affine(x, table[:, None], bits) if affine else encode_book(x, table)
-    return pack(codes.flatten(1, 2), bits)
 
 
 def halve(rotation: Tensor) -> Tensor:

@@ -24,7 +24,9 @@ FOLDERS = (
 )
 """Folders of a checkout and the packages that they are."""
 EVERYTHING = ("kvbench",)
-CONTRACT = tuple(f"methods.shared.{name}" for name in ("base", "calibration", "hook_results", "uses", "view"))
+CONTRACT = tuple(
+    f"methods.shared.{name}" for name in ("base", "calibration", "hook_results", "precision", "uses", "view")
+)
 """The contract between methods and the engine."""
 ENGINE = ("engine", "engine.cache", "engine.coding", "engine.packed", "engine.recording")
 JOB = ("cli.config", "cli.console", "cli.tasks.job")

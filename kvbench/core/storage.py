@@ -1,40 +1,21 @@
-"""Low-bit storage of keys and values: settings of a run, and precisions that a method chooses."""
+"""Settings of low-bit storage of keys and values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from kvbench.core.config import ConfigError
 
 CODE_DTYPES = {"int8": 8, "int4": 4, "int3": 3, "int2": 2, "fp8": 8}
 """Bits of a number by low-bit `cache_dtype`."""
 LEVELS = (16, 8, 4, 3, 2)
-"""Bits of a `Precision`, and of `StorageConfig.key_bits` and `value_bits`."""
+"""Bits of a precision that a method chooses, and of `StorageConfig.key_bits` and `value_bits`."""
 ROTATED_BITS = (4, 3, 2)
 """Bits that codes of rotated vectors may have."""
+CODING_BITS = {"rotated": (16, *ROTATED_BITS), "fp8": (8,)}
+"""Bits of a coding's numbers, where they are fewer than `LEVELS`."""
 FP8_SETTINGS = ("residual", "before_rotation", "exempt")
 """Fields of `StorageConfig` that `cache_dtype=fp8`, which has no scales to choose, uses."""
-
-
-class Precision(NamedTuple):
-    """Storage of one segment's tokens in one head.
-
-    Attributes:
-        bits: 16, 8, 4, 3 or 2; below 16, codes of static codebooks. A segment of one token always has 16.
-        shared: unconditional sequences read the codes of their conditional twins and store none.
-    """
-
-    bits: int
-    shared: bool = False
-
-
-def find_stored_bits(bits: int, tokens: int) -> int:
-    """Return the bits of a segment of `tokens` tokens that is stored with levels fixed in advance, in `bits` bits.
-
-    A single token, such as the first scale, stays in 16 bits: it gives calibration one value per prompt and channel,
-    and as a sink its error reaches every later token.
-    """
-    return 16 if tokens == 1 else bits
 
 
 @dataclass(frozen=True)
@@ -75,7 +56,7 @@ class StorageConfig:
             if (value := getattr(self, name)) < 0:
                 raise ConfigError(f"storage.{name}={value}: must be at least 0")
         for name, coding in (("key", self.keys), ("value", self.values)):
-            bits, choices = getattr(self, f"{name}_bits"), _BITS.get(coding, LEVELS)
+            bits, choices = getattr(self, f"{name}_bits"), CODING_BITS.get(coding, LEVELS)
             if bits is not None and bits not in choices:
                 raise ConfigError(
                     f"storage.{name}_bits={bits}: with storage.{name}s={coding} must be one of "
@@ -102,16 +83,6 @@ class StorageConfig:
                     f"storage.{key}={bits}: cache_dtype={cache_dtype} stores no codes; set cache_dtype=int4"
                 )
 
-    @property
-    def calibrated(self) -> bool:
-        """Whether the codebooks must be calibrated."""
-        return "codebook" in (self.keys, self.values)
-
-    @property
-    def has_fixed_levels(self) -> bool:
-        """Whether keys or values have levels that are fixed in advance, so that single tokens stay in 16 bits."""
-        return bool({"codebook", "rotated"} & {self.keys, self.values})
-
 
 def select_used(storage: Mapping[str, object], cache_dtype: str) -> dict[str, object]:
     """Return the settings of storage that a `cache_dtype` uses: none in 16 or 32 bits, three in fp8, else all."""
@@ -120,9 +91,7 @@ def select_used(storage: Mapping[str, object], cache_dtype: str) -> dict[str, ob
     return {name: value for name, value in storage.items() if cache_dtype != "fp8" or name in FP8_SETTINGS}
 
 
-_BITS: dict[str, tuple[int, ...]] = {"rotated": (16, *ROTATED_BITS), "fp8": (8,)}
-"""Bits that a coding supports, where they are fewer than `LEVELS`."""
 CHANNEL = StorageConfig()
 """Storage settings of a run by default."""
 CODEBOOKS = StorageConfig(keys="codebook", values="codebook")
-"""Storage settings of every `Precision` below 16 bits."""
+"""Storage settings of every precision below 16 bits that a method chooses."""

@@ -61,9 +61,10 @@ def _name_low_bit_dtype(job: Job) -> str:
         return ""
     packing = job.cache_plan.packing
     assert packing is not None
-    if packing.key_bits != packing.value_bits:
-        return f"k{packing.key_bits}v{packing.value_bits}"
-    return name if packing.key_bits == packing.bits else f"int{packing.key_bits}"
+    keys, values = packing.keys.bits, packing.values.bits
+    if keys != values:
+        return f"k{keys}v{values}"
+    return name if keys == packing.bits else f"int{keys}"
 
 
 def describe_dtype(job: Job) -> str:

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment, next_token
-from kvbench.core.storage import CODEBOOKS, Precision, StorageConfig
+from kvbench.core.storage import CODEBOOKS, StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.ledger import BudgetExceeded
 from kvbench.engine.packed.bytes import bound_bytes, predict_bytes
 from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.full import Full
+from kvbench.methods.shared.precision import Precision
 from kvbench.methods.shared.uses import Uses
 from tests.support.engine import (
     D,

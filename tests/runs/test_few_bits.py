@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from kvbench.core.config import ConfigError, check_part
-from kvbench.core.storage import CHANNEL, CODEBOOKS, Precision, StorageConfig
+from kvbench.core.storage import CHANNEL, CODEBOOKS, StorageConfig
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
+from kvbench.methods.shared.precision import Precision
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.runs import execute, prepare

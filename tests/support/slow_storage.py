@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.core.storage import Precision, StorageConfig
+from kvbench.core.storage import StorageConfig
+from kvbench.methods.shared.precision import Precision
 
 Numbers = NDArray[np.float32]
 Place = tuple[int, int]

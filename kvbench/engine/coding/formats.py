@@ -1,37 +1,41 @@
-"""Number formats of planes: their choice, their static codebooks, and the encoding of new tokens."""
+"""Number formats of planes, and their choice for each segment and head."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.core.storage import ROTATED_BITS, Precision, StorageConfig, find_stored_bits
+from kvbench.core.storage import CODING_BITS, LEVELS, StorageConfig
+from kvbench.engine.coding.codecs import CODECS, Codec, Coding
 from kvbench.engine.coding.planes import PlaneRules
-from kvbench.kernels.hadamard import MIN_MIXED, count_mixed, encode_rotated
-from kvbench.kernels.planes import Codes, encode_channels, encode_levels, encode_tokens
-from kvbench.kernels.quantise import round_fp8
+from kvbench.kernels.hadamard import count_mixed
 from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.precision import Precision, find_stored_bits
 
 CODEBOOK_REVISION = 1
 """Increased when the same codebooks store other numbers, so that old runs and calibrations are not reused."""
 
-Coding = Literal["plain", "fp8", "channel", "token", "codebook", "rotated"]
 CodebookTensors = Mapping[str, Tensor]
 """Codebooks by name (`keys_4`, `values_2`): levels [L, H, sources, D, 2^bits]; for 8 bits scale and zero [..., 2]."""
-SCALE_BYTES = 4
-"""Bytes of a float16 scale and its float16 zero."""
-TOKEN_BYTES = {"token": SCALE_BYTES, "rotated": 2}
-"""Bytes that each token's key or value takes besides its codes: scale and zero, or gain."""
+POSITION_BYTES = 8
+"""Bytes of a slot in `Plane.positions`."""
 
-ENTRY_CODINGS = ("channel", "codebook")
-"""Codings whose slots share table entries; `Codes.entry` has the entry of each slot."""
-ENTRY_BYTES, POSITION_BYTES = 4, 8
-"""Bytes of a slot in `Codes.entry` and in `Plane.positions`."""
+
+class NumberFormat(NamedTuple):
+    """Bits and coding of keys or of values."""
+
+    bits: int = 16
+    coding: Coding = "plain"
+
+    @property
+    def codec(self) -> Codec:
+        """What the coding stores."""
+        return CODECS[self.coding]
 
 
 @dataclass(frozen=True)
@@ -49,26 +53,28 @@ class Packing:
     fp8: bool = False
 
     def __post_init__(self) -> None:
-        for name, coding, bits in (
-            ("key", self.storage.keys, self.key_bits),
-            ("value", self.storage.values, self.value_bits),
-        ):
-            if coding == "rotated" and bits not in (16, *ROTATED_BITS):
-                choices = ", ".join(map(str, ROTATED_BITS))
+        for name, side in (("key", self.keys), ("value", self.values)):
+            if side.bits not in (choices := CODING_BITS.get(side.coding, LEVELS)):
+                few = ", ".join(str(bits) for bits in choices if bits < 16)
                 raise ConfigError(
-                    f"storage.{name}s=rotated: codes have {choices} bits, not the {bits} of cache_dtype; "
-                    f"set storage.{name}_bits=4"
+                    f"storage.{name}s={side.coding}: codes have {few} bits, not the {side.bits} of cache_dtype; set "
+                    f"storage.{name}_bits=4"
                 )
 
     @property
-    def key_bits(self) -> int:
-        """Bits of one number of a key."""
-        return 8 if self.storage.keys == "fp8" else self.storage.key_bits or self.bits
+    def keys(self) -> NumberFormat:
+        """Format of keys, except for those that stay in 16 bits."""
+        return self._choose(self.storage.keys, self.storage.key_bits)
 
     @property
-    def value_bits(self) -> int:
-        """Bits of one number of a value."""
-        return 8 if self.storage.values == "fp8" else self.storage.value_bits or self.bits
+    def values(self) -> NumberFormat:
+        """Format of values, except for those that stay in 16 bits."""
+        return self._choose(self.storage.values, self.storage.value_bits)
+
+    def _choose(self, coding: Coding, bits: int | None) -> NumberFormat:
+        if self.fp8 or coding == "fp8":
+            return NumberFormat(8, "fp8")
+        return NumberFormat(bits or self.bits, coding)
 
     def check(self, spec: ModelSpec) -> None:
         """Check the settings against the shapes of a model.
@@ -77,11 +83,11 @@ class Packing:
             ConfigError: rotated heads have too few channels, or all layers would be exempt.
         """
         storage, mixed = self.storage, count_mixed(spec.head_dim)
-        for key, coding in (("keys", storage.keys), ("values", storage.values)):
-            if coding == "rotated" and mixed < MIN_MIXED:
+        for key, side in (("keys", self.keys), ("values", self.values)):
+            if mixed < (needed := side.codec.min_mixed):
                 raise ConfigError(
-                    f"storage.{key}=rotated: the largest power of two that divides the {spec.head_dim} channels of a "
-                    f"head of {spec.name} is {mixed}, and rotation needs {MIN_MIXED}; set storage.{key}=token"
+                    f"storage.{key}={side.coding}: the largest power of two that divides the {spec.head_dim} channels "
+                    f"of a head of {spec.name} is {mixed}, and rotation needs {needed}; set storage.{key}=token"
                 )
         if storage.exempt and 2 * storage.exempt >= spec.layers:
             raise ConfigError(
@@ -92,13 +98,6 @@ class Packing:
     def exempts(self, layer: int, layers: int) -> bool:
         """Return whether a layer of a model of `layers` layers stays in 16 bits."""
         return not self.storage.exempt <= layer < layers - self.storage.exempt
-
-
-class NumberFormat(NamedTuple):
-    """Bits and coding of keys or of values."""
-
-    bits: int = 16
-    coding: Coding = "plain"
 
 
 class PlaneFormat(NamedTuple):
@@ -117,15 +116,15 @@ class PlaneFormat(NamedTuple):
     def count_token_bytes(self, channels: int) -> int:
         """Return the bytes of one token in one head, without the scales of its block."""
         sides = self.keys, self.values
-        return sum(channels * side.bits // 8 + TOKEN_BYTES.get(side.coding, 0) for side in sides)
+        return sum(channels * side.bits // 8 + side.codec.token_bytes for side in sides)
 
     def count_block_bytes(self, channels: int) -> int:
         """Return the bytes of the scales that the tokens of one block share."""
-        return channels * SCALE_BYTES * [self.keys.coding, self.values.coding].count("channel")
+        return channels * (self.keys.codec.channel_bytes + self.values.codec.channel_bytes)
 
     def count_index_bytes(self, *, rotates: bool) -> int:
         """Return the bytes by which attention finds a token's scales or codebooks, and its rotation if it `rotates`."""
-        entries = sum(ENTRY_BYTES for side in (self.keys, self.values) if side.coding in ENTRY_CODINGS)
+        entries = self.keys.codec.index_bytes + self.values.codec.index_bytes
         return entries + (POSITION_BYTES if rotates and self.keys.coding != "plain" else 0)
 
     def find_min_tokens(self, channels: int) -> int:
@@ -142,15 +141,14 @@ def choose_format(packing: Packing, precision: Precision | None, segment: Segmen
         bits = find_stored_bits(precision.bits, segment.length)
         side = NumberFormat() if bits == 16 else NumberFormat(bits, "codebook")
         return PlaneFormat(side, side, precision.shared)
-    if packing.fp8:
-        return PlaneFormat(NumberFormat(8, "fp8"), NumberFormat(8, "fp8"))
-    storage = packing.storage
+    keys, values = packing.keys, packing.values
+    has_levels = bool(keys.codec.levels or values.codec.levels)
 
-    def choose(bits: int, coding: Coding) -> NumberFormat:
-        stored = find_stored_bits(bits, segment.length) if storage.has_fixed_levels else bits
-        return NumberFormat() if stored == 16 else NumberFormat(stored, coding)
+    def choose(side: NumberFormat) -> NumberFormat:
+        bits = find_stored_bits(side.bits, segment.length) if has_levels else side.bits
+        return NumberFormat() if bits == 16 else side
 
-    return PlaneFormat(choose(packing.key_bits, storage.keys), choose(packing.value_bits, storage.values))
+    return PlaneFormat(choose(keys), choose(values))
 
 
 def count_sources(spec: ModelSpec) -> int:
@@ -202,78 +200,6 @@ def list_layer_formats(
     return layers
 
 
-class Tokens(NamedTuple):
-    """Which tokens of all rows of a layer a plane receives.
-
-    Attributes:
-        exists: bool [rows, tokens], tokens that a plane receives.
-        edges: tokens at which blocks begin, then the end of the last block.
-        sources: source of each run of tokens, and the end of the run.
-    """
-
-    exists: Tensor
-    edges: Sequence[int]
-    sources: Sequence[tuple[int, int]]
-
-
-def encode(fmt: NumberFormat, x: Tensor, tokens: Tokens, table: Tensor | None, half: torch.dtype) -> Codes:
-    """Encode keys or values of new tokens for a plane, without the table entries of codes.
-
-    Args:
-        fmt: number format of the plane's keys or values.
-        x: [batch, rows, tokens, D], of the sequences that store the plane.
-        tokens: blocks and sources of the tokens.
-        table: [H, sources, D, levels] of the layer for codebooks, levels [2^bits] of rotated vectors; None for other
-            codings.
-        half: dtype of numbers in 16 bits.
-
-    Returns:
-        Codes of rows x tokens slots.
-    """
-    if fmt.coding == "channel":
-        return encode_channels(x, tokens.exists, tokens.edges, fmt.bits)
-    if fmt.coding == "codebook":
-        assert table is not None
-        return Codes(encode_static(x, table, tokens.sources, fmt.bits))
-    x = x.flatten(1, 2)
-    if fmt.coding == "token":
-        return encode_tokens(x, fmt.bits)
-    if fmt.coding == "rotated":
-        assert table is not None
-        numbers, gain = encode_rotated(x, table)
-        return Codes(numbers, gain=gain)
-    return Codes(round_fp8(x) if fmt.coding == "fp8" else x.to(half))
-
-
-def encode_static(x: Tensor, book: Tensor, sources: Sequence[tuple[int, int]], bits: int) -> Tensor:
-    """Encode [batch, rows, tokens, D] by the tables [H, sources, D, levels] of each row's head and token's source."""
-    rows, parts, start = x.shape[1], [], 0
-    for source, stop in sources:
-        table = book[:, source].repeat(rows // len(book), 1, 1)
-        packed = encode_levels(x[:, :, start:stop], table, bits)
-        parts.append(packed.unflatten(1, (rows, stop - start)))
-        start = stop
-    return torch.cat(parts, 2).flatten(1, 2)
-
-
-def name_table(table: Tensor, bits: int) -> dict[str, Tensor]:
-    """Return a static table [entries, D, levels] as the keyword of `Codes`."""
-    return {"affine": table[None]} if bits == 8 else {"book": table}
-
-
-def make_empty(
-    fmt: NumberFormat, batch: int, channels: int, half: torch.dtype, device: torch.device
-) -> Codes:
-    """Return keys or values of a plane without slots, without table entries as from `encode`."""
-    dtype = {"plain": half, "fp8": torch.float8_e4m3fn}.get(fmt.coding, torch.uint8)
-    width = channels * fmt.bits // (8 * dtype.itemsize)
-    numbers = torch.empty(batch, 0, width, dtype=dtype, device=device)
-    shared = {"token": 1, "channel": channels}.get(fmt.coding)
-    affine = None if shared is None else numbers.new_empty(batch, 0, shared, 2, dtype=torch.float16)
-    gain = numbers.new_empty(batch, 0, dtype=torch.float16) if fmt.coding == "rotated" else None
-    return Codes(numbers, affine, gain=gain)
-
-
 def wants_books(packing: Packing, method: Method) -> bool:
     """Return whether the storage or the method's precisions need static codebooks."""
-    return method.uses.precisions or (packing.bits < 16 and not packing.fp8 and packing.storage.calibrated)
+    return method.uses.precisions or "fitted" in (packing.keys.codec.levels, packing.values.codec.levels)

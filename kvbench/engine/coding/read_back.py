@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from kvbench.core.storage import find_stored_bits
-from kvbench.engine.coding.formats import CodebookTensors, encode_static, name_table
+from kvbench.engine.coding.codecs import encode_static, name_table
+from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.kernels.planes import Codes, decode, rotate, unrotate
+from kvbench.methods.shared.precision import find_stored_bits
 
 
 def read_back(

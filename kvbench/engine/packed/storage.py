@@ -7,17 +7,14 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.core.storage import ROTATED_BITS
+from kvbench.engine.coding.codecs import NewTokens, name_table
 from kvbench.engine.coding.formats import (
     CodebookTensors,
     NumberFormat,
     Packing,
     PlaneFormat,
-    Tokens,
     count_sources,
-    encode,
     list_layer_formats,
-    make_empty,
-    name_table,
 )
 from kvbench.engine.coding.planes import (
     Placement,
@@ -105,7 +102,7 @@ class PackedStorage(CacheBackend):
         planes = []
         for fmt, plane_rows in zip(formats, placement.planes, strict=True):
             shape = self._stored(fmt), channels, self._half, self._device
-            empty = make_empty(fmt.keys, *shape), make_empty(fmt.values, *shape)
+            empty = [side.codec.make_empty(side.bits, *shape) for side in (fmt.keys, fmt.values)]
             planes.append(self._join(layer, fmt, plane_rows, *empty))
         return PackedStore(placement.planes[0].layout, formats, tuple(planes), placement, self._dtype)
 
@@ -136,12 +133,13 @@ class PackedStorage(CacheBackend):
                 ("keys", fmt.keys, plane.keys, keys if fmt.keys.coding == "plain" else unrotated),
                 ("values", fmt.values, plane.values, values),
             )
-            tokens, codes = Tokens(move.exists, due.edges, self._list_sources(due)), []
+            blocks, codes = (self._half, move.exists, due.edges, self._list_sources(due)), []
             for (name, side, old, given), stored in zip(sides, current, strict=True):
                 new = stored if number == 0 else None
                 if number in entering - {0}:
                     table = self._find_table(layer, name, side)
-                    new = encode(side, given[: self._stored(fmt)], tokens, table, self._half)
+                    some = given[: self._stored(fmt)]
+                    new = side.codec.encode(NewTokens(some, side.bits, *blocks, table))
                 codes.append(_follow(side, old, new, move))
             planes.append(self._join(layer, fmt, plane_rows, codes[0], codes[1]))
         settled = (change.layout, store.formats, tuple(planes), placed.after, self._dtype)
@@ -270,9 +268,9 @@ class PackedStorage(CacheBackend):
         self, layer: int, name: str, fmt: NumberFormat, plane_rows: PlaneRows, codes: Codes
     ) -> Codes:
         table = self._find_table(layer, name, fmt)
-        if fmt.coding == "channel":
+        if fmt.codec.scales == "block":
             return codes._replace(entry=plane_rows.entry)
-        if table is None or fmt.coding == "rotated":
+        if table is None or fmt.codec.levels == "normal":
             return codes._replace(book=table)
         head, sources = plane_rows.rows % self._spec.heads, count_sources(self._spec)
         entry = head * sources + self._source[plane_rows.positions]
@@ -280,9 +278,9 @@ class PackedStorage(CacheBackend):
 
     def _find_table(self, layer: int, name: str, fmt: NumberFormat) -> Tensor | None:
         """Return the static table of keys or values: a layer's codebooks, levels of rotated vectors, or None."""
-        if fmt.coding == "codebook":
+        if fmt.codec.levels == "fitted":
             return self._books[f"{name}_{fmt.bits}"][layer]
-        return self._levels[fmt.bits] if fmt.coding == "rotated" else None
+        return self._levels[fmt.bits] if fmt.codec.levels == "normal" else None
 
     def _list_sources(self, due: QuantRange) -> list[tuple[int, int]]:
         """Return the source of each run of tokens that are due, and the token after its last."""
@@ -324,7 +322,7 @@ def _follow(fmt: NumberFormat, old: Codes, new: Codes | None, move: PlaneMove) -
         return None if stored is None else _gather(stored, getattr(new, name, None), index)
 
     numbers = _gather(old.numbers, None if new is None else new.numbers, move.slots)
-    scales = {"token": move.slots, "channel": move.entries}.get(fmt.coding)
+    scales = {"token": move.slots, "block": move.entries, None: None}[fmt.codec.scales]
     affine = None if scales is None else follow("affine", scales)
     return Codes(numbers, affine, gain=follow("gain", move.slots))
 

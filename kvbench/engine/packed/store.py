@@ -57,7 +57,7 @@ class PackedStore(LayerState):
         """Bytes of codes, scales and gains of all sequences, without static codebooks."""
         return sum(
             codes.numbers.nbytes
-            + (0 if codes.affine is None or side.coding == "codebook" else codes.affine.nbytes)
+            + (0 if codes.affine is None or side.codec.scales is None else codes.affine.nbytes)
             + (0 if codes.gain is None else codes.gain.nbytes)
             for fmt, plane in zip(self.formats, self.planes, strict=True)
             for side, codes in ((fmt.keys, plane.keys), (fmt.values, plane.values))

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.core.storage import Precision, find_stored_bits
 from kvbench.methods.pricekv.local_search import exchange, lengthen, shorten
 from kvbench.methods.pricekv.noise import count_bits
 from kvbench.methods.pricekv.prices import find_prices, minimize_lagrangian
 from kvbench.methods.pricekv.problem import Allocation, Problem, Sources, make_zero_noise, measure_usage
+from kvbench.methods.shared.precision import Precision, find_stored_bits
 
 Weights = Literal["inverse_tokens", "uniform", "tokens"]
 

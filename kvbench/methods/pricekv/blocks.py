@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.core.storage import LEVELS, Precision
+from kvbench.core.storage import LEVELS
 from kvbench.methods.pricekv.allocate import Weights, add_precisions, allocate, build_problem
 from kvbench.methods.pricekv.errors import Importance, SubsetError
 from kvbench.methods.pricekv.noise import PrecisionError, count_bits, list_precisions
@@ -18,6 +18,7 @@ from kvbench.methods.pricekv.problem import list_sources
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, require_artifact
 from kvbench.methods.shared.limits import Limit, set_limits
+from kvbench.methods.shared.precision import Precision
 from kvbench.methods.shared.select import check_capacity, find_leading
 from kvbench.methods.shared.set_aside import set_aside
 from kvbench.methods.shared.uses import Uses

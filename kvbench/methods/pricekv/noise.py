@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.core.storage import Precision
 from kvbench.methods.pricekv.errors import PartialAttention, SubsetError, attend_by_part
+from kvbench.methods.shared.precision import Precision
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 

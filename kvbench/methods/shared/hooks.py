@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kvbench.core.segments import Segment
-from kvbench.core.storage import Precision
+from kvbench.methods.shared.precision import Precision
 from kvbench.methods.shared.view import View
 
 

@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.core.storage import CODEBOOKS, Precision
+from kvbench.core.storage import CODEBOOKS
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing
@@ -19,6 +19,7 @@ from kvbench.methods.pricekv.allocate import build_problem
 from kvbench.methods.pricekv.blocks import PriceKVBlocks
 from kvbench.methods.pricekv.problem import list_sources, measure_usage
 from kvbench.methods.shared.calibration import Artifact
+from kvbench.methods.shared.precision import Precision
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
 from tests.support.engine import D, open_cache, prepared, run, tokens_of

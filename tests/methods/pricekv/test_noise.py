@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
-from kvbench.core.storage import Precision
 from kvbench.engine.view import CacheView
 from kvbench.methods.pricekv.noise import PrecisionError, list_precisions
 from kvbench.methods.pricekv.problem import list_sources
+from kvbench.methods.shared.precision import Precision
 from tests.support.engine import D, open_cache, run, tokens_of
 from tests.support.layer_outputs import FOLD, projections
 

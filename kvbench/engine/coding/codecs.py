@@ -1,0 +1,143 @@
+"""Table of codings: how each encodes, what it stores in how many bytes, and which heads and tokens it does not suit."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvbench.kernels.hadamard import encode_rotated
+from kvbench.kernels.planes import Codes, encode_channels, encode_tokens
+from kvbench.kernels.quantise import encode_affine, encode_book, pack, round_fp8
+
+SCALE_BYTES, GAIN_BYTES = 4, 2
+"""Bytes of a float16 scale with its float16 zero, and of a float16 gain."""
+ENTRY_BYTES = 4
+"""Bytes of a slot in `Codes.entry`."""
+
+
+class NewTokens(NamedTuple):
+    """Keys or values of new tokens, of which a plane stores some.
+
+    Attributes:
+        x: [batch, rows, tokens, D], of the sequences that store the plane.
+        bits: bits of a code.
+        half: dtype of numbers in 16 bits.
+        exists: bool [rows, tokens], tokens that the plane receives.
+        edges: tokens at which blocks begin, then the end of the last block.
+        sources: source of each run of tokens, and the end of the run.
+        table: static table: [H, sources, D, levels] of the layer, or [2^bits] if all channels share one, or None.
+    """
+
+    x: Tensor
+    bits: int
+    half: torch.dtype
+    exists: Tensor
+    edges: Sequence[int]
+    sources: Sequence[tuple[int, int]]
+    table: Tensor | None
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One way to store keys or values; `CODECS` has all of them.
+
+    Attributes:
+        encode: returns the codes of rows x tokens slots, without their table entries.
+        dtype: dtype of the stored numbers; None for 16 bits.
+        scales: what has a scale and a zero: each `token`, or each channel of a `block`.
+        gains: whether each token has a factor.
+        levels: static table of levels: `fitted` to each head, source and channel, or of a `normal` distribution. A
+            single token stays in 16 bits.
+        min_mixed: smallest power of two that must divide the channels of a head.
+    """
+
+    encode: Callable[[NewTokens], Codes]
+    dtype: torch.dtype | None = torch.uint8
+    scales: Literal["token", "block"] | None = None
+    gains: bool = False
+    levels: Literal["fitted", "normal"] | None = None
+    min_mixed: int = 1
+
+    def make_empty(self, bits: int, batch: int, channels: int, half: torch.dtype, on: torch.device) -> Codes:
+        """Return keys or values of a plane without slots, as from `encode`."""
+        dtype = self.dtype or half
+        numbers = torch.empty(batch, 0, channels * bits // (8 * dtype.itemsize), dtype=dtype, device=on)
+        affine = gain = None
+        if self.scales:
+            width = channels if self.scales == "block" else 1
+            affine = numbers.new_empty(batch, 0, width, 2, dtype=torch.float16)
+        if self.gains:
+            gain = numbers.new_empty(batch, 0, dtype=torch.float16)
+        return Codes(numbers, affine, gain=gain)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token besides its codes."""
+        return SCALE_BYTES * (self.scales == "token") + GAIN_BYTES * self.gains
+
+    @property
+    def channel_bytes(self) -> int:
+        """Bytes that the tokens of a block share, for each channel."""
+        return SCALE_BYTES * (self.scales == "block")
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes by which attention finds a token's scales or levels."""
+        return ENTRY_BYTES * (self.scales == "block" or self.levels == "fitted")
+
+
+def _encode_half(new: NewTokens) -> Codes:
+    return Codes(new.x.flatten(1, 2).to(new.half))
+
+
+def _encode_fp8(new: NewTokens) -> Codes:
+    return Codes(round_fp8(new.x.flatten(1, 2)))
+
+
+def _encode_by_channel(new: NewTokens) -> Codes:
+    return encode_channels(new.x, new.exists, new.edges, new.bits)
+
+
+def _encode_by_token(new: NewTokens) -> Codes:
+    return encode_tokens(new.x.flatten(1, 2), new.bits)
+
+
+def _encode_by_book(new: NewTokens) -> Codes:
+    assert new.table is not None
+    return Codes(encode_static(new.x, new.table, new.sources, new.bits))
+
+
+def _encode_rotated(new: NewTokens) -> Codes:
+    assert new.table is not None
+    numbers, gain = encode_rotated(new.x.flatten(1, 2), new.table)
+    return Codes(numbers, gain=gain)
+
+
+Coding = Literal["plain", "fp8", "channel", "token", "codebook", "rotated"]
+CODECS: Mapping[Coding, Codec] = {
+    "plain": Codec(_encode_half, dtype=None),
+    "fp8": Codec(_encode_fp8, dtype=torch.float8_e4m3fn),
+    "channel": Codec(_encode_by_channel, scales="block"),
+    "token": Codec(_encode_by_token, scales="token"),
+    "codebook": Codec(_encode_by_book, levels="fitted"),
+    # Numbers of fewer channels are far from normal.
+    "rotated": Codec(_encode_rotated, gains=True, levels="normal", min_mixed=16),
+}
+"""Codings by name, as `StorageConfig` chooses them, and `plain`, numbers in 16 bits."""
+
+
+def encode_static(x: Tensor, book: Tensor, sources: Sequence[tuple[int, int]], bits: int) -> Tensor:
+    """Encode [batch, rows, tokens, D] by the tables [H, sources, D, levels] of each row's head and token's source."""
+    codes, start = [], 0
+    for source, stop in sources:
+        table, some = book[:, source].repeat(x.shape[1] // len(book), 1, 1), x[:, :, start:stop]
+        codes.append(encode_affine(some, table[:, None], bits) if bits == 8 else encode_book(some, table))
+        start = stop
+    return pack(torch.cat(codes, 2).flatten(1, 2), bits)
+
+
+def name_table(table: Tensor, bits: int) -> dict[str, Tensor]:
+    """Return a static table [entries, D, levels] as the keyword of `Codes`."""
+    return {"affine": table[None]} if bits == 8 else {"book": table}
