@@ -125,7 +125,7 @@ def _compare_results(
     for name, (score, spec) in ours.scores.items():
         if name not in theirs.scores:
             continue
-        difference = compare_samples(name, spec, ours.rows, theirs.rows, prompts)
+        difference = compare_samples(name, spec, ours.rows, theirs.rows, prompts, answers=score.of_answers)
         if difference is None:
             difference = compare_values(score, theirs.scores[name][0])
         if difference is not None:
@@ -136,7 +136,7 @@ def _compare_results(
 
 
 def compare_samples(
-    column: str, spec: MetricSpec, ours: Rows, theirs: Rows, prompts: Mapping[int, str]
+    column: str, spec: MetricSpec, ours: Rows, theirs: Rows, prompts: Mapping[int, str], *, answers: bool
 ) -> Score | None:
     """Return the mean difference of a metric over samples, or None if no sample has a number on both sides.
 
@@ -146,14 +146,15 @@ def compare_samples(
         ours: rows of one run.
         theirs: rows of the other run, of the same samples.
         prompts: prompt of each sample, by which samples are resampled.
+        answers: samples are right or wrong answers or changes of them (`Score.of_answers`).
     """
     pairs = {i: (ours[i].get(column), theirs[i].get(column)) for i in prompts if i in ours and i in theirs}
     known = {i: (float(a), float(b)) for i, (a, b) in pairs.items() if a is not None and b is not None}
     if not known:
         return None
     values = {i: a - b for i, (a, b) in known.items()}
-    answers = {0.0, 1.0}.issuperset(one for pair in known.values() for one in pair)
-    find_interval: Callable[..., Interval | None] = change_interval if answers else bootstrap
+    whole = {-1.0, 0.0, 1.0}.issuperset(one for pair in known.values() for one in pair)
+    find_interval: Callable[..., Interval | None] = change_interval if answers and whole else bootstrap
     score = mean_score(list(values.values()), [prompts[i] for i in values], find_interval)
     if spec.strata is None:
         return score

@@ -159,9 +159,10 @@ def _cross_samples(name: str, runs: _Runs, strata: str | None) -> tuple[Score, _
     rows, clusters = runs.records[0].rows, [runs.prompts[index] for index in known]
     groups = [None if strata is None else str(rows[index][strata]) for index in known]
     table = sum_clusters(data, clusters, groups)
-    shares = not runs.are_differences and {0.0, 1.0}.issuperset(data.flat)
+    first = runs.records[0].scores[name][0]
+    shares = not runs.are_differences and "wilson" in (first.ci or "") and {0.0, 1.0}.issuperset(data.flat)
     found = _find_interval(table, runs.choices, runs.find_limits(name), shares=shares)
-    if found is not None and not shares and {-1.0, 0.0, 1.0}.issuperset(data.flat):
+    if found is not None and not shares and first.of_answers and {-1.0, 0.0, 1.0}.issuperset(data.flat):
         found = _widen_change(found, data, clusters, groups)
     return Score(float(table.mean()), len(known)), found
 

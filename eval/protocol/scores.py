@@ -73,6 +73,11 @@ class Score:
     bias: float | None = None
     replicates: Replicates | None = None
 
+    @property
+    def of_answers(self) -> bool:
+        """Whether samples are right or wrong answers, or changes of them, as the method of the interval tells."""
+        return any(kind in (self.ci or "") for kind in ("wilson", "agresti-min"))
+
 
 @dataclass(frozen=True)
 class Metric:

@@ -14,7 +14,8 @@ from pathlib import Path
 from statistics import fmean
 
 from kvbench.core.files import hash_values
-from kvbench.eval.protocol.compare import compare_runs
+from kvbench.eval.files.samples import read_samples
+from kvbench.eval.protocol.compare import RECORDS, compare_runs
 from kvbench.eval.protocol.crossed import Crossed, cross_runs
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.means import SeedMeans, average_latency, average_steps, combine_memory
@@ -58,9 +59,11 @@ class Combined(Results):
 
     Attributes:
         members: two or more runs by ascending seeds.
+        equal: every run has the same samples, as greedy decoding has at any seed, and metrics are the first run's.
     """
 
     members: tuple[Results, ...]
+    equal: bool = False
 
 
 def combine_seeds(runs: Sequence[Results], runs_dir: Path) -> list[Results]:
@@ -127,7 +130,9 @@ def find_code(run: Results) -> list[tuple[str, str, int | str]]:
 
 
 def count_seeds(run: Results) -> tuple[int, int]:
-    """Return the number of a row's seeds of noise and of calibrations."""
+    """Return the number of a row's seeds of noise and of calibrations, 1 where they change no sample."""
+    if isinstance(run, Combined) and run.equal:
+        return 1, 1
     noises, calibrations = zip(*map(find_seeds, list_members(run)), strict=True)
     return len(set(noises)), len(set(calibrations))
 
@@ -162,9 +167,12 @@ def describe_means(
         df: name of the degrees of freedom in the cells.
         peaks: whether the table has memory.
     """
-    counts = [count_seeds(row) for row in rows if isinstance(row, Combined)]
+    combined = [row for row in rows if isinstance(row, Combined)]
+    equal = list(dict.fromkeys(row.method for row in combined if row.equal))
+    unchanged = f"Seeds change no sample of {', '.join(equal)}: each counts once." if equal else ""
+    counts = [count_seeds(row) for row in combined if not row.equal]
     if not counts:
-        return ""
+        return unchanged
     seeds = any(noises > 1 for noises, _ in counts)
     calibrations = any(calibrations > 1 for _, calibrations in counts)
     kinds = [*(["seeds"] if seeds or not calibrations else []), *(["calibrations"] if calibrations else [])]
@@ -176,7 +184,7 @@ def describe_means(
     ]
     if any(isinstance(metric, MeanMetric) and metric.prompts_only for metric in shown):
         notes.append("†: over prompts alone, as the other interval is wider than the metric's range")
-    return f"{'; '.join(notes)}."
+    return f"{'; '.join(notes)}. {unchanged}".rstrip()
 
 
 def compare_seeds(ours: Results, theirs: Results, runs_dir: Path) -> dict[str, Metric]:
@@ -195,6 +203,8 @@ def compare_seeds(ours: Results, theirs: Results, runs_dir: Path) -> dict[str, M
     pairs = _pair_members(list_members(ours), list_members(theirs))
     if not pairs:
         return {}
+    if all(isinstance(side, Combined) and side.equal for side in (ours, theirs)):
+        pairs = pairs[:1]
     sides = [[_find_folder(run, runs_dir) for run in side] for side in zip(*pairs, strict=True)]
     if len(pairs) == 1:
         return compare_runs(sides[0][0], sides[1][0])
@@ -242,15 +252,25 @@ def _find_folder(run: Results, runs_dir: Path) -> Path:
 def _combine(runs: Sequence[Results], runs_dir: Path, crossings: SeedMeans) -> Combined:
     first = runs[0]
     own = {field.name: getattr(first, field.name) for field in fields(Results)}
+    equal = _have_equal_samples(runs, runs_dir)
     averages = {
         "method": OTHER_SEED.sub(r"\1+1", first.method),
         "memory": combine_memory([run.memory for run in runs]),
         "latency": average_latency([run.latency for run in runs]),
-        "metrics": _average_metrics(runs, runs_dir, crossings),
+        "metrics": first.metrics if equal else _average_metrics(runs, runs_dir, crossings),
         "steps": average_steps([run.steps for run in runs]),
         "finished": max(run.finished for run in runs),
     }
-    return Combined(**{**own, **averages}, members=tuple(runs))
+    return Combined(**{**own, **averages}, members=tuple(runs), equal=equal)
+
+
+def _have_equal_samples(runs: Sequence[Results], runs_dir: Path) -> bool:
+    values = [{name: one.value for name, one in run.metrics.items()} for run in runs]
+    if any(own != values[0] for own in values):  # most runs, whose records need not be read
+        return False
+    first, *others = (read_samples(_find_folder(run, runs_dir) / RECORDS) for run in runs)
+    hashes = {index: sample.sha256 for index, sample in first.items()}
+    return all({index: sample.sha256 for index, sample in own.items()} == hashes for own in others)
 
 
 def _average_metrics(runs: Sequence[Results], runs_dir: Path, crossings: SeedMeans) -> dict[str, Metric]:

@@ -14,6 +14,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from scipy import stats
 
+from kvbench.core.files import hash_values
 from kvbench.eval.protocol.scores import Metric, MetricSpec, Score
 from kvbench.report.ablations import find_ablations, name_ablation
 from kvbench.report.conditions import find_group
@@ -49,6 +50,7 @@ def make_run(
     name: str = "psnr",
     kind: str = "",
     settings: Mapping[str, object] | None = None,
+    sample: str = "",
     **config: object,
 ) -> Results:
     """A finished run with a folder: one sample of each prompt with a value of one metric."""
@@ -69,7 +71,15 @@ def make_run(
         reference=None if method == "full" else f"full-{seed}",
     )
     folder = root / "m" / run.run
-    lines = [{"index": i, "seed": seed, "prompt": f"prompt {i}", "sha256": "0"} for i in range(len(values))]
+    lines = [
+        {
+            "index": i,
+            "seed": seed,
+            "prompt": f"prompt {i}",
+            "sha256": hash_values([*values, sample or run.run]),
+        }
+        for i in range(len(values))
+    ]
     write_metric(folder, name, MetricSpec("higher"), Score(metric.value, len(values)), values)
     write_lines(folder, lines)
     return run
@@ -286,6 +296,19 @@ def test_equal_seeds_have_the_mean_and_the_interval_of_one(
         moved = [make_run(root, [value + shift for value in values], seed, "random") for seed in range(count)]
         [base] = combine_seeds(moved, root)
         assert compare_seeds(row, base, root)["psnr"].value == pytest.approx(-shift, abs=1e-4)
+
+
+def test_seeds_that_change_no_sample_count_once(tmp_path: Path) -> None:
+    greedy = [make_run(tmp_path, [2.0, 3.0, 5.0], seed, sample="the same") for seed in (0, 1)]
+    drawn = [make_run(tmp_path, TABLE[:, seed], seed, "random") for seed in (0, 1)]
+    row, other = combine_seeds([*greedy, *drawn], tmp_path)
+    assert row.metrics == greedy[0].metrics
+    assert (name_count(row), name_count(other)) == ("3", "3 x 2")
+    notes = printed(160, show_runs, [row, other])
+    assert "Seeds change no sample of heatkv: each counts once." in notes
+    alone = compare_seeds(row, row, tmp_path)["psnr"]
+    assert not isinstance(alone, MeanMetric)
+    assert isinstance(compare_seeds(row, other, tmp_path)["psnr"], MeanMetric)
 
 
 def test_tables_have_a_row_for_all_seeds_or_one_for_each(tmp_path: Path) -> None:

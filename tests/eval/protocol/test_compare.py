@@ -24,11 +24,12 @@ COUNT = SCORED
 PSNR = {"psnr": MetricSpec("higher", "dB", digits=2)}
 
 
-def compare(root: Path, ours: list[object], theirs: list[object], name: str = "psnr") -> dict[str, Metric]:
-    metrics = {name: PSNR["psnr"]}
-    return compare_runs(
-        run_folder(root / "ours", {name: ours}, metrics), run_folder(root / "theirs", {name: theirs}, metrics)
-    )
+def compare(
+    root: Path, ours: list[object], theirs: list[object], name: str = "psnr", ci: str = "bootstrap"
+) -> dict[str, Metric]:
+    metrics, scores = {name: PSNR["psnr"]}, {name: Score(None, ci=ci)}
+    sides = {"ours": ours, "theirs": theirs}
+    return compare_runs(*(run_folder(root / one, {name: sides[one]}, metrics, scores) for one in sides))
 
 
 def test_a_difference_is_the_mean_of_the_differences(rng: Generator, tmp_path: Path) -> None:
@@ -69,11 +70,16 @@ def test_means_of_groups_are_compared_group_by_group(tmp_path: Path) -> None:
 
 def test_equal_answers_do_not_prove_equal_methods(tmp_path: Path) -> None:
     right: list[object] = [True] * COUNT
-    score = compare(tmp_path, right, right, "geneval[x]")["geneval[x]"]
-    assert (score.value, score.ci) == (0, "agresti-min")
-    assert (
-        score.interval[0] == -score.interval[1] == pytest.approx(-2.042 / 32, rel=0.01)
-    )  # 30 prompts, Student's t
+    reach = 2.042 / 32  # 30 prompts, Student's t
+    for ci in ("wilson", "stratified wilson", "agresti-min, cut at [-1, 1]"):
+        score = compare(tmp_path / ci[:12], right, right, "geneval[x]", ci)["geneval[x]"]
+        assert (score.value, score.ci) == (0, "agresti-min")
+        assert score.interval == pytest.approx((-reach, reach), rel=0.01)
+    change = compare(tmp_path / "change", [0.0] * COUNT, [-1.0] * COUNT, "x", "agresti-min")["x"]
+    assert (change.value, change.ci) == (1, "agresti-min")
+    assert change.interval[0] < 1
+    same = compare(tmp_path / "images", [0.0] * COUNT, [0.0] * COUNT, "lpips")["lpips"]
+    assert same.interval == (0, 0)  # of equal images
 
 
 @pytest.mark.parametrize(

@@ -154,15 +154,23 @@ def test_samples_without_a_number_and_metrics_of_some_runs_are_left_out(
 
 
 def test_answers_that_all_agree_have_an_interval_of_positive_width(tmp_path: Path) -> None:
-    right = {"psnr": [True] * SCORED}
-    folders = [run_folder(tmp_path / name, right, PSNR, {"psnr": Score(1.0, SCORED)}) for name in "abc"]
+    def make(kind: str, ci: str, value: float) -> list[Path]:
+        scores = {"psnr": Score(1.0, SCORED, ci=ci)}
+        folders = [tmp_path / kind / name for name in "abc"]
+        return [run_folder(one, {"psnr": [value] * SCORED}, PSNR, scores) for one in folders]
+
+    folders = make("answers", "wilson", 1.0)
     one = cross_runs(folders)["psnr"]
     assert (one.mean.value, one.between, one.mean.ci) == (1, 0, "wilson")
     quantile = stats.t.ppf(0.975, 29)  # of 30 prompts
     assert one.mean.interval == pytest.approx((30 / (30 + quantile**2), 1))
-    change = cross_runs(folders[:2], folders[2])["psnr"].mean
     own = change_interval([0.0] * 2 * SCORED, [i // 4 for i in range(2 * SCORED)])
-    assert change.interval == pytest.approx((own.low, own.high))
+    changes = make("changes", "agresti-min", 0.0)
+    for change in (cross_runs(folders[:2], folders[2]), cross_runs(changes[:2])):
+        assert change["psnr"].mean.interval == pytest.approx((own.low, own.high))
+    same = make("images", "bootstrap", 0.0)
+    for images in (cross_runs(same[:2]), cross_runs(same[:2], same[2])):
+        assert images["psnr"].mean.interval == (0, 0)
 
 
 def test_runs_of_other_samples_are_not_crossed(rng: Generator, tmp_path: Path) -> None:
