@@ -1,12 +1,9 @@
 """Weights: folders, the list of all files that evaluators need, and the downloader against local addresses."""
 
 import hashlib
-import http.server
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -20,9 +17,9 @@ from kvbench.eval.paired.lpips import Lpips
 from kvbench.eval.registry import build_metrics, describe_metrics, read_metrics
 from kvbench.eval.spaces.efficientnet import EfficientNetLite0
 from kvbench.eval.spaces.scenes import Scenes
+from tests.support.file_server import CONTENT, Server
 from tests.support.image_sets import make_noise, reason
 
-CONTENT = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -34,37 +31,10 @@ def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-class Server(http.server.BaseHTTPRequestHandler):
-    """Serves CONTENT under every name; /short ends early, /gone is not there, /whole ignores ranges."""
-
-    requests: ClassVar[list[tuple[str, str | None]]] = []
-
-    def do_GET(self) -> None:
-        wanted = self.headers.get("Range")
-        self.requests.append((self.path, wanted))
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.path != "/whole" else 0
-        body = CONTENT[start:]
-        if self.path == "/gone" or not body:
-            self.send_error(404 if body else 416)
-            return
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body[:100] if self.path == "/short" else body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
-def server() -> Iterator[str]:
-    Server.requests.clear()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{running.server_address[1]}"
-        running.shutdown()
-        thread.join()
+def server() -> Iterator[Server]:
+    with Server() as running:
+        yield running
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -95,24 +65,24 @@ def test_a_file_address_works_too(tmp_path: Path) -> None:
     ],
 )
 def test_a_download_is_whole(
-    server: str, tmp_path: Path, name: str, part: bytes | None, sha256: str | None, wanted: str | None
+    server: Server, tmp_path: Path, name: str, part: bytes | None, sha256: str | None, wanted: str | None
 ) -> None:
     if part is not None:
         (tmp_path / ".target.part").write_bytes(part)
     download_file(f"{server}/{name}", tmp_path / "target", sha256)
     assert (tmp_path / "target").read_bytes() == CONTENT
     assert leftovers(tmp_path) == ["target"]
-    assert Server.requests == [(f"/{name}", wanted)]
+    assert server.requests == [(f"/{name}", wanted, None)]
 
 
-def test_an_interrupted_download_leaves_a_part(server: str, tmp_path: Path) -> None:
+def test_an_interrupted_download_leaves_a_part(server: Server, tmp_path: Path) -> None:
     with pytest.raises((OSError, WeightError), match="short: received 100 of 10240 bytes"):
         download_file(f"{server}/short", tmp_path / "net.bin", SHA256)
     assert leftovers(tmp_path) == [".net.bin.part"]
     assert (tmp_path / ".net.bin.part").read_bytes() == CONTENT[:100]
 
 
-def test_the_wrong_file_is_not_kept(server: str, tmp_path: Path) -> None:
+def test_the_wrong_file_is_not_kept(server: Server, tmp_path: Path) -> None:
     with pytest.raises(WeightError, match=f"not the expected file: sha256 {SHA256}, expected 000"):
         download_file(f"{server}/net.bin", tmp_path / "net.bin", "0" * 64)
     assert leftovers(tmp_path) == []
@@ -121,7 +91,7 @@ def test_the_wrong_file_is_not_kept(server: str, tmp_path: Path) -> None:
 # The table
 
 
-def test_every_file_has_its_state(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_has_its_state(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path / "weights"))
     monkeypatch.setattr(receiving, "TIMEOUT", 2.0)
     (tmp_path / "weights").mkdir()
@@ -149,7 +119,7 @@ def test_every_file_has_its_state(server: str, tmp_path: Path, monkeypatch: pyte
     assert [fetch([one], download=False)[0].state for one in wanted[1:4]] == ["found", "wrong", "missing"]
 
 
-def test_a_folder_is_fetched_by_file(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_fetched_by_file(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Snapshot, "url", lambda self, file: f"{server}/{file}")
     folder = Snapshot(
         "who/model", ("config.json", "model.safetensors"), sha256=(("model.safetensors", SHA256),)
@@ -222,7 +192,7 @@ def test_missing_files_are_skipped_with_the_remedy(tmp_path: Path) -> None:
     assert reason(Lpips(path="~/nowhere.pth"), "skipped", images, images).startswith(named)
 
 
-def test_one_home_is_always_searched(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_home_is_always_searched(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / ".cache" / "kvbench" / "weights" / "net.bin"
     weight = Weight("net.bin", f"{server}/net.bin", SHA256, places=("~/.cache/torch/hub/checkpoints",))
     assert fetch([weight])[0].state == "fetched"
