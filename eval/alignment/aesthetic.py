@@ -1,8 +1,7 @@
 """LAION's aesthetic predictor, version 2: linear layers on CLIP's image vectors, fitted to human ratings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from torch import Tensor
@@ -47,7 +46,11 @@ class Aesthetic(PromptScore):
         """Load both networks."""
         [head, file], hashes = self.require()
         clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
-        rate = load_head(head, device)
+        try:
+            rate = read_head(read_state(head), "layers.", device)
+        except KeyError as error:
+            lacks = f"it has no {error.args[0]}"
+            raise ValueError(f"{head} does not hold LAION's aesthetic predictor: {lacks}") from None
 
         def score(pixels: Pixels, prompts: Sequence[str]) -> Tensor:  # noqa: ARG001 - others read them
             vectors = clip.images(stack_pictures(pixels, clip.transform))
@@ -55,12 +58,3 @@ class Aesthetic(PromptScore):
                 return rate(vectors)
 
         return score, hashes
-
-
-def load_head(file: Path, device: str) -> Callable[[Tensor], Tensor]:
-    """Load the predictor; a ValueError if the file is another one."""
-    try:
-        return read_head(read_state(file), "layers.", device)
-    except KeyError as error:
-        lacks = error.args[0]
-        raise ValueError(f"{file} does not hold LAION's aesthetic predictor: it has no {lacks}") from None

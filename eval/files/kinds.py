@@ -60,18 +60,10 @@ def _encode_image(pixels: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _encode_text(text: Any) -> bytes:
-    """Return a `Text` in UTF-8."""
-    content: bytes = text.text.encode()
-    return content
-
-
-def _describe_text(text: Any) -> dict[str, object]:
-    return {"tokens": text.tokens, "ended": text.ended}
-
-
 IMAGES = SampleKind(ImageSet, _encode_image)
-TEXTS = SampleKind(TextSet, _encode_text, _describe_text)
+TEXTS = SampleKind(
+    TextSet, lambda text: text.text.encode(), lambda text: {"tokens": text.tokens, "ended": text.ended}
+)
 READINGS = SampleKind(ReadingSet, ScoredText.encode, ScoredText.describe)
 
 

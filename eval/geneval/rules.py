@@ -127,12 +127,13 @@ def judge_image(
         rules: thresholds.
     """
     line = Line.parse(metadata)
+    color_of = color_of or (lambda boxes, _: [box.color for box in boxes])
     detections = keep_detections(instances, line.tag, rules)
     reasons: list[str] = []
     matched: list[Sequence[Instance] | None] = []
     for clause in line.include:
         boxes = detections.get(clause.label, [])[: clause.count]
-        wrong = _judge(clause, boxes, matched, color_of or _detected_colors, rules)
+        wrong = _judge(clause, boxes, matched, color_of, rules)
         reasons += wrong
         matched.append(None if wrong else boxes)
     for clause in line.exclude:
@@ -205,10 +206,6 @@ def _judge(
                 seen = " and ".join(sorted(actual)) or "neither side of"
                 return [f"expected {clause.label} {relation} target, found {seen} target"]
     return []
-
-
-def _detected_colors(boxes: Sequence[Instance], label: str) -> list[str | None]:  # noqa: ARG001 - used by other classifiers
-    return [box.color for box in boxes]
 
 
 def _suppressed(ranked: list[Instance], max_overlap: float) -> list[Instance]:

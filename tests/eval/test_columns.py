@@ -153,9 +153,8 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "Clip", Thumbnails)
     for module in (pickscore, imagereward):
         monkeypatch.setattr(module, "load_scorer", lambda *_: lambda images, _: images.mean((1, 2, 3)))
-    monkeypatch.setattr(
-        aesthetic, "load_head", lambda *_: lambda vectors: vectors @ torch.linspace(-1, 1, 192)
-    )
+    monkeypatch.setattr(aesthetic, "read_state", lambda _: {})
+    monkeypatch.setattr(aesthetic, "read_head", lambda *_: lambda rows: rows @ torch.linspace(-1, 1, 192))
     monkeypatch.setattr(VlmJudge, "load", judge)
     monkeypatch.setattr(BlipVqa, "load", lambda *_: (answer, {}))
     monkeypatch.setattr(Mask2Former, "load", lambda *_: LoadedDetector(detect))

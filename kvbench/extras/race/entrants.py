@@ -142,7 +142,8 @@ def find_entrants(runner: Runner, named: Sequence[str] | None) -> tuple[list[Job
             with _quiet():
                 job = runner.make(name)
                 check_job(job)
-                _check_budgeted(job)
+                if not job.method.budgeted and job.settings.budget != 1:
+                    raise ConfigError("has no budget, so that it would be compared at another memory")
         except Exception as error:  # a class of the user may raise anything
             refused[name] = _describe(error)
             if named:
@@ -183,16 +184,6 @@ def _check_calibration(job: Job) -> None:
         raise ConfigError(
             f"calibrate.prompts={file}: {both} of its prompts are in the race too; leave them out of the file"
         )
-
-
-def _check_budgeted(job: Job) -> None:
-    """Refuse a method that holds what it holds, whatever the budget is.
-
-    Raises:
-        ConfigError: the method has no budget, and the race has one.
-    """
-    if not job.method.budgeted and job.settings.budget != 1:
-        raise ConfigError("has no budget, so that it would be compared at another memory")
 
 
 @contextmanager

@@ -54,7 +54,9 @@ def draw_contact_sheet(
         for column, (side, name) in enumerate(((reference, "full cache"), (images, method))):
             across = left + column * (size[0] + 2)
             draw.text((across, top + 2 * LINE_HEIGHT), _shorten(draw, name, size[0]), fill="#555555")
-            sheet.paste(_resize(Image.fromarray(side.image(index)), size), (across, top + CAPTION_HEIGHT))
+            picture = Image.fromarray(side.image(index))
+            resampling = Image.Resampling.NEAREST if size[0] > picture.width else Image.Resampling.LANCZOS
+            sheet.paste(picture.resize(size, resampling), (across, top + CAPTION_HEIGHT))
     buffer = io.BytesIO()
     sheet.save(buffer, "PNG")
     return buffer.getvalue()
@@ -64,11 +66,6 @@ def _fit(width: int, height: int, sides: tuple[int, int]) -> tuple[int, int]:
     longer, (least, most) = max(width, height), sides
     scale = min(1.0, most / longer) if longer >= least else -(-least // longer)
     return round(width * scale), round(height * scale)
-
-
-def _resize(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    enlarged = size[0] > picture.width
-    return picture.resize(size, Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS)
 
 
 def _average(psnr: Mapping[int, float]) -> str:

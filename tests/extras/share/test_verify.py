@@ -213,7 +213,7 @@ def test_peaks_are_equal_whatever_machine_is_recorded(
     if machine == "another":
         edit(run / "results.json", lambda all_: all_["provenance"].update(machine="Cray-1, 1 threads"))
     if lengths == "from data":
-        monkeypatch.setattr("kvbench.extras.share.verify.redraw.predict_row_lengths", lambda *_: None)
+        monkeypatch.setattr("kvbench.extras.share.verify.run.predict_row_lengths", lambda *_: None)
     before = read_verdict(run)
     assert (before.status, before.other_arithmetic) == ("verified", ("machine",) * (machine == "another"))
     assert before.compared == ("same bytes" if machine == "here" else "same peaks, PSNR of at least 40 dB")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from kvbench.core.config import ConfigError
 from kvbench.core.links import find_leaving_link
 from kvbench.core.names import make_printable
+from kvbench.data.publication import RUNS_FILE
 from kvbench.eval.files.kinds import list_kinds
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import FILE, read_results
@@ -29,11 +30,6 @@ class Recorded(NamedTuple):
     dataset: Path | None = None
 
 
-def is_published(folder: Path) -> bool:
-    """Return whether a folder is a published dataset."""
-    return (folder / "data" / "runs.parquet").is_file() and (folder / PUBLISHED).is_dir()
-
-
 def find_recorded(folder: Path, stage: Path) -> list[Recorded]:
     """Return the runs in a folder with the references that they were compared with, each once.
 
@@ -50,7 +46,7 @@ def find_recorded(folder: Path, stage: Path) -> list[Recorded]:
         raise ConfigError(
             f"verify: {make_printable(str(link))} is a symbolic link that leaves its folder; copy what it names"
         )
-    dataset = folder if is_published(folder) else None
+    dataset = folder if (folder / RUNS_FILE).is_file() and (folder / PUBLISHED).is_dir() else None
     root = folder if dataset is None else _stage_published(dataset, stage)
     paths = list(dict.fromkeys(_with_references(_find_runs(root))))
     if not paths:

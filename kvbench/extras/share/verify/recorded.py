@@ -106,7 +106,8 @@ def check_targets(node: object, key: str, code: Sequence[str]) -> None:
                 f"code={str(name).partition('.')[0]} if you trust it"
             )
         found: Any = import_target(str(name), key)
-        is_right = _is_part(found) if is_called else isfunction(found)
+        is_part = isclass(found) and (is_dataclass(found) or issubclass(found, Method | Model))
+        is_right = is_part if is_called else isfunction(found)
         if not (is_right and _is_trusted(f"{found.__module__}.{found.__qualname__}", code)):
             kind = "method, model, or dataclass of settings" if is_called else "function"
             raise ConfigError(
@@ -126,7 +127,3 @@ def _is_trusted(name: object, code: Sequence[str]) -> bool:
     return isinstance(name, str) and (
         name.startswith(PACKAGES) or top in set(code) - {"hydra", "kvbench"} - sys.stdlib_module_names
     )
-
-
-def _is_part(one: object) -> bool:
-    return isclass(one) and (is_dataclass(one) or issubclass(one, Method | Model))

@@ -10,8 +10,7 @@ import numpy as np
 
 from kvbench.core.budget import Budget
 from kvbench.core.files import read_bytes
-from kvbench.engine.schedule import predict_row_lengths
-from kvbench.eval.files.kinds import IMAGES, READINGS, TEXTS, SampleKind, find_kind
+from kvbench.eval.files.kinds import IMAGES, READINGS, SampleKind, find_kind
 from kvbench.eval.files.pictures import open_picture
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.extras.share.verify.verdict import Finding
@@ -50,12 +49,6 @@ class Rule(NamedTuple):
     def describe(self) -> str:
         """Return the rule of comparison in words."""
         return "same bytes" if self.exact else f"same peaks, PSNR of at least {self.min_psnr:g} dB"
-
-
-def find_rule(job: Job, kind: SampleKind, *, exact: bool) -> Rule:
-    """Return the rule for a job whose method is prepared; a written text may end anywhere in another arithmetic."""
-    lengths = None if kind is TEXTS else predict_row_lengths(job.cache_plan.spec, job.method)
-    return Rule(exact, lengths is not None)
 
 
 def draw_again(

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from kvbench.core.config import UserError
 from kvbench.engine.ledger import BudgetExceeded
-from kvbench.eval.files.kinds import find_kind
+from kvbench.engine.schedule import predict_row_lengths
+from kvbench.eval.files.kinds import TEXTS, find_kind
 from kvbench.extras.share.verify.dataset import read_rows
 from kvbench.extras.share.verify.folders import Recorded
 from kvbench.extras.share.verify.record import (
@@ -17,7 +18,7 @@ from kvbench.extras.share.verify.record import (
     list_differences,
     use_threads,
 )
-from kvbench.extras.share.verify.redraw import Rule, compare_batch, draw_again, find_rule
+from kvbench.extras.share.verify.redraw import Rule, compare_batch, draw_again
 from kvbench.extras.share.verify.scores import check_scores
 from kvbench.extras.share.verify.verdict import Choice, Finding, Verdict
 from kvbench.runs.generate.batch import load
@@ -102,7 +103,9 @@ def _draw(
     findings += check_name(job, calibrations, results, folder.name)
     budget = prepare_method(job, calibrations.artifact)
     findings += check_summary(job, records, budget, results)
-    rule = find_rule(job, kind, exact=exact)
+    # A written text may end anywhere in another arithmetic.
+    lengths = None if kind is TEXTS else predict_row_lengths(job.cache_plan.spec, job.method)
+    rule = Rule(exact, from_shapes=lengths is not None)
     starts = sorted({index // size * size for index in chosen})
     chunks = [range(start, min(start + size, count)) for start in starts]
     for batch in draw_again(job, calibrations, budget, chunks):

@@ -66,7 +66,9 @@ def check_scores(
                 *_compare_rows(result, folder, rows, tolerance),
             ]
             computed += sum(metric.status == "ok" for metric in result.entries().values())
-        elif results.evaluated[key].status == "ok" or _has_values(result, results):
+        elif results.evaluated[key].status == "ok" or any(
+            results.metrics[name].value is not None for name in result.scores if name in results.metrics
+        ):
             hidden = any(one.startswith(f"eval.{key}.") for one in own)
             # An outcome is shared, and a stranger's configuration chooses what is read as what.
             reason = "with a file of weights=FOLDER, which is not quoted" if hidden else result.reason
@@ -76,12 +78,6 @@ def check_scores(
     more = sorted(results.metrics.keys() - known)
     findings += [Finding(f"metric {one}", "no evaluator of the run computes it") for one in more]
     return computed, findings
-
-
-def _has_values(result: Result, results: Results) -> bool:
-    """Return whether results.json has a value of a metric that an evaluator here does not give."""
-    known = (results.metrics.get(name) for name in result.scores)
-    return any(metric is not None and metric.value is not None for metric in known)
 
 
 def _compare(result: Result, results: Results, tolerance: float) -> Iterator[Finding]:
