@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from kvbench.core.budget import Budget
 from kvbench.core.cards import Card
@@ -65,6 +66,7 @@ class Plan:
         at_once: upper bound of a batch's bytes (`count_at_once`) for the full cache and this method; empty for low-bit
             storage.
         largest_batch: prompts that fit `gpu_gib`, for the full cache and this method.
+        dtypes: of stored keys and values without low-bit storage, as configured and on a GPU, as in `largest_batch`.
         contents: contents of a full cache without low-bit storage, and of this method unless it selects what it reads;
             low-bit storage of a method that reads data is an upper bound.
         steps: steps of a generation.
@@ -81,6 +83,7 @@ class Plan:
     token_bytes: int
     at_once: dict[str, int]
     largest_batch: dict[str, int]
+    dtypes: tuple[torch.dtype, torch.dtype]
     contents: dict[str, Held]
     steps: Steps
     samples: int
@@ -95,6 +98,7 @@ def make_plan(
     gpu_gib: float,
     token_bytes: int,
     flight_bytes: int,
+    dtypes: tuple[torch.dtype, torch.dtype],
     packing: Packing | None = None,
     longest: int | None = None,
     scored: int | None = None,
@@ -112,6 +116,7 @@ def make_plan(
         gpu_gib: memory to fill, GiB, positive.
         token_bytes: bytes of the largest stored token in one head.
         flight_bytes: bytes of a token in one head as the model computes it.
+        dtypes: as in `Plan`.
         packing: low-bit storage, if any.
         longest: tokens of the longest prompt; None for the longest that the model reads.
         scored: scored tokens of the longest text where texts are read; None where the model draws.
@@ -162,9 +167,10 @@ def make_plan(
             if packing is None
         },
         {
-            "full": find_largest_batch(model, everything, gpu_gib),
-            "method": find_largest_batch(model, lengths, gpu_gib),
+            "full": find_largest_batch(model, everything, gpu_gib, dtypes[1].itemsize),
+            "method": find_largest_batch(model, lengths, gpu_gib, dtypes[1].itemsize),
         },
+        dtypes,
         contents,
         list_steps(spec, at_once=scored is not None),
         scored or (spec.drawn_tokens if spec.writes_text else 1),
@@ -251,18 +257,20 @@ def _bound_packed_reads(model: Model, method: Method, lengths: Ints, packing: Pa
     return bound_planned_bytes(method.spec, packing, lengths) + index * lengths.sum(2)
 
 
-def count_generation_bytes(spec: ModelSpec, lengths: Ints, activations: int, batch: int) -> int:
-    """Return the peak bytes of a generation in bf16 without weights: the ring of keys and values, and activations."""
-    return batch * spec.branches * 2 * spec.head_dim * predict_ring_slots(spec, lengths) + activations
+def count_generation_bytes(
+    spec: ModelSpec, lengths: Ints, activations: int, batch: int, itemsize: int = 2
+) -> int:
+    """Return the peak bytes of a generation without weights: the ring of keys and values, and activations."""
+    return batch * spec.branches * itemsize * spec.head_dim * predict_ring_slots(spec, lengths) + activations
 
 
-def find_largest_batch(model: Model, lengths: Ints, gpu_gib: float) -> int:
+def find_largest_batch(model: Model, lengths: Ints, gpu_gib: float, itemsize: int = 2) -> int:
     """Return the number of prompts that fit in memory with 16-bit weights.
 
-    `lengths` are tokens of each row after each cached segment, int64 [K - 1, L, H].
+    `lengths` are tokens of each row after each cached segment, int64 [K - 1, L, H], of numbers of `itemsize` bytes.
     """
     free = gpu_gib * 1024 * MIB - 2 * model.parameters
-    per_prompt = count_generation_bytes(model.spec, lengths, 0, 1)
+    per_prompt = count_generation_bytes(model.spec, lengths, 0, 1, itemsize)
     batches = range(1, max(0, int(free // per_prompt)) + 1)
 
     def count(batch: int) -> float:

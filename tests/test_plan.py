@@ -82,16 +82,16 @@ def test_a_generation_holds_what_is_planned(
     assert peak == pytest.approx(planned, rel=0.05)
 
 
-@pytest.mark.parametrize("branches", [1, 2])
-def test_bytes_of_a_generation_by_hand(branches: int) -> None:
+@pytest.mark.parametrize(("branches", "itemsize"), [(1, 2), (2, 4)])
+def test_bytes_of_a_generation_by_hand(branches: int, itemsize: int) -> None:
     """Two layers of three heads of 8 channels hold 1, then 5 tokens; the last of three scales has 9."""
     spec = ModelSpec("small", 2, 3, 8, next_scale([(1, 1), (2, 2), (3, 3)]), branches=branches)
     lengths = predict_row_lengths(spec, Full())
     assert lengths is not None
     ring = predict_ring_slots(spec, lengths)
     assert ring >= 2 * 2 * 3 * 5  # at least keys and values of all that is cached
-    needed = count_generation_bytes(spec, lengths, 1000, 4)
-    assert needed == 4 * branches * ring * 8 * 2 + 1000  # 2 bytes a channel
+    needed = count_generation_bytes(spec, lengths, 1000, 4, itemsize)
+    assert needed == 4 * branches * ring * 8 * itemsize + 1000
 
 
 @pytest.mark.parametrize("gpu_gib", [1, 3.5, 8, 20, 141])

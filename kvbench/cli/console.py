@@ -20,7 +20,11 @@ CONSOLE = Console(width=None if sys.stdout.isatty() else int(ASKED if ASKED.isde
 
 
 class Once(logging.Filter):
-    """Passes each warning of a command once: jobs of a sweep share references, calibrations and settings."""
+    """Passes each warning of a command once: jobs of a sweep share references, calibrations and settings.
+
+    Attributes:
+        seen: lines of this command.
+    """
 
     seen: ClassVar[set[str]] = set()
 

@@ -1,6 +1,6 @@
 """Tables of a plan: a method's schedule and memory, computed from shapes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import chain
 
 from rich.console import Console
@@ -12,8 +12,8 @@ from kvbench.plan import Floor, Plan
 from kvbench.report.tables import print_line, print_rows
 
 
-def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
-    """Print the schedule, memory and largest batch of a plan, and the methods that fit the model."""
+def show_plan(console: Console, plan: Plan) -> None:
+    """Print the schedule, memory and largest batch of a plan."""
     spec, budget = plan.spec, plan.budget
     part = "scale" if spec.family == "next-scale" else "segment"
     names = [part, "size", "tokens", "cumulative", "held, at most", "KiB", "of B"]
@@ -29,11 +29,11 @@ def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
     print_rows(console, f"{spec.name}: tokens one sequence holds", rows, 2)
     print_line(console, "")
     _show_memory(console, plan)
+    dtype = str(plan.dtypes[1]).removeprefix("torch.")
     for line in (
         _describe_reads(plan),
-        f"largest batch by estimate: {plan.largest_batch['full']} full, {plan.largest_batch['method']} with this "
-        f"method{'' if plan.at_once else ', both in 16 bits'}; calibration: {plan.calibration}",
-        f"methods for {spec.name}, a {spec.family} model: {', '.join(methods)}",
+        f"largest batch by estimate, in {dtype}: {plan.largest_batch['full']} full, {plan.largest_batch['method']} "
+        f"with this method; calibration: {plan.calibration}",
     ):
         print_line(console, line, "")
 
@@ -74,8 +74,9 @@ def _write_floor(floor: Floor) -> tuple[str, str, str]:
 def _show_memory(console: Console, plan: Plan) -> None:
     """Print the table of memory of a sequence and a batch: full cache, budget and the method's peak."""
     spec, budget, rows = plan.spec, plan.budget, []
-    title = f"memory at batch {plan.batch}, {spec.branches} sequences per prompt; a token in one head: "
-    title += f"{plan.token_bytes} bytes{'' if plan.at_once else ' at most'}"
+    sequences = f"{spec.branches} sequence{'s' * (spec.branches > 1)} per prompt"
+    title = f"memory at batch {plan.batch}, {sequences}; a token in one head: {plan.token_bytes} bytes"
+    title += f", {str(plan.dtypes[0]).removeprefix('torch.')}" if plan.at_once else " at most"
     columns = ("tokens per sequence", "KiB per sequence", "% of 16 bits", "MiB, papers' convention")
     names = ("", *columns, "MiB, 16 bits", "MiB, cache + in flight", "% of full")
     each, whole = plan.token_bytes, plan.at_once.get("full")

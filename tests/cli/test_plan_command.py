@@ -76,6 +76,25 @@ def test_plan_of_a_budget_in_bytes(command: Command, dtype: str, tokens: str, ki
     assert 9.5 < float(share) <= 10
 
 
+STORED = """
+device=cpu                          | 256 bytes, float32  | 200.00 | 10.65 full | bfloat16: 25803 full
+plan.gpu_gib=24                     | 128 bytes, bfloat16 | 100.00 | 5.326 full | bfloat16: 7738 full
+device=cuda                         | 128 bytes, bfloat16 | 100.00 | 5.326 full | bfloat16: 25803 full
+plan.gpu_gib=24 cache_dtype=float32 | 256 bytes, float32  | 200.00 | 10.65 full | float32: 4297 full
+device=h200 cache_dtype=float16     | 128 bytes, float16  | 100.00 | 5.326 full | float16: 25803 full
+"""
+"""Words | a token in one head, its % of 16 bits, MiB that attention reads and the largest batch."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", STORED.strip("\n").splitlines())
+def test_dtype_of_a_plan(command: Command, row: str) -> None:
+    """A question about a GPU is answered for what a run there stores, on any machine."""
+    words, *expected = map(str.strip, row.split("|"))
+    status, out, _ = command("task=plan", "method=full", *words.split())
+    assert (status, [text for text in expected if text not in out]) == (0, []), out
+
+
 def test_plan_of_a_class_conditional_model(command: Command) -> None:
     status, out, _ = command("task=plan", "model=var_d30", "method=full")
     assert status == 0

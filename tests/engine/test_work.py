@@ -96,7 +96,9 @@ def test_operations_of_a_decoder_are_those_of_its_convolutions() -> None:
 
 def test_a_floor_is_the_longer_of_operations_and_bytes_in_each_step() -> None:
     model = importlib.import_module("benchmarks.support.build").build_model("llamagen_tiny")
-    plan = make_plan(model, Budget.parse(1, model.spec), Full(), 2, 80, TOKEN, TOKEN)
+    plan = make_plan(
+        model, Budget.parse(1, model.spec), Full(), 2, 80, TOKEN, TOKEN, (torch.float32, torch.bfloat16)
+    )
     rates = {"operations": (1e-12, 1e30), "bytes": (1e30, 1e-9), "both": (1e-12, 1e-9)}
     found = {
         name: find_floors(

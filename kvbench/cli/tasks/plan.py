@@ -6,9 +6,10 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
+from kvbench.cli.config.compose import list_words
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.search_path import list_choices, list_methods
-from kvbench.cli.console import CONSOLE, say
+from kvbench.cli.console import CONSOLE, ONCE, say
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.core.cards import CARDS
 from kvbench.core.settings import Settings
@@ -23,6 +24,7 @@ from kvbench.prompts.retrieval import Retrieval
 from kvbench.prompts.tasks import READ, Task
 from kvbench.prompts.texts import Texts
 from kvbench.report.plan_table import show_floors, show_plan
+from kvbench.report.tables import print_line
 from kvbench.runs.cache_plan import find_dtype, find_packing, read_budget
 from kvbench.runs.job import fit_prompts, read_or_write
 
@@ -33,7 +35,7 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
         _show_paper_memory(settings.plan.table)
         return
     card = CARDS.get(settings.device)
-    if card is not None:
+    if card is not None or any(word.startswith("plan.gpu_gib=") for word in list_words()):
         settings = replace(settings, device="cuda")
     method = instantiate(cfg.method)
     model, source = instantiate(cfg.model), instantiate(cfg.prompts)
@@ -49,7 +51,11 @@ def plan(cfg: DictConfig, settings: Settings) -> None:
         raise InfeasibleBudget(
             f"{error}; a plan is for prompts of at most model.prompt_tokens={longest} tokens, a run for its own"
         ) from None
-    show_plan(CONSOLE, made, list_methods(made.spec.family))
+    show_plan(CONSOLE, made)
+    fitting = f"methods for {made.spec.name}, a {made.spec.family} model: {', '.join(list_methods(made.spec.family))}"
+    if fitting not in ONCE.seen:
+        ONCE.seen.add(fitting)
+        print_line(CONSOLE, fitting, "")
     if card is not None:
         floors = {
             name: find_floors(made.spec, made.steps, held, made.batch, model.least_work, card)
@@ -77,7 +83,8 @@ def plan_cache(settings: Settings, model: Model, method: Method, longest: int | 
         _, stored = bound_token_bytes(model.spec, packing)
     scored = model.schedule.length - model.schedule.given if isinstance(model, GivenTexts) else None
     batch, gib = settings.batch_size, settings.plan.gpu_gib
-    return make_plan(model, budget, method, batch, gib, stored, flying, packing, longest, scored)
+    dtypes = dtype, find_dtype(replace(settings, device="cuda"), model)
+    return make_plan(model, budget, method, batch, gib, stored, flying, dtypes, packing, longest, scored)
 
 
 def _show_paper_memory(name: str) -> None:
