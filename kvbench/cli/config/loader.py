@@ -29,6 +29,8 @@ _FILES: dict[tuple[str, str], Callable[[], Any]] = {}
 """Parsed files by search path and name; a call gives a copy."""
 _COMPOSED: dict[tuple[object, ...], Callable[[], Any]] = {}
 """Composed configurations by search path and choices of groups; a call gives a copy."""
+_CHOICES: dict[tuple[str, str], list[str]] = {}
+"""Choices by search path and group."""
 USUAL_CHOICES = {"prompts": "scenes", "eval": "scenes", "windows": "image", "method@method.base": "forecast"}
 """Choices of conf/config.yaml and conf/method/pricekv.yaml that a model's file can replace."""
 MODEL_KEYS = {group: f"default_{group.rpartition('.')[2]}" for group in USUAL_CHOICES}
@@ -139,11 +141,20 @@ def find_model_choices(words: Sequence[str]) -> list[str]:
 def _check_choice(group: str, key: str, choice: object) -> str:
     """Return a model's choice of a group under a key as a word's value."""
     names = [choice] if isinstance(choice, str) else choice
-    known = GlobalHydra.instance().config_loader().get_group_options(group.partition("@")[0])
+    known = _list_choices(group.partition("@")[0])
     if not isinstance(names, Sequence) or not names or not all(name in known for name in names):
         choices = suggest(str(choice), known, group)
         raise ConfigError(f"model.{key}={show(choice)}: not a choice{choices}")
     return names[0] if isinstance(choice, str) else f"[{','.join(names)}]"
+
+
+def _list_choices(group: str) -> list[str]:
+    """Return the choices of a group; Hydra, which must be initialised, looks through its folders once per process."""
+    loader = GlobalHydra.instance().config_loader()
+    key = (str(loader.get_search_path()), group)
+    if key not in _CHOICES:
+        _CHOICES[key] = loader.get_group_options(group)
+    return _CHOICES[key]
 
 
 def use_presets() -> None:
@@ -164,6 +175,7 @@ def forget_files() -> None:
     """Forget parsed files, so that those that were edited since are read again."""
     _FILES.clear()
     _COMPOSED.clear()
+    _CHOICES.clear()
 
 
 # OmegaConf has no public way to parse each interpolation once.
