@@ -5,17 +5,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from kvbench.cli import app as cli
+from kvbench.cli import launch
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.messages import MAX_LINE, describe_error
 from kvbench.cli.config.words import check_overrides
-from kvbench.cli.submit.summary import Summary
 from kvbench.cli.sweeps.launchers import SETTINGS, check_launcher_settings
 from kvbench.core.config import ConfigError, check_file, read_count
 from tests.support.command_line import run_python
@@ -87,19 +85,10 @@ def test_a_fraction_is_a_budget() -> None:
 
 
 @pytest.mark.usefixtures("hydra_files")
-@pytest.mark.parametrize(
-    "word",
-    [
-        "++hydra.callbacks.x={_target_:os.getcwd}",
-        "hydra.callbacks.summary._target_=os.getcwd",
-        "hydra.callbacks.summary._target_=kvbench.core.files.hash_content",
-        "~hydra.callbacks.summary",
-    ],
-)
-def test_callbacks_of_files_are_checked(word: str) -> None:
+def test_callbacks_of_files_are_refused() -> None:
     """A file of `hydra.searchpath` may set what a word of a command may not."""
     with pytest.raises(ConfigError, match=r"^hydra.callbacks=.*: must stay as in conf/config.yaml"):
-        compose_job([word])
+        compose_job(["++hydra.callbacks.x={_target_:os.getcwd}"])
 
 
 def test_files_to_write(tmp_path: Path) -> None:
@@ -128,21 +117,19 @@ def test_variables_of_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert (read_count("WORLD_SIZE", 1), read_count("UNSET_COUNT", 7)) == (3, 7)
 
 
+@pytest.mark.usefixtures("hydra_files")
 def test_a_broken_launcher_is_told_before_the_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def launch() -> None:
+    def run(*_: object) -> None:
         raise ValueError("workers\nare gone")
 
-    monkeypatch.setattr(cli, "check_arguments", lambda _: None)
-    monkeypatch.setattr(cli, "_run_by_hydra", launch)
-    monkeypatch.setattr(sys, "argv", ["run.py", "--cfg", "job"])
-    with pytest.raises(SystemExit, match=r"^error: workers are gone$"):
-        cli.main()
-    monkeypatch.setattr(Summary, "running", SimpleNamespace(show=lambda: sys.exit(1)))
+    monkeypatch.setattr(launch, "run_in_turn", run)
     with pytest.raises(SystemExit, match=r"^1$"):
-        cli.main()
-    assert "error: workers are gone\n" in capsys.readouterr().out
+        launch.run_sweep(["method=full,swa"])
+    broken, _, tables = capsys.readouterr().out.partition("error: workers are gone\n")
+    assert broken.startswith("device: ")
+    assert "failed full, swa: not started; " in tables
 
 
 START = "import sys; sys.path.insert(0, {root!r}); import kvbench.cli as p; p.__path__.insert(0, '.'); "

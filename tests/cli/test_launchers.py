@@ -13,12 +13,13 @@ from pathlib import Path
 
 import hydra
 import pytest
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, open_dict
 
 from kvbench.cli.config.compose import hydra_of_kvbench
 from kvbench.cli.config.loader import EXTRAS
-from kvbench.cli.submit.summary import Summary
+from kvbench.cli.launch import SweepJob
 from kvbench.cli.sweeps.jobs import JobStatus, open_folder, read_entries
 from kvbench.cli.sweeps.launchers import check_launcher
 from kvbench.cli.workers.log import read_logs
@@ -198,23 +199,21 @@ def test_more_jobs_at_a_time_than_gpus_are_refused(row: str, monkeypatch: pytest
             check_launcher(cfg)
 
 
-@pytest.mark.parametrize(("launcher", "taken"), [("joblib", [("cuda", 5)]), ("basic", [])])
+@pytest.mark.parametrize(("launcher", "taken"), [("joblib", [("cuda", 5)]), ("ray", [])])
 def test_a_job_beside_others_takes_the_gpu_of_its_number(
     launcher: str, taken: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[tuple[str, int]] = []
     monkeypatch.setattr("kvbench.core.devices.take_gpu", lambda *given: found.append(given))
-    with hydra_of_kvbench():
-        cfg = hydra.compose(
-            "config", overrides=[f"hydra/launcher={launcher}", "device=cuda"], return_hydra_config=True
-        )
+    monkeypatch.setattr("kvbench.cli.launch.run_words", lambda _: tmp_path)
+    cfg = compose_with(launcher)
     with open_dict(cfg):
-        cfg.hydra.job.num = 5
-    callback = Summary()
-    callback._folder = open_folder(tmp_path, [(f"seed={seed}",) for seed in range(6)])
-    callback.on_job_start(cfg)
-    Summary._job.close()
+        cfg.device, cfg.hydra.job.num = "cuda", 5
+    HydraConfig.instance().set_config(cfg)
+    folder = open_folder(tmp_path, [(f"seed={seed}",) for seed in range(6)])
+    SweepJob(folder, 60.0)(cfg)
     assert found == taken
+    assert [entry.outcome for entry in read_entries(folder)] == [*["missing"] * 5, "finished"]
 
 
 def test_a_ray_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from kvbench.cli.submit.summary import Summary
 from kvbench.cli.sweeps.jobs import JobStatus, open_folder, read_entries, recording, write_entry
 from tests.support.command_line import Command, run_program
 from tests.support.kills import read_files
@@ -153,17 +151,12 @@ def test_a_sweep_without_gpu_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert not list(tmp_path.rglob("job-*"))
 
 
-def test_a_sweep_without_a_folder_ends_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_sweep_without_a_folder_ends_at_once(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     def refuse(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("kvbench.cli.submit.summary.check_launcher", lambda _: None)
-    monkeypatch.setattr("kvbench.cli.submit.summary.open_folder", refuse)
-    monkeypatch.setattr("kvbench.cli.submit.summary.list_jobs", lambda _: [])
-    choices = {"runtime": {"choices": {"hydra/launcher": "basic"}}}
-    config = {"runs_dir": str(tmp_path), "device": "cpu", "hydra": choices}
-    with pytest.raises(SystemExit, match="error: disk full"):
-        Summary().on_multirun_start(OmegaConf.create(config))
+    monkeypatch.setattr("kvbench.cli.launch.open_folder", refuse)
+    assert command("-m", "method=full,swa")[::2] == (1, "error: disk full\n")
 
 
 SWEEP = ("method=full,swa", "budget=0.2", "prompts.count=1", "eval=[psnr]")

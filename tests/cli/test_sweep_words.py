@@ -3,17 +3,12 @@
 import json
 from operator import itemgetter
 from pathlib import Path
-from typing import cast
 
 import pytest
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
 
 from kvbench.cli.config.command import Command as Words
 from kvbench.cli.config.command import name_base
-from kvbench.cli.config.compose import hydra_of_kvbench
-from kvbench.cli.sweeps.extend import extend_sweeper
 from kvbench.cli.sweeps.jobs import JobStatus, find_folder, name_jobs, write_entry
 from kvbench.cli.sweeps.sweeper import split_product
 from tests.support.command_line import Command
@@ -166,15 +161,3 @@ def test_jobs_are_named_by_what_they_do_not_share() -> None:
     entries = [JobStatus(number, tuple(job.split())) for number, job in enumerate(jobs)]
     assert name_jobs(entries) == ["h2o 1 p=1", "h2o 2", "swa 1"]
     assert name_jobs(entries[:2]) == ["budget=1 p=1", "budget=2"]
-
-
-@pytest.mark.parametrize(("max_batch_size", "sizes"), [(None, [4]), (3, [3, 1])])
-def test_hydras_sweeper_makes_these_jobs(max_batch_size: int | None, sizes: list[int]) -> None:
-    extend_sweeper()
-    name = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-    words = OverridesParser.create().parse_overrides(["method=a", "method.p=1,2", "beside.method=b,c"])
-    sweeper = cast(type[BasicSweeper], Plugins.instance().class_name_to_class[name])
-    with hydra_of_kvbench():  # as Hydra itself is when it makes jobs
-        batches = sweeper.split_arguments(words, max_batch_size)
-    assert [len(batch) for batch in batches] == sizes
-    assert [job for batch in batches for job in batch] == split_product(words)

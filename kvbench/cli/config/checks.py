@@ -6,7 +6,6 @@ from fnmatch import fnmatch
 from inspect import isabstract
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -103,10 +102,7 @@ def check_hydra(node: DictConfig) -> None:
     Raises:
         ConfigError: naming the key.
     """
-    path = OmegaConf.select(node.callbacks, "summary._target_")
-    is_own = isinstance(path, str) and path.startswith("kvbench.")
-    kind = import_target(path, "hydra.callbacks.summary") if is_own else None
-    if set(node.callbacks) != {"summary"} or not (isinstance(kind, type) and issubclass(kind, Callback)):
+    if node.callbacks:
         raise ConfigError(
             f"hydra.callbacks={show(OmegaConf.to_container(node.callbacks))}: must stay as in conf/config.yaml; write "
             "a logger (docs/extending.md) instead"

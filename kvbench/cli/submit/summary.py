@@ -1,44 +1,32 @@
-"""Hydra callback of a sweep: records its jobs and prints one table at the end."""
+"""What a sweep prints while its jobs run and at the end, and its start in the background."""
 
 import logging
 import math
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from socket import gethostname
-from typing import ClassVar
 
-from hydra.core.utils import JobReturn
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from kvbench.cli.config.instantiate import instantiate
-from kvbench.cli.console import CONSOLE, say, show_device
+from kvbench.cli.console import CONSOLE, say
 from kvbench.cli.submit.ray import runs_by_itself, submit_actors
 from kvbench.cli.submit.slurm import submit
 from kvbench.cli.sweeps.folder import list_worker_words
 from kvbench.cli.sweeps.jobs import (
     JobStatus,
-    Recorder,
-    claim_of,
-    label_sweep,
     name_jobs,
-    name_sweep,
-    open_folder,
     read_entries,
-    read_name,
-    recording,
 )
-from kvbench.cli.sweeps.launchers import LOCAL, SLURM, check_launcher, count_tasks
-from kvbench.cli.sweeps.outcomes import exiting_on_error, list_equal, list_failures, list_profiles, list_runs
+from kvbench.cli.sweeps.launchers import SLURM, count_tasks
+from kvbench.cli.sweeps.outcomes import list_equal, list_failures, list_profiles, list_runs
 from kvbench.cli.sweeps.progress import watch
 from kvbench.cli.sweeps.sweeper import list_jobs
 from kvbench.cli.tasks.table import COMMANDS, load
-from kvbench.core.claims import claim
-from kvbench.core.gpus import resolve_device
 
 log = logging.getLogger(__name__)
 
@@ -171,85 +159,3 @@ def start_in_background(folder: Path) -> None:
         f"in the background on {gethostname()}, output in {folder / LOG}; watch: task=status "
         f"work.folder={folder}; stop: kill -INT -- -{process.pid}; resume: run the same command again"
     )
-
-
-class Summary(Callback):
-    """Prints one table of all jobs after a sweep, next to a published one; exits with 1 if a job failed.
-
-    Every job writes its outcome into the sweep's folder (`kvbench.cli.sweeps.jobs`), in any process: a launcher gives
-    each job a copy of this object.
-
-    Attributes:
-        running: callback of the sweep in progress; its tables are printed even if the launcher fails.
-    """
-
-    running: ClassVar["Summary | None"] = None
-    _sweep: ClassVar[ExitStack] = ExitStack()
-    _job: ClassVar[ExitStack] = ExitStack()
-
-    def __init__(self) -> None:
-        self._folder: Path | None = None
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Check the launcher and write the sweep's list of jobs; with `work.wait=false`, start workers and exit."""
-        with exiting_on_error(of_callback=True):
-            check_launcher(config)
-        if config.hydra.runtime.choices["hydra/launcher"] in LOCAL:  # other launchers choose the machine
-            show_device(config.device)
-        if config.get("task") == "work":  # this multirun starts workers, not the sweep
-            return
-        with exiting_on_error(of_callback=True):
-            self._config = config
-            self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
-            name_sweep(self._folder, config.sweep.name)
-            if not config.work.wait:
-                start_sweep_workers(config, self._folder)
-                sys.exit()
-            Summary.running = self
-            Summary._sweep.enter_context(watch_jobs(config, self._folder))
-
-    def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Claim the job, choose its GPU and record that it started."""
-        if self._folder is None:  # a single job
-            return
-        number, overrides = config.hydra.job.num, tuple(config.hydra.overrides.task)
-        if (
-            config.hydra.runtime.choices["hydra/launcher"] == "joblib"
-            and resolve_device(config.device) == "cuda"
-        ):
-            from kvbench.core.devices import take_gpu  # imports torch
-
-            take_gpu("cuda", number)
-        Summary._job.enter_context(claim(claim_of(self._folder, number), wait=False, lapse=config.work.lapse))
-        Summary._job.enter_context(recording(self._folder, number, overrides))
-
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
-        """Record the result or the failure of a job."""
-        if (recorder := Recorder.current) is None:
-            return
-        recorder.note_end(job_return._return_value)
-        Summary._job.close()
-
-    def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
-        """Print the tables of the sweep's runs."""
-        with exiting_on_error(of_callback=True):
-            self.show()
-
-    @staticmethod
-    def stop() -> None:
-        """End the progress line, so that nothing is printed after it."""
-        Summary.running = None
-        Summary._sweep.close()
-
-    def show(self) -> None:
-        """Print the tables of all finished jobs; exit with 1 if a job failed or is missing."""
-        if self._folder is None:
-            return
-        self.stop()
-        choice = OmegaConf.select(self._config, "hydra.runtime.choices.sweeps")
-        name = read_name(self._folder)
-        is_whole = show_sweep(self._config, self._folder, label_sweep(self._folder, choice))
-        again = f"work.folder={self._folder}" if name is None else f"sweep.name={name}"
-        say(f"these tables again: task=report {again}")
-        if not is_whole:
-            sys.exit(1)

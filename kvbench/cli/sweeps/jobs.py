@@ -69,10 +69,6 @@ class Recorder:
         self.folder, self._entry = folder, JobStatus(number, overrides, starts=starts, host=gethostname())
         self._is_leader = is_leader
 
-    def is_dropped(self) -> bool:
-        """Return whether the job is excluded from its sweep."""
-        return drop_of(self.folder, self._entry.number).is_file()
-
     def note(self, **changes: object) -> None:
         """Change attributes of the job's entry and write it."""
         self._entry = replace(self._entry, **changes)  # type: ignore[arg-type]

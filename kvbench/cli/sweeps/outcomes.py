@@ -32,19 +32,13 @@ def describe_failure(error: Exception) -> str:
 
 
 @contextmanager
-def exiting_on_error(*, of_callback: bool = False) -> Iterator[None]:
-    """Exit with a one-line message if a user caused the error.
-
-    Args:
-        of_callback: exit for any error, because Hydra only logs an error of a callback.
-    """
+def exiting_on_error() -> Iterator[None]:
+    """Exit with a one-line message if a user caused the error."""
     try:
         yield
     except Exception as error:
         if not is_expected(error):
-            if not of_callback:
-                raise
-            log.exception("the sweep failed")
+            raise
         stop(describe_error(error, sys.argv[1:]))
 
 

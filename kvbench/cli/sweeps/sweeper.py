@@ -40,6 +40,12 @@ def list_jobs(config: DictConfig) -> list[tuple[str, ...]]:
     return split_jobs(config.hydra.sweeper.params, config.hydra.overrides.task)
 
 
+def list_commands(config: DictConfig) -> list[list[str]]:
+    """Return the words that run each job of `list_jobs`, which also have the keys about the whole sweep."""
+    own = _parse(config.hydra.sweeper.params, config.hydra.overrides.task)
+    return split_product(word for word in own if not word.key_or_group.startswith(OWN_KEYS))
+
+
 def split_jobs(params: Mapping[str, object] | None, overrides: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the overrides of every job, in the order of its numbers.
 
@@ -49,12 +55,15 @@ def split_jobs(params: Mapping[str, object] | None, overrides: Sequence[str]) ->
         params: `hydra.sweeper.params`.
         overrides: overrides of the command line, without Hydra's.
     """
-    defaults = [f"{key}={value}" for key, value in (params or {}).items()]
-    swept = [word for word in parse_words([*defaults, *overrides]) if not _is_about_whole_sweep(word)]
+    swept = (word for word in _parse(params, overrides) if not _is_about_whole_sweep(word))
     return [
         tuple("device=cuda" if word.startswith("device=cuda:") else word for word in job)
         for job in split_product(swept)
     ]
+
+
+def _parse(params: Mapping[str, object] | None, overrides: Sequence[str]) -> list[Override]:
+    return parse_words([*(f"{key}={value}" for key, value in (params or {}).items()), *overrides])
 
 
 def _is_about_whole_sweep(word: Override) -> bool:
