@@ -1,6 +1,7 @@
 """Command line of kvbench: `python run.py method=heatkv budget=0.04`."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from omegaconf import DictConfig
 from kvbench.cli.completion import show_completions
 from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import hydra_of_kvbench
-from kvbench.cli.config.help import HELP, check_verb, read_help
+from kvbench.cli.config.help import HELP, read_help
 from kvbench.cli.config.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.config.loader import find_model_choices
 from kvbench.cli.config.messages import check_arguments
@@ -26,6 +27,9 @@ from kvbench.cli.sweeps.outcomes import exiting_on_error
 from kvbench.cli.tasks.table import COMMANDS, load
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.sigterm import INTERRUPTED, RESUME, TERMINATED, Terminated
+from kvbench.core.config import ConfigError
+from kvbench.core.settings import TASKS
+from kvbench.core.suggestions import find_near
 
 
 def main() -> None:
@@ -40,7 +44,11 @@ def main() -> None:
 
 
 def run_command(command: Command) -> None:
-    """Run a parsed command line as its kind requires."""
+    """Run a parsed command line as its kind requires.
+
+    Raises:
+        ConfigError: its first word is no command, or a word changes nothing.
+    """
     overrides = list(command.overrides)
     if "--version" in command.words:
         print(describe_version())
@@ -54,7 +62,11 @@ def run_command(command: Command) -> None:
         elif load(place)(words) is False:
             sys.exit(1)
         return
-    check_verb(verb, COMMANDS)
+    if re.fullmatch(r"[A-Za-z]\w*", verb):
+        near = find_near(verb.lower(), (*COMMANDS, *TASKS))
+        meant = "" if near is None else f" did you mean {'task=' * (near in TASKS)}{near}?"
+        there = f"there are {', '.join(COMMANDS)}; settings are key=value (kvbench --help)"
+        raise ConfigError(f"{verb}: no such command;{meant} {there}")
     check_words(command)
     if command.kind in ("job", "all"):
         run_alone(overrides)
