@@ -22,7 +22,6 @@ from kvbench.cli.console import describe_version, say, stop
 from kvbench.cli.dispatch import configure_logging, prepare, run_alone, run_task
 from kvbench.cli.launch import run_sweep, run_workers
 from kvbench.cli.sweeps.folder import announce, compose_sweep, list_checked, list_worker_words
-from kvbench.cli.sweeps.jobs import read_entries
 from kvbench.cli.sweeps.outcomes import exiting_on_error
 from kvbench.cli.tasks.table import COMMANDS, load
 from kvbench.cli.workers.control import control
@@ -30,6 +29,7 @@ from kvbench.cli.workers.sigterm import INTERRUPTED, RESUME, TERMINATED, Termina
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import TASKS
 from kvbench.core.suggestions import find_near
+from kvbench.runs.record.sweeps import read_entries
 
 
 def main() -> None:

@@ -30,17 +30,7 @@ from kvbench.cli.submit.summary import (
     start_workers,
     watch_jobs,
 )
-from kvbench.cli.sweeps.jobs import (
-    Recorder,
-    claim_of,
-    drop_of,
-    label_sweep,
-    name_sweep,
-    open_folder,
-    read_entry,
-    read_name,
-    recording,
-)
+from kvbench.cli.sweeps.jobs import Recorder, claim_of, label_sweep, name_sweep, open_folder, recording
 from kvbench.cli.sweeps.launchers import LOCAL, SLURM, check_launcher
 from kvbench.cli.sweeps.outcomes import describe_failure
 from kvbench.cli.sweeps.sweeper import list_commands, list_jobs
@@ -48,6 +38,7 @@ from kvbench.cli.workers.sigterm import interrupting_on_sigterm
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
 from kvbench.core.gpus import resolve_device
+from kvbench.runs.record.sweeps import drop_of, read_entry, read_name
 
 if TYPE_CHECKING:  # submitit belongs to an extra
     from submitit import Job

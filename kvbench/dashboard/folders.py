@@ -3,11 +3,10 @@
 Sweeps are read from the status files of their jobs below `runs_dir`/sweeps.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from kvbench.core.config import MAX_PROMPTS, ConfigError
 from kvbench.core.files import parse_json, read_bytes, read_text
@@ -15,11 +14,10 @@ from kvbench.core.plain_yaml import parse_yaml
 from kvbench.runs.record.earlier import is_earlier
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import FILE, Results, read_results
+from kvbench.runs.record.sweeps import PLAN, name_jobs, read_entries, read_name
 
 RUN_FILES = (FILE, "config.yaml", RECORDS, "status")
 """Files of a run folder; it contains at least one of them."""
-NAME = "name.txt"
-"""File with the name that the user gave a sweep."""
 
 
 @dataclass(frozen=True)
@@ -167,55 +165,24 @@ class Sweep:
 
 def find_sweeps(runs_dir: Path) -> tuple[Sweep, ...]:
     """Read all sweeps; unreadable ones are left out."""
-    sweeps = (_read_sweep(runs_dir, path) for path in sorted(runs_dir.glob("sweeps/*/sweep.json")))
-    return tuple(sweep for sweep in sweeps if sweep is not None)
+    sweeps = (_read_sweep(runs_dir, path.parent) for path in sorted(runs_dir.glob(f"sweeps/*/{PLAN}")))
+    return tuple(sweep for sweep in sweeps if sweep is not None and sweep.jobs)
 
 
-def _read_sweep(runs_dir: Path, path: Path) -> Sweep | None:
-    jobs = _read_json(path)
-    if not isinstance(jobs, list) or not jobs or not all(isinstance(job, list) for job in jobs):
+def _read_sweep(runs_dir: Path, folder: Path) -> Sweep | None:
+    try:
+        entries = [entry for entry in read_entries(folder) if entry.outcome != "dropped"]
+    except (ConfigError, OSError):
         return None
-    dropped = {file.name.removeprefix("dropped-") for file in path.parent.glob("dropped-*")}
-    files = sorted(path.parent.glob("job-*.json"))
-    read = [_read_json(file) for file in files if file.stem.removeprefix("job-") not in dropped]
-    entries = [entry for entry in read if isinstance(entry, Mapping)]
-    shared = set.intersection(*({str(word) for word in job} for job in jobs))
-    failed = [entry for entry in entries if entry.get("outcome") == "failed"]
+    finished = [entry for entry in entries if entry.outcome == "finished"]
+    names = name_jobs(entries)
+    failed = [(name, entry) for name, entry in zip(names, entries, strict=True) if entry.outcome == "failed"]
     return Sweep(
-        folder=path.parent.relative_to(runs_dir).as_posix(),
-        name=_read_name(path.parent),
-        jobs=len(jobs) - len(dropped),
-        finished=_count(entries, "finished"),
-        started=_count(entries, "started"),
-        failed=tuple((_name_job(entry, shared), str(entry.get("error"))) for entry in failed),
-        runs=tuple(
-            "/".join(Path(entry["folder"]).parts[-2:])
-            for entry in entries
-            if entry.get("outcome") == "finished" and isinstance(entry.get("folder"), str)
-        ),
+        folder=folder.relative_to(runs_dir).as_posix(),
+        name=read_name(folder) or folder.name,
+        jobs=len(entries),
+        finished=len(finished),
+        started=sum(entry.outcome == "started" for entry in entries),
+        failed=tuple((name or "the one job", str(entry.error)) for name, entry in failed),
+        runs=tuple("/".join(Path(entry.folder).parts[-2:]) for entry in finished if entry.folder),
     )
-
-
-def _read_name(folder: Path) -> str:
-    try:
-        return read_text(folder / NAME).strip() or folder.name
-    except (OSError, ValueError):
-        return folder.name
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return parse_json(read_text(path))
-    except (OSError, ValueError):
-        return None
-
-
-def _count(entries: list[Mapping[str, object]], outcome: str) -> int:
-    return sum(entry.get("outcome") == outcome for entry in entries)
-
-
-def _name_job(entry: Mapping[str, object], shared: Collection[str]) -> str:
-    """Return the overrides of a job that not all jobs share."""
-    overrides = entry.get("overrides")
-    words = [str(word) for word in overrides] if isinstance(overrides, list) else []
-    return " ".join(word for word in words if word not in shared) or "the one job"

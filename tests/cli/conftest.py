@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli.sweeps.jobs import read_entries
 from kvbench.cli.workers import work
+from kvbench.runs.record.sweeps import read_entries
 from tests.support.command_line import Command
 
 Do = Callable[[int], object]

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvbench.cli.sweeps.jobs import JobStatus, open_folder, read_entries, write_entry
+from kvbench.cli.sweeps.jobs import open_folder, write_entry
 from kvbench.cli.sweeps.outcomes import list_failures
 from kvbench.cli.workers import work
 from kvbench.cli.workers.control import HELD, blames_host, control, read_hold, read_stopped_hosts, stop_host
 from kvbench.core.config import ConfigError
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.runs.record.merge import PROMPT_LISTS
+from kvbench.runs.record.sweeps import JobStatus, read_entries
 from tests.cli.conftest import RunWorker
 from tests.support.command_line import Command
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli.sweeps.jobs import JobStatus, drop_of, name_sweep, open_folder, write_entry
+from kvbench.cli.sweeps.jobs import name_sweep, open_folder, write_entry
 from kvbench.dashboard.folders import find_sweeps
 from kvbench.dashboard.page import FILE
+from kvbench.runs.record.sweeps import JobStatus, drop_of
 from tests.support.command_line import Command
 from tests.support.datasets import publish_runs
 from tests.support.run_folders import write_image_runs

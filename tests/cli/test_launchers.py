@@ -20,10 +20,11 @@ from omegaconf import DictConfig, open_dict
 from kvbench.cli.config.compose import hydra_of_kvbench
 from kvbench.cli.config.loader import EXTRAS
 from kvbench.cli.launch import SweepJob
-from kvbench.cli.sweeps.jobs import JobStatus, open_folder, read_entries
+from kvbench.cli.sweeps.jobs import open_folder
 from kvbench.cli.sweeps.launchers import check_launcher
 from kvbench.cli.workers.log import read_logs
 from kvbench.core.config import ConfigError
+from kvbench.runs.record.sweeps import JobStatus, read_entries
 from tests.support import slurm
 from tests.support.command_line import RUN, Command, run_python, start_python
 from tests.support.kills import read_files

@@ -11,10 +11,11 @@ from hydra.core.plugins import Plugins
 
 from kvbench.cli import dispatch
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.sweeps.jobs import open_folder, read_entries
+from kvbench.cli.sweeps.jobs import open_folder
 from kvbench.cli.sweeps.launchers import check_launcher
 from kvbench.cli.workers import work
 from kvbench.core.config import ConfigError
+from kvbench.runs.record.sweeps import read_entries
 from tests.support.command_line import Command
 
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher")

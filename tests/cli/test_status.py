@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvbench.cli.sweeps.jobs import JobStatus, claim_of, find_named, name_sweep, open_folder, write_entry
+from kvbench.cli.sweeps.jobs import claim_of, find_named, name_sweep, open_folder, write_entry
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.log import Block, read_logs, writing_log
 from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
+from kvbench.runs.record.sweeps import JobStatus
 
 JOBS = [
     (f"method={name}", "budget=0.2", "prompts.count=8") for name in ("full", "swa", "random", "h2o", "rkv")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.cli.sweeps.jobs import JobStatus, open_folder, read_entries, recording, write_entry
+from kvbench.cli.sweeps.jobs import open_folder, recording, write_entry
+from kvbench.runs.record.sweeps import JobStatus, read_entries
 from tests.support.command_line import Command, run_program
 from tests.support.kills import read_files
 

@@ -9,8 +9,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from kvbench.cli.config.command import Command as Words
 from kvbench.cli.config.command import name_base
-from kvbench.cli.sweeps.jobs import JobStatus, find_folder, name_jobs, write_entry
+from kvbench.cli.sweeps.jobs import find_folder, write_entry
 from kvbench.cli.sweeps.sweeper import split_product
+from kvbench.runs.record.sweeps import JobStatus, name_jobs
 from tests.support.command_line import Command
 
 WORDS = ("method=random,swa", "budget=0.1")

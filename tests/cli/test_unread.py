@@ -8,11 +8,11 @@ from omegaconf import OmegaConf
 from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.words import READERS, SWEEP, TABLE, check_words
-from kvbench.cli.sweeps.jobs import JobStatus
 from kvbench.cli.sweeps.outcomes import list_equal
 from kvbench.cli.tasks.run import run_bounds
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import TASKS
+from kvbench.runs.record.sweeps import JobStatus
 from tests.support.places import ROOT
 
 REFUSED = """

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from kvbench.cli.submit.summary import watch_jobs
 from kvbench.cli.sweeps import progress
-from kvbench.cli.sweeps.jobs import JobStatus, claim_of, find_folder, open_folder, read_entries, write_entry
+from kvbench.cli.sweeps.jobs import claim_of, find_folder, open_folder, write_entry
 from kvbench.cli.sweeps.progress import measure
 from kvbench.cli.tasks import job
 from kvbench.cli.workers import work
@@ -28,6 +28,7 @@ from kvbench.cli.workers.work import Numbered, order_work
 from kvbench.core.claims import claim, is_held
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.runs.job import Busy
+from kvbench.runs.record.sweeps import JobStatus, read_entries
 from tests.cli.test_start import slow_imports
 from tests.support.command_line import RUN, Command, start_python
 from tests.support.kills import drop_keys

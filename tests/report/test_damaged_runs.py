@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvbench.cli.api import Run
-from kvbench.cli.sweeps.jobs import JobStatus, write_entry
+from kvbench.cli.sweeps.jobs import write_entry
 from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.config import ConfigError
 from kvbench.dashboard.datasets import read_dataset
@@ -26,6 +26,7 @@ from kvbench.report.runs_table import show_runs
 from kvbench.report.seeds import combine_seeds
 from kvbench.runs import execute
 from kvbench.runs.record.merge import merge_runs
+from kvbench.runs.record.sweeps import JobStatus
 from tests.support.fake_run import job_in
 from tests.support.results import PSNR, made_up, printed
 from tests.support.run_folders import paint, score, write_run

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import kvbench
-from kvbench.cli.sweeps.jobs import JobStatus, open_folder, read_entries, write_entry
+from kvbench.cli.sweeps.jobs import open_folder, write_entry
 from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
@@ -24,6 +24,7 @@ from kvbench.runs import execute
 from kvbench.runs.record.earlier import EarlierRun, is_earlier
 from kvbench.runs.record.merge import merge_runs
 from kvbench.runs.record.results import read_results
+from kvbench.runs.record.sweeps import JobStatus, read_entries
 from tests.support.fake_run import job_in
 
 EARLIER = Path(__file__).parents[1] / "golden" / "earlier"

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from kvbench.cli.sweeps.jobs import read_entries
 from kvbench.cli.workers.log import WorkerLog, read_logs
+from kvbench.runs.record.sweeps import read_entries
 from tests.support import slurm
 from tests.support.command_line import RUN, run_python
 from tests.support.kills import read_files

@@ -17,16 +17,12 @@ from kvbench.cli.console import CONSOLE, say
 from kvbench.cli.submit.ray import runs_by_itself, submit_actors
 from kvbench.cli.submit.slurm import submit
 from kvbench.cli.sweeps.folder import list_worker_words
-from kvbench.cli.sweeps.jobs import (
-    JobStatus,
-    name_jobs,
-    read_entries,
-)
 from kvbench.cli.sweeps.launchers import SLURM, count_tasks
 from kvbench.cli.sweeps.outcomes import list_equal, list_failures, list_profiles, list_runs
 from kvbench.cli.sweeps.progress import watch
 from kvbench.cli.sweeps.sweeper import list_jobs
 from kvbench.cli.tasks.table import COMMANDS, load
+from kvbench.runs.record.sweeps import JobStatus, name_jobs, read_entries
 
 log = logging.getLogger(__name__)
 

@@ -12,17 +12,11 @@ from kvbench.cli.config.loader import parse_words
 from kvbench.cli.config.messages import EXPECTED
 from kvbench.cli.config.search_path import check_search_path
 from kvbench.cli.console import say
-from kvbench.cli.sweeps.jobs import (
-    describe_sweep,
-    find_folder,
-    find_named,
-    name_folder,
-    name_sweep,
-    read_entry,
-)
+from kvbench.cli.sweeps.jobs import describe_sweep, find_folder, find_named, name_folder, name_sweep
 from kvbench.cli.sweeps.sweeper import split_jobs
 from kvbench.core.config import ConfigError, check_part
 from kvbench.core.settings import SweepSettings
+from kvbench.runs.record.sweeps import read_entry
 
 READERS = ("status", "report")
 """Tasks that read the results of a sweep's jobs and change nothing."""

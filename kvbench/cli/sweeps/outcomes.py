@@ -8,7 +8,8 @@ from pathlib import Path
 
 from kvbench.cli.config.messages import describe_error, is_expected
 from kvbench.cli.console import say, stop
-from kvbench.cli.sweeps.jobs import JobStatus, Recorder, name_jobs
+from kvbench.cli.sweeps.jobs import Recorder
+from kvbench.runs.record.sweeps import JobStatus, name_jobs
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,11 @@ from typing import IO, cast
 
 from tqdm import tqdm
 
-from kvbench.cli.sweeps.jobs import JobStatus, claim_of, read_entries
+from kvbench.cli.sweeps.jobs import claim_of
 from kvbench.core.background import repeating
 from kvbench.core.claims import is_held, read_clock
 from kvbench.core.files import read_bytes
+from kvbench.runs.record.sweeps import JobStatus, read_entries
 
 PACE_WINDOW = 600.0
 """Seconds over which the pace is measured."""

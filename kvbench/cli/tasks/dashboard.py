@@ -7,13 +7,14 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from kvbench.cli.console import say
-from kvbench.cli.sweeps.jobs import PLAN, find_named, read_entries
+from kvbench.cli.sweeps.jobs import find_named
 from kvbench.cli.sweeps.outcomes import list_runs
 from kvbench.core.settings import Settings
 from kvbench.dashboard.datasets import Added, find_datasets
 from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.page import write_bundle, write_dashboard
 from kvbench.engine.memory import MIB
+from kvbench.runs.record.sweeps import PLAN, read_entries
 
 FINAL_OUTCOMES = ("finished", "failed", "dropped")
 """Final outcomes of jobs."""

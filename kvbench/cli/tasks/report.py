@@ -9,7 +9,6 @@ from omegaconf import DictConfig
 
 from kvbench.cli.config.compose import list_words
 from kvbench.cli.console import CONSOLE, say
-from kvbench.cli.sweeps.jobs import JobStatus, read_entries
 from kvbench.cli.sweeps.outcomes import list_failures, list_profiles, list_runs
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import Settings
@@ -28,6 +27,7 @@ from kvbench.report.runs_table import order_runs, show_runs
 from kvbench.report.seeds import combine_seeds, list_members
 from kvbench.report.tables import print_line
 from kvbench.runs.record.results import Results
+from kvbench.runs.record.sweeps import JobStatus, read_entries
 
 SWEEP_FOLDER = "report"
 """Folder of a report inside the folder of its sweep."""

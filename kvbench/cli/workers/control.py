@@ -11,17 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from kvbench.cli.config.messages import is_expected
-from kvbench.cli.sweeps.jobs import (
-    JobStatus,
-    drop_of,
-    forget,
-    note_requeue,
-    read_entries,
-    read_entry,
-    write_entry,
-)
+from kvbench.cli.sweeps.jobs import forget, note_requeue, write_entry
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json, read_bytes, read_text, write_whole
+from kvbench.runs.record.sweeps import JobStatus, drop_of, read_entries, read_entry
 
 HELD = "held"
 """Marker file. Empty: workers pause. With `STOP`: workers started before it end."""

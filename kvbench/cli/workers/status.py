@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvbench.cli.sweeps.jobs import PLAN, JobStatus, name_jobs, read_entries, read_name
 from kvbench.cli.sweeps.progress import count_drawn, find_running, format_seconds, measure, measure_pace
 from kvbench.cli.workers.control import describe_host, read_hold, read_stopped_hosts
 from kvbench.cli.workers.log import WorkerLog, read_logs
 from kvbench.core.claims import is_held
 from kvbench.core.config import ConfigError
 from kvbench.runs.record.earlier import OF_EARLIER_VERSION, list_earlier
+from kvbench.runs.record.sweeps import PLAN, JobStatus, name_jobs, read_entries, read_name
 
 MAX_ROWS = 40
 """Maximum number of rows of a table without `verbose`."""

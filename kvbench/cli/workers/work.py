@@ -19,16 +19,7 @@ from typing import NamedTuple
 from kvbench.cli.config.checks import count_processes
 from kvbench.cli.config.compose import check_values, compose_job, find_finished, read_values
 from kvbench.cli.console import say
-from kvbench.cli.sweeps.jobs import (
-    claim_of,
-    drop_of,
-    is_newer,
-    note_run,
-    read_entries,
-    read_entry,
-    read_requeue,
-    recording,
-)
+from kvbench.cli.sweeps.jobs import claim_of, is_newer, note_run, read_requeue, recording
 from kvbench.cli.sweeps.outcomes import describe_failure
 from kvbench.cli.tasks.job import make_job
 from kvbench.cli.tasks.table import TASKS, load
@@ -49,6 +40,7 @@ from kvbench.core.settings import Settings
 from kvbench.runs.calls import remember
 from kvbench.runs.execute import run
 from kvbench.runs.job import Busy
+from kvbench.runs.record.sweeps import drop_of, read_entries, read_entry
 
 MIN_PAUSE, MAX_PAUSE = 0.1, 5.0
 """Shortest and longest polling interval, in seconds, while other workers hold every job."""
