@@ -15,7 +15,7 @@ from kvbench.methods.shared.full_scores import (
     find_min_capacity,
     scatter_to_positions,
 )
-from kvbench.methods.shared.utility import measure_utility
+from kvbench.methods.shared.utility import attend_evenly, measure_utility
 from kvbench.methods.shared.view import View
 
 
@@ -71,10 +71,11 @@ class BudgetShares(FullScores):
         index, layer = view.segment.index, view.layer
         if index == layer == 0:
             self._close_all()  # texts may end inside of a context's future
-        for start, context in self._open.items():
-            if start < index:
+        if earlier := {start: context for start, context in self._open.items() if start < index}:
+            attention = attend_evenly(view, self.queries)
+            for start, context in earlier.items():
                 end = self.spec.ends[start]
-                found = scatter_to_positions(measure_utility(view, self.queries, end), view)[:, :end]
+                found = scatter_to_positions(measure_utility(view, attention, end), view)[:, :end]
                 before = context.utility.get(layer)
                 context.utility[layer] = found if before is None else torch.maximum(before, found)
         if layer == self.spec.layers - 1:

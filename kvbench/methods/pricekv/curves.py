@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from kvbench.methods.shared.output_norms import find_metric, square_lengths
-from kvbench.methods.shared.select import choose_best, choose_window
+from kvbench.methods.shared.select import choose_best
 from kvbench.methods.shared.view import View
 
 TINY = torch.finfo(torch.float32).tiny
 
 
-def measure_errors(view: View, masks: Sequence[Tensor], queries: int, power: float) -> Tensor:
+def measure_errors(view: View, masks: Sequence[Tensor], attention: Tensor, power: float) -> Tensor:
     """Return the squared error of attention's output if heads hold only a part of the past.
 
     Attention is computed on the full cache, masked and renormalised; the segment's own tokens are always included. The
@@ -21,13 +21,14 @@ def measure_errors(view: View, masks: Sequence[Tensor], queries: int, power: flo
     Args:
         view: a layer of a full cache, after any segment but the first.
         masks: past positions that are held at each capacity, bool [rows, c_(k-1)].
-        queries: number of evenly spaced queries of the segment.
+        attention: of some queries of the segment (`utility.attend_evenly`).
         power: exponent of the error.
 
     Returns:
         float64 [H, capacities] on the CPU, sums over sequences.
     """
-    attention, values, outputs = attend_evenly(view, queries)
+    values = view.cached_values()[:, None].float()
+    outputs = attention @ values
     metric, current = find_metric(view), view.position >= view.segment.start
     place = view.position.clamp(0, view.segment.start - 1)
     errors = []
@@ -37,18 +38,6 @@ def measure_errors(view: View, masks: Sequence[Tensor], queries: int, power: flo
         of_heads = square_lengths(difference, metric).sum(1).clamp(min=0).double().pow(power)
         errors.append(of_heads.mean(1).unflatten(0, (-1, view.heads)).sum(0).cpu())
     return torch.stack(errors, 1)
-
-
-def attend_evenly(view: View, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return attention of `count` evenly spaced queries of a segment, values, and attention's outputs.
-
-    Returns:
-        float32 [rows, query heads per KV head, queries, slots], [rows, 1, slots, D] and [rows, query heads per KV head,
-        queries, D].
-    """
-    attention = view.scores(choose_window("uniform", view.segment, count)).softmax(-1)
-    values = view.cached_values()[:, None].float()
-    return attention, values, attention @ values
 
 
 def keep_best(scores: Tensor, mask: Tensor | None, capacity: int | Tensor) -> Tensor:

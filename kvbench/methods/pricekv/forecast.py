@@ -8,13 +8,14 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.pricekv.curves import TINY, attend_evenly
+from kvbench.methods.pricekv.curves import TINY
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
 from kvbench.methods.shared.full_scores import scatter_to_positions
 from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.output_norms import find_metric, square_lengths
 from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.utility import attend_evenly
 from kvbench.methods.shared.view import View
 
 EPSILON = 1e-5
@@ -92,8 +93,8 @@ class PositionImportance(Observer):
 
         The change is E[p^2 |W (v - o)|^2] over queries, with attention p, value v, output o and output projection W.
         """
-        attention, values, outputs = attend_evenly(view, self.queries)
-        metric = find_metric(view)
+        attention, values = attend_evenly(view, self.queries), view.cached_values()[:, None].float()
+        outputs, metric = attention @ values, find_metric(view)
         values = values.expand(-1, outputs.shape[1], -1, -1)
         projected_values, projected_outputs = (x if metric is None else x @ metric for x in (values, outputs))
         distances = (

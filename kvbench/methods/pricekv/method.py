@@ -19,7 +19,7 @@ from kvbench.methods.shared.full_scores import (
     list_capacities,
 )
 from kvbench.methods.shared.limits import SHARE, Limit, set_limits
-from kvbench.methods.shared.utility import measure_lost_utility
+from kvbench.methods.shared.utility import attend_evenly, measure_lost_utility
 from kvbench.methods.shared.view import View
 
 
@@ -65,15 +65,15 @@ class ScoreErrors(FullScores):
     def measure(self, view: View) -> None:
         """Add the errors of a segment, and update the masks."""
         if view.segment.index:
-            masks = self._masks[view.layer]
+            masks, attention = self._masks[view.layer], attend_evenly(view, self.queries)
             if self.error == "output":
-                errors = measure_errors(view, masks, self.queries, self._power)
+                errors = measure_errors(view, masks, attention, self._power)
             else:
-                errors = measure_lost_utility(view, masks, self.queries)
+                errors = measure_lost_utility(view, masks, attention)
             curve = 0 if self.spec.writes_text else view.segment.index - 1
             self.sums["error"][view.layer, :, curve] += errors / self.spec.branches
             if self.retrieval:
-                self.sums["retrieval"][view.layer] += measure_retrieval(view, self.queries)
+                self.sums["retrieval"][view.layer] += measure_retrieval(view, attention)
         if not view.segment.last:
             self._evict(view)
 

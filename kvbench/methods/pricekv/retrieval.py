@@ -16,7 +16,7 @@ CONTRAST = 4
 """Factor on the mean attention of a segment's queries to a token, above which attention counts as retrieval."""
 
 
-def measure_retrieval(view: View, queries: int) -> Tensor:
+def measure_retrieval(view: View, attention: Tensor) -> Tensor:
     """Return how much heads retrieve in a segment, float64 [H] on the CPU, a sum over sequences.
 
     The score of a query is its attention to each token at least `DISTANT` earlier, less `CONTRAST` times the segment's
@@ -26,10 +26,9 @@ def measure_retrieval(view: View, queries: int) -> Tensor:
 
     Args:
         view: a layer of a full cache, after any segment but the first.
-        queries: number of evenly spaced queries of the segment.
+        attention: of evenly spaced queries of the segment (`utility.attend_evenly`).
     """
-    chosen = choose_window("uniform", view.segment, queries).to(view.position.device)
-    attention = view.scores(chosen).softmax(-1)
+    chosen = choose_window("uniform", view.segment, attention.shape[2]).to(view.position.device)
     distant = view.position[:, None] <= (view.segment.start + chosen - DISTANT)[:, None]
     above = (attention - CONTRAST * attention.mean(2, keepdim=True)).clamp(min=0) * distant[:, None]
     return above.sum(-1).mean((1, 2)).double().unflatten(0, (-1, view.heads)).sum(0).cpu()

@@ -10,15 +10,19 @@ from kvbench.methods.shared.select import choose_window
 from kvbench.methods.shared.view import View
 
 
-def measure_utility(view: View, queries: int, end: int) -> Tensor:
+def attend_evenly(view: View, count: int) -> Tensor:
+    """Return attention of `count` evenly spaced queries, float32 [rows, query heads per KV head, queries, slots]."""
+    return view.scores(choose_window("uniform", view.segment, count)).softmax(-1)
+
+
+def measure_utility(view: View, attention: Tensor, end: int) -> Tensor:
     """Return the utility of the tokens before a position to a segment, float32 [rows, slots]; 0 for other slots.
 
     Args:
         view: a layer of a full cache.
-        queries: number of evenly spaced queries of the segment.
+        attention: of some queries of the segment (`attend_evenly`).
         end: position after the last token that has a utility.
     """
-    attention = view.scores(choose_window("uniform", view.segment, queries)).softmax(-1)
     inside = (view.position >= 0) & (view.position < end)
     values = view.cached_values()[:, None].float()
     norms = square_lengths(values, find_metric(view)).clamp(min=0).sqrt() * inside[:, None]
@@ -39,18 +43,18 @@ def combine_utility(attention: Tensor, norms: Tensor, heads: int) -> Tensor:
     return (attention.amax(2) * (norms / (sums + 1e-9)[:, None, None])).amax(1)
 
 
-def measure_lost_utility(view: View, masks: Sequence[Tensor], queries: int) -> Tensor:
+def measure_lost_utility(view: View, masks: Sequence[Tensor], attention: Tensor) -> Tensor:
     """Return the utility to a segment of the past tokens that heads do not hold.
 
     Args:
         view: a layer of a full cache, after any segment but the first.
         masks: past positions that are held at each capacity, bool [rows, c_(k-1)].
-        queries: number of evenly spaced queries of the segment.
+        attention: of some queries of the segment (`attend_evenly`).
 
     Returns:
         float64 [H, capacities] on the CPU, sums over sequences.
     """
-    utility = measure_utility(view, queries, view.segment.start).double()
+    utility = measure_utility(view, attention, view.segment.start).double()
     place = view.position.clamp(0, view.segment.start - 1)
     lost = [(utility * ~mask.gather(1, place)).sum(1).unflatten(0, (-1, view.heads)).sum(0) for mask in masks]
     return torch.stack(lost, 1).cpu()
