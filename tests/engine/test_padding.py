@@ -148,17 +148,6 @@ def test_padding_is_no_unused_budget(counts: bool) -> None:
         assert cache.ledger.held[-1][-1] == [9 * spec.all_heads] * 2
 
 
-@pytest.mark.parametrize("method", [Full(), H2O(), SnapKV(window=2, queries="last")])
-def test_padding_of_nothing_is_no_padding(method: Method) -> None:
-    spec = shapes()
-    inputs = draw(spec, 2)
-    budget = 1 if isinstance(method, Full) else "0.4"
-    cache = open_cache(method, spec, budget)
-    plain = generate(cache, inputs)
-    for one, other in zip(generate(cache, inputs, [0, 0]), plain, strict=True):
-        assert torch.equal(one, other)
-
-
 @dataclass
 class Watching(Method):
     """Keeps everything and notes what it is shown."""

@@ -178,10 +178,3 @@ def test_bits_follow_their_probabilities() -> None:
     for p in (0.02, 0.5, 0.9):
         drawn = draw_bits(torch.full((10, 500, 4), p), torch.arange(10), STEP)
         assert stats.binomtest(int(drawn.sum()), drawn.numel(), p).pvalue > 0.01
-
-
-def test_a_candidates_number_is_of_its_code_not_of_its_place() -> None:
-    logits, codes = random(0, 3, 30), torch.randperm(900)[:90].view(3, 30)
-    order = torch.randperm(30)
-    found = draw_candidate(logits[:, order], codes[:, order], KEYS, STEP)
-    assert torch.equal(found, draw_candidate(logits, codes, KEYS, STEP))
