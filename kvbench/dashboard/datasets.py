@@ -8,9 +8,9 @@ from typing import Any
 
 from kvbench.core.config import ConfigError
 from kvbench.core.links import find_leaving_link
-from kvbench.core.names import make_printable, make_writable
 from kvbench.dashboard.folders import Damaged
 from kvbench.data.frames import read_table
+from kvbench.data.names import make_printable, make_writable
 from kvbench.data.publication import FILE_LIST, SAMPLES_FILE, hash_publication, join_names, list_changes
 from kvbench.data.verification import Checked, list_verifications, read_verdicts
 from kvbench.eval.files.kinds import IMAGES, list_kinds

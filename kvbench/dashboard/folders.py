@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvbench.core.config import MAX_PROMPTS, ConfigError
 from kvbench.core.files import parse_json, read_bytes, read_text
-from kvbench.core.plain_yaml import parse_yaml
+from kvbench.dashboard.plain_yaml import parse_yaml
 from kvbench.runs.record.earlier import is_earlier
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import FILE, Results, read_results

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from kvbench.core.files import parse_json, read_text
-from kvbench.core.names import clean_name
+from kvbench.data.names import clean_name
 
 SCHEMA_VERSION = 2
 PREFIX = "verification-"

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.core.names import MAX_LETTERS, clean_name
+from kvbench.data.names import MAX_LETTERS, clean_name
 
 
 def split_words(

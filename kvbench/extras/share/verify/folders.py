@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kvbench.core.config import ConfigError
 from kvbench.core.links import find_leaving_link
-from kvbench.core.names import make_printable
+from kvbench.data.names import make_printable
 from kvbench.data.publication import RUNS_FILE
 from kvbench.eval.files.kinds import list_kinds
 from kvbench.runs.record.folder import RECORDS

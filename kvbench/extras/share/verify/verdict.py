@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from kvbench.core.names import make_printable
+from kvbench.data.names import make_printable
 from kvbench.data.publication import FILE_LIST, hash_publication
 from kvbench.data.verification import WHOLE, Status, format_verification
 from kvbench.report.tables import escape_markdown

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvbench.core.plain_yaml import MAX_BYTES, parse_yaml
+from kvbench.dashboard.plain_yaml import MAX_BYTES, parse_yaml
 
 VALUES = {"a": [1, 2.5, None, True], "b": {"c": "text"}}
 
