@@ -61,7 +61,7 @@ def _name_low_bit_dtype(job: Job) -> str:
         return ""
     packing = job.cache_plan.packing
     assert packing is not None
-    keys, values = packing.keys.bits, packing.values.bits
+    keys, values = (side.bits for side in packing.sides)
     if keys != values:
         return f"k{keys}v{values}"
     return name if keys == packing.bits else f"int{keys}"

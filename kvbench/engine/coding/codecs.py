@@ -11,10 +11,8 @@ from kvbench.kernels.hadamard import encode_rotated
 from kvbench.kernels.planes import Codes, encode_channels, encode_tokens
 from kvbench.kernels.quantise import encode_affine, encode_book, pack, round_fp8
 
-SCALE_BYTES, GAIN_BYTES = 4, 2
-"""Bytes of a float16 scale with its float16 zero, and of a float16 gain."""
-ENTRY_BYTES = 4
-"""Bytes of a slot in `Codes.entry`."""
+SCALE_BYTES, GAIN_BYTES, ENTRY_BYTES = 4, 2, 4
+"""Bytes of a scale with its zero and of a gain, in float16, and of a slot in `Codes.entry`."""
 
 
 class NewTokens(NamedTuple):
@@ -48,6 +46,9 @@ class Codec:
         dtype: dtype of the stored numbers; None for 16 bits.
         scales: what has a scale and a zero: each `token`, or each channel of a `block`.
         gains: whether each token has a factor.
+        token_bytes: bytes of a token besides its codes.
+        channel_bytes: bytes that the tokens of a block share, for each channel.
+        index_bytes: bytes by which attention finds a token's scales or levels.
         levels: static table of levels: `fitted` to each head, source and channel, or of a `normal` distribution. A
             single token stays in 16 bits.
         min_mixed: smallest power of two that must divide the channels of a head.
@@ -57,6 +58,9 @@ class Codec:
     dtype: torch.dtype | None = torch.uint8
     scales: Literal["token", "block"] | None = None
     gains: bool = False
+    token_bytes: int = 0
+    channel_bytes: int = 0
+    index_bytes: int = 0
     levels: Literal["fitted", "normal"] | None = None
     min_mixed: int = 1
 
@@ -64,28 +68,10 @@ class Codec:
         """Return keys or values of a plane without slots, as from `encode`."""
         dtype = self.dtype or half
         numbers = torch.empty(batch, 0, channels * bits // (8 * dtype.itemsize), dtype=dtype, device=on)
-        affine = gain = None
-        if self.scales:
-            width = channels if self.scales == "block" else 1
-            affine = numbers.new_empty(batch, 0, width, 2, dtype=torch.float16)
-        if self.gains:
-            gain = numbers.new_empty(batch, 0, dtype=torch.float16)
+        width = {"token": 1, "block": channels, None: None}[self.scales]
+        affine = None if width is None else numbers.new_empty(batch, 0, width, 2, dtype=torch.float16)
+        gain = numbers.new_empty(batch, 0, dtype=torch.float16) if self.gains else None
         return Codes(numbers, affine, gain=gain)
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of a token besides its codes."""
-        return SCALE_BYTES * (self.scales == "token") + GAIN_BYTES * self.gains
-
-    @property
-    def channel_bytes(self) -> int:
-        """Bytes that the tokens of a block share, for each channel."""
-        return SCALE_BYTES * (self.scales == "block")
-
-    @property
-    def index_bytes(self) -> int:
-        """Bytes by which attention finds a token's scales or levels."""
-        return ENTRY_BYTES * (self.scales == "block" or self.levels == "fitted")
 
 
 def _encode_half(new: NewTokens) -> Codes:
@@ -119,11 +105,11 @@ Coding = Literal["plain", "fp8", "channel", "token", "codebook", "rotated"]
 CODECS: Mapping[Coding, Codec] = {
     "plain": Codec(_encode_half, dtype=None),
     "fp8": Codec(_encode_fp8, dtype=torch.float8_e4m3fn),
-    "channel": Codec(_encode_by_channel, scales="block"),
-    "token": Codec(_encode_by_token, scales="token"),
-    "codebook": Codec(_encode_by_book, levels="fitted"),
+    "channel": Codec(_encode_by_channel, scales="block", channel_bytes=SCALE_BYTES, index_bytes=ENTRY_BYTES),
+    "token": Codec(_encode_by_token, scales="token", token_bytes=SCALE_BYTES),
+    "codebook": Codec(_encode_by_book, index_bytes=ENTRY_BYTES, levels="fitted"),
     # Numbers of fewer channels are far from normal.
-    "rotated": Codec(_encode_rotated, gains=True, levels="normal", min_mixed=16),
+    "rotated": Codec(_encode_rotated, gains=True, token_bytes=GAIN_BYTES, levels="normal", min_mixed=16),
 }
 """Codings by name, as `StorageConfig` chooses them, and `plain`, numbers in 16 bits."""
 

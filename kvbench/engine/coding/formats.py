@@ -53,7 +53,7 @@ class Packing:
     fp8: bool = False
 
     def __post_init__(self) -> None:
-        for name, side in (("key", self.keys), ("value", self.values)):
+        for name, side in zip(("key", "value"), self.sides, strict=True):
             if side.bits not in (choices := CODING_BITS.get(side.coding, LEVELS)):
                 few = ", ".join(str(bits) for bits in choices if bits < 16)
                 raise ConfigError(
@@ -62,19 +62,14 @@ class Packing:
                 )
 
     @property
-    def keys(self) -> NumberFormat:
-        """Format of keys, except for those that stay in 16 bits."""
-        return self._choose(self.storage.keys, self.storage.key_bits)
-
-    @property
-    def values(self) -> NumberFormat:
-        """Format of values, except for those that stay in 16 bits."""
-        return self._choose(self.storage.values, self.storage.value_bits)
-
-    def _choose(self, coding: Coding, bits: int | None) -> NumberFormat:
-        if self.fp8 or coding == "fp8":
-            return NumberFormat(8, "fp8")
-        return NumberFormat(bits or self.bits, coding)
+    def sides(self) -> tuple[NumberFormat, NumberFormat]:
+        """Formats of keys and of values, except for those that stay in 16 bits."""
+        storage = self.storage
+        keys, values = (
+            NumberFormat(8, "fp8") if self.fp8 or coding == "fp8" else NumberFormat(bits or self.bits, coding)
+            for coding, bits in ((storage.keys, storage.key_bits), (storage.values, storage.value_bits))
+        )
+        return keys, values
 
     def check(self, spec: ModelSpec) -> None:
         """Check the settings against the shapes of a model.
@@ -83,7 +78,7 @@ class Packing:
             ConfigError: rotated heads have too few channels, or all layers would be exempt.
         """
         storage, mixed = self.storage, count_mixed(spec.head_dim)
-        for key, side in (("keys", self.keys), ("values", self.values)):
+        for key, side in zip(("keys", "values"), self.sides, strict=True):
             if mixed < (needed := side.codec.min_mixed):
                 raise ConfigError(
                     f"storage.{key}={side.coding}: the largest power of two that divides the {spec.head_dim} channels "
@@ -137,18 +132,15 @@ class PlaneFormat(NamedTuple):
 
 def choose_format(packing: Packing, precision: Precision | None, segment: Segment) -> PlaneFormat:
     """Return the format of a segment's tokens in a precision; None for the run's own."""
-    if precision is not None:
-        bits = find_stored_bits(precision.bits, segment.length)
-        side = NumberFormat() if bits == 16 else NumberFormat(bits, "codebook")
-        return PlaneFormat(side, side, precision.shared)
-    keys, values = packing.keys, packing.values
-    has_levels = bool(keys.codec.levels or values.codec.levels)
+    sides = packing.sides if precision is None else (NumberFormat(precision.bits, "codebook"),) * 2
+    has_levels = any(side.codec.levels for side in sides)
 
     def choose(side: NumberFormat) -> NumberFormat:
         bits = find_stored_bits(side.bits, segment.length) if has_levels else side.bits
         return NumberFormat() if bits == 16 else side
 
-    return PlaneFormat(choose(keys), choose(values))
+    keys, values = map(choose, sides)
+    return PlaneFormat(keys, values, precision is not None and precision.shared)
 
 
 def count_sources(spec: ModelSpec) -> int:
@@ -202,4 +194,4 @@ def list_layer_formats(
 
 def wants_books(packing: Packing, method: Method) -> bool:
     """Return whether the storage or the method's precisions need static codebooks."""
-    return method.uses.precisions or "fitted" in (packing.keys.codec.levels, packing.values.codec.levels)
+    return method.uses.precisions or any(side.codec.levels == "fitted" for side in packing.sides)
