@@ -12,9 +12,9 @@ from kvbench.runs.record.results import Latency, Memory, Results
 Value = str | float | bool | None
 FlatRow = Mapping[str, Value]
 """Values of a row by column."""
-ColumnType = Literal["null", "bool", "int", "float", "text"]
+ColumnType = Literal["bool", "int", "float", "text"]
 ColumnTypes = Mapping[str, ColumnType]
-"""Types by column; a `null` column is empty."""
+"""Types by column."""
 
 COLUMN_TYPES: Mapping[type, ColumnType] = {bool: "bool", int: "int", float: "float", str: "text"}
 SECTIONS = ("method", "model", "prompts", "calibrate", "storage")
@@ -118,24 +118,17 @@ def _write(value: object) -> Value:
     return value if value is None or isinstance(value, str | int | float) else json.dumps(value)
 
 
-def find_kinds(row: FlatRow) -> dict[str, ColumnType]:
-    """Return the types of a row's columns by name."""
-    return {name: "null" if value is None else COLUMN_TYPES[type(value)] for name, value in row.items()}
-
-
-def merge_kinds(every: Iterable[ColumnTypes]) -> dict[str, ColumnType]:
-    """Return the column types of several rows: integers and floats are floats, other mixtures are text."""
-    merged: dict[str, set[ColumnType]] = {}
-    for kinds in every:
-        for name, kind in kinds.items():
-            merged.setdefault(name, set()).add(kind)
-    return {name: _merge(kinds - {"null"}) for name, kinds in merged.items()}
-
-
-def _merge(kinds: set[ColumnType]) -> ColumnType:
-    if len(kinds) < 2:
-        return next(iter(kinds), "null")
-    return "float" if kinds == {"int", "float"} else "text"
+def find_kinds(rows: Iterable[FlatRow]) -> dict[str, ColumnType]:
+    """Return the types of columns that hold something: integers and floats are floats, other mixtures are text."""
+    held: dict[str, set[ColumnType]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if value is not None:
+                held.setdefault(name, set()).add(COLUMN_TYPES[type(value)])
+    mixed: dict[str, ColumnType] = {
+        name: "float" if kinds == {"int", "float"} else "text" for name, kinds in held.items()
+    }
+    return mixed | {name: next(iter(kinds)) for name, kinds in held.items() if len(kinds) == 1}
 
 
 def order_columns(names: Iterable[str], fixed: ColumnTypes) -> list[str]:

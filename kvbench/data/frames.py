@@ -5,6 +5,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -21,7 +22,6 @@ from kvbench.data.flatten import (
     Value,
     find_kinds,
     flatten_run,
-    merge_kinds,
     order_columns,
 )
 from kvbench.runs.record.earlier import EarlierRun, is_earlier
@@ -73,15 +73,10 @@ def load_rows(runs_dir: Path) -> list[FlatRow]:
         ConfigError: a results.json is damaged.
     """
     kept = FileCache(locate_kept(runs_dir), hash_path(Path(flatten.__file__)))
-    folders = sorted(path.parent.relative_to(runs_dir).as_posix() for path in runs_dir.glob(f"*/*/{FILE}"))
-    rows = [_find_row(kept, runs_dir, folder) for folder in folders]
+    names = sorted(path.parent.relative_to(runs_dir).as_posix() for path in runs_dir.glob(f"*/*/{FILE}"))
+    rows = [kept.get(name, [runs_dir / name / FILE], partial(_read_row, runs_dir, name)) for name in names]
     kept.save()
     return [row for row in rows if row is not None]
-
-
-def _find_row(kept: FileCache, runs_dir: Path, folder: str) -> FlatRow | None:
-    row: FlatRow | None = kept.get(folder, [runs_dir / folder / FILE], lambda: _read_row(runs_dir, folder))
-    return row
 
 
 def _read_row(runs_dir: Path, folder: str) -> FlatRow | None:
@@ -155,8 +150,8 @@ def _make_frame(rows: Sequence[FlatRow], fixed: ColumnTypes) -> "pl.DataFrame":
     """Return rows as a frame of the fixed columns and other columns that are not empty."""
     polars = import_polars()
     types = {"bool": polars.Boolean, "int": polars.Int64, "float": polars.Float64, "text": polars.String}
-    kinds = {**merge_kinds(map(find_kinds, rows)), **fixed}
-    schema = {name: types[kinds[name]] for name in order_columns(kinds, fixed) if kinds[name] != "null"}
+    kinds = {**find_kinds(rows), **fixed}
+    schema = {name: types[kinds[name]] for name in order_columns(kinds, fixed)}
     if not rows:
         return polars.DataFrame(schema=schema)
     return polars.read_ndjson("\n".join(map(json.dumps, rows)).encode(), schema=schema)

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
+from kvbench.core.settings import ReportSettings
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.code_notes import list_marks
 from kvbench.report.conditions import find_conditions, find_group, is_full
@@ -24,21 +25,6 @@ Values = Mapping[str, Mapping[str, Metric | None]]
 """Metrics by name of a run's folder and of the metric."""
 Place = tuple[str, str, str | None]
 """Row, metric and column of a cell."""
-
-
-@dataclass(frozen=True)
-class TableSpec:
-    """Rows, columns and metrics of tables, as in `ReportSettings`.
-
-    Attributes:
-        rows: kind of the rows: method, budget, model or prompts.
-        columns: kind of the columns, for each metric.
-        metrics: metrics to show, see `choose_metrics`.
-    """
-
-    rows: str = "method"
-    columns: str = "budget"
-    metrics: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +92,7 @@ def check_metrics(runs: Sequence[Results], names: Sequence[str]) -> None:
 
 
 def make_paper_tables(
-    runs: Sequence[Results], runs_dir: Path, layout: TableSpec, against: str | None = None
+    runs: Sequence[Results], runs_dir: Path, layout: ReportSettings, against: str | None = None
 ) -> list[PaperTable]:
     """Return a table for each model, prompt set and number of samples, or what else is neither row nor column.
 
@@ -115,7 +101,7 @@ def make_paper_tables(
     Args:
         runs: finished runs, as `combine_seeds` returns them.
         runs_dir: folder of the runs, with the values of samples.
-        layout: rows, columns and metrics.
+        layout: rows, columns and metrics of the tables; other settings have no effect.
         against: method or run that is subtracted.
 
     Raises:
@@ -194,7 +180,7 @@ def _label_runs(runs: Sequence[Results]) -> Labels:
 
 
 def _group_runs(
-    runs: Sequence[Results], labels: Labels, layout: TableSpec
+    runs: Sequence[Results], labels: Labels, layout: ReportSettings
 ) -> dict[tuple[str, ...], list[Results]]:
     """Return the runs of each table by its shared labels and samples, references first.
 
@@ -226,7 +212,7 @@ def _make_table(
     runs: Sequence[Results],
     values: Values,
     labels: Labels,
-    layout: TableSpec,
+    layout: ReportSettings,
     best: set[tuple[str, str]] | None = None,
 ) -> PaperTable:
     """Return the table of a group of runs; with `best`, the cells that are bold."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import kvbench
 from kvbench.core.config import ConfigError
 from kvbench.data import frames
-from kvbench.data.flatten import FIXED, find_kinds, merge_kinds
+from kvbench.data.flatten import FIXED, find_kinds
 from kvbench.data.frames import KEPT, TooLargeError, export_frames, frame_runs, load_rows, read_table
 from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.scores import Metric
@@ -147,13 +147,13 @@ VALUES = st.one_of(
 
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), VALUES), max_size=5))
 def test_kinds_do_not_depend_on_the_order_of_rows(rows: list[dict[str, str | float | bool | None]]) -> None:
-    kinds = [find_kinds(row) for row in rows]
-    assert merge_kinds(kinds) == merge_kinds(reversed(kinds))
-    for name, kind in merge_kinds(kinds).items():
-        held = {type(row[name]) for row in rows if row.get(name) is not None}
-        assert (kind == "null") == (not held)
+    kinds = find_kinds(rows)
+    assert kinds == find_kinds(reversed(rows))
+    held = {name: {type(row[name]) for row in rows if row.get(name) is not None} for name in "abc"}
+    assert kinds.keys() == {name for name, types in held.items() if types}
+    for name, kind in kinds.items():
         if kind in ("bool", "int"):
-            assert held == {{"bool": bool, "int": int}[kind]}
+            assert held[name] == {{"bool": bool, "int": int}[kind]}
 
 
 def read_json(path: Path) -> pl.DataFrame:

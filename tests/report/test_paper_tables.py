@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from kvbench.core.config import ConfigError
+from kvbench.core.settings import ReportSettings
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.latex import escape, format_latex, format_paper_table, join_latex, write_cell
 from kvbench.report.paper_tables import (
     PaperTable,
     Place,
-    TableSpec,
     check_metrics,
     find_significant,
     make_paper_tables,
@@ -45,7 +45,7 @@ def runs(tmp_path: Path) -> list[Results]:
 
 def test_methods_by_budgets_with_significant_best_values(runs: list[Results], tmp_path: Path) -> None:
     rows = combine_seeds(runs, tmp_path)
-    [table] = make_paper_tables(rows, tmp_path, TableSpec())
+    [table] = make_paper_tables(rows, tmp_path, ReportSettings())
     assert table.columns == ["4 %", "10 %"]
     assert table.rows == ["full", "heatkv", "random", "snapkv"]
     assert table.cells["full", "psnr", None].value == pytest.approx(BASE.mean())
@@ -71,11 +71,11 @@ def test_tables_of_every_layout(runs: list[Results], tmp_path: Path) -> None:
     first = next(run for run in runs if run.method == "random")
     other = replace(first, run="random-0.04-abcdef", config={**first.config, "batch_size": 3})
     cases = {
-        "methods by budgets, and differences": (rows, TableSpec(), "random"),
-        "budgets by methods": (rows, TableSpec("budget", "method"), None),
-        "methods by models": (rows, TableSpec("method", "model"), None),
-        "a metric that no run has": (rows, TableSpec(metrics=("lpips",)), None),
-        "equal labels": ([first, other], TableSpec(), None),
+        "methods by budgets, and differences": (rows, ReportSettings(), "random"),
+        "budgets by methods": (rows, ReportSettings(rows="budget", columns="method"), None),
+        "methods by models": (rows, ReportSettings(columns="model"), None),
+        "a metric that no run has": (rows, ReportSettings(metrics=("lpips",)), None),
+        "equal labels": ([first, other], ReportSettings(), None),
     }
     texts = []
     for what, (own, layout, against) in cases.items():
@@ -83,7 +83,7 @@ def test_tables_of_every_layout(runs: list[Results], tmp_path: Path) -> None:
         texts += [f"% {what}\n", *map(format_paper_table, tables)]
     check_text("paper_tables.txt", "\n".join(texts))
     with pytest.raises(ConfigError, match="against=h2o: no finished run"):
-        make_paper_tables(rows, tmp_path, TableSpec(), "h2o")
+        make_paper_tables(rows, tmp_path, ReportSettings(), "h2o")
     with pytest.raises(ConfigError, match=r"^report\.metrics: no finished run has 'lpips'; there are psnr$"):
         check_metrics(rows, ("psnr", "lpips"))
 

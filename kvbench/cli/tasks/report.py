@@ -20,7 +20,7 @@ from kvbench.report.differences import find_pairs, show_calibrations, show_diffe
 from kvbench.report.document import Section, make_tail, write_report
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.latex import write_paper
-from kvbench.report.paper_tables import TableSpec, check_metrics, make_paper_tables
+from kvbench.report.paper_tables import check_metrics, make_paper_tables
 from kvbench.report.papers.speed import read_timings, show_speed
 from kvbench.report.row_keys import Composed, write_keys
 from kvbench.report.runs_table import order_runs, show_runs
@@ -75,8 +75,7 @@ def report(cfg: DictConfig, settings: Settings) -> None:
         tables.append(show_published(cfg, settings.published, rows, entries, place))
     path = write_report(place, rows, [table for table in tables if table is not None], figures)
     keys = write_keys(path.with_suffix(".csv"), _compose_rows(rows))
-    layout = TableSpec(chosen.rows, chosen.columns, chosen.metrics)
-    paper = write_paper(place, make_paper_tables(rows, runs_dir, layout, settings.against))
+    paper = write_paper(place, make_paper_tables(rows, runs_dir, chosen, settings.against))
     files = (path, path.with_suffix(".tex"), path.with_suffix(".csv"), keys, *paper)
     say(f"written: {', '.join(file.name for file in files)}; figures: {len(figures)}")
     say(f"report: {place}")
