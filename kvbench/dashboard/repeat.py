@@ -18,6 +18,8 @@ TOP_LEVEL_KEYS = (
     "batch_invariant",
 )  # fmt: skip
 """Top-level keys that may change samples or their costs."""
+OTHER_VALUES = ("null", "true", "false", "nan", "inf")
+"""Words that Hydra's command line does not read as texts."""
 DEFAULTS = {"protect": "equal", "windows": "image", "storage": "channel", "prompts": "scenes"}
 """Default choice of each group in conf/config.yaml."""
 
@@ -188,12 +190,6 @@ def write_value(value: object) -> str:
     if not isinstance(value, str | Path):
         raise TypeError(type(value).__name__)
     text = str(value)
-    if re.fullmatch(r"[A-Za-z_/][\w./:-]*", text) and text.lower() not in (
-        "null",
-        "true",
-        "false",
-        "nan",
-        "inf",
-    ):
+    if re.fullmatch(r"[A-Za-z_/][\w./:-]*", text) and text.lower() not in OTHER_VALUES:
         return text
     return "'" + re.sub(r"(\\+)(?='|\Z)", r"\1\1", text).replace("'", r"\'") + "'"

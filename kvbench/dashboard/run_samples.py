@@ -60,13 +60,11 @@ class SamplesCache:
     def read(self, folder: Path, run: Results) -> RunSamples:
         """Return the samples of a run; damaged lines of its records are left out."""
         stems = _list_stems(run)
-        scores = [
+        files = [folder / FILE, folder / RECORDS]
+        files += [
             folder / "metrics" / f"{stem}{end}" for stem in stems for end in (".samples.jsonl", ".json")
         ]
-        name, files = (
-            folder.relative_to(self._runs_dir).as_posix(),
-            [folder / FILE, folder / RECORDS, *scores],
-        )
+        name = folder.relative_to(self._runs_dir).as_posix()
         entry = self._kept.get(name, files, lambda: _make_entry(folder, stems))
         return RunSamples(
             kind=entry["kind"],

@@ -117,13 +117,12 @@ def choose_calibrated(runs: Sequence[Results]) -> list[Results]:
         runs: finished runs, as `combine_seeds` returns them.
     """
     rows = [run for run in order_runs(runs) if not is_full(run)]
-    budgets = [(find_conditions(run), run.memory.allowed) for run in rows]
-    several = [count_seeds(run)[1] > 1 for run in rows]
-    calibrated = {budget for budget, one in zip(budgets, several, strict=True) if one}
+    budgets = {(find_conditions(run), run.memory.allowed) for run in rows if count_seeds(run)[1] > 1}
     return [
         run
-        for run, budget, one in zip(rows, budgets, several, strict=True)
-        if one or (budget in calibrated and not is_calibrated(run))
+        for run in rows
+        if count_seeds(run)[1] > 1
+        or (not is_calibrated(run) and (find_conditions(run), run.memory.allowed) in budgets)
     ]
 
 

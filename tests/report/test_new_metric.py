@@ -1,6 +1,5 @@
 """A metric in two files, a module and a YAML outside the program, is in every table, figure and comparison."""
 
-import csv
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,41 +117,22 @@ def test_the_terminal_shows_it_with_its_digits_and_arrow(runs: list[Results]) ->
     assert " steps " in whole
 
 
-def test_markdown_and_csv_have_it(runs_dir: Path, runs: list[Results]) -> None:
-    text = write_report(runs_dir, runs).read_text()
-    lines = [line.replace("*", "") for line in text.splitlines() if line.startswith("|")]
-    assert lines[0].endswith("| darkness ↓ | darkest ↑ |")
-    table = list(csv.DictReader((runs_dir / "report.csv").open()))
-    cells = [line.strip("| ").split(" | ")[-2] for line in lines[2:]]
-    for cell, row in zip(cells, table, strict=True):
-        ends = (float(row[f"darkness{end}"]) for end in ("", " low", " high"))
-        assert cell == "{:.1f} [{:.1f}, {:.1f}]".format(*ends)
-        assert float(row["darkness/corner"]) >= 0
-
-
-def test_a_figure_has_a_panel_of_it(runs: list[Results]) -> None:
+def test_every_table_and_figure_has_it(runs_dir: Path, runs: list[Results]) -> None:
+    """Differences are of the run's and the other's own values, in the metric's digits."""
+    lines = write_report(runs_dir, runs).read_text().splitlines()
+    assert next(line for line in lines if line.startswith("|")).endswith("| darkness ↓ | darkest ↑ |")
+    assert "darkness/corner low" in (runs_dir / "report.csv").read_text().splitlines()[0]
     assert choose_panels(runs) == {
         "darkness": "darkness, steps (lower is better)",
         "darkest": "darkest (higher is better)",
     }
-    curve = trace_curves(runs, "darkness")["swa"]
-    peaks = sorted(run.memory.peak for run in runs if run.method == "swa")
-    assert [point.memory for point in curve] == peaks
-    assert peaks == pytest.approx([0.3, 0.6], abs=0.02)
-    assert all(point.low < point.value < point.high for point in curve)
-
-
-def test_paired_differences_have_it(runs_dir: Path, runs: list[Results]) -> None:
+    assert all(point.low < point.value < point.high for point in trace_curves(runs, "darkness")["swa"])
     assert "darkness ↓" in printed(160, show_differences, runs, runs_dir, "swa", runs_dir)
     lines = (runs_dir / "report-against-swa.md").read_text().splitlines()
     assert lines[2] == "| method | budget | n | darkness ↓ | darkest ↑ |"
-    by_budget = {run.memory.budget_text: run for run in runs if run.method == "streaming_llm"}
-    rows = [line.strip("| ").split(" | ") for line in lines[4:6]]
-    assert [row[:3] for row in rows] == [["streaming_llm", budget, "10"] for budget in ("0.3", "0.6")]
-    for _, budget, _, darkness, darkest in rows:
-        ours = by_budget[budget]
-        [theirs] = [r for r in runs if r.method == "swa" and r.memory.budget == ours.memory.budget]
-        for metric, cell, digits in (("darkness", darkness, 1), ("darkest", darkest, 3)):
-            difference = ours.metrics[metric].value - theirs.metrics[metric].value
-            assert cell.split()[0] == f"{round(difference, digits) + 0.0:.{digits}f}"
-            assert "[" in cell
+    found = {(run.method, run.memory.budget_text): run for run in runs}
+    for line, budget in zip(lines[4:6], ("0.3", "0.6"), strict=True):
+        method, shown, count, darkness, _ = line.strip("| ").split(" | ")
+        assert (method, shown, count) == ("streaming_llm", budget, "10")
+        ours, theirs = (found[name, budget].metrics["darkness"].value for name in ("streaming_llm", "swa"))
+        assert darkness.startswith(f"{round(ours - theirs, 1) + 0.0:.1f} [")

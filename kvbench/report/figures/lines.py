@@ -137,17 +137,16 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
                 budget = values["budget"]
                 unit = " bytes" if budget.get("unit") == "bytes" else ""
                 share = "" if name == "full" else f", {100 * float(budget['fraction']):.3g} %{unit}"
-                curves[f"{name}{share}"] = sorted(_read_timing(row) for row in rows if row["cache"] == name)
+                curves[f"{name}{share}"] = sorted(
+                    Timing(
+                        int(row["batch"]), *(float(row["latency"][key]) for key in ("median", "p10", "p90"))
+                    )
+                    for row in rows
+                    if row["cache"] == name
+                )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: damaged ({type(error).__name__} {error}); delete it") from None
     return {place: curves for place, curves in profiles.items() if curves}
-
-
-def _read_timing(row: Mapping[str, object]) -> Timing:
-    latency = row["latency"]
-    if not isinstance(latency, Mapping):
-        raise TypeError("latency is not an object")
-    return Timing(int(str(row["batch"])), *(float(latency[name]) for name in ("median", "p10", "p90")))
 
 
 def draw_latencies(curves: Timings, title: str) -> Figure:

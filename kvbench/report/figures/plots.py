@@ -32,13 +32,12 @@ PANEL_LETTERS, LINE_LETTERS = 45, 7
 
 
 class Point(NamedTuple):
-    """A metric of n samples at a peak memory, a share of the full cache, with the ends of its 95 % interval."""
+    """A metric at a peak memory, a share of the full cache, with the ends of its 95 % interval."""
 
     memory: float
     value: float
     low: float
     high: float
-    n: int
 
 
 TICKS = (0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 1.0)
@@ -66,7 +65,7 @@ def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
         metric = find_metric(run, name)
         memory = run.memory.byte_peak if in_bytes else run.memory.peak
         if memory is not None and metric is not None and metric.value is not None:
-            point = Point(memory, metric.value, *(metric.interval or (metric.value,) * 2), run.n)
+            point = Point(memory, metric.value, *(metric.interval or (metric.value,) * 2))
             curves.setdefault(method, {}).setdefault(run.memory.allowed, point)
     return {method: sorted(points.values()) for method, points in sorted(curves.items())}
 
@@ -189,7 +188,7 @@ def _draw_curves(
     """Draw a line with a band for each method of `styles`, and a grey line for others; return the lines."""
     lines = {}
     for method, points in curves.items():
-        x, y, low, high, _ = np.array(points).T
+        x, y, low, high = np.array(points).T
         if method not in styles:
             axes.plot(x, y, color=OTHERS_GREY, linewidth=1, zorder=1)
             continue

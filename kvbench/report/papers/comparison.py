@@ -65,8 +65,7 @@ def _match(table: PublishedTable, runs: Sequence[Results]) -> list[tuple[Setting
 
     Other runs of `BASELINE_METHODS` come before the first run with which they can be compared.
     """
-    found = sorted((place, number) for number, run in enumerate(runs) for place in table.find_rows(run))
-    matched = [(table.rows[place], runs[number]) for place, number in found]
+    matched = table.match(runs)
     own = [run for _, run in matched]
     compressed = [run for run in own if not is_full(run)] or own
     for run in order_runs([run for run in runs if run.method in BASELINE_METHODS and run not in own]):

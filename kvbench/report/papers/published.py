@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from importlib.resources import files
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import yaml
 
@@ -51,6 +51,9 @@ class Measured(Protocol):
 
     def find_setting(self, key: str) -> object:
         """Return a setting as the function `find_setting` returns one of a run."""
+
+
+Run = TypeVar("Run", bound=Results | Measured)
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,11 @@ class PublishedTable:
             for place, where in enumerate(self.rows)
             if run.method in where.get("method", (run.method,)) and self._agree(where, run, own)
         ]
+
+    def match(self, runs: Sequence[Run]) -> list[tuple[Settings, Run]]:
+        """Return the runs that match rows in the table's order, each with the settings of its row."""
+        found = sorted((place, number) for number, run in enumerate(runs) for place in self.find_rows(run))
+        return [(self.rows[place], runs[number]) for place, number in found]
 
     def find_compared(self, run: Results | Measured) -> list[str]:
         """Return the columns that can stand beside a run's numbers: without scores if its weights are random."""

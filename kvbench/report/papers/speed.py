@@ -10,6 +10,7 @@ from rich.console import Console
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json, read_text
 from kvbench.engine.memory import MIB, PAPER_BYTES
+from kvbench.report.papers.comparison import format_cost
 from kvbench.report.papers.published import PublishedTable, Settings, find, model_of
 from kvbench.report.tables import Row, publish
 
@@ -178,13 +179,8 @@ def _match(table: PublishedTable | None, timings: Sequence[Timing]) -> list[tupl
     """Return timings with the settings of their rows of the table, in its order; the others at the end."""
     if table is None:
         return [({}, one) for one in timings]
-    found = sorted((place, number) for number, one in enumerate(timings) for place in table.find_rows(one))
-    matched = [(table.rows[place], timings[number]) for place, number in found]
-    numbers = {number for _, number in found}
-    others: list[tuple[Settings, Timing]] = [
-        ({}, one) for number, one in enumerate(timings) if number not in numbers
-    ]
-    return matched + sorted(others, key=lambda pair: pair[1].row["batch"])
+    others = [one for one in timings if not table.find_rows(one)]
+    return [*table.match(timings), *(({}, one) for one in sorted(others, key=lambda one: one.row["batch"]))]
 
 
 def _find_full(one: Timing, timings: Sequence[Timing]) -> Timing | None:
@@ -260,5 +256,4 @@ def _format(name: str, value: Value, one: Timing, full: Timing | None) -> str:
         return "OOM" if one.row["status"] == "out of memory" else str(one.row["status"])
     if name in GPU_COLUMNS and one.reserved_gb is None:
         return UNMEASURED
-    number = value(one, full)
-    return "-" if number is None else f"{number:.0f}" if number >= 1000 else f"{number:.4g}"
+    return format_cost(value(one, full))
