@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -28,8 +27,6 @@ SCRIPTS = (
     "published", "progress", "drift", "reading", "keys", "main",
 )  # fmt: skip
 """Files of scripts/, in order; they are joined to one script."""
-SPACES = re.compile(r"(?<=[=<>!?:,;{}()&|*]) | (?=[=<>!?:,;{}()&|*])")
-"""Redundant spaces of a script, outside texts, comments and regular expressions."""
 
 
 def write_dashboard(
@@ -118,7 +115,7 @@ def render_page(document: Mapping[str, object], reload: float | None = None) -> 
     programs = [*map(_inline, VENDORED), _join_scripts()]
     digests = [base64.b64encode(hashlib.sha256(program.encode()).digest()) for program in programs]
     return environment.get_template(TEMPLATE).render(
-        styles="\n".join(_shorten("styles", f"{name}.css", ("/*",)) for name in STYLES),
+        styles="\n".join(_strip("styles", f"{name}.css", ("/*",)) for name in STYLES),
         programs=programs,
         hashes=[f"sha256-{digest.decode()}" for digest in digests],
         document=_escape(document),
@@ -130,23 +127,14 @@ def _read(folder: str, name: str) -> str:
     return (files("kvbench.dashboard") / folder / name).read_text(encoding="utf-8")
 
 
-def _shorten(folder: str, name: str, comments: tuple[str, ...]) -> str:
-    """Return a file without indentation, comments, and redundant line ends and spaces."""
+def _strip(folder: str, name: str, comments: tuple[str, ...]) -> str:
+    """Return a file without indentation, comments and empty lines."""
     lines = (line.partition(" // ")[0].strip() for line in _read(folder, name).splitlines())
-    kept = [line for line in lines if line and not line.startswith(comments)]
-    if folder == "scripts":
-        kept = [line if re.search(r"['`/\\]", line) else _join_tokens(line) for line in kept]
-    text = "\n".join(kept)
-    return re.sub(r"(?<=[{(\[,;])\n", "", text)
-
-
-def _join_tokens(line: str) -> str:
-    """Return a script's line without redundant spaces outside its texts in double quotes."""
-    return "".join(part if part[:1] == '"' else SPACES.sub("", part) for part in re.split(r'("[^"]*")', line))
+    return "\n".join(line for line in lines if line and not line.startswith(comments))
 
 
 def _join_scripts() -> str:
-    parts = "\n".join(_shorten("scripts", f"{name}.js", ("//", "/*", "*")) for name in SCRIPTS)
+    parts = "\n".join(_strip("scripts", f"{name}.js", ("//", "/*", "*")) for name in SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
 
 
