@@ -2,31 +2,21 @@
 
 from collections.abc import Sequence
 
-from kvbench.report.papers.comparison import list_variants
+from kvbench.report.papers.comparison import find_labels, list_variants
 from kvbench.report.papers.published import COSTS, PublishedTable, find_setting, load
 from kvbench.runs.record.results import Results
 
 
 def list_tables(runs: Sequence[Results]) -> list[dict[str, object]]:
     """Return the tables that match a run; their rows hold the indices of the run and of the printed row."""
-    tables = load().values()
-    keys = sorted({key for table in tables for key in (*table.fixed, *table.keys)})
-    alike: dict[str, list[int]] = {}
-    for number, run in enumerate(runs):
-        settings = [run.model, run.model_label, *(find_setting(run, key) for key in keys)]
-        alike.setdefault(repr(settings), []).append(number)
-    made = (_make_table(table, runs, list(alike.values())) for table in tables)
+    made = (_make_table(table, runs) for table in load().values())
     return [entry for entry in made if entry["rows"]]
 
 
-def _make_table(
-    table: PublishedTable, runs: Sequence[Results], alike: Sequence[Sequence[int]]
-) -> dict[str, object]:
-    """Return a table with its rows; `alike` has the numbers of runs that match the same rows."""
-    matched = {number: places for own in alike if (places := table.find_rows(runs[own[0]])) for number in own}
-    matched = dict(sorted(matched.items()))
-    own = [runs[number] for number in matched]
-    labels = table.labels(sorted({r.model_label for r in own}), sorted({r.prompts_label for r in own}))
+def _make_table(table: PublishedTable, runs: Sequence[Results]) -> dict[str, object]:
+    found = sorted((place, number) for number, run in enumerate(runs) for place in table.find_rows(run))
+    own = [runs[number] for number in sorted({number for _, number in found})]
+    labels = find_labels(table, own)
     shown = dict.fromkeys(name for run in own for name in table.find_compared(run))
     keys = [key for key in (*table.fixed, *table.keys) if key not in ("method", "budget")]
     rows = [
@@ -36,11 +26,11 @@ def _make_table(
             "where": place,
             "costs": {name: COSTS[name](runs[number]) for name in shown if name in COSTS},
         }
-        for place, number in sorted((place, number) for number, places in matched.items() for place in places)
+        for place, number in found
     ]
     return {
         **{"name": table.name, "source": table.source, "title": table.title, "data": table.data},
-        "labels": list(labels),
+        "labels": labels,
         "keys": keys,
         "metrics": {  # measured ones to compare with each: itself and its variants on other detectors
             name: [name] * any(name in run.metrics for run in own) + list_variants(name, own)

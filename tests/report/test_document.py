@@ -11,7 +11,7 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import find_ablations, make_ablation_rows
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.figures.lines import Timing, draw_latencies, read_profiles
-from kvbench.report.figures.method_styles import METHODS, choose_styles
+from kvbench.report.figures.method_styles import METHODS, PLACES, choose_styles
 from kvbench.report.figures.retention_plots import draw_retention, join_sources
 from kvbench.report.tables import find_best
 from kvbench.runs.generate.retention import Retention
@@ -75,6 +75,8 @@ def test_a_method_looks_the_same_in_every_figure() -> None:
     assert several["heatkv 1"] == alone["heatkv"]
     assert several["heatkv 2"][0] == alone["heatkv"][0]
     assert several["snapkv, 10 %"] == alone["snapkv"]
+    many = choose_styles([f"heatkv {number}" for number in range(PLACES + 1)])
+    assert (len(many), len(set(many.values()))) == (PLACES + 1, PLACES)
 
 
 def make_retention(sources: int, prompt: bool = False) -> Retention:

@@ -28,7 +28,7 @@ Style = tuple[str, str, str]
 
 
 def choose_styles(names: Sequence[str]) -> dict[str, Style]:
-    """Return a distinct style for each line; the first word of its name is the method.
+    """Return a style for each line, a distinct one as long as there are; the first word of its name is the method.
 
     A method of `METHODS` has the same style in every figure. A plugin's method gets its style by the hash of its name,
     unless another line of the figure has that style. Variants of a method share its colour.
@@ -36,7 +36,8 @@ def choose_styles(names: Sequence[str]) -> dict[str, Style]:
     styles: dict[str, Style] = {}
     taken: set[Style] = set()
     for name in sorted(names, key=lambda name: (name not in METHODS, _method_of(name) not in METHODS, name)):
-        styles[name] = next(style for style in _list_styles(_place(_method_of(name))) if style not in taken)
+        every = _list_styles(_place(_method_of(name)))
+        styles[name] = next((style for style in every if style not in taken), every[0])
         taken.add(styles[name])
     return styles
 

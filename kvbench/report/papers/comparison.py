@@ -38,7 +38,7 @@ def make_rows(table: PublishedTable, runs: Sequence[Results]) -> list[Row]:
     A missing metric is `skipped` or `failed` if it was requested, `-` if not. A metric measured with another detector
     or network than the paper's has a column under its own name, without a published one.
     """
-    labels = _find_labels(table, runs)
+    labels = find_labels(table, runs)
     return [
         _list_settings(table, run, runs) | _list_cells(table, labels, where, run, runs)
         for where, run in _match(table, runs)
@@ -86,7 +86,7 @@ def _is_near(reference: Results, run: Results) -> bool:
 def make_title(table: PublishedTable, runs: Sequence[Results]) -> str:
     """Return a title that names the models and data of published and measured numbers."""
     models = sorted({run.model_label for run in runs})
-    published = " / ".join(_find_labels(table, runs))
+    published = " / ".join(find_labels(table, runs))
     measured = [*models, *sorted({run.prompts_label for run in runs}), f"n = {', '.join(list_counts(runs))}"]
     if set(table.metrics) & set(COSTS):
         measured.append("batch " + ", ".join(map(str, sorted({run.latency.batch for run in runs}))))
@@ -142,7 +142,8 @@ def show_printed(
     print_rows(console, f"{name} ({cited}): costs from shapes", rows, len(rows[0]))
 
 
-def _find_labels(table: PublishedTable, runs: Sequence[Results]) -> tuple[str, ...]:
+def find_labels(table: PublishedTable, runs: Sequence[Results]) -> tuple[str, ...]:
+    """Return the published columns to compare with runs, see `PublishedTable.labels`."""
     return table.labels(sorted({r.model_label for r in runs}), sorted({r.prompts_label for r in runs}))
 
 
