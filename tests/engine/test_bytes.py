@@ -135,7 +135,6 @@ def test_tokens_that_come_one_by_one_are_in_flight_in_all_layers() -> None:
 
 
 SCALES = small(layers=3, heads=4, sides=(1, 2, 3, 4, 5))
-STEPS = ModelSpec("steps", 2, 2, D, next_token(5, [4, 4, 4, 4]))
 PACKINGS = {
     "channel": Packing(4, StorageConfig()),
     "token": Packing(4, StorageConfig("token")),

@@ -13,11 +13,6 @@ from tests.support.command_line import run_python
 EVERY = [path.stem for path in sorted(FOLDER.glob("*.yaml")) if path.stem != "none"]
 
 
-def only(name: str) -> dict[str, object]:
-    (settings,) = read_metrics(name).values()
-    return settings
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_evaluators_are_those_of_run_py(name: str) -> None:

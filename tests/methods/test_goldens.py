@@ -20,9 +20,7 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
 from tests.support.engine import same_best, watch
 from tests.support.goldens import load_golden
-from tests.support.places import GOLDENS
 
-GOLDEN = GOLDENS / "methods"
 HEADS, GROUPS, D = 2, 4, 16
 WINDOW = 8  # of R-KV
 

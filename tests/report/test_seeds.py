@@ -36,7 +36,6 @@ from kvbench.runs.record.results import Results
 from tests.support.image_sets import write_lines
 from tests.support.results import made_up, printed
 
-SSIM = Metric(None, "higher", evaluator="ssim", needs_reference=True)
 CONFIG = {"model": {"name": "m"}, "method": {"sinks": 1}, "prompts": {"count": 8}, "device": "cpu", "seed": 0}
 
 
