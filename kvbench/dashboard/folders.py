@@ -12,7 +12,7 @@ from kvbench.core.config import MAX_PROMPTS, ConfigError
 from kvbench.core.files import parse_json, read_bytes, read_text
 from kvbench.dashboard.plain_yaml import parse_yaml
 from kvbench.runs.record.earlier import is_earlier
-from kvbench.runs.record.folder import RECORDS
+from kvbench.runs.record.folder import LEFT, RECORDS
 from kvbench.runs.record.results import FILE, Results, read_results
 from kvbench.runs.record.sweeps import PLAN, name_jobs, read_entries, read_name
 
@@ -49,7 +49,10 @@ class Damaged:
 
 @dataclass(frozen=True)
 class RunFolders:
-    """Runs of a `runs_dir` by state, ordered by path; of an earlier version only the folder is read."""
+    """Runs of a `runs_dir` by state, ordered by path; of an earlier version only the folder is read.
+
+    What a race has left is in no state: nothing is to be done about it.
+    """
 
     finished: Mapping[Path, Results]
     unfinished: tuple[Unfinished, ...]
@@ -78,10 +81,10 @@ def find_folders(runs_dir: Path, chosen: Iterable[Path] | None = None) -> RunFol
         except ConfigError as error:
             damaged.append(Damaged(name, str(error)))
             continue
-        if results is None:
-            unfinished.append(_describe(folder, name))
-        else:
+        if results is not None:
             finished[folder] = results
+        elif _read_status(folder) != LEFT:
+            unfinished.append(_describe(folder, name))
     return RunFolders(finished, tuple(unfinished), tuple(damaged), tuple(earlier))
 
 

@@ -179,15 +179,16 @@ def write_reading_runs(
 
 
 def write_unfinished_runs(runs_dir: Path) -> None:
-    """A run at work whose last line is torn, one that failed, one whose results are cut off, an empty one; a sweep."""
+    """A run at work whose last line is torn, others: failed, out of a race, with results cut off, empty; a sweep."""
     parent = runs_dir / "infinity_tiny"
-    for name in ("h2o-0.1", "hack-0.1", "swa-0.1", "snapkv-0.1"):
+    for name in ("h2o-0.1", "hack-0.1", "swa-0.1", "snapkv-0.1", "tova-0.1"):
         (parent / name).mkdir(parents=True)
     for name in ("h2o-0.1", "hack-0.1"):
         (parent / name / "config.yaml").write_text("prompts: {count: 8}\n")
         (parent / name / "samples.jsonl").write_text('{"index": 0}\n{"index": 1}\n{"index": 1}\n{"ind')
     (parent / "h2o-0.1" / "status").write_text("running\n")
     (parent / "hack-0.1" / "status").write_text("failed: out of memory\n")
+    (parent / "tova-0.1" / "status").write_text("left a race\n")
     sweep = runs_dir / "sweeps" / "abc"
     sweep.mkdir(parents=True)
     (sweep / "sweep.json").write_text(json.dumps([["method=h2o"], ["budget=9"], ["method=swa"], ["seed=1"]]))

@@ -25,6 +25,7 @@ from kvbench.runs.check import check_job
 from kvbench.runs.execute import run as execute
 from kvbench.runs.job import Job
 from kvbench.runs.partial import PartialRun, begin, extend
+from kvbench.runs.record.folder import LEFT
 
 OWN_KEYS = ("task", "metric", "methods", "margin", "choose", "eval", "against", "verbose")
 """Keys of the command that its runs do not get."""
@@ -79,9 +80,9 @@ class Runner:
         return found, fmean(float(str(records[index]["seconds"])) for index in block)
 
     def close(self) -> None:
-        """Note in the status of runs that the race leaves unfinished that nothing draws them now."""
+        """Note in the status of unfinished runs that the race needs no more of them."""
         for run in chain.from_iterable(self.begun.values()):
-            run.folder.note("interrupted")
+            run.folder.note(LEFT)
 
 
 def keep_words(words: Sequence[str], evaluator: str) -> tuple[str, ...]:

@@ -43,6 +43,9 @@ CLAIMS = (".lock*", *WORK_CLAIMS)
 LOGS = "wandb"
 """Folder of the files of Weights & Biases, with links to its own logs elsewhere; neither published nor merged."""
 
+LEFT = "left a race"
+"""Status of a run that `task=choose` has drawn as far as its race needed."""
+
 SampleRecord = Mapping[str, object]
 """Fields of a line of samples.jsonl."""
 

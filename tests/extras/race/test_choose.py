@@ -63,6 +63,16 @@ def test_a_race_draws_blocks_of_methods_that_are_left(
     assert "the leader: python run.py budget=0.1 prompts.count=64 method=swa" in out
 
 
+@pytest.mark.slow
+def test_runs_that_a_race_needs_no_more_are_not_interrupted(command: Command, tmp_path: Path) -> None:
+    words = ("methods=[first_scales,swa]", "margin=100", "choose.block=8", "prompts.count=16")
+    status, _, err = command(*RACE, *words, "model.weights=random")
+    assert status == 0, err
+    assert read_race(tmp_path)["state"] == "level"
+    statuses = [path.read_text() for path in (tmp_path / "runs").glob("*/*/status")]
+    assert statuses == ["left a race\n"] * 3
+
+
 def test_a_margin_and_a_limit_on_time_end_races_early(
     command: Command, tmp_path: Path, drawn: list[tuple[str, range]]
 ) -> None:
