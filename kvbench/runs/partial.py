@@ -16,7 +16,7 @@ from kvbench.runs.generate.taken import take_samples
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.job_identity import identify
 from kvbench.runs.prepare import Calibrations, calibrate_job, prepare_method
-from kvbench.runs.record.folder import RunFolder
+from kvbench.runs.record.folder import LEFT, RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,10 @@ class PartialRun:
     folder: RunFolder
     calibrations: Calibrations
     budget: Budget
+
+    def leave(self) -> None:
+        """Note in the status of an unfinished run that its race needs no more of it."""
+        self.folder.note(LEFT)
 
 
 def begin(job: Job) -> PartialRun:

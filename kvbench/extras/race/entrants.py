@@ -25,7 +25,6 @@ from kvbench.runs.check import check_job
 from kvbench.runs.execute import run as execute
 from kvbench.runs.job import Job
 from kvbench.runs.partial import PartialRun, begin, extend
-from kvbench.runs.record.folder import LEFT
 
 OWN_KEYS = ("task", "metric", "methods", "margin", "choose", "eval", "against", "verbose")
 """Keys of the command that its runs do not get."""
@@ -82,7 +81,7 @@ class Runner:
     def close(self) -> None:
         """Note in the status of unfinished runs that the race needs no more of them."""
         for run in chain.from_iterable(self.begun.values()):
-            run.folder.note(LEFT)
+            run.leave()
 
 
 def keep_words(words: Sequence[str], evaluator: str) -> tuple[str, ...]:
