@@ -1,5 +1,6 @@
 """Hard-KV's tables: what was typed in, budgets that belong to their rows, and runs that find them."""
 
+import re
 from dataclasses import replace
 from itertools import chain
 
@@ -11,71 +12,42 @@ from omegaconf import OmegaConf
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.report.papers import published
 from kvbench.runs.record.results import Results
+from tests.report.test_published_comparison import parse_run
 from tests.support.places import ROOT
 from tests.support.published_rows import rows_of
-from tests.support.results import made_up
 
 CHOICES = sorted(path.stem for path in (ROOT / "conf" / "method" / "hard_kv").glob("*.yaml"))
-TOKENS = 33152
-"""Tokens per head that a Qwen3 caches at most: 512 of a prompt and 32768 less the last chunk of 128."""
-
-
-def run(
-    method: str, budget: float, model: str = "qwen3_8b", prompts: str = "Aime24", **more: object
-) -> Results:
-    """A run of a choice of `method=`, whose name may be `hard_kv/<selector>_<what>`."""
-    settings = {}
-    if "/" in method:
-        with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-            settings = OmegaConf.to_container(hydra.compose("config", overrides=[f"method={method}"]).method)
-    config = {
-        "model": {"name": model},
-        "prompts": {"_target_": f"kvbench.prompts.problems.{prompts}"},
-        "method": settings,
-        "cuda_graph": False,
-    }
-    return made_up(method, budget, {}, config={**config, **more})
-
-
-def find_cells(table: str, one: Results, label: str) -> list[dict[str, str | None]]:
-    return [
-        dict(row.cells)
-        for row in published.find(table).models[label]
-        if row.where in rows_of(published.find(table), one)
-    ]
-
-
 PRINTED = """
-1 | qwen3_8b (aime24) | full | 1 | | 0.799 13735.7
-1 | qwen3_8b (aime24) | hard_kv/vanilla_top_k | 1024 | | 0.100 32161.0
-1 | qwen3_8b (aime25) | hard_kv/rkv_calibrated | 4096 | | 0.567 28231.6
-1 | qwen3_8b (umath) | hard_kv/snapkv_calibrated | 2048 | | 0.462 22499.4
-2 | qwen3_8b (aime25) | hard_kv/snapkv_calibrated | 4096 | 0.8 | 0.533 24229.6
-2 | qwen3_8b (umath) | hard_kv/rkv_top_k | 4096 | | 0.399 27429.7
-3 | qwen3_8b (aime24, upper block) | hard_kv/snapkv_top_p | 4096 | | 0.433 30.7 301
-3 | qwen3_8b (umath, lower block) | hard_kv/vanilla_calibrated | 4096 | | 0.401 82.0 887
-4 | qwen3_4b (aime25) | hard_kv/snapkv_top_k | 4096 | | 0.433 23654.5
-5 | qwen3_4b (aime24) | hard_kv/snapkv_calibrated | 4096 | 0.9 | 0.667 21796.8
-6 | qwen3_32b (umath) | hard_kv/rkv_calibrated | 3000 | | 0.520 10123.0
+1 | qwen3_8b (aime24) | full 1 qwen3_8b AIME24 | 0.799 13735.7
+1 | qwen3_8b (aime24) | hard_kv 1024/33152 qwen3_8b AIME24 vanilla top_k none | 0.100 32161.0
+1 | qwen3_8b (aime25) | hard_kv 4096/33152 qwen3_8b AIME25 rkv top_p bisection | 0.567 28231.6
+1 | qwen3_8b (umath) | hard_kv 2048/33152 qwen3_8b UMATH snapkv top_p bisection | 0.462 22499.4
+2 | qwen3_8b (aime25) | hard_kv 4096/33152 qwen3_8b AIME25 snapkv top_p bisection method.p=0.8 | 0.533 24229.6
+2 | qwen3_8b (umath) | hard_kv 4096/33152 qwen3_8b UMATH rkv top_k none | 0.399 27429.7
+3 | qwen3_8b (aime24, upper block) | hard_kv 4096/33152 qwen3_8b AIME24 snapkv top_p none | 0.433 30.7 301
+3 | qwen3_8b (umath, lower block) | hard_kv 4096/33152 qwen3_8b UMATH vanilla top_p bisection | 0.401 82.0 887
+4 | qwen3_4b (aime25) | hard_kv 4096/33152 qwen3_4b AIME25 snapkv top_k none | 0.433 23654.5
+5 | qwen3_4b (aime24) | hard_kv 4096/33152 qwen3_4b AIME24 snapkv top_p bisection method.p=0.9 | 0.667 21796.8
+6 | qwen3_32b (umath) | hard_kv 3000/33152 qwen3_32b UMATH rkv top_p bisection | 0.520 10123.0
 """
-"""Rows as the paper prints them: table, model, method, budget in tokens or 1, p where it is set, cells."""
+"""Rows as the paper prints them: table, model, a run with its selector, selection and calibration, cells.
+
+A Qwen3 caches at most 33152 tokens per head: 512 of a prompt and 32768 less the last chunk of 128.
+"""
+SETTINGS = r"(vanilla|snapkv|rkv) (top_k|top_p) (none|bisection)"
 
 
-def settings_of(one: Results) -> dict[str, object]:
-    method = one.config["method"]
-    assert isinstance(method, dict)
-    return method
+def find_cells(name: str, label: str, one: Results) -> list[list[str | None]]:
+    table = published.find(name)
+    return [[*row.cells.values()] for row in table.models[label] if row.where in rows_of(table, one)]
 
 
 @pytest.mark.parametrize("line", PRINTED.strip().splitlines())
 def test_a_run_finds_what_was_printed(line: str) -> None:
-    table, label, method, tokens, p, cells = (part.strip() for part in line.split("|"))
-    budget = 1 if tokens == "1" else int(tokens) / TOKENS
-    one = run(method, budget, published.model_of(label))
-    settings = settings_of(one) | ({"p": float(p)} if p else {})
-    one = made_up(method, budget, {}, config={**one.config, "method": settings})
-    found = find_cells(f"hard_kv_table{table}", one, label)
-    assert [list(row.values()) for row in found] == [cells.split()]
+    table, label, words, cells = line.split(" | ")
+    settings = r"method.selector=\1 method.select=\2 method.calibration=\3 cuda_graph=false"
+    one = parse_run(re.sub(SETTINGS, settings, words))
+    assert find_cells(f"hard_kv_table{table}", label, one) == [cells.split()]
 
 
 def test_every_number_was_typed() -> None:
@@ -128,9 +100,9 @@ def test_budgets_are_tokens_per_head(name: str) -> None:
 
 def test_a_recorded_step_is_a_row_of_its_own() -> None:
     for told, expected in (("on", "477"), ("off: device=cpu has no CUDA graphs", "346")):
-        one = replace(run("full", 1, cuda_graph="auto"), provenance={"cuda_graph": told})
-        [cells] = find_cells("hard_kv_table3", one, "qwen3_8b (aime24, upper block)")
-        assert cells["tokens/s"] == expected
+        one = replace(parse_run("full 1 qwen3_8b AIME24 cuda_graph=auto"), provenance={"cuda_graph": told})
+        [[*_, speed]] = find_cells("hard_kv_table3", "qwen3_8b (aime24, upper block)", one)
+        assert speed == expected
 
 
 @pytest.mark.parametrize("choice", CHOICES)
