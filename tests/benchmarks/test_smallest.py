@@ -21,7 +21,7 @@ STEPS = "kernels models graphs llamagen paths"  # those whose smallest rehearsal
 QUICK_PROFILE = "profile.batch_sizes=[1] profile.repeats=1 profile.warmup=0"
 RUNS = {
     "compiled": ("--only gate --arch 80", r"^gate bf16 +80 "),
-    "engine": (f"{ONCE} --methods heatkv", r"^heatkv +[\d.]+ +[\d.]+$"),
+    "engine": (f"{ONCE} --methods heatkv", r"^heatkv( +[\d.]+){3} to [\d.]+$"),
     "gpu_check": (f"--only {STEPS} --mode smallest --out gpu.json", r"^(PASS  \w+ .*\n){5}"),
     "kernels": (ONCE, r"^attention of a whole generation: "),
     "kvpress_agreement": ("--texts 1 --given 60 --kept 20 --forced 4 --methods knorm", r"^knorm +0 "),
