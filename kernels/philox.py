@@ -4,7 +4,7 @@ A number is a function of a key, which belongs to a prompt, and of a counter: st
 number. So any program computes it where it is used, in any order, without state.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -52,11 +52,12 @@ def draw_integers(keys: Tensor, step: Tensor, purpose: int, tokens: int, codes: 
         tokens: tokens of a prompt in this step.
         codes: numbers of a token; a token's blocks of four numbers are its own.
     """
-    blocks = -(-codes // 4)
+    blocks, first = -(-codes // 4), 0
     numbers = torch.empty(len(keys), tokens * blocks, 4, dtype=torch.int64, device=keys.device)
-    for places in _split(tokens * blocks, max(1, PIECE // len(keys))):
-        block = torch.arange(places.start, places.stop, device=keys.device)[None]
-        torch.stack(_count(keys, step, purpose, block), -1, out=numbers[:, places.start : places.stop])
+    for piece in numbers.split(max(1, PIECE // len(keys)), 1):
+        block = torch.arange(first, first + piece.shape[1], device=keys.device)[None]
+        torch.stack(_count(keys, step, purpose, block), -1, out=piece)
+        first += piece.shape[1]
     return numbers.view(len(keys), tokens, 4 * blocks)[..., :codes]
 
 
@@ -87,7 +88,3 @@ def _count(keys: Tensor, step: Tensor, purpose: int, block: Tensor) -> tuple[Ten
     """Return four words of each block [prompts or 1, n]."""
     third = torch.full_like(step, purpose)
     return philox((block, step, third, torch.zeros_like(step)), (keys[:, None] & WORD, keys[:, None] >> 32))
-
-
-def _split(count: int, size: int) -> Iterator[range]:
-    return (range(start, min(start + size, count)) for start in range(0, count, size))

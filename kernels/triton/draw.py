@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvbench.kernels.philox import BELOW_ONE, BITS, CANDIDATES, CODES, MIXTURE
-from kvbench.kernels.triton.launch import cdiv, kernel, next_power_of_2
+from kvbench.kernels.triton.launch import cdiv, count_warps, kernel, next_power_of_2
 
 LANES = tl.constexpr(4)
 BOUND = tl.constexpr(BELOW_ONE)
@@ -227,7 +227,7 @@ def draw_codes_triton(
     truncate = top_k > 0 or temperature != 1
     codes_kernel[(prompts * tokens,)](
         logits.contiguous(), keys, step, out, tokens, min(top_k, codes) or codes, float(temperature),
-        CODES, codes, block, truncate, cool_first, num_warps=count_warps(block),
+        CODES, codes, block, truncate, cool_first, num_warps=count_warps(block, 16),
     )  # fmt: skip
     return out
 
@@ -237,7 +237,7 @@ def draw_candidate_triton(logits: Tensor, codes: Tensor, keys: Tensor, step: Ten
     out, block = torch.empty_like(codes[:, 0]), min(1024, max(16, next_power_of_2(logits.shape[1])))
     candidate_kernel[(len(logits),)](
         logits.contiguous(), codes.contiguous(), keys, step, out, logits.shape[1], CANDIDATES, block,
-        num_warps=count_warps(block),
+        num_warps=count_warps(block, 16),
     )  # fmt: skip
     return out
 
@@ -262,7 +262,7 @@ def mix_codes_triton(logits: Tensor, keys: Tensor, step: Tensor, weight: float, 
     out, block = torch.empty(logits.shape, device=logits.device), choose_block(codes)
     mix_kernel[(prompts * tokens,)](
         logits.contiguous(), keys, step, out, tokens, float(weight), float(temperature),
-        MIXTURE, codes, block, num_warps=count_warps(block),
+        MIXTURE, codes, block, num_warps=count_warps(block, 16),
     )  # fmt: skip
     return out
 
@@ -270,8 +270,3 @@ def mix_codes_triton(logits: Tensor, keys: Tensor, step: Tensor, weight: float, 
 def choose_block(codes: int) -> int:
     """Return the codes that a program handles at a time."""
     return max(16, next_power_of_2(codes)) if codes <= WHOLE else PIECE
-
-
-def count_warps(block: int) -> int:
-    """Return the warps for a block: 16 numbers a thread."""
-    return max(1, min(16, block // 512))

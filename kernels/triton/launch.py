@@ -74,6 +74,11 @@ def next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
+def count_warps(block: int, most: int = 8) -> int:
+    """Return the warps for a row of `block` lanes: one for every 512 lanes, at most `most`."""
+    return max(1, min(most, block // 512))
+
+
 def list_constants(q: Tensor) -> dict[str, int | str | bool]:
     """Return the shared compile-time constants and options of attention kernels for queries [..., D]."""
     channels = q.shape[-1]

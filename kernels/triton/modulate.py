@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.triton.launch import next_power_of_2
+from kvbench.kernels.triton.launch import count_warps, next_power_of_2
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -37,8 +37,3 @@ def modulate_triton(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype
         width, block, epsilon, num_warps=count_warps(block),
     )  # fmt: skip
     return out
-
-
-def count_warps(block: int) -> int:
-    """Return the warps for a row of `block` lanes: one for every 512 lanes, at most 8."""
-    return max(1, min(8, block // 512))

@@ -4,8 +4,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.triton.launch import kernel, next_power_of_2
-from kvbench.kernels.triton.modulate import count_warps
+from kvbench.kernels.triton.launch import count_warps, kernel, next_power_of_2
 
 
 @kernel()
