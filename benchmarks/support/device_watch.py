@@ -44,4 +44,6 @@ class DeviceWatch(TorchDispatchMode):
 
 def list_tensors(values: object) -> list[Tensor]:
     """Return the tensors inside nested tuples, lists and mappings."""
+    if isinstance(values, Tensor):  # as most results are
+        return [values]
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

@@ -23,7 +23,7 @@ class Tape(TorchDispatchMode):
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
         """Record work; reading a number on the host is an error, as on a GPU (`GraphRecorder`)."""
-        self._done: list[tuple[Any, Any, Any, Any, str]] = []
+        self._done: list[tuple[Any, Any, Any, list[Tensor], str]] = []
         self._before: list[tuple[Tensor, Tensor]] = []
         with self:
             out = work()
@@ -37,7 +37,7 @@ class Tape(TorchDispatchMode):
             before = MATMUL_SETTINGS.fp32_precision
             for func, args, kwargs, results, precision in done:
                 MATMUL_SETTINGS.fp32_precision = precision  # a graph repeats the program that it recorded
-                for old, new in zip(list_tensors(results), list_tensors(func(*args, **kwargs)), strict=True):
+                for old, new in zip(results, list_tensors(func(*args, **kwargs)), strict=True):
                     if old.untyped_storage()._cdata != new.untyped_storage()._cdata:
                         old.copy_(new)
             MATMUL_SETTINGS.fp32_precision = before
@@ -63,5 +63,5 @@ class Tape(TorchDispatchMode):
         ]
         self._before += [(tensor, tensor.clone()) for tensor in list_tensors((written, kwargs.get("out")))]
         out = func(*args, **kwargs)
-        self._done.append((func, args, kwargs, out, MATMUL_SETTINGS.fp32_precision))
+        self._done.append((func, args, kwargs, list_tensors(out), MATMUL_SETTINGS.fp32_precision))
         return out

@@ -189,7 +189,8 @@ def test_what_is_recorded_is_what_runs_by_launches(driven: Driven, monkeypatch: 
     if recorded.repetitions is None:
         assert recorded.method.uses.sparse_reads or recorded.method.graph_obstacle is not None
         return
-    for batch in ((0, 1), (2, 1), (0, 0)):
+    batches = ((0, 1), (2, 1), (0, 0)) if shapes == "small" else ((2, 1), (0, 0))
+    for batch in batches:
         with torch.inference_mode():  # as models generate
             expected, found = (generate(cache, batch, in_steps=True) for cache in (single, recorded))
         if not recorded.method.budgeted and shapes != "small":  # grows in place
@@ -203,7 +204,7 @@ def test_what_is_recorded_is_what_runs_by_launches(driven: Driven, monkeypatch: 
         shapes != "small"
     ):  # all segments and generations repeat one recording; the first step compiles kernels
         tables = 1 + recorded.method.static  # rows that are alike in all sequences share one
-        assert (tape.recorded, tape.repeated) == (tables, 3 * sum(LATER) - tables)
+        assert (tape.recorded, tape.repeated) == (tables, 2 * sum(LATER) - tables)
     else:
         assert (tape.recorded, tape.repeated) == (len(SCALES), 2 * len(SCALES))
 

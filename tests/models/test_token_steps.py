@@ -32,7 +32,7 @@ from tests.support.engine import open_cache
 from tests.support.token_kernel import KERNEL, decode
 
 CONFIG = LlamaGenConfig(
-    depth=3, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, vocabulary=64, grid=(6, 6), classes=5
+    depth=2, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, vocabulary=64, grid=(4, 4), classes=5
 )
 SAMPLING = LlamaGenSampling(cfg=2.0, top_k=0, top_p=0.9)
 
@@ -57,7 +57,7 @@ def open_image_cache(
     sampling: LlamaGenSampling = SAMPLING,
 ) -> KVCache:
     spec = CONFIG.describe("small", CONFIG.segments(CONFIG.condition, chunk), sampling.branches)
-    return open_cache(method, spec, 1 if isinstance(method, Full) else 18, record=record)
+    return open_cache(method, spec, 1 if isinstance(method, Full) else 8, record=record)
 
 
 def draw(
@@ -79,7 +79,7 @@ def draw(
     [Full(), HeadKV(sinks=1), H2O(sinks=1), SnapKV(sinks=1), StreamingLLM(sinks=1)],
     ids=lambda method: type(method).__name__,
 )
-@pytest.mark.parametrize(("chunk", "kind"), [(None, "stream"), (9, "stream"), (9, "counter")])
+@pytest.mark.parametrize(("chunk", "kind"), [(None, "stream"), (4, "stream"), (4, "counter")])
 def test_recorded_steps_draw_alike(method: Method, chunk: int | None, kind: Kind) -> None:
     plain, recorded = open_image_cache(method, None, chunk), open_image_cache(method, tape := Tape(), chunk)
     steps = sum(plain.spec.lengths[1:])
@@ -101,7 +101,7 @@ def test_a_generation_leaves_other_noise_by_counter_alone() -> None:
     for noise in noises:
         draw_tokens(transformer(), condition, cache.spec.segments, cache, noise, ImageHead(SAMPLING))
     assert [noise.keys.tolist() for noise in noises] == [own.tolist() for own in keys]
-    assert [noise.step.tolist() for noise in noises] == [[36], [36]]
+    assert [noise.step.tolist() for noise in noises] == [[16], [16]]
 
 
 def test_a_smaller_batch_has_a_recording_of_its_own() -> None:
