@@ -223,7 +223,7 @@ def show_runs(
     verbose: bool = False,
     as_given: bool = False,
 ) -> None:
-    """Print one row per run in the order of `order_runs`, and the (name, reason) of failed runs.
+    """Print one row per run in the order of `order_runs`, and the (name, reason) of unfinished ones.
 
     What is equal in all rows stands in the title. A narrow terminal shows no times. `verbose` adds `VERBOSE_COLUMNS`.
     """
@@ -247,7 +247,7 @@ def show_runs(
         for note in (*list_marks(runs, list_shown(shown), times=wide), *list_made(runs)):
             print_line(console, note)
     for name, reason in failures:
-        print_line(console, f"failed {name}: {reason}", "red")
+        print_line(console, f"{name}: {reason}", "red")
 
 
 def _put_in_words(row: Row, memory: Memory) -> Row:

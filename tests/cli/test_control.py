@@ -208,7 +208,7 @@ def test_a_host_is_stopped_after_two_runs_and_another_one_does_them(
     assert json.loads((seeds / "hosts/node7.json").read_text()) == {"reason": reason}
     entries = read_entries(seeds)
     assert [entry.outcome for entry in entries] == ["missing"] * 4
-    assert list_failures(entries)[1] == ("seed=1", reason)
+    assert list_failures(seeds, entries)[1] == ("missing seed=1", reason)
     assert said in command("task=status", f"work.folder={seeds}")[1]
     again = run_worker(seeds, lambda _: seeds, "node7")[1]
     assert again.splitlines()[-1].startswith(f"error: {said}")

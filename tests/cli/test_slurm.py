@@ -151,4 +151,4 @@ def test_a_waiting_command_ends(queue: Path, command: Command, monkeypatch: pyte
     monkeypatch.setattr(SlurmJob, "wait", lambda job: ended.append(job.job_id))
     status, out, _ = command("task=work", *SWEEP, *SLURM, "work.workers=16")
     assert (status, ended) == (1, ["7_0", "7_1"])
-    assert "failed full, swa: not started; " in out
+    assert "missing full, swa: not started; " in out

@@ -9,12 +9,13 @@ import pytest
 from rich.console import Console
 
 from kvbench.cli.sweeps.jobs import claim_of, find_named, name_sweep, open_folder, write_entry
+from kvbench.cli.sweeps.outcomes import list_failures
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.log import Block, read_logs, writing_log
 from kvbench.cli.workers.status import show_all, show_status
 from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
-from kvbench.runs.record.sweeps import JobStatus
+from kvbench.runs.record.sweeps import JobStatus, read_entries
 
 JOBS = [
     (f"method={name}", "budget=0.2", "prompts.count=8") for name in ("full", "swa", "random", "h2o", "rkv")
@@ -76,6 +77,11 @@ def test_status_is_readable_at_a_hundred_columns(tmp_path: Path) -> None:
     write_log(folder, "node3", [], device="cpu")
     with claim(claim_of(folder, 1)):
         lines = render(folder)
+        failures = list_failures(folder, read_entries(folder))
+    assert [name for name, _ in failures] == ["running swa", "failed random", "missing rkv"]
+    [(name, remedy), *_] = list_failures(folder, read_entries(folder))
+    assert name == "interrupted swa"
+    assert remedy.endswith("; run the same command again to resume it")
     assert max(map(len, lines[4:])) <= 100  # the first name the folder, which may be anywhere
     text = "\n".join(lines)
     assert lines[1] == "all jobs: budget=0.2 prompts.count=8"

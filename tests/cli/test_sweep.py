@@ -69,7 +69,9 @@ def test_a_killed_process_is_told_of_and_the_same_command_goes_on(tmp_path: Path
     status, out, entries = sweep(tmp_path, *arguments)
     assert status == 1
     assert "started" in {entry.outcome for entry in entries} <= {"started", "missing"}
-    assert "did not finish: its process was killed" in " ".join(out.split())
+    assert "its process was stopped or killed; run the same command again to resume it" in " ".join(
+        out.split()
+    )
     alive = DYING.replace("os.kill(os.getpid(), signal.SIGKILL)", "return Scenes(count=2).load()")
     (tmp_path / "dying.py").write_text(f"from kvbench.prompts.scenes import Scenes\n{alive}")
     status, out, entries = sweep(tmp_path, *arguments)

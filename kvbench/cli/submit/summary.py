@@ -42,7 +42,7 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
     from kvbench.report.seeds import combine_seeds
 
     entries = read_entries(folder)
-    folders, failures = list_runs(entries), list_failures(entries)
+    folders, failures = list_runs(entries), list_failures(folder, entries)
     runs_dir = Path(config.runs_dir).expanduser()
     timed, published = list_profiles(entries), config.published
     if timed and not folders:

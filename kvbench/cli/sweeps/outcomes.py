@@ -9,15 +9,17 @@ from pathlib import Path
 from kvbench.cli.config.messages import describe_error, is_expected
 from kvbench.cli.console import say, stop
 from kvbench.cli.sweeps.jobs import Recorder
+from kvbench.cli.sweeps.progress import find_states
 from kvbench.runs.record.sweeps import JobStatus, name_jobs
 
 log = logging.getLogger(__name__)
 
 UNRECORDED_ERRORS = {
+    "running": "a process works on it",
     "missing": "not started; run the same command again to start it",
-    "started": "did not finish: its process was killed, or still runs",
+    "interrupted": "its process was stopped or killed; run the same command again to resume it",
 }
-"""Error of a job that recorded none, by its status."""
+"""Error of a job that recorded none, by its state."""
 
 
 def describe_failure(error: Exception) -> str:
@@ -43,13 +45,13 @@ def exiting_on_error() -> Iterator[None]:
         stop(describe_error(error, sys.argv[1:]))
 
 
-def list_failures(entries: Sequence[JobStatus]) -> list[tuple[str, str]]:
-    """Return the names of the unfinished jobs of a sweep (`name_jobs`) that have one error, and this error."""
-    jobs: dict[str, list[str]] = {}
-    for entry, name in zip(entries, name_jobs(entries), strict=True):
+def list_failures(folder: Path, entries: Sequence[JobStatus]) -> list[tuple[str, str]]:
+    """Return the state and names (`name_jobs`) of a sweep's unfinished jobs that have one error, and this error."""
+    jobs: dict[tuple[str, str], list[str]] = {}
+    for entry, state, name in zip(entries, find_states(folder, entries), name_jobs(entries), strict=True):
         if entry.outcome not in ("finished", "dropped"):
-            jobs.setdefault(entry.error or UNRECORDED_ERRORS[entry.outcome], []).append(name)
-    return [(", ".join(names), error) for error, names in jobs.items()]
+            jobs.setdefault((state, entry.error or UNRECORDED_ERRORS[state]), []).append(name)
+    return [(f"{state} {', '.join(names)}", error) for (state, error), names in jobs.items()]
 
 
 def list_runs(entries: Sequence[JobStatus]) -> list[Path]:

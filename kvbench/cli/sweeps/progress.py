@@ -15,6 +15,7 @@ from kvbench.cli.sweeps.jobs import claim_of
 from kvbench.core.background import repeating
 from kvbench.core.claims import is_held, read_clock
 from kvbench.core.files import read_bytes
+from kvbench.runs.record.earlier import OF_EARLIER_VERSION
 from kvbench.runs.record.sweeps import JobStatus, read_entries
 
 PACE_WINDOW = 600.0
@@ -23,6 +24,9 @@ BLOCK_SPREAD = 1.0
 """Seconds within which the samples of one block are written."""
 REFRESH_INTERVAL = 2.0
 """Seconds between two updates of the progress line; five times as long in a file, as many workers may write some."""
+
+STATES = {"started": "interrupted", "finished": "done", "earlier": OF_EARLIER_VERSION}
+"""States of idle jobs where they differ from the outcome."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,12 @@ def find_running(folder: Path, entries: Sequence[JobStatus]) -> list[JobStatus]:
     claimed = {path.name for path in folder.glob(".job-*")}
     claims = [(entry, claim_of(folder, entry.number)) for entry in entries]
     return [entry for entry, place in claims if place.name in claimed and is_held(place)]
+
+
+def find_states(folder: Path, entries: Sequence[JobStatus]) -> list[str]:
+    """Return the state of each job of a sweep: `running`, or by its outcome."""
+    running = {entry.number for entry in find_running(folder, entries)}
+    return ["running" if one.number in running else STATES.get(one.outcome, one.outcome) for one in entries]
 
 
 def measure(folder: Path, entries: Sequence[JobStatus]) -> Progress:

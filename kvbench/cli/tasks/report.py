@@ -84,11 +84,12 @@ def report(cfg: DictConfig, settings: Settings) -> None:
 def _read_runs(
     settings: Settings, entries: Sequence[JobStatus]
 ) -> tuple[list[Results], list[tuple[str, str]], Path]:
-    """Return the runs of a report, the (name, reason) of failed ones, and the folder of its files."""
+    """Return the runs of a report, the (name, reason) of unfinished ones, and the folder of its files."""
     if settings.work.folder is None:
         return collect_runs(settings.runs_dir), [], settings.writes
-    place = Path(settings.work.folder) / SWEEP_FOLDER if settings.output is None else settings.writes
-    return read_with_references(list_runs(entries)), list_failures(entries), place
+    folder = Path(settings.work.folder)
+    place = folder / SWEEP_FOLDER if settings.output is None else settings.writes
+    return read_with_references(list_runs(entries)), list_failures(folder, entries), place
 
 
 def _keep_code(runs: list[Results], settings: Settings) -> list[Results]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvbench.cli.sweeps.progress import count_drawn, find_running, format_seconds, measure, measure_pace
+from kvbench.cli.sweeps.progress import count_drawn, find_states, format_seconds, measure, measure_pace
 from kvbench.cli.workers.control import describe_host, read_hold, read_stopped_hosts
 from kvbench.cli.workers.log import WorkerLog, read_logs
 from kvbench.core.claims import is_held
@@ -21,8 +21,6 @@ MAX_ROWS = 40
 """Maximum number of rows of a table without `verbose`."""
 ORDER = ("running", "failed", "interrupted", "dropped", "missing", OF_EARLIER_VERSION, "done")
 """States of runs in the order of the table."""
-STATES = {"started": "interrupted", "finished": "done", "earlier": OF_EARLIER_VERSION}
-"""States of idle jobs where they differ from the outcome."""
 LONG_COLUMNS = ("settings", "worker", "latest run", "sweep")
 """Columns whose cells break into lines."""
 SWEEP_COLUMNS = ("done", "running", "failed", "missing", "samples", "time left", "started")
@@ -55,8 +53,7 @@ def show_status(console: Console, folder: Path, *, verbose: bool = False) -> Non
         say(describe_host(host, reason), "red")
     if read_hold(folder) == "pause":
         say("paused: work.do=resume lets workers go on", "yellow")
-    running = {entry.number for entry in find_running(folder, entries)}
-    rows = [_make_row(folder, entry, at_work=entry.number in running) for entry in entries]
+    rows = [_make_row(folder, *one) for one in zip(entries, find_states(folder, entries), strict=True)]
     rows.sort(key=lambda row: ORDER.index(row.state))
     console.print(_list_runs(rows, shared, MAX_ROWS * (not verbose) or len(entries)))
     if logs:
@@ -64,14 +61,13 @@ def show_status(console: Console, folder: Path, *, verbose: bool = False) -> Non
         console.print(_list_workers(logs, MAX_ROWS * (not verbose) or len(logs)))
 
 
-def _make_row(folder: Path, entry: JobStatus, *, at_work: bool) -> Row:
-    state = "running" if at_work else STATES.get(entry.outcome, entry.outcome)
+def _make_row(folder: Path, entry: JobStatus, state: str) -> Row:
     drawn, count, pace = 0, 0, None
     if entry.samples:
         own = Path(entry.folder or next(iter(entry.samples)))
         count = entry.samples.get(str(own), 0)
         drawn = count_drawn(own, count)
-        pace = measure_pace(folder, [own]) if at_work else None
+        pace = measure_pace(folder, [own]) if state == "running" else None
     left = None if pace is None else pace * (count - drawn)
     rate = "-" if pace is None else f"{1 / pace:.3g}"
     return Row(entry, state, f"{drawn}/{count}" if count else "-", rate, format_seconds(left))
