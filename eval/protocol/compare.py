@@ -18,6 +18,7 @@ from kvbench.eval.protocol.scores import (
     Metric,
     MetricSpec,
     Score,
+    are_answers,
     cut_interval,
     make_metric,
     mean_score,
@@ -125,7 +126,9 @@ def _compare_results(
     for name, (score, spec) in ours.scores.items():
         if name not in theirs.scores:
             continue
-        difference = compare_samples(name, spec, ours.rows, theirs.rows, prompts, answers=score.of_answers)
+        difference = compare_samples(
+            name, spec, ours.rows, theirs.rows, prompts, answers=are_answers(score.ci)
+        )
         if difference is None:
             difference = compare_values(score, theirs.scores[name][0])
         if difference is not None:
@@ -146,7 +149,7 @@ def compare_samples(
         ours: rows of one run.
         theirs: rows of the other run, of the same samples.
         prompts: prompt of each sample, by which samples are resampled.
-        answers: samples are right or wrong answers or changes of them (`Score.of_answers`).
+        answers: samples are right or wrong answers or changes of them (`are_answers`).
     """
     pairs = {i: (ours[i].get(column), theirs[i].get(column)) for i in prompts if i in ours and i in theirs}
     known = {i: (float(a), float(b)) for i, (a, b) in pairs.items() if a is not None and b is not None}

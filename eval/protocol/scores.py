@@ -73,11 +73,6 @@ class Score:
     bias: float | None = None
     replicates: Replicates | None = None
 
-    @property
-    def of_answers(self) -> bool:
-        """Whether samples are right or wrong answers, or changes of them, as the method of the interval tells."""
-        return any(kind in (self.ci or "") for kind in ("wilson", "agresti-min"))
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -113,6 +108,11 @@ class Metric:
         """The 95 % interval, if both ends are finite."""
         low, high = self.ci95 or (None, None)
         return None if low is None or high is None else (low, high)
+
+
+def are_answers(ci: str | None) -> bool:
+    """Return whether samples are right or wrong answers, or changes of them, as the method of their interval tells."""
+    return any(kind in (ci or "") for kind in ("wilson", "agresti-min"))
 
 
 def make_metric(score: Score, spec: MetricSpec, **more: object) -> Metric:

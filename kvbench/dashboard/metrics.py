@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvbench.eval.protocol.scores import are_answers
 from kvbench.report.full_scores import find_full, is_failed
 from kvbench.report.runs_table import find_metric
 from kvbench.report.seeds import Combined, combine_seeds
@@ -16,7 +17,7 @@ def describe_metrics(run: Results) -> dict[str, object]:
     """Return the numbers of every metric of a run that was requested and applies to it.
 
     A metric without a value has its status and the reason. An accuracy has the full cache's as `full`, and whether the
-    full cache `failed` the task.
+    full cache `failed` the task; a metric of right and wrong answers has `answers`.
     """
     described: dict[str, object] = {}
     for name in run.metrics:
@@ -26,6 +27,7 @@ def describe_metrics(run: Results) -> dict[str, object]:
             "ci95": _shorten(metric.ci95),
             "full": _shorten(find_full(run, name)),
             "failed": is_failed(run, name) or None,
+            "answers": are_answers(metric.ci) or None,
             "prompts_only": getattr(metric, "prompts_only", False) or None,
             "status": None if metric.status == "ok" else metric.status,
             "reason": metric.reason or None,
@@ -38,12 +40,15 @@ def describe_metrics(run: Results) -> dict[str, object]:
 def list_means(runs: Sequence[Results], runs_dir: Path) -> list[dict[str, object]]:
     """Return a row for each group of runs that differ only in seeds: the numbers of its runs, costs and metrics.
 
+    Runs of a row that is `equal` have the same samples, which count once.
+
     Runs whose records are damaged, or have other prompts, have no row.
     """
     places = {id(run): number for number, run in enumerate(runs)}
     return [
         {
             "runs": [places[id(run)] for run in row.members],
+            "equal": row.equal,
             "memory": vars(row.memory),
             "latency": vars(row.latency),
             "metrics": describe_metrics(row),

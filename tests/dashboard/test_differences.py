@@ -1,7 +1,6 @@
 """Differences and means of the page are the report's."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from kvbench.dashboard.page import write_dashboard
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.scores import Metric, MetricSpec, Score, share_score
 from kvbench.report.collect import collect_runs
-from kvbench.report.seeds import Combined, combine_seeds, compare_seeds
+from kvbench.report.seeds import Combined, combine_seeds, compare_seeds, name_count
 from kvbench.report.tables import choose_style, format_cell
 from kvbench.runs.record.results import Results
 from tests.support.results import made_up
@@ -26,6 +25,8 @@ SPECS = {
     "exact_answer": MetricSpec("higher", digits=3),
     "vqascore": MetricSpec("higher", digits=3),
 }
+ANSWERS = ("geneval[scenes]", "exact_answer")
+"""Metrics of right and wrong answers."""
 METHODS = ("heatkv", "random", "snapkv")
 BUDGETS = (0.1, 0.2)
 PROMPTS = [f"prompt {index // 2}" for index in range(14)]
@@ -75,9 +76,21 @@ def write_seeds(runs_dir: Path) -> list[Results]:
 
 def write_one(runs_dir: Path, seed: int, method: str, budget: float, config: dict[str, object]) -> Results:
     columns = draw(seed, method, budget)
+    known = {name: [one for one in values if one is not None] for name, values in columns.items()}
+    scores = {
+        name: share_score(values) if name in ANSWERS else Score(float(np.mean(values)), len(values))
+        for name, values in known.items()
+    }
     metrics = {
-        name: Metric(average(name, values), spec.better, n=len(PROMPTS), evaluator=name, digits=spec.digits)
-        for (name, values), spec in zip(columns.items(), SPECS.values(), strict=True)
+        name: Metric(
+            average(name, values),
+            SPECS[name].better,
+            n=len(PROMPTS),
+            ci=scores[name].ci,
+            evaluator=name,
+            digits=SPECS[name].digits,
+        )
+        for name, values in columns.items()
     }
     run = made_up(
         method,
@@ -92,10 +105,11 @@ def write_one(runs_dir: Path, seed: int, method: str, budget: float, config: dic
     values = {f"{name}-": {name: column, "tag": TAGS} for name, column in columns.items()}
     folder = write_run(runs_dir, run, [(prompt, {}, b"") for prompt in PROMPTS], values=values)
     for name, spec in SPECS.items():
-        score = share_score if spec.strata else lambda known: Score(float(np.mean(known)), len(known))
-        known = [value for value in columns[name] if value is not None]
-        scores = {name: {**asdict(score(known)), **asdict(spec)}}
-        record = {"evaluator": name, "protocol": "", "scores": scores}
+        record = {
+            "evaluator": name,
+            "protocol": "",
+            "scores": {name: {**asdict(scores[name]), **asdict(spec)}},
+        }
         (folder / "metrics" / f"{name}-.json").write_text(json.dumps(record))
     return run
 
@@ -117,16 +131,10 @@ def seeds_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def page(browser: Any, seeds_dir: Path) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def address(seeds_dir: Path) -> str:
     """The page of two seeds."""
-    opened = browser.new_page()
-    complaints: list[str] = []
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.goto(write_dashboard(seeds_dir).as_uri())
-    yield opened
-    opened.close()
-    assert complaints == []
+    return write_dashboard(seeds_dir).as_uri()
 
 
 def read_rows(page: Any) -> dict[tuple[str, str], dict[str, str]]:
@@ -179,7 +187,7 @@ def test_rows_are_means_over_seeds_unless_single_ones_are_asked_for(page: Any, s
     for (method, budget), mean in means.items():
         assert isinstance(mean, Combined)
         row = rows[f"{method}2 seeds", f"{100 * budget:.0f} %"]
-        assert row["n"] == "14 \N{MULTIPLICATION SIGN} 2"
+        assert row["n"] == name_count(mean).replace("x", "\N{MULTIPLICATION SIGN}")
         for name, metric in mean.metrics.items():
             if name == "exact_answer":  # the same in all rows: in the line above the table
                 continue
@@ -208,3 +216,27 @@ def test_points_are_drawn_at_their_memory(page: Any) -> None:
         box = mark.bounding_box()
         places.setdefault(budget, set()).add(round(box["x"] + box["width"] / 2, 1))
     assert [len(xs) for xs in places.values()] == [1, 1]
+
+
+@pytest.mark.nightly
+def test_seeds_that_change_no_sample_count_once(browser: Any, tmp_path: Path) -> None:
+    for method, values in (("full", [0.0, 0.0]), ("heatkv", [30.0, 33.0]), ("random", [20.0, 21.0])):
+        for seed in (0, 1):
+            name = f"{method}-{seed}"
+            metric = Metric(float(np.mean(values)), "higher", n=2, evaluator="psnr", digits=2)
+            config = {"model": {"name": "m"}, "seed": seed}
+            reference = None if method == "full" else f"full-{seed}"
+            run = made_up(method, 0.1, {"psnr": metric}, run=name, n=2, config=config, reference=reference)
+            run = replace(run, memory=with_bytes(run.memory, 0.1))
+            samples = [(prompt, {}, b"") for prompt in PROMPTS[1:3]]
+            folder = write_run(tmp_path, run, samples, values={"psnr-": {"psnr": values}})
+            scores = {"psnr": {**asdict(Score(float(np.mean(values)), 2)), **asdict(SPECS["psnr"])}}
+            record = {"evaluator": "psnr", "protocol": "", "scores": scores}
+            (folder / "metrics" / "psnr-.json").write_text(json.dumps(record))
+    page = browser.new_page()
+    page.goto(write_dashboard(tmp_path).as_uri())
+    assert {row["n"] for row in read_rows(page).values()} == {"2"}
+    page.select_option("#differ", "random")
+    [metric] = compare_runs(tmp_path / "m/heatkv-0", tmp_path / "m/random-0").values()
+    assert read_rows(page)["heatkv2 seeds", "10 %"]["psnr"] == show(metric)
+    page.close()

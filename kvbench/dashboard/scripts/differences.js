@@ -47,19 +47,25 @@ function findBases(run, label) {
   return same.length ? same : others;
 }
 
-/** Return the pairs of a row: a run and its partner, or the runs of a mean and theirs; none if a run has none. */
+/**
+ * Return the pairs of a row: a run and its partner, or the runs of a mean and theirs; none if a run has none.
+ *
+ * Where seeds change no sample on both sides, one pair says all.
+ */
 function findPairs(row, label) {
   const pairs = listMembers(row).map((run) => findBases(run, label).map((base) => [run, base]));
-  return pairs.every((own) => own.length) && (row.merged || pairs[0].length === 1) ? pairs.flat() : [];
+  const found = pairs.every((own) => own.length) && (row.merged || pairs[0].length === 1) ? pairs.flat() : [];
+  return found.every(([run, base]) => run.equal && base.equal) ? found.slice(0, 1) : found;
 }
 
-/** Return the paired samples of two runs: differences, clusters, strata, and whether all values are 0 or 1. */
+/** Return the paired samples of two runs: differences, clusters, strata, and whether they are of answers. */
 function pairSamples(run, base, name) {
   const [own, other] = [readColumn(run, name), readColumn(base, name)];
   if (!own || !other) return null;
   const strata = run.samples.strata?.[name];
   const groups = strata === undefined ? null : shared(strata);
-  const found = { index: [], values: [], clusters: [], strata: groups && [], answers: true };
+  const answers = Boolean(readMetric(run, name).answers);
+  const found = { index: [], values: [], clusters: [], strata: groups && [], answers };
   for (const [index, [prompt]] of shared(run.samples.drawn).entries()) {
     const change = own[index] - other[index];
     if (!Number.isFinite(change)) continue;
@@ -67,7 +73,7 @@ function pairSamples(run, base, name) {
     found.values.push(change);
     found.clusters.push(prompt);
     found.strata?.push(groups[index]);
-    found.answers &&= [own[index], other[index]].every((value) => value === 0 || value === 1);
+    found.answers &&= [own[index], other[index]].every((value) => [-1, 0, 1].includes(value));
   }
   return found.values.length ? found : null;
 }
@@ -130,7 +136,8 @@ function surroundSeeds(pairs, samples, name) {
   const table = tabulate(samples.map(({ values }) => values), clusters, strata);
   const choices = pairs.map(([run, base]) => [run.seeds[0], run.seeds[1], base.seeds[1]]);
   const found = surroundMean(table, choices, DOC.metrics[name].range);
-  if (!found || !samples.every(({ answers }) => answers)) return found;
+  const isChange = ({ answers, values }) => answers && values.every((value) => Math.abs(value) <= 1);
+  if (!found || !samples.every(isChange)) return found;
   // Equal answers have no variance; the interval over prompts has a width.
   const all = (key) => samples[0][key] && d3.range(clusters.length).flatMap((i) => samples.map((one) => one[key][i]));
   const change = surroundPrompts({ values: all("values"), clusters: all("clusters"), strata: all("strata"), answers: true });

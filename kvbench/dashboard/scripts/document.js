@@ -5,6 +5,7 @@ const RUNS = DOC.runs.map((run, number) => ({ ...run, number }));
 // Anyone may name a metric of a dataset: without a prototype, `constructor` is a name like others.
 for (const one of [DOC, ...RUNS, ...DOC.means, ...RUNS.map((run) => run.samples)])
   for (const key of ["metrics", "values", "columns"]) if (one[key]) Object.setPrototypeOf(one[key], null);
+for (const mean of DOC.means) if (mean.equal) for (const number of mean.runs) RUNS[number].equal = true; // seeds change no sample
 const METRICS = Object.keys(DOC.metrics);
 const ARROWS = { higher: "↑", lower: "↓" };
 const MIB = 2 ** 20;

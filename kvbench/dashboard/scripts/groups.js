@@ -98,8 +98,9 @@ function explainChanges(rows) {
   return ` ${changes.length} of ${runs.length} runs: checkout with uncommitted changes (${listed}).`;
 }
 
-/** Return the number of samples as text: prompts, and seeds of noise and calibrations. */
+/** Return the number of samples as text: prompts, and seeds of noise and calibrations where these change samples. */
 function countSamples(row) {
+  if (row.equal) return String(row.n);
   const [noises, calibrations] = [0, 1].map((kind) => new Set(listMembers(row).map((run) => run.seeds[kind])).size);
   const seeds = noises * calibrations > 1 ? [noises, ...(calibrations > 1 ? [calibrations] : [])] : [];
   return [row.n, ...seeds].join(" × ");
