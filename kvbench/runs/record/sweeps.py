@@ -68,7 +68,7 @@ def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> JobStat
     """Return the entry of a job; a missing one if none was written, a failed one if its file is damaged."""
     entry, path = JobStatus(number, overrides), entry_of(folder, number)
     try:
-        entry = _make_entry(number, parse_json(read_bytes(path), finite=True))
+        entry = _make_entry(entry, parse_json(read_bytes(path), finite=True))
     except FileNotFoundError:
         pass
     except (ValueError, KeyError) as error:
@@ -81,14 +81,14 @@ def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> JobStat
     return entry
 
 
-def _make_entry(number: int, values: object) -> JobStatus:
-    """Build an entry from JSON values; a ValueError names the first of a wrong type."""
+def _make_entry(missing: JobStatus, values: object) -> JobStatus:
+    """Return the missing entry of a job with its JSON values; a ValueError names the first of a wrong type."""
     if not isinstance(values, dict):
         raise ValueError("not an object")
     known = {field.name: values[field.name] for field in fields(JobStatus) if field.name in values}
     check_fields(known, JobStatus, "")
     known |= {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
-    return JobStatus(**{**known, "number": number})
+    return replace(missing, **{**known, "number": missing.number})
 
 
 def read_name(folder: Path) -> str | None:
