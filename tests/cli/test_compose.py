@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
 from kvbench.cli.config.loader import USUAL_CHOICES
-from kvbench.core.config import ConfigError
 from tests.support.places import ROOT
 
 JOBS = [
@@ -168,12 +167,6 @@ def test_the_words_of_the_command_stay_what_was_typed() -> None:
         own = HydraConfig.get()
         assert list(own.overrides.task) == ["model=reasoner_tiny", "budget=128"]
         assert own.runtime.choices["prompts"] == "math_tiny"
-
-
-@pytest.mark.parametrize("value", ["nothing", "[]", "7", "[kl,nothing]"])
-def test_an_unknown_choice_of_a_model_is_refused_in_one_line(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"^model\.default_eval=.*: not a choice; choose .*list metrics"):
-        choices("model=reasoner_tiny", f"model.default_eval={value}")
 
 
 def test_usual_choices_are_those_of_the_configuration() -> None:

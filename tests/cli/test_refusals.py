@@ -112,6 +112,10 @@ model.sizes=[[1,1],[2,2]] | model.sizes=[[1, 1], [2, 2]]: must end with [12, 12]
 method.naiv=true | method.naiv: no such key
 method=heatkv method.order=x | method.order: no such key; did you mean method.orders?
 model= | model=: no such choice; choose from decoder,
+model=reasoner_tiny model.default_eval=nothing | model.default_eval=nothing: not a choice; choose ... list metrics
+model=reasoner_tiny model.default_eval=[] | model.default_eval=[]: not a choice; choose ... list metrics
+model=reasoner_tiny model.default_eval=7 | model.default_eval=7: not a choice; choose ... list metrics
+model=reasoner_tiny model.default_eval=[kl,nothing] | model.default_eval=['kl', 'nothing']: not a choice
 budget=null | budget=null: must be a number or text
 method=heatkv budget=3 budget_unit=bytes | budget=3 budget_unit=bytes: 1 sink scales need 1 of 255 tokens per head;
 model=reasoner_tiny prompts=math_tiny model.tensor_parallel=3 | model.tensor_parallel=3: must divide
@@ -259,6 +263,12 @@ hydra.verbose=3 | hydra.verbose=3: must be true, false or a list
 -m seed=1,2 hydra.launcher=null | hydra.launcher: must be a group of keys
 ~method.seed | method.seed: no such key
 batch_size=${nope} | batch_size=${nope}: refers to nope, which is not set
+sweeps=first_light | sweeps=first_light: has a file for each model; add model=; there are infinity_2b, 
+-m sweeps=first_light model=emu3_gen | sweeps=first_light: has no file for model=emu3_gen; there are infinity_2b, 
+-m sweeps=nothing | sweeps=nothing: no such choice; choose from ... ; all: kvbench list sweeps
+task=bounds method=random | task=bounds: compares full caches in 16 or 32 bits; leave out method=random
+task=bounds budget=0.2 | task=bounds: compares full caches ... budget=0.2
+task=bounds cache_dtype=int4 | task=bounds: compares full caches ... cache_dtype=int4
 task=work work.workers=${model} | work.workers={'_target_': 'kvbench.models
 task=work work.lapse=0 | work.lapse=0: must be a number above 0
 task=work work.lapse=1e300 | work.lapse=1e+300: must be a number above 0 and at most 86400

@@ -8,7 +8,6 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from kvbench.cli.config.command import Command as Words
-from kvbench.cli.config.command import name_base
 from kvbench.cli.sweeps.jobs import find_folder, write_entry
 from kvbench.cli.sweeps.sweeper import split_product
 from kvbench.runs.record.sweeps import JobStatus, name_jobs
@@ -62,28 +61,23 @@ def test_a_sweep_that_was_not_started_is_not_made(tmp_path: Path, command: Comma
     assert read_all(tmp_path) == {}
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("method=a,b", "method.x=1"), ("method=a,b", "method.x=choice(1)")),
-        (("method=a,b", "method.x="), ("method=a,b", "method.x=choice('')")),
-        (("method=a,b", "+method.x=[1,2]"), ("method=a,b", "+method.x=choice([1,2])")),
-        (("method=a,b", "method.base=c"), ("method=a,b", "method@method.base=choice(c)")),
-        (("method.base=a,b", "method.base.x=1"), ("method@method.base=a,b", "method.base.x=choice(1)")),
-        (("method=a,b", "method.x=1,2"), ("method=a,b", "method.x=1,2")),
-        (("method=a,b", "~method.x"), ("method=a,b", "~method.x")),
-        (
-            ("method=a", "--cfg", "job", "beside.method=b"),
-            ("method=a", "--cfg", "job", "beside.method=choice(b)"),
-        ),
-        (("method=a", "method.x=1", "budget=1,2"), ("method=a", "method.x=1", "budget=1,2")),
-        (("method=a,b", "methods=[c]", "method.x=("), ("method=a,b", "methods=[c]", "method.x=(")),
-    ],
-    ids=str,
-)
-def test_a_key_of_a_group_with_several_choices_is_a_list_of_one(
-    words: tuple[str, ...], expected: tuple[str, ...]
-) -> None:
+LISTED = """
+method=a,b method.x=1 | method=a,b method.x=choice(1)
+method=a,b method.x= | method=a,b method.x=choice('')
+method=a,b +method.x=[1,2] | method=a,b +method.x=choice([1,2])
+method=a,b method.base=c | method=a,b method@method.base=choice(c)
+method.base=a,b method.base.x=1 | method@method.base=a,b method.base.x=choice(1)
+method=a,b method.x=1,2 | method=a,b method.x=1,2
+method=a,b ~method.x | method=a,b ~method.x
+method=a --cfg job beside.method=b | method=a --cfg job beside.method=choice(b)
+method=a method.x=1 budget=1,2 | method=a method.x=1 budget=1,2
+method=a,b methods=[c] method.x=( | method=a,b methods=[c] method.x=(
+"""
+
+
+@pytest.mark.parametrize("row", LISTED.strip().splitlines())
+def test_a_key_of_a_group_with_several_choices_is_a_list_of_one(row: str) -> None:
+    words, expected = (tuple(side.split()) for side in row.split(" | "))
     assert Words.parse(words).words == expected
     assert Words.parse(expected).words == expected
 
@@ -110,6 +104,7 @@ def list_sets(*words: str) -> list[set[str]]:
 
 def test_jobs_are_the_product_of_the_lists() -> None:
     assert list_sets("method=a,b", "budget=1") == [{"method=a", "budget=1"}, {"method=b", "budget=1"}]
+    assert list_sets("method=a", "method.base=h2o") == [{"method=a", "method@method.base=h2o"}]
 
 
 def test_methods_of_reference_lack_the_settings_of_others_and_share_the_rest() -> None:
@@ -124,20 +119,6 @@ def test_methods_of_reference_lack_the_settings_of_others_and_share_the_rest() -
     assert found[4:] == [
         {f"method={m}", f"budget={b}", "sweeps=s", "seed=7"} for b in (5, 6) for m in ("b", "c")
     ]
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [
-        ("method.base=h2o", "method@method.base=h2o"),
-        ("method.base.base=rkv", "method@method.base.base=rkv"),
-        ("method.base.sinks=2", "method.base.sinks=2"),
-        ("method=lookm", "method=lookm"),
-    ],
-)
-def test_the_method_inside_another_is_chosen_by_name(word: str, expected: str) -> None:
-    assert name_base(word) == expected
-    assert list_sets("method=a", word)[0] >= {expected}
 
 
 def test_methods_of_reference_may_have_lists_of_their_own() -> None:

@@ -1,15 +1,11 @@
 """Words of a command that would change nothing end it in one line; jobs that are one run are named."""
 
-from pathlib import Path
-
 import pytest
 from omegaconf import OmegaConf
 
 from kvbench.cli.config.command import Command
-from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.words import READERS, SWEEP, TABLE, check_words
 from kvbench.cli.sweeps.outcomes import list_equal
-from kvbench.cli.tasks.run import run_bounds
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import TASKS
 from kvbench.runs.record.sweeps import JobStatus
@@ -105,12 +101,3 @@ def test_jobs_that_are_one_run_are_named() -> None:
         for number, ((method, budget), run) in enumerate(places.items())
     ]
     assert list_equal(entries) == ["2 jobs are one run, full-1: budget=0.1, budget=0.2 change nothing in it"]
-
-
-@pytest.mark.parametrize("word", ["method=random", "budget=0.2", "cache_dtype=int4"])
-def test_bounds_are_of_the_full_cache(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with hydra_of_kvbench():
-        cfg = compose_job(["task=bounds", word])[0]
-        with pytest.raises(ConfigError, match=rf"^task=bounds: compares full caches .*{word}"):
-            run_bounds(cfg, read_settings(cfg))
