@@ -71,7 +71,7 @@ def work(settings: Settings) -> None:
         settings: settings of the worker; `work.folder` is the folder of the sweep.
 
     Raises:
-        UserError: this host is stopped, see `kvbench.cli.workers.hosts`.
+        UserError: this host is stopped, see `kvbench.cli.workers.control`.
         SystemExit: the process received SIGTERM.
     """
     time.sleep(random.uniform(0, settings.work.jitter))
