@@ -196,16 +196,13 @@ def parse_words(words: Sequence[str]) -> list[Override]:
 
 def _describe(cfg: DictConfig, overrides: list[Override]) -> None:
     """Write the overrides and the working directory into Hydra's part of a configuration."""
-    from hydra._internal.config_loader_impl import get_overrides_dirname  # Hydra 1.4 has moved it
-
     own = [override for override in overrides if not override.is_hydra_override()]
     form = cfg.hydra.job.config.override_dirname
     cfg.hydra.runtime.cwd = str(Path.cwd())
     cfg.hydra.overrides.task = [override.input_line for override in own]
     cfg.hydra.overrides.hydra = [override.input_line for override in overrides if override not in own]
-    cfg.hydra.job.override_dirname = get_overrides_dirname(
-        own, kv_sep=form.kv_sep, item_sep=form.item_sep, exclude_keys=form.exclude_keys
-    )
+    named = sorted(str(one.input_line) for one in own if one.key_or_group not in form.exclude_keys)
+    cfg.hydra.job.override_dirname = form.item_sep.join(named).replace("=", form.kv_sep)
 
 
 def _classify(override: Override) -> Literal["choice", "value", "key"]:
