@@ -1,7 +1,7 @@
 """Conditions of samples: only runs that share them appear in one figure or compete for a best value."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from kvbench.core.config import ConfigError, show
 from kvbench.report.seeds import name_seeds
@@ -77,16 +77,16 @@ def keep_one_count(runs: Sequence[Results], count: object = None) -> list[Result
     return [run for run in runs if run.n == (count or most[run.model_label, run.prompts_label])]
 
 
-def describe_sinks(runs: Iterable[Results]) -> str:
-    """Return a sentence on the tokens that methods protect from eviction; empty if all protect the same."""
-    kept: dict[str, dict[object, dict[str, None]]] = {}
+def describe_sinks(runs: Sequence[Results]) -> str:
+    """Return a sentence on the tokens that a model's methods protect from eviction; empty if all protect the same."""
+    kept: dict[tuple[str, str], dict[object, dict[str, None]]] = {}
     for run in runs:
         for key, what in PROTECTED.items():
             if (count := run.setting(f"method.{key}")) is not None:
-                kept.setdefault(what, {}).setdefault(count, {})[run.method] = None
-    told = ["Sinks differ."]
-    for what, counts in kept.items():
+                kept.setdefault((what, run.model_label), {}).setdefault(count, {})[run.method] = None
+    told, several = ["Sinks differ."], len({run.model_label for run in runs}) > 1
+    for (what, model), counts in kept.items():
         if len(set(map(tuple, counts.values()))) > 1:  # differences within one method have a column
             each = (f"{count} ({', '.join(counts[count])})" for count in sorted(counts, key=str))
-            told.append(f"{what}: {', '.join(each)}.")
+            told.append(f"{what}{f' of {model}' * several}: {', '.join(each)}.")
     return " ".join(told) if told[1:] else ""

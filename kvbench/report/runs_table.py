@@ -225,29 +225,37 @@ def show_runs(
 ) -> None:
     """Print one row per run in the order of `order_runs`, and the (name, reason) of unfinished ones.
 
-    What is equal in all rows stands in the title. A narrow terminal shows no times. `verbose` adds `VERBOSE_COLUMNS`.
+    Models with the same metrics share a table. What is equal in all rows stands in its title. A narrow terminal shows
+    no times. `verbose` adds `VERBOSE_COLUMNS`.
     """
-    rows = make_rows(runs, as_given=as_given)
-    if rows:
-        models = list(dict.fromkeys(run.model_label for run in runs))
-        wide = console.width >= INTERVAL_WIDTH
-        equal = _find_equal(rows)
-        left_out = [*(() if verbose else VERBOSE_COLUMNS), *(() if wide else TIME_COLUMNS), *equal]
-        left_out += [name for name in ("model", "n") if len({row[name] for row in rows}) == 1]
-        ordered = order_runs(runs, as_given=as_given)
-        shown = [_put_in_words(row, run.memory) for row, run in zip(rows, ordered, strict=True)]
-        shown = drop_columns(shown, left_out)
-        title = ", ".join(models) + f", n = {rows[0]['n']}" * ("n" in left_out)
-        same = ", ".join(f"{name} {text}" for name, text in equal.items())
-        title += (
-            f"; every row that has it: {same}" * bool(same) + " (95 % intervals, or ± half of them)" * wide
-        )
-        lead = len(shown[0].keys() & identifying_columns(runs)[0].keys())
-        print_rows(console, title, shown, lead, "half" if wide else "value")
-        for note in (*list_marks(runs, list_shown(shown), times=wide), *list_made(runs)):
-            print_line(console, note)
+    tables: dict[frozenset[str], list[Results]] = {}
+    for model in dict.fromkeys(run.model_label for run in order_runs(runs, as_given=as_given)):
+        own = [run for run in runs if run.model_label == model]
+        tables.setdefault(frozenset(name for run in own for name in run.metrics), []).extend(own)
+    for own in tables.values():
+        _show_table(console, own, verbose=verbose, as_given=as_given)
     for name, reason in failures:
         print_line(console, f"{name}: {reason}", "red")
+
+
+def _show_table(console: Console, runs: Sequence[Results], *, verbose: bool, as_given: bool) -> None:
+    """Print the table of runs and its notes."""
+    rows = make_rows(runs, as_given=as_given)
+    models = list(dict.fromkeys(run.model_label for run in runs))
+    wide = console.width >= INTERVAL_WIDTH
+    equal = _find_equal(rows)
+    left_out = [*(() if verbose else VERBOSE_COLUMNS), *(() if wide else TIME_COLUMNS), *equal]
+    left_out += [name for name in ("model", "n") if len({row[name] for row in rows}) == 1]
+    ordered = order_runs(runs, as_given=as_given)
+    shown = [_put_in_words(row, run.memory) for row, run in zip(rows, ordered, strict=True)]
+    shown = drop_columns(shown, left_out)
+    title = ", ".join(models) + f", n = {rows[0]['n']}" * ("n" in left_out)
+    same = ", ".join(f"{name} {text}" for name, text in equal.items())
+    title += f"; every row that has it: {same}" * bool(same) + " (95 % intervals, or ± half of them)" * wide
+    lead = len(shown[0].keys() & identifying_columns(runs)[0].keys())
+    print_rows(console, title, shown, lead, "half" if wide else "value")
+    for note in (*list_marks(runs, list_shown(shown), times=wide), *list_made(runs)):
+        print_line(console, note)
 
 
 def _put_in_words(row: Row, memory: Memory) -> Row:

@@ -60,8 +60,8 @@ def test_runs_of_one_number_of_samples_stay() -> None:
 
 
 def test_sinks_that_differ_are_told() -> None:
-    def one(method: str, **settings: object) -> Results:
-        return made_up(method, 0.1, {}, config={"model": {"name": "m"}, "method": settings})
+    def one(method: str, model: str = "m", **settings: object) -> Results:
+        return made_up(method, 0.1, {}, config={"model": {"name": model}, "method": settings})
 
     equal = [one("h2o", sinks=1, leading=0), one("swa", sinks=1), one("full")]
     assert describe_sinks(equal) == ""
@@ -70,6 +70,10 @@ def test_sinks_that_differ_are_told() -> None:
         "Sinks differ. Leading scales: 0 (hack), 1 (h2o, swa), 2 (ams_kv), 3 (hack). First tokens: 0 (h2o), 4 (ams_kv)."
     )
     assert describe_sinks(more[-2:]) == ""  # a column has them
+    others = [one("h2o", "other", sinks=0), one("keydiff", "other", sinks=0)]
+    assert describe_sinks([*equal, *others]) == ""
+    told = "Sinks differ. Leading scales of other: 0 (h2o, keydiff), 1 (swa)."
+    assert describe_sinks([*equal, *others, one("swa", "other", sinks=1)]) == told
 
 
 # Budgets in bytes: units are never mixed silently

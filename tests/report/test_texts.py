@@ -185,7 +185,7 @@ SETS = {
 @pytest.mark.parametrize("name", SETS)
 def test_the_report_is_the_golden_text(name: str, tmp_path: Path) -> None:
     runs = SETS[name]()
-    failed = [("method=[a] budget=2", "budget=2: too [b]")]
+    failed = [("failed method=[a] budget=2", "budget=2: too [b]")]
     widths, forms = ((80, 120, 160), (False, True)) if name == "plain" else ((160,), (True,))
     texts = [printed(width, show_runs, runs, failed) for width in widths]
     texts += [describe_run(one, 60) for one in runs]
