@@ -2,12 +2,10 @@
 
 import shlex
 
-import hydra
 import pytest
 
 from kvbench.cli.config.command import Command, name_base
-from kvbench.cli.config.compose import hydra_of_kvbench, read_values
-from kvbench.cli.config.loader import find_model_choices
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_values
 from kvbench.cli.config.words import check_words
 from kvbench.dashboard.repeat import write_command
 from tests.support.results import made_up
@@ -15,7 +13,7 @@ from tests.support.results import made_up
 
 def compose(words: list[str]) -> dict[str, object]:
     with hydra_of_kvbench():
-        return dict(read_values(hydra.compose("config", [*words, *find_model_choices(words)])))
+        return dict(read_values(compose_job(words)[0]))
 
 
 @pytest.mark.parametrize(
