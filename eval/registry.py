@@ -46,7 +46,7 @@ def read_metrics(name: str) -> dict[str, Settings]:
         wrong = [key for key, settings in own.items() if "_target_" not in settings]
     except OSError:
         choices = suggest(name, sorted(known), "eval")
-        raise ValueError(f"{name or 'empty name'}: no such metric{choices}") from None
+        raise ValueError(f"{name or 'empty name'}: no such metric or group{choices}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     except (AttributeError, TypeError):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import ReportSettings
+from kvbench.core.suggestions import suggest
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.code_notes import list_marks
 from kvbench.report.conditions import find_conditions, find_group, is_full
@@ -87,8 +88,7 @@ def check_metrics(runs: Sequence[Results], names: Sequence[str]) -> None:
     """
     known = list_metrics(runs, details=True)
     if unknown := [name for name in names if name not in known]:
-        choices = ", ".join(known) or "none"
-        raise ConfigError(f"report.metrics: no finished run has {unknown[0]!r}; there are {choices}")
+        raise ConfigError(f"report.metrics: no finished run has {unknown[0]!r}{suggest(unknown[0], known)}")
 
 
 def make_paper_tables(

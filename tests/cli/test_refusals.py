@@ -186,7 +186,7 @@ shard.count=0 | shard.count=0
 task=plan plan.gpu_gib=0 | plan.gpu_gib=0
 task=plan plan.gpu_gib=big | plan.gpu_gib=big: must be a number
 task=plan plan.table=ams_kv_table1 | plan.table=ams_kv_table1: no such memory column
--m seed=1,2 published=table1 | published=table1: no such table; choose from heatkv_table1,
+-m seed=1,2 published=heatkv_tabel1 | published=heatkv_tabel1: no such table; did you mean heatkv_table1? choose from
 calibrate.count=0 | calibrate.count=0
 prompts.count=many | prompts.count=many
 model.weights=none | model.weights=none: must be one of files, random
@@ -213,6 +213,7 @@ list prompts zz | list prompts zz: no line has this word;
 task=repot --help | task=repot: no such task; did you mean report?
 method=heatkvv -h | method=heatkvv: no such choice; did you mean heatkv?
 task=choose metric=fid_scenes budget=0.1 | metric=fid_scenes: describes a whole set of images, not single
+task=choose metric=pairde budget=0.1 | metric=pairde: no such metric; choose from pickscore, kid,
 task=choose metric=pnsr budget=0.1 | metric=pnsr: no such metric; did you mean psnr? choose from psnr, ... list metrics
 task=choose metric=psnr | budget=1: a race among full caches; give a smaller budget
 task=choose metric=psnr methods=[randm,swa] | methods: randm: no such method; did you mean random?

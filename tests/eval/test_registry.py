@@ -106,7 +106,7 @@ BAD_FILES = r"""
 psnr: | bad.yaml: holds no metrics by name
 psnr: {batch: 4} | bad.yaml: psnr names no class in _target_
 psnr: { | bad.yaml: not YAML
-defaults: [gone] | ^gone: no such metric; did you mean none\?.*all: kvbench list metrics
+defaults: [gone] | ^gone: no such metric or group; did you mean none\?.*all: kvbench list metrics
 a: {_target_: kvbench.no.Such} | ^a._target_=kvbench.no.Such: cannot be imported .*No module named
 a: {_target_: kvbench.scenes.exact.Inexact} | kvbench.scenes.exact.Inexact: cannot be imported
 a: {_target_: Such} | ^a._target_=Such: cannot be imported

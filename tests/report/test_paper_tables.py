@@ -84,8 +84,8 @@ def test_tables_of_every_layout(runs: list[Results], tmp_path: Path) -> None:
     check_text("paper_tables.txt", "\n".join(texts))
     with pytest.raises(ConfigError, match="against=h2o: no finished run"):
         make_paper_tables(rows, tmp_path, ReportSettings(), "h2o")
-    with pytest.raises(ConfigError, match=r"^report\.metrics: no finished run has 'lpips'; there are psnr$"):
-        check_metrics(rows, ("psnr", "lpips"))
+    with pytest.raises(ConfigError, match=r"'psrn'; did you mean psnr\? choose from psnr$"):
+        check_metrics(rows, ("psnr", "psrn"))
 
 
 @pytest.mark.parametrize(

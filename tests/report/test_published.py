@@ -191,5 +191,8 @@ def test_a_wrong_file_is_told(old: str, new: str, message: str) -> None:
 
 
 def test_an_unknown_table_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"^published=table9: no such table; choose from heatkv_table1, "):
+    with pytest.raises(
+        ConfigError,
+        match=r"^published=table9: no such table; did you mean ams_kv_table9\? choose from heatkv_table1, ",
+    ):
         published.find("table9")

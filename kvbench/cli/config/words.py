@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Override
 from kvbench.cli.config.command import BESIDE, SWEEP_TASKS, Command
 from kvbench.cli.config.instantiate import list_targets
 from kvbench.cli.config.loader import is_about_group
-from kvbench.cli.config.search_path import describe_choice, list_choices
+from kvbench.cli.config.search_path import describe_choice, list_choices, list_metrics
 from kvbench.core.config import ConfigError, shorten, show
 from kvbench.core.settings import GROUPS, TASKS
 from kvbench.core.storage import CODE_DTYPES
@@ -327,7 +327,7 @@ def check_race(values: Mapping[str, object]) -> None:
     described = (f"{file} {describe_choice('eval', file)}" for file in list_choices("eval"))
     if is_own and isinstance(metric, str) and not any(map(word.search, described)):
         raise ConfigError(
-            f"metric={shorten(metric)}: no such metric{suggest(metric, list_choices('eval'), 'eval')}"
+            f"metric={shorten(metric)}: no such metric{suggest(metric, list_metrics(), 'eval')}"
         )
     if values.get("budget") == 1 and methods is None and values.get("cache_dtype") == "auto":
         raise ConfigError("budget=1: a race among full caches; give a smaller budget, such as budget=0.1")

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import yaml
 
 from kvbench.core.config import ConfigError
+from kvbench.core.suggestions import suggest
 from kvbench.runs.record.results import Results
 
 TOLERANCE = 0.05
@@ -216,7 +217,7 @@ def find(name: str, key: str = "published") -> PublishedTable:
     """
     tables = load()
     if name not in tables:
-        raise ConfigError(f"{key}={name}: no such table; choose from {', '.join(tables)}")
+        raise ConfigError(f"{key}={name}: no such table{suggest(name, tables)}")
     return tables[name]
 
 

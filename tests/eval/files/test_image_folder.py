@@ -80,7 +80,7 @@ def test_without_a_file_of_prompts(pair: tuple[Path, Path], capsys: pytest.Captu
     for name in ("ViT-L-14.pt", "HPS_v2.1_compressed.pt"):
         (numbers.parent / "weights" / name).touch()
     path = f"path={numbers.parent / 'weights' / 'ViT-L-14.pt'}"
-    assert main(["clip_score", str(numbers), "--set", path]) == 0
+    assert main(["clip_score", str(numbers), "--set", path]) == 1  # nothing is computed
     assert "clip_score skipped: the images have no prompts" in capsys.readouterr().out
 
 
@@ -176,8 +176,8 @@ def test_bad_folders_are_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fdi"], "fdi: no such metric; did you mean fid? choose from fid"),
-        (["psnr,"], "empty name: no such metric; choose from agreement"),
+        (["fdi"], "fdi: no such metric or group; did you mean fid? choose from fid"),
+        (["psnr,"], "empty name: no such metric or group; choose from agreement"),
         (["ssim", "--set", "batch"], "--set batch: NAME=VALUE is needed"),
         (["ssim", "--set", "ssim.batch=0"], "ssim: batch=0: must be at least 1"),
         (["ssim", "--out", __file__], "is not a folder that can be written to: "),
