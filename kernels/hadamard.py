@@ -10,7 +10,7 @@ As in vLLM's `turboquant_*_nc`, the gain gives a vector its own length; it inclu
 import torch
 from torch import Tensor
 
-from kvbench.kernels.quantise import MAX_HALF, encode_book, pack
+from kvbench.kernels.quantise import MAX_HALF, encode_codebook, pack
 
 HALF_CENTROIDS = {
     2: (0.4527800346, 1.5104176085),
@@ -64,7 +64,7 @@ def encode_rotated(x: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
     x = x.float()
     norm = torch.linalg.vector_norm(x, dim=-1)
     scale = x.shape[-1] ** 0.5 / norm.where(norm > 0, 1)
-    codes = encode_book(rotate_channels(x) * scale[..., None], levels[None])
+    codes = encode_codebook(rotate_channels(x) * scale[..., None], levels[None])
     length = torch.linalg.vector_norm(levels[codes.int()], dim=-1)
     bits = len(levels).bit_length() - 1
     return pack(codes, bits), (norm / length).clamp(max=MAX_HALF).half()

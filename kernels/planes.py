@@ -19,7 +19,7 @@ from kvbench.kernels.hadamard import rotate_channels
 from kvbench.kernels.layout import Layout
 from kvbench.kernels.quantise import (
     decode_affine,
-    decode_book,
+    decode_codebook,
     encode_affine,
     fit_affine,
     pack,
@@ -30,14 +30,14 @@ from kvbench.kernels.quantise import (
 class Codes(NamedTuple):
     """Encoded keys or values of a plane's slots.
 
-    At most one of `affine` and `book` is set; without either, `numbers` has the values themselves, in 16 bits or fp8.
+    At most one of `affine` and `codebook` is set; without either, `numbers` has the values, in 16 bits or fp8.
     With `gain`, codes are of vectors rotated by `hadamard.rotate_channels`.
 
     Attributes:
         numbers: uint8 [batch, slots, D bits / 8] (`quantise.pack`), or [batch, slots, D] of a floating dtype.
         affine: float16 [batch, entries, channels, 2], scale and zero; channels is D, or 1 if channels share them.
             Slot x uses entry `entry[x]`, or entry x without `entry`. A batch of 1 serves all sequences.
-        book: float16 [entries, D, 2^bits], ascending levels; slot x uses entry `entry[x]`. With `gain`, float32
+        codebook: float16 [entries, D, 2^bits], ascending levels; slot x uses entry `entry[x]`. With `gain`, float32
             [2^bits] for all slots and channels.
         entry: int32 [slots].
         gain: float16 [batch, slots], factor on the levels of a slot.
@@ -45,7 +45,7 @@ class Codes(NamedTuple):
 
     numbers: Tensor
     affine: Tensor | None = None
-    book: Tensor | None = None
+    codebook: Tensor | None = None
     entry: Tensor | None = None
     gain: Tensor | None = None
 
@@ -141,17 +141,17 @@ def decode(codes: Codes, bits: int, sequences: slice = slice(None)) -> Tensor:
     """Decode codes to numbers [sequences, slots, D]: float32, or the stored dtype; rotated vectors stay rotated."""
     numbers = codes.numbers[sequences]
     if codes.gain is not None:
-        assert codes.book is not None
-        return codes.book[unpack(numbers, bits).int()] * codes.gain[sequences, :, None].float()
+        assert codes.codebook is not None
+        return codes.codebook[unpack(numbers, bits).int()] * codes.gain[sequences, :, None].float()
     if codes.affine is not None:
         affine = codes.affine if len(codes.affine) == 1 else codes.affine[sequences]
         if codes.entry is not None:  # scales and zeros apart, so that gathers read contiguous vectors
             scales_zeros = affine.float().movedim(-1, 0).contiguous()
             affine = scales_zeros.index_select(2, codes.entry).movedim(0, -1)
         return decode_affine(unpack(numbers, bits), affine)
-    if codes.book is not None:
+    if codes.codebook is not None:
         assert codes.entry is not None
-        return decode_book(unpack(numbers, bits), codes.book, codes.entry)
+        return decode_codebook(unpack(numbers, bits), codes.codebook, codes.entry)
     return numbers.float() if numbers.element_size() == 1 else numbers
 
 

@@ -67,7 +67,7 @@ def decode_affine(codes: Tensor, affine: Tensor) -> Tensor:
     return codes.float().mul_(scale).add_(zero)
 
 
-def fit_book(samples: Tensor, bits: int) -> Tensor:
+def fit_codebook(samples: Tensor, bits: int) -> Tensor:
     """Return the Lloyd-Max codebook float16 [..., 2^bits], ascending, of samples [..., n]: least mean square error.
 
     Levels start at quantiles. Each level moves to the mean of its nearest samples, and stays if it has none.
@@ -75,26 +75,26 @@ def fit_book(samples: Tensor, bits: int) -> Tensor:
     x = samples.sort(-1).values.float()
     count, levels = x.shape[-1], 1 << bits
     place = (torch.arange(levels, device=x.device) + 0.5) * (count / levels)
-    book = x.index_select(-1, place.long().clamp_(max=count - 1))
+    codebook = x.index_select(-1, place.long().clamp_(max=count - 1))
     sums = torch.nn.functional.pad(x.double().cumsum(-1), (1, 0))
     for _ in range(ITERATIONS):
-        middle = (book[..., 1:] + book[..., :-1]) / 2
+        middle = (codebook[..., 1:] + codebook[..., :-1]) / 2
         cuts = torch.nn.functional.pad(torch.searchsorted(x, middle.contiguous()), (1, 1))
         cuts[..., -1] = count
         counts = cuts.diff(dim=-1)
         means = sums.gather(-1, cuts).diff(dim=-1) / counts.clamp(min=1)
-        book = torch.where(counts > 0, means.float(), book)
-    return book.clamp_(-MAX_HALF, MAX_HALF).half()
+        codebook = torch.where(counts > 0, means.float(), codebook)
+    return codebook.clamp_(-MAX_HALF, MAX_HALF).half()
 
 
-def encode_book(x: Tensor, book: Tensor) -> Tensor:
-    """Return the index uint8 [..., tokens, D] of the level of `book` [..., D, levels] nearest to each x.
+def encode_codebook(x: Tensor, codebook: Tensor) -> Tensor:
+    """Return the index uint8 [..., tokens, D] of the level of `codebook` [..., D, levels] nearest to each x.
 
     Args:
         x: numbers [..., tokens, D].
-        book: ascending levels.
+        codebook: ascending levels.
     """
-    levels = book.float()
+    levels = codebook.float()
     middle = ((levels[..., 1:] + levels[..., :-1]) / 2).unsqueeze(-3)
     x = x.float()
     codes = torch.zeros_like(x, dtype=torch.uint8)
@@ -103,18 +103,18 @@ def encode_book(x: Tensor, book: Tensor) -> Tensor:
     return codes
 
 
-def decode_book(codes: Tensor, book: Tensor, entry: Tensor) -> Tensor:
+def decode_codebook(codes: Tensor, codebook: Tensor, entry: Tensor) -> Tensor:
     """Return the levels of codes, float32 [..., slots, D].
 
     Args:
         codes: uint8 [..., slots, D].
-        book: [entries, D, levels].
+        codebook: [entries, D, levels].
         entry: integers [slots], entry of each slot.
     """
-    _, channels, levels = book.shape
-    channel = torch.arange(channels, dtype=torch.int32, device=book.device)
+    _, channels, levels = codebook.shape
+    channel = torch.arange(channels, dtype=torch.int32, device=codebook.device)
     place = (entry.int()[:, None] * channels + channel) * levels + codes
-    return book.flatten().index_select(0, place.flatten()).view(place.shape).float()
+    return codebook.flatten().index_select(0, place.flatten()).view(place.shape).float()
 
 
 def round_fp8(x: Tensor) -> Tensor:

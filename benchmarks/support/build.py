@@ -19,7 +19,7 @@ from kvbench.core.segments import ModelSpec
 from kvbench.core.storage import CODE_DTYPES, StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
-from kvbench.engine.coding.formats import Packing, wants_books
+from kvbench.engine.coding.formats import Packing, wants_codebooks
 from kvbench.engine.recording.graphs import GraphRecorder
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
@@ -147,8 +147,8 @@ def open_cache(
         config = StorageConfig(**composed([f"storage={choice or 'channel'}"])["storage"])
         how["packing"] = Packing(CODE_DTYPES[name], config, fp8=name == "fp8")
         how["rotation"] = model.key_rotation()
-        wants = wants_books(how["packing"], method)
-        how["books"] = Codebooks().make_stand_in(model.spec).tensors if wants else None
+        wants = wants_codebooks(how["packing"], method)
+        how["codebooks"] = Codebooks().make_stand_in(model.spec).tensors if wants else None
     return KVCache(model.spec, method, **how)
 
 

@@ -44,8 +44,8 @@ def make_plane(
             return Codes(torch.randn(batch, layout.total, channels).to(torch.float8_e4m3fn))
         numbers = torch.randint(256, (batch, layout.total, channels * form.bits // 8)).byte()
         if scheme == "codebook":
-            book = torch.randn(rows * blocks, channels, 1 << form.bits).sort(-1).values
-            return Codes(numbers, book=book.half(), entry=entry)
+            codebook = torch.randn(rows * blocks, channels, 1 << form.bits).sort(-1).values
+            return Codes(numbers, codebook=codebook.half(), entry=entry)
         sizes = (layout.total, 1) if scheme == "token" else (rows * blocks, channels)
         affine = torch.randn(batch, *sizes, 2).mul_(2 / (1 << form.bits)).half()
         return Codes(numbers, affine=affine, entry=None if scheme == "token" else entry)

@@ -52,13 +52,13 @@ def load_numbers(
 
     Args:
         numbers: pointer to the row's first slot, see `kernels.planes.Codes`.
-        table: for `affine` int32 [entries, CHANNELS], scale and zero in one word; for `book` float16
+        table: for `affine` int32 [entries, CHANNELS], scale and zero in one word; for `codebook` float16
             [entries, D, 2^BITS]; for `levels` float16 [slots], the gains; otherwise not read.
         entry: int32, entry of each slot if ENTRIES; `affine` without ENTRIES has one entry per slot. For `levels`
             float32 [2^BITS], the levels.
         slot: int32 [slots], inside the row.
         channel: int32 [channels], in storage order.
-        SCHEME: `affine`, `book`, `levels`, `float8` (bytes of e4m3) or `float`.
+        SCHEME: `affine`, `codebook`, `levels`, `float8` (bytes of e4m3) or `float`.
         ENTRIES: see `entry`.
         CHANNELS: D, or 1 if all channels of a slot share scale and zero.
         BITS: bits of a number.
@@ -78,7 +78,7 @@ def load_numbers(
         else:
             if ENTRIES:
                 slot = tl.load(entry + slot)
-            if SCHEME == "book":
+            if SCHEME == "codebook":
                 at = ((slot[:, None] * HEAD_DIM + place) << BITS) + code
                 return tl.load(table + at).to(tl.float32)
             elif CHANNELS == 1:

@@ -41,7 +41,7 @@ class CodeArguments(NamedTuple):
         tensors: numbers, table and entries, or numbers, gains and levels; absent ones are replaced by the numbers and
             not read.
         step: table elements per sequence, 0 if sequences share a table.
-        scheme: `affine`, `book`, `levels`, `float8` or `float`.
+        scheme: `affine`, `codebook`, `levels`, `float8` or `float`.
         entries: whether there is a table entry index for each slot.
         channels: stored channels of an entry, D or 1.
     """
@@ -60,14 +60,14 @@ def list_arguments(codes: Codes) -> CodeArguments:
         numbers = numbers.view(torch.uint8)
     entry = numbers if codes.entry is None else codes.entry
     if codes.gain is not None:
-        assert codes.book is not None
-        return CodeArguments((numbers, codes.gain, codes.book), codes.gain.shape[1], "levels", False, 1)
+        assert codes.codebook is not None
+        return CodeArguments((numbers, codes.gain, codes.codebook), codes.gain.shape[1], "levels", False, 1)
     if codes.affine is not None:
         words = codes.affine.view(torch.int32)
         step = words[0].numel() if len(words) > 1 else 0
         return CodeArguments((numbers, words, entry), step, "affine", codes.entry is not None, words.shape[2])
-    if codes.book is not None:
-        return CodeArguments((numbers, codes.book, entry), 0, "book", True, codes.book.shape[1])
+    if codes.codebook is not None:
+        return CodeArguments((numbers, codes.codebook, entry), 0, "codebook", True, codes.codebook.shape[1])
     scheme = "float8" if numbers.dtype == torch.uint8 else "float"
     return CodeArguments((numbers, numbers, numbers), 0, scheme, False, channels)
 

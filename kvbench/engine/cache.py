@@ -47,7 +47,7 @@ class KVCache(StoredLayers):
         projection: see `StoredLayers`.
         packing: format of low-bit storage; None stores numbers of `dtype`.
         rotation: RoPE factors, complex64 [positions, D/2]; None without RoPE or if the model does not expose them.
-        books: static codebooks, for the storage or an observer.
+        codebooks: static codebooks, for the storage or an observer.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class KVCache(StoredLayers):
         projection: Callable[[int], Tensor | None] | None = None,
         packing: Packing | None = None,
         rotation: Tensor | None = None,
-        books: CodebookTensors | None = None,
+        codebooks: CodebookTensors | None = None,
     ) -> None:
         self.record, device = record, torch.device(device)
         spec = spec.with_prompt(method.spec.segments[0].length)
         self._cut = spec.origin
         self._fixed = packing is None and (device.type == "cuda" or record is not None)
         rotation = None if rotation is None else rotation[self._cut :].to(device)
-        placed_books = {name: book.to(device) for name, book in (books or {}).items()}
+        placed_codebooks = {name: codebook.to(device) for name, codebook in (codebooks or {}).items()}
         storage: PlainStorage | PackedStorage
         if packing is None:
             storage = PlainStorage(spec, method, dtype, device, fixed=self._fixed)
         else:
-            storage = PackedStorage(spec, method, packing, dtype, device, rotation, placed_books)
-        super().__init__(spec, method, storage, device, projection, rotation, placed_books)
+            storage = PackedStorage(spec, method, packing, dtype, device, rotation, placed_codebooks)
+        super().__init__(spec, method, storage, device, projection, rotation, placed_codebooks)
         self._steps = Steps(spec.segments, self._device)
         self.repetitions: Repetitions | None = None
         if record is not None and self._plain is not None:
@@ -220,7 +220,7 @@ class KVCache(StoredLayers):
             biased=self._uses.bias,
             projection=self.projection,
             rotation=None if layer in self.spec.unrotated else self._rotation,
-            books=self._books,
+            codebooks=self._codebooks,
         )
 
     def _attend_at_once(self, present: LayerInputs) -> Tensor:

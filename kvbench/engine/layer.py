@@ -128,7 +128,7 @@ class LayerInputs(NamedTuple):
         projection: returns the output projection of a layer, [width, query heads x D]; None if the model does not
             expose it.
         rotation: RoPE factors, complex64 [positions, D/2]; None without RoPE or if the model does not expose them.
-        books: static codebooks of all layers, for an observer or the storage.
+        codebooks: static codebooks of all layers, for an observer or the storage.
     """
 
     layer: int
@@ -143,4 +143,4 @@ class LayerInputs(NamedTuple):
     biased: bool = False
     projection: Callable[[int], Tensor | None] | None = None
     rotation: Tensor | None = None
-    books: CodebookTensors | None = None
+    codebooks: CodebookTensors | None = None

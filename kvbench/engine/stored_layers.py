@@ -54,7 +54,7 @@ class StoredLayers:
         projection: see above.
         rotation: RoPE factors on the device, complex64 [positions, D/2]; None without RoPE or if the model does not
             expose them.
-        books: static codebooks on the device, for an observer.
+        codebooks: static codebooks on the device, for an observer.
     """
 
     ledger: Ledger
@@ -76,12 +76,12 @@ class StoredLayers:
         device: torch.device,
         projection: Callable[[int], Tensor | None] | None,
         rotation: Tensor | None,
-        books: CodebookTensors,
+        codebooks: CodebookTensors,
     ) -> None:
         self.spec, self.method, self.projection = spec, method, projection
         self.prompts: Sequence[int] | None = None
         self._uses, self._device = method.uses, device
-        self._rotation, self._books = rotation, books
+        self._rotation, self._codebooks = rotation, codebooks
         self._schedule: Schedule = {}
         self._storage = storage
         self._plain = storage if isinstance(storage, PlainStorage) else None

@@ -119,11 +119,11 @@ class CacheView(View):
 
     def read_back(self, keys: Tensor, values: Tensor, segment: Segment, bits: int) -> tuple[Tensor, Tensor]:
         inputs = self._inputs
-        if not inputs.books and bits < 16:
+        if not inputs.codebooks and bits < 16:
             raise ValueError("no codebooks: set `codebooks` in `uses`")
-        books = {name: book[self.layer] for name, book in (inputs.books or {}).items()}
+        codebooks = {name: codebook[self.layer] for name, codebook in (inputs.codebooks or {}).items()}
         rotation = None if inputs.rotation is None else inputs.rotation[segment.start : segment.end]
-        return read_back(keys, values, bits, segment.index, books, rotation)
+        return read_back(keys, values, bits, segment.index, codebooks, rotation)
 
     def cached_keys(self, *, rotated: bool = True) -> Tensor:
         keys = self._narrow(self._join(self._inputs.store.keys, self._inputs.k))

@@ -36,7 +36,7 @@ class Candidate:
     method: Method
     budget: Budget
     packing: Packing | None = None
-    books: CodebookTensors | None = None
+    codebooks: CodebookTensors | None = None
 
 
 class Bench:
@@ -101,7 +101,7 @@ class Bench:
             projection=job.model.output_projection,
             packing=candidate.packing,
             rotation=job.model.key_rotation(),
-            books=candidate.books,
+            codebooks=candidate.codebooks,
         )
 
     def _generate(self, cache: KVCache, batch: int) -> None:

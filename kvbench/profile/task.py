@@ -148,10 +148,10 @@ def _prepare_candidates(job: Job) -> tuple[list[Candidate], str | None]:
     packing = job.cache_plan.packing
     artifact, origin = _find_calibration(job, job.method.needs())
     budget = prepare_method(job, artifact)
-    codebooks, _ = _find_calibration(job, job.cache_plan.codebooks)
-    books = None if codebooks is None else codebooks.tensors
+    static, _ = _find_calibration(job, job.cache_plan.codebooks)
+    codebooks = None if static is None else static.tensors
     suffix = f", {job.settings.cache_dtype}" if isinstance(job.method, Full) and packing is not None else ""
-    candidates = [Candidate(job.method_name + suffix, job.method, budget, packing, books)]
+    candidates = [Candidate(job.method_name + suffix, job.method, budget, packing, codebooks)]
     if job.settings.profile.against_full and not job.is_reference:
         candidates.append(Candidate("full", job.reference.method, prepare_method(job.reference, None)))
     return candidates, origin

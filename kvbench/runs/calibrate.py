@@ -153,8 +153,8 @@ def calibrate(
         folds = min(FOLDS, len(prompts))
         for fold in range(folds):
             own = range(fold, len(prompts), folds)
-            books = codebooks.fit(without=[number + 1 for number in own] if folds > 1 else ())
-            watch([prompts[number] for number in own], readers, progress, books)
+            fitted = codebooks.fit(without=[number + 1 for number in own] if folds > 1 else ())
+            watch([prompts[number] for number in own], readers, progress, fitted)
     return [observer.average() for observer in observers]
 
 
@@ -166,7 +166,7 @@ def _watch(
     prompts: Sequence[Prompt],
     observers: Sequence[Observer],
     advance: Callable[[int], object],
-    books: CodebookTensors | None = None,
+    codebooks: CodebookTensors | None = None,
     batch: int = 1,
 ) -> None:
     """Show generations to an observer, `batch` prompts at a time."""
@@ -177,7 +177,7 @@ def _watch(
         device=device,
         projection=model.output_projection,
         rotation=model.key_rotation(),
-        books=books,
+        codebooks=codebooks,
     )
     for start in range(0, len(prompts), batch):
         chunk = prompts[start : start + batch]

@@ -114,7 +114,7 @@ def _complete(job: Job, opened: Opened = lambda *_: None) -> Outcome:
 def draw_missing(job: Job, folder: RunFolder, calibrations: Calibrations, budget: Budget) -> bool:
     """Draw the samples that a run lacks, with a method that is prepared; return whether all samples exist."""
     folder.add_origins([provenance(job.settings.device, job.cache_plan.graph_obstacle)])
-    return generate(job, folder, open_cache(job, calibrations.books), budget)
+    return generate(job, folder, open_cache(job, calibrations.codebooks), budget)
 
 
 def rescore(job: Job) -> Outcome:

@@ -15,7 +15,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.settings import Settings
 from kvbench.core.storage import CHANNEL, CODE_DTYPES
 from kvbench.engine.coding.codebooks import Codebooks
-from kvbench.engine.coding.formats import wants_books
+from kvbench.engine.coding.formats import wants_codebooks
 from kvbench.engine.packed.bytes import bound_token_bytes, searches_capacity
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.forced.decoding import ForcedDecoding, ForcedOutputs
@@ -129,7 +129,7 @@ class Job:
         settings, model, method = self.settings, self.model, self.method
         packing = find_packing(settings, method)
         codebooks = None
-        if packing is not None and wants_books(packing, method):
+        if packing is not None and wants_codebooks(packing, method):
             codebooks = Codebooks(before_rotation=packing.storage.before_rotation)
         mixed = method.uses.precisions
         return CachePlan(

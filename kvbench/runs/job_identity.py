@@ -77,12 +77,12 @@ def _describe_storage(job: Job, calibrations: Calibrations) -> dict[str, object]
 
     The dtype's name has the bits.
     """
-    packing, books = job.cache_plan.packing, calibrations.books_file
+    packing, codebooks = job.cache_plan.packing, calibrations.codebooks_file
     if packing is None:
         return None
     named = ("key_bits", "value_bits")
     settings = {name: value for name, value in asdict(packing.storage).items() if name not in named}
-    used = {} if books is None else {"codebooks": books.name, "revision": CODEBOOK_REVISION}
+    used = {} if codebooks is None else {"codebooks": codebooks.name, "revision": CODEBOOK_REVISION}
     return {**settings, "codebooks": None, **used}
 
 

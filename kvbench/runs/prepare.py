@@ -46,19 +46,19 @@ class Calibrations(NamedTuple):
     Attributes:
         artifact: calibration of the method; None if it needs none.
         artifact_file: its file, or the file that the method reads instead.
-        books: static codebooks; None if none are needed.
-        books_file: their file.
+        codebooks: static codebooks; None if none are needed.
+        codebooks_file: their file.
     """
 
     artifact: Artifact | None = None
     artifact_file: UsedFile | None = None
-    books: CodebookTensors | None = None
-    books_file: UsedFile | None = None
+    codebooks: CodebookTensors | None = None
+    codebooks_file: UsedFile | None = None
 
     @property
     def digests(self) -> dict[str, str | None]:
         """SHA-256 of the calibrations' files, named as in provenance.json."""
-        files = {"calibration_sha256": self.artifact_file, "codebooks_sha256": self.books_file}
+        files = {"calibration_sha256": self.artifact_file, "codebooks_sha256": self.codebooks_file}
         return {name: file and file.sha256 for name, file in files.items()}
 
 
@@ -68,13 +68,13 @@ def calibrate_job(job: Job) -> Calibrations:
     Raises:
         Busy: another process makes one, and the job does not wait.
     """
-    needs, codebooks = job.method.needs(), job.cache_plan.codebooks
+    needs, observer = job.method.needs(), job.cache_plan.codebooks
     artifact = observe(job, [needs])[0] if isinstance(needs, Observer) else None
-    books = None if codebooks is None else observe(job, [codebooks])[0].tensors
+    codebooks = None if observer is None else observe(job, [observer])[0].tensors
     files = [
         None if path is None else _describe_file(path, given=path == needs) for path in find_used_files(job)
     ]
-    return Calibrations(artifact, files[0], books, files[1])
+    return Calibrations(artifact, files[0], codebooks, files[1])
 
 
 def _describe_file(path: Path, *, given: bool) -> UsedFile:
@@ -87,10 +87,10 @@ def find_used_files(job: Job) -> tuple[Path | None, Path | None]:
 
     The model is loaded if anything is calibrated.
     """
-    needs, codebooks = job.method.needs(), job.cache_plan.codebooks
+    needs, observer = job.method.needs(), job.cache_plan.codebooks
     return (
         locate_calibration(job, needs)[0] if isinstance(needs, Observer) else needs,
-        None if codebooks is None else locate_calibration(job, codebooks)[0],
+        None if observer is None else locate_calibration(job, observer)[0],
     )
 
 

@@ -15,7 +15,7 @@ from kvbench.core.storage import StorageConfig
 from kvbench.engine import cache as cache_module
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
-from kvbench.engine.coding.formats import Packing, wants_books
+from kvbench.engine.coding.formats import Packing, wants_codebooks
 from kvbench.engine.packed import storage as packed
 from kvbench.engine.schedule import build_schedule
 from kvbench.methods.full import Full
@@ -39,13 +39,12 @@ def attend(cache: KVCache, device: torch.device | str, dtype: torch.dtype) -> No
 
 
 def make_cache(spec: ModelSpec, packing: Packing, device: torch.device | str, dtype: torch.dtype) -> KVCache:
-    books, rotation = None, None
-    if wants_books(packing, Full()):
-        books = Codebooks(before_rotation=True).make_stand_in(spec).tensors
+    codebooks, rotation = None, None
+    if wants_codebooks(packing, Full()):
+        codebooks = Codebooks(before_rotation=True).make_stand_in(spec).tensors
         rotation = torch.zeros(spec.segments[-1].end, spec.head_dim // 2, dtype=torch.complex64)
-    return KVCache(
-        spec, prepared(Full(), spec), dtype=dtype, device=device, packing=packing, books=books, rotation=rotation
-    )  # fmt: skip
+    placed = {"device": device, "codebooks": codebooks, "rotation": rotation}
+    return KVCache(spec, prepared(Full(), spec), dtype=dtype, packing=packing, **placed)
 
 
 @pytest.mark.parametrize(

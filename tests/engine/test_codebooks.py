@@ -1,4 +1,4 @@
-"""The calibration of codebooks: what it looks at, and what its books are good for."""
+"""The calibration of codebooks: what it looks at, and what its codebooks are good for."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ from kvbench.methods.full import Full
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from tests.support.engine import D, open_cache, run, small, tokens_of
-from tests.support.slow_attention import make_books, make_rotation
+from tests.support.slow_attention import make_codebooks, make_rotation
 
 SPEC = small(layers=2, heads=2, sides=(1, 4, 5, 2))
 
@@ -39,11 +39,13 @@ def calibrated(
 
 
 def test_shapes_are_those_it_tells_and_levels_ascend() -> None:
-    books = calibrated().average()
-    assert {name: tuple(book.shape) for name, book in books.items()} == Codebooks().tensor_shapes(SPEC)
-    assert books["keys_4"].shape == (2, 2, 3, D, 16)
+    codebooks = calibrated().average()
+    assert {name: tuple(codebook.shape) for name, codebook in codebooks.items()} == Codebooks().tensor_shapes(
+        SPEC
+    )
+    assert codebooks["keys_4"].shape == (2, 2, 3, D, 16)
     for name in ("keys_2", "keys_3", "values_4"):
-        assert (books[name].diff(dim=-1) >= 0).all()
+        assert (codebooks[name].diff(dim=-1) >= 0).all()
     steps = ModelSpec("steps", 2, 2, D, next_token(5, [4] * 4))
     assert calibrated(steps).average()["values_3"].shape == (
         2,
@@ -55,7 +57,7 @@ def test_shapes_are_those_it_tells_and_levels_ascend() -> None:
 
 
 def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
-    books = calibrated(change=lambda _, k, v: (3 * k, v)).average()
+    codebooks = calibrated(change=lambda _, k, v: (3 * k, v)).average()
     seen: dict[int, list[Tensor]] = {}
 
     class Reader(Codebooks):
@@ -71,7 +73,7 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
                     ]
                     seen.setdefault(bits, []).extend(errors)
 
-    cache = open_cache(Reader(), SPEC, books=books)
+    cache = open_cache(Reader(), SPEC, codebooks=codebooks)
     inputs = [[(q, 3 * k, v) for q, k, v in layers] for layers in tokens_of(SPEC, 2, 99)]
     run(cache, inputs)
     # Max 1960 has .1175, .03454 and .009497 for a normal distribution known exactly.
@@ -81,7 +83,7 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
 
 @pytest.mark.parametrize("bits", [16, 8, 3])
 def test_a_view_reads_back_what_a_cache_stores(bits: int) -> None:
-    books, rotation, inputs = make_books(SPEC), make_rotation(SPEC), tokens_of(SPEC, 2)
+    codebooks, rotation, inputs = make_codebooks(SPEC), make_rotation(SPEC), tokens_of(SPEC, 2)
     read: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     class Reader(Codebooks):
@@ -91,8 +93,8 @@ def test_a_view_reads_back_what_a_cache_stores(bits: int) -> None:
             both = view.read_back(view.keys(), view.values(), view.segment, bits)
             read[view.layer, view.segment.index] = both
 
-    run(open_cache(Reader(), SPEC, rotation=rotation, books=books), inputs)
-    cache = open_cache(Full(), SPEC, packing=Packing(bits, CODEBOOKS), rotation=rotation, books=books)
+    run(open_cache(Reader(), SPEC, rotation=rotation, codebooks=codebooks), inputs)
+    cache = open_cache(Full(), SPEC, packing=Packing(bits, CODEBOOKS), rotation=rotation, codebooks=codebooks)
     cache.reset(2)
     for segment, layers in zip(SPEC.segments[:-1], inputs, strict=False):
         cache.begin(segment)
@@ -114,9 +116,9 @@ def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:
         change=lambda at, k, v: (rotate(k, rotation[at.start : at.end]), v), rotation=rotation
     )
     order = [*range(0, D, 2), *range(1, D, 2)]
-    for name, book in observer.average().items():
+    for name, codebook in observer.average().items():
         expected = plain[name][..., order, :] if name.startswith("keys") else plain[name]
-        assert torch.allclose(book.float(), expected.float(), atol=0.02)
+        assert torch.allclose(codebook.float(), expected.float(), atol=0.02)
 
 
 def test_imagined_numbers_have_the_mean_and_deviation_of_the_channel() -> None:
@@ -132,8 +134,8 @@ def test_what_is_left_out_might_not_have_been_seen() -> None:
     some = calibrated(seeds=[1, 2, 3, 4]).fit(without=[2, 3])
     fewer = calibrated(seeds=[1, 4]).average()
     assert some.keys() == fewer.keys()
-    assert all(torch.equal(some[name], books) for name, books in fewer.items())
-    assert not any(books.any() for books in calibrated(seeds=[]).average().values())
+    assert all(torch.equal(some[name], codebooks) for name, codebooks in fewer.items())
+    assert not any(codebooks.any() for codebooks in calibrated(seeds=[]).average().values())
 
 
 def test_scales_of_eight_bits_reach_a_quarter_beyond_what_was_seen() -> None:

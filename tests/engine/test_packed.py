@@ -29,7 +29,7 @@ from tests.support.engine import (
     small,
     tokens_of,
 )
-from tests.support.slow_attention import attend_slowly, check_attention, make_books, make_rotation
+from tests.support.slow_attention import attend_slowly, check_attention, make_codebooks, make_rotation
 from tests.support.slow_storage import SlowStorage
 
 SCALES = small(layers=2, heads=2, sides=(1, 2, 3, 4))
@@ -70,13 +70,15 @@ def test_attention_and_bytes_are_those_of_slow_storage(
     (bits, fp8), how, rotated = DTYPES[dtype], STORAGES[storage], ROTATED[layers]
     spec = replace(given, unrotated=(1,) if rotated == (0,) else ())
     seen, inputs = draw_seen(spec, 3, 0.8), tokens_of(spec, 2)
-    rotation, books = make_rotation(spec) if rotated else None, make_books(spec)
+    rotation, codebooks = make_rotation(spec) if rotated else None, make_codebooks(spec)
     slow = {
-        layer: SlowStorage(spec, layer, how, bits, fp8, rotation if layer in rotated else None, books)
+        layer: SlowStorage(spec, layer, how, bits, fp8, rotation if layer in rotated else None, codebooks)
         for layer in range(spec.layers)
     }
     expected, held, reads = attend_slowly(spec, inputs, seen, slow)
-    cache = open_cache(kind(seen), spec, packing=Packing(bits, how, fp8), rotation=rotation, books=books)
+    cache = open_cache(
+        kind(seen), spec, packing=Packing(bits, how, fp8), rotation=rotation, codebooks=codebooks
+    )
     check_attention(run(cache, inputs), expected)
     for k, row in enumerate(held):
         total = [sum(layer[s] for layer in row) for s in range(2)]
@@ -103,15 +105,15 @@ def test_each_head_has_the_forms_that_a_method_chose(rotated: bool) -> None:
     choices = [Precision(bits, shared) for bits, shared in product((16, 8, 4, 3, 2), (False, True))]
     random = Random(1)
     menu = [[random.choices(choices, k=spec.heads) for _ in spec.segments] for _ in range(spec.layers)]
-    rotation, books = make_rotation(spec) if rotated else None, make_books(spec)
+    rotation, codebooks = make_rotation(spec) if rotated else None, make_codebooks(spec)
     seen, inputs = draw_seen(spec, 3, 0.8), tokens_of(spec, 4)
     slow = {
-        layer: SlowStorage(spec, layer, CODEBOOKS, 0, False, rotation, books, menu[layer])
+        layer: SlowStorage(spec, layer, CODEBOOKS, 0, False, rotation, codebooks, menu[layer])
         for layer in range(spec.layers)
     }
     expected, held, reads = attend_slowly(spec, inputs, seen, slow)
     method, packing = Formed(seen, menu), Packing(16, CODEBOOKS)
-    cache = open_cache(method, spec, packing=packing, rotation=rotation, books=books)
+    cache = open_cache(method, spec, packing=packing, rotation=rotation, codebooks=codebooks)
     check_attention(run(cache, inputs), expected)
     foreseen = sum_tokens(predict_bytes(spec, method, packing)[..., None])
     for k, layers in enumerate(held):
@@ -131,7 +133,7 @@ def test_bytes_are_known_beforehand_and_bounded(dtype: str, storage: str) -> Non
     for spec in (SCALES, STEPS):
         for share in (0.3, 1.0):
             method = Drawn(draw_seen(spec, 2, share))
-            cache = open_cache(method, spec, packing=packing, books=make_books(spec))
+            cache = open_cache(method, spec, packing=packing, codebooks=make_codebooks(spec))
             run(cache, tokens_of(spec, 2))
             found = [[layer[0] for layer in row] for row in cache.ledger.held_bytes]
             assert sum_tokens(predict_bytes(spec, method, packing)[..., None]).tolist() == found
@@ -155,7 +157,7 @@ def test_a_token_is_quantised_once(kind: type[Drawn]) -> None:
             spec,
             packing=Packing(4, how),
             rotation=make_rotation(spec),
-            books=make_books(spec),
+            codebooks=make_codebooks(spec),
         )
         known: dict[tuple[int, int, int], Tensor] = {}
         cache.reset(2)

@@ -21,8 +21,8 @@ sizes = [(head_dim, queries) for head_dim in (64, 128) for queries in (64, 4096)
 whole = [attention(torch.bfloat16, d, n, 64) for d, n in sizes]
 whole += [past(torch.bfloat16, d, n, 64) for d, n in sizes]
 steps = [decode(torch.bfloat16, d, n) for d in (64, 128) for n in (1, 8)]
-channel, book = Stored(4, "channel", "token"), Stored(3, "codebook", "codebook")
-planes = [quantised(torch.bfloat16, d, n, form, rotated=True) for d, n, form in ((128, 1, channel), (64, 4096, book))]
+channel, static = Stored(4, "channel", "token"), Stored(3, "codebook", "codebook")
+planes = [quantised(torch.bfloat16, d, n, form, rotated=True) for d, n, form in ((128, 1, channel), (64, 4096, static))]
 print(json.dumps([[vars(compile_variant(variant, 90)) for variant in variants] for variants in (whole, steps, planes)]))
 """
 

@@ -16,11 +16,11 @@ from kvbench.kernels.planes import Codes, Plane, decode, encode_tokens, list_slo
 from kvbench.kernels.quantise import (
     BITS,
     decode_affine,
-    decode_book,
+    decode_codebook,
     encode_affine,
-    encode_book,
+    encode_codebook,
     fit_affine,
-    fit_book,
+    fit_codebook,
     pack,
     round_fp8,
     unpack,
@@ -102,29 +102,29 @@ def test_nothing_to_store_and_equal_numbers_have_no_scale() -> None:
 def fit_slowly(samples: Tensor, levels: int) -> Tensor:
     """Lloyd's algorithm by distances, one channel."""
     x = samples.double().sort().values
-    book = torch.stack([x[min(int((i + 0.5) * len(x) / levels), len(x) - 1)] for i in range(levels)])
+    codebook = torch.stack([x[min(int((i + 0.5) * len(x) / levels), len(x) - 1)] for i in range(levels)])
     for _ in range(24):
-        nearest = (x[:, None] - book).abs().argmin(1)
+        nearest = (x[:, None] - codebook).abs().argmin(1)
         for level in range(levels):
             if (nearest == level).any():
-                book[level] = x[nearest == level].mean()
-    return book
+                codebook[level] = x[nearest == level].mean()
+    return codebook
 
 
 @pytest.mark.parametrize(("bits", "count"), [(2, 400), (3, 400), (4, 400), (3, 3)])
 def test_a_codebook_is_lloyds(bits: int, count: int) -> None:
     """Fewer samples than levels are levels themselves."""
     samples = torch.randn(5, count, generator=torch.Generator().manual_seed(3)) ** 3
-    book = fit_book(samples, bits)
-    assert (book.diff(dim=-1) >= 0).all()
+    codebook = fit_codebook(samples, bits)
+    assert (codebook.diff(dim=-1) >= 0).all()
     for channel, row in enumerate(samples):
-        assert torch.allclose(book[channel].double(), fit_slowly(row, 2**bits), rtol=2e-3, atol=2e-3)
+        assert torch.allclose(codebook[channel].double(), fit_slowly(row, 2**bits), rtol=2e-3, atol=2e-3)
 
 
 def test_a_gaussian_codebook_is_max_s() -> None:
     # Max 1960, Table I: four levels of a normal distribution at +-0.4528 and +-1.510.
-    book = fit_book(torch.randn(1, 200_000, generator=torch.Generator().manual_seed(0)), 2)
-    assert book[0].tolist() == pytest.approx([-1.510, -0.4528, 0.4528, 1.510], abs=0.02)
+    codebook = fit_codebook(torch.randn(1, 200_000, generator=torch.Generator().manual_seed(0)), 2)
+    assert codebook[0].tolist() == pytest.approx([-1.510, -0.4528, 0.4528, 1.510], abs=0.02)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
@@ -134,12 +134,14 @@ def test_codes_of_a_codebook_name_the_nearest_level(x: Tensor, seed: int, bits: 
     generator = torch.Generator().manual_seed(seed)
     spread = float(x.std(correction=0)) + 0.1
     levels = torch.randn(2, x.shape[1], 2**bits, generator=generator) * spread + x.mean()
-    book = levels.sort(-1).values.half()
+    codebook = levels.sort(-1).values.half()
     entry = torch.randint(2, (len(x),), generator=generator, dtype=torch.int32)
-    codes = torch.stack([encode_book(row[None], book[int(e)])[0] for row, e in zip(x, entry, strict=True)])
-    found = decode_book(codes, book, entry)
+    codes = torch.stack(
+        [encode_codebook(row[None], codebook[int(e)])[0] for row, e in zip(x, entry, strict=True)]
+    )
+    found = decode_codebook(codes, codebook, entry)
     for (token, channel), value in np.ndenumerate(x.numpy()):
-        own = book[int(entry[token]), channel].double()
+        own = codebook[int(entry[token]), channel].double()
         assert float(found[token, channel]) == own[int(codes[token, channel])]
         distances = (own - float(value)).abs()
         assert float(distances[int(codes[token, channel])] - distances.min()) <= 1e-4 * (
@@ -164,7 +166,7 @@ def encode(x: Tensor, bits: int) -> tuple[Codes, Tensor]:
     """Codes of vectors [slots, D], and the vectors that they give back."""
     levels = list_levels(bits)
     numbers, gain = encode_rotated(x[None], levels)
-    codes = Codes(numbers, book=levels, gain=gain)
+    codes = Codes(numbers, codebook=levels, gain=gain)
     return codes, rotate_channels(decode(codes, bits)[0])
 
 
@@ -186,7 +188,7 @@ def test_recorded_formats(number: int) -> None:
     else:
         levels = tensors["levels"] * channels**0.5
         numbers, gain = encode_rotated(keys, levels)
-        key_codes = Codes(numbers, book=levels, gain=gain)
+        key_codes = Codes(numbers, codebook=levels, gain=gain)
         codes = unpack(numbers, case["key_bits"])
         assert torch.equal(codes.transpose(0, 1).long(), tensors["key_codes"])
     assert relative(decode(key_codes, case["key_bits"]), keys_read) < 1e-3
@@ -199,7 +201,7 @@ def test_recorded_formats(number: int) -> None:
     out, _ = quantised_attention(queries, plane, channels**-0.5)
     assert relative(out.view(-1, channels), tensors["output"][0]) < 1e-3
     bytes_ = sum(x.nbytes for x in (*key_codes, *value_codes) if x is not None)
-    levels_ = 0 if key_codes.book is None else key_codes.book.nbytes
+    levels_ = 0 if key_codes.codebook is None else key_codes.codebook.nbytes
     assert bytes_ - levels_ == heads * tokens * case["slot_size"]
 
 
@@ -243,7 +245,7 @@ def test_errors_of_normal_vectors(channels: int, errors: tuple[float, ...]) -> N
         _, read = encode(x, bits)
         assert (read - x).square().sum() / x.square().sum() == pytest.approx(expected, rel=0.02)
         levels = list_levels(bits)
-        alone = levels[encode_book(x, levels[None]).long()]
+        alone = levels[encode_codebook(x, levels[None]).long()]
         assert (alone - x).square().mean() == pytest.approx(ERRORS[bits], rel=0.02)
 
 

@@ -17,7 +17,7 @@ from tests.support.triton_device import DEVICE, needs_loops
 
 SCALE = 0.3
 BITS = (8, 4, 3, 2)
-SCHEMES = ("slot", "channel", "shared channel", "book", "levels", "float8", "half")
+SCHEMES = ("slot", "channel", "shared channel", "codebook", "levels", "float8", "half")
 
 
 class Shape(NamedTuple):
@@ -49,25 +49,25 @@ def read_code(data: list[int], channel: int, bits: int, channels: int) -> int:
 
 def read_numbers(codes: Codes, bits: int, channels: int) -> Tensor:
     """What is stored, float64 [stored, slots, D], a number at a time; vectors with a gain are rotated back."""
-    if codes.affine is None and codes.book is None:
+    if codes.affine is None and codes.codebook is None:
         return codes.numbers.double().cpu()
     stored, slots, _ = codes.numbers.shape
     data, found = codes.numbers.tolist(), torch.zeros(stored, slots, channels, dtype=torch.float64)
     entries = range(slots) if codes.entry is None else codes.entry.tolist()
-    affine, book = (None if table is None else table.tolist() for table in (codes.affine, codes.book))
+    affine, codebook = (None if table is None else table.tolist() for table in (codes.affine, codes.codebook))
     for sequence in range(stored):
         for slot, entry in zip(range(slots), entries, strict=True):
             line = found[sequence, slot].tolist()
             for channel in range(channels):
                 code = read_code(data[sequence][slot], channel, bits, channels)
                 if codes.gain is not None:
-                    line[channel] = book[code] * float(codes.gain[sequence, slot])
+                    line[channel] = codebook[code] * float(codes.gain[sequence, slot])
                 elif affine is not None:
                     pairs = affine[sequence % len(affine)][entry]
                     scale, zero = pairs[channel % len(pairs)]
                     line[channel] = scale * code + zero
                 else:
-                    line[channel] = book[entry][channel][code]
+                    line[channel] = codebook[entry][channel][code]
             found[sequence, slot] = torch.tensor(line)
     return found if codes.gain is None else found @ hadamard(channels)
 
@@ -117,9 +117,9 @@ def make(shape: Shape, generator: torch.Generator) -> Plane:
         entry = torch.randint(3, (slots,), generator=generator, dtype=torch.int32).to(DEVICE)
         if scheme == "levels":
             gain = normal(shape.stored, slots).abs().half()
-            return Codes(numbers, book=normal(1 << bits).sort().values, gain=gain)
-        if scheme == "book":
-            return Codes(numbers, book=normal(3, shape.channels, 1 << bits).half(), entry=entry)
+            return Codes(numbers, codebook=normal(1 << bits).sort().values, gain=gain)
+        if scheme == "codebook":
+            return Codes(numbers, codebook=normal(3, shape.channels, 1 << bits).half(), entry=entry)
         sizes = {"slot": (shape.stored, slots, 1), "channel": (shape.stored, 3, shape.channels)}
         affine = normal(*sizes.get(scheme, (1, 3, shape.channels)), 2)
         affine[..., 0] *= 4 / (1 << bits)

@@ -133,17 +133,19 @@ def test_codebooks_are_fitted_to_other_prompts(monkeypatch: pytest.MonkeyPatch) 
     (made,) = calibrate(Attending(), lines, [OwnTokens()], 7, "cpu", steps.append)
     assert sum(steps) == 5
     assert left_out == [[1, 3, 5], [2, 4]]  # counted from 1, as they are watched
-    books = [fit(watched(Codebooks(), lines[1 - fold :: 2])) for fold in range(2)]
+    codebooks = [fit(watched(Codebooks(), lines[1 - fold :: 2])) for fold in range(2)]
     expected = 0.0
     for fold in range(2):
-        expected += float(watched(OwnTokens(), lines[fold::2], books[fold]).sums["missed"])
+        expected += float(watched(OwnTokens(), lines[fold::2], codebooks[fold]).sums["missed"])
     assert float(made["missed"]) == pytest.approx(expected / 5)
     assert expected > 0
 
 
-def watched(observer: Observer, lines: Sequence[Prompt], books: CodebookTensors | None = None) -> Observer:
+def watched(
+    observer: Observer, lines: Sequence[Prompt], codebooks: CodebookTensors | None = None
+) -> Observer:
     """Show an observer one prompt after the other."""
-    cache = open_cache(observer, SPEC, books=books)
+    cache = open_cache(observer, SPEC, codebooks=codebooks)
     for line in lines:
         Attending().generate([line.text], cache, PromptNoise(7, [line.index]))
     return observer

@@ -1,4 +1,4 @@
-"""Dense attention over what slow storage reads back, and random books and rotations for it."""
+"""Dense attention over what slow storage reads back, and random codebooks and rotations for it."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -16,16 +16,18 @@ def make_rotation(spec: ModelSpec) -> Tensor:
     return torch.polar(torch.ones_like(angle), angle)
 
 
-def make_books(spec: ModelSpec) -> dict[str, Tensor]:
+def make_codebooks(spec: ModelSpec) -> dict[str, Tensor]:
     """Random levels, ascending, and scales that reach from -4 to 4."""
     generator = torch.Generator().manual_seed(0)
     shape = (spec.layers, spec.heads, len(spec.segments) - 1 if spec.family == "next-scale" else 2, D)
-    books = {}
+    codebooks = {}
     for name in ("keys", "values"):
         for bits in (4, 3, 2):
-            books[f"{name}_{bits}"] = torch.randn(*shape, 2**bits, generator=generator).sort(-1).values.half()
-        books[f"{name}_8"] = torch.tensor([8 / 255, -4]).half().expand(*shape, 2).contiguous()
-    return books
+            codebooks[f"{name}_{bits}"] = (
+                torch.randn(*shape, 2**bits, generator=generator).sort(-1).values.half()
+            )
+        codebooks[f"{name}_8"] = torch.tensor([8 / 255, -4]).half().expand(*shape, 2).contiguous()
+    return codebooks
 
 
 def check_attention(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:

@@ -46,7 +46,7 @@ class SlowStorage:
     bits: int
     fp8: bool = False
     rotation: Tensor | None = None
-    books: Mapping[str, Tensor] | None = None
+    codebooks: Mapping[str, Tensor] | None = None
     forms: Sequence[Sequence[Precision]] | None = None  # of each segment and head
     tokens: dict[Place, dict[int, Token]] = field(default_factory=dict)
 
@@ -156,7 +156,7 @@ class SlowStorage:
         if self.fp8:
             return torch.tensor(x).clamp(-448, 448).to(torch.float8_e4m3fn).float().numpy()
         if how == "codebook":
-            return self._read_book(x, name, head, source)
+            return self._read_codebook(x, name, head, source)
         if how == "rotated":
             return read_rotated(x, bits)
         axis = 0 if how == "channel" else 1
@@ -166,9 +166,9 @@ class SlowStorage:
         codes = np.rint((x - zero) / np.where(scale > 0, scale, 1)).clip(0, 2**bits - 1)
         return (zero + scale * codes).astype(np.float32)
 
-    def _read_book(self, x: Numbers, name: str, head: int, source: int) -> Numbers:
-        assert self.books is not None
-        table = self.books[f"{name}_{self.bits}"][self.layer, head, source].float().numpy()
+    def _read_codebook(self, x: Numbers, name: str, head: int, source: int) -> Numbers:
+        assert self.codebooks is not None
+        table = self.codebooks[f"{name}_{self.bits}"][self.layer, head, source].float().numpy()
         if name == "keys" and self.rotation is not None and self.storage.before_rotation:
             order = np.arange(len(table)).reshape(2, -1).T.ravel()  # of tables whose even channels come first
             table = table[order]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.coding.formats import count_sources
-from kvbench.kernels.quantise import fit_affine, fit_book
+from kvbench.kernels.quantise import fit_affine, fit_codebook
 from kvbench.methods.shared.calibration import Artifact, Observer
 from kvbench.methods.shared.view import View
 
@@ -35,21 +35,21 @@ def augment_samples(samples: Tensor, count: int) -> Tensor:
     return mean + deviation * alike[place.long()]
 
 
-def fit_books(samples: Tensor, augmented: int) -> dict[int, Tensor]:
+def fit_codebooks(samples: Tensor, augmented: int) -> dict[int, Tensor]:
     """Return the codebooks of each channel by bits: levels [heads, channels, 2^bits], of 8 bits scale and zero.
 
     Args:
         samples: float32 [heads, channels, n].
         augmented: further numbers for every level (`augment_samples`).
     """
-    books = {}
+    codebooks = {}
     for bits in BITS:
         likely = torch.cat((samples, augment_samples(samples, augmented << bits)), -1)
-        books[bits] = fit_book(likely, bits)
+        codebooks[bits] = fit_codebook(likely, bits)
     smallest, largest = likely.aminmax(dim=-1)
     more = MARGIN * (largest - smallest)
-    books[8] = fit_affine(smallest - more, largest + more, 8)
-    return books
+    codebooks[8] = fit_affine(smallest - more, largest + more, 8)
+    return codebooks
 
 
 @dataclass
@@ -104,14 +104,14 @@ class Codebooks(Observer):
     def fit(self, without: Container[int] = ()) -> dict[str, Tensor]:
         """Fit codebooks to the sampled tokens, except for some batches, counted from 1."""
         shapes = self.tensor_shapes(self.spec)
-        books = {name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}
+        codebooks = {name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}
         for (layer, source), parts in self._seen.items():
             tokens = [part[1:] for part in parts if part[0] not in without]
             for name, some in zip(("keys", "values"), zip(*tokens, strict=True), strict=False):
                 samples = torch.cat(some, 1).mT.float()
-                for bits, book in fit_books(samples, self.augmented).items():
-                    books[f"{name}_{bits}"][layer, :, source] = book
-        return books
+                for bits, codebook in fit_codebooks(samples, self.augmented).items():
+                    codebooks[f"{name}_{bits}"][layer, :, source] = codebook
+        return codebooks
 
     def make_stand_in(self, spec: ModelSpec) -> Artifact:
         """Make codebooks of ascending random numbers, for timing only."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.kernels.hadamard import encode_rotated
 from kvbench.kernels.planes import Codes, encode_channels, encode_tokens
-from kvbench.kernels.quantise import encode_affine, encode_book, pack, round_fp8
+from kvbench.kernels.quantise import encode_affine, encode_codebook, pack, round_fp8
 
 SCALE_BYTES, GAIN_BYTES, ENTRY_BYTES = 4, 2, 4
 """Bytes of a scale with its zero and of a gain, in float16, and of a slot in `Codes.entry`."""
@@ -90,7 +90,7 @@ def _encode_by_token(new: NewTokens) -> Codes:
     return encode_tokens(new.x.flatten(1, 2), new.bits)
 
 
-def _encode_by_book(new: NewTokens) -> Codes:
+def _encode_by_codebook(new: NewTokens) -> Codes:
     assert new.table is not None
     return Codes(encode_static(new.x, new.table, new.sources, new.bits))
 
@@ -107,23 +107,23 @@ CODECS: Mapping[Coding, Codec] = {
     "fp8": Codec(_encode_fp8, dtype=torch.float8_e4m3fn),
     "channel": Codec(_encode_by_channel, scales="block", channel_bytes=SCALE_BYTES, index_bytes=ENTRY_BYTES),
     "token": Codec(_encode_by_token, scales="token", token_bytes=SCALE_BYTES),
-    "codebook": Codec(_encode_by_book, index_bytes=ENTRY_BYTES, levels="fitted"),
+    "codebook": Codec(_encode_by_codebook, index_bytes=ENTRY_BYTES, levels="fitted"),
     # Numbers of fewer channels are far from normal.
     "rotated": Codec(_encode_rotated, gains=True, token_bytes=GAIN_BYTES, levels="normal", min_mixed=16),
 }
 """Codings by name, as `StorageConfig` chooses them, and `plain`, numbers in 16 bits."""
 
 
-def encode_static(x: Tensor, book: Tensor, sources: Sequence[tuple[int, int]], bits: int) -> Tensor:
+def encode_static(x: Tensor, codebook: Tensor, sources: Sequence[tuple[int, int]], bits: int) -> Tensor:
     """Encode [batch, rows, tokens, D] by the tables [H, sources, D, levels] of each row's head and token's source."""
     codes, start = [], 0
     for source, stop in sources:
-        table, some = book[:, source].repeat(x.shape[1] // len(book), 1, 1), x[:, :, start:stop]
-        codes.append(encode_affine(some, table[:, None], bits) if bits == 8 else encode_book(some, table))
+        table, some = codebook[:, source].repeat(x.shape[1] // len(codebook), 1, 1), x[:, :, start:stop]
+        codes.append(encode_affine(some, table[:, None], bits) if bits == 8 else encode_codebook(some, table))
         start = stop
     return pack(torch.cat(codes, 2).flatten(1, 2), bits)
 
 
 def name_table(table: Tensor, bits: int) -> dict[str, Tensor]:
     """Return a static table [entries, D, levels] as the keyword of `Codes`."""
-    return {"affine": table[None]} if bits == 8 else {"book": table}
+    return {"affine": table[None]} if bits == 8 else {"codebook": table}

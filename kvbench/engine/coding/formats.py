@@ -192,6 +192,6 @@ def list_layer_formats(
     return layers
 
 
-def wants_books(packing: Packing, method: Method) -> bool:
+def wants_codebooks(packing: Packing, method: Method) -> bool:
     """Return whether the storage or the method's precisions need static codebooks."""
     return method.uses.precisions or any(side.codec.levels == "fitted" for side in packing.sides)

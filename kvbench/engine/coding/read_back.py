@@ -10,7 +10,7 @@ from kvbench.methods.shared.precision import find_stored_bits
 
 
 def read_back(
-    keys: Tensor, values: Tensor, bits: int, segment: int, books: CodebookTensors, rotation: Tensor | None
+    keys: Tensor, values: Tensor, bits: int, segment: int, codebooks: CodebookTensors, rotation: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return keys and values of a segment as static codebooks would store them, in their dtype.
 
@@ -19,7 +19,7 @@ def read_back(
         values: shaped like keys.
         bits: bits of a number, 16 or fewer.
         segment: index of the segment.
-        books: codebooks of the layer, [H, sources, D, levels] by name.
+        codebooks: codebooks of the layer, [H, sources, D, levels] by name.
         rotation: complex64 [tokens, D/2], factors on neighbouring channels of keys; None without a rotation.
     """
     dtype = keys.dtype
@@ -30,8 +30,8 @@ def read_back(
     for side, x in (("keys", keys), ("values", values)):
         turns = rotation if side == "keys" else None
         x = x if turns is None else unrotate(x[None], turns)[0]
-        book = books[f"{side}_{bits}"]
-        table = book[:, min(segment, book.shape[1] - 1)]
+        codebook = codebooks[f"{side}_{bits}"]
+        table = codebook[:, min(segment, codebook.shape[1] - 1)]
         numbers = encode_static(x[None], table[:, None], [(0, x.shape[1])], bits)
         entry = torch.arange(len(x), device=x.device).repeat_interleave(x.shape[1]) % len(table)
         read = decode(Codes(numbers, **name_table(table, bits), entry=entry), bits).unflatten(1, x.shape[:2])

@@ -48,7 +48,7 @@ class PackedStorage(CacheBackend):
         dtype: dtype of decoded keys and values.
         device: device of the storage.
         rotation: complex64 [positions, D/2], factors on neighbouring channels of keys; None without a rotation.
-        books: static codebooks, if formats use them.
+        codebooks: static codebooks, if formats use them.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PackedStorage(CacheBackend):
         dtype: torch.dtype,
         device: torch.device,
         rotation: Tensor | None = None,
-        books: CodebookTensors | None = None,
+        codebooks: CodebookTensors | None = None,
     ) -> None:
         self.max_read_bytes = 0
         self._spec, self._method, self._dtype, self._device = spec, method, dtype, device
@@ -74,7 +74,7 @@ class PackedStorage(CacheBackend):
         self._rotation = self._read_rotation = rotation if storage.before_rotation else None
         if self._read_rotation is not None and device.type == "cuda" and dtype.itemsize == 2:
             self._read_rotation = halve(self._read_rotation)
-        self._books = books or {}
+        self._codebooks = codebooks or {}
         self._levels = {bits: list_levels(bits).to(device) for bits in ROTATED_BITS}
         self._forms = list_layer_formats(spec, method, packing, device)
         self._empty: dict[tuple[int, int], Placement] = {}  # placements by number of rows and planes
@@ -271,7 +271,7 @@ class PackedStorage(CacheBackend):
         if fmt.codec.scales == "block":
             return codes._replace(entry=plane_rows.entry)
         if table is None or fmt.codec.levels == "normal":
-            return codes._replace(book=table)
+            return codes._replace(codebook=table)
         head, sources = plane_rows.rows % self._spec.heads, count_sources(self._spec)
         entry = head * sources + self._source[plane_rows.positions]
         return Codes(codes.numbers, **name_table(table.flatten(0, 1), fmt.bits), entry=entry.int())
@@ -279,7 +279,7 @@ class PackedStorage(CacheBackend):
     def _find_table(self, layer: int, name: str, fmt: NumberFormat) -> Tensor | None:
         """Return the static table of keys or values: a layer's codebooks, levels of rotated vectors, or None."""
         if fmt.codec.levels == "fitted":
-            return self._books[f"{name}_{fmt.bits}"][layer]
+            return self._codebooks[f"{name}_{fmt.bits}"][layer]
         return self._levels[fmt.bits] if fmt.codec.levels == "normal" else None
 
     def _list_sources(self, due: QuantRange) -> list[tuple[int, int]]:

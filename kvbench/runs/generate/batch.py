@@ -55,8 +55,8 @@ class _ProcessBatch(NamedTuple):
     retention: Retention | None
 
 
-def open_cache(job: Job, books: CodebookTensors | None = None) -> KVCache:
-    """Return a cache for this process's heads; the method is prepared, `books` are static codebooks if needed."""
+def open_cache(job: Job, codebooks: CodebookTensors | None = None) -> KVCache:
+    """Return a cache for this process's heads; the method is prepared, `codebooks` are static codebooks if needed."""
     plan = job.cache_plan
     return KVCache(
         plan.spec,
@@ -67,7 +67,7 @@ def open_cache(job: Job, books: CodebookTensors | None = None) -> KVCache:
         projection=job.model.output_projection,
         packing=plan.packing,
         rotation=job.model.key_rotation(),
-        books=books,
+        codebooks=codebooks,
     )
 
 

@@ -92,8 +92,8 @@ def in_bytes(menu: tuple[int, ...], share: bool, budget: str) -> KVCache:
     artifact = artifact_of(method, SCALES)
     artifact.tensors["noise"].mul_(1e-3)
     method.prepare(SCALES, Budget.parse_bytes(budget, SCALES, token_bytes=4 * D), artifact)
-    books = Codebooks().make_stand_in(SCALES).tensors
-    cache = KVCache(SCALES, method, dtype=torch.float32, packing=Packing(16, CODEBOOKS), books=books)
+    codebooks = Codebooks().make_stand_in(SCALES).tensors
+    cache = KVCache(SCALES, method, dtype=torch.float32, packing=Packing(16, CODEBOOKS), codebooks=codebooks)
     run(cache, tokens_of(SCALES, 4))
     return cache
 

@@ -72,7 +72,7 @@ def draw_again(
         for batch in draw_again(full, none, prepare_method(full, None), chunks):
             folder.add(batch.records, batch.outputs)
         job = replace(job, full_pass=folder.path)
-    cache = open_cache(job, calibrations.books)
+    cache = open_cache(job, calibrations.codebooks)
     for chunk in chunks:
         yield draw(job, cache, budget, chunk)
 
