@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvbench.core.config import UserError
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.arena import ring_slots
 from kvbench.engine.layer import LayerInputs
@@ -121,9 +122,16 @@ def naming_place(method: Method, view: CacheView) -> Iterator[None]:
     """Add method, layer and segment to the message of an error."""
     try:
         yield
-    except (NotANumber, WrongTensor) as error:
+    except (NotANumber, WrongTensor, AttributeError) as error:
+        told: Exception = error
+        if isinstance(error, AttributeError):
+            if not isinstance(error.obj, CacheView):
+                raise
+            told = UserError(
+                f"a View has no {error.name}; kvbench/methods/shared/view.py has what a method can read"
+            )
         where = f"layer {view.layer}, segment {view.segment.index}"
-        raise type(error)(f"method {type(method).__name__}: {where}: {error}") from None
+        raise type(told)(f"method {type(method).__name__}: {where}: {told}") from None
 
 
 def apply_answer(

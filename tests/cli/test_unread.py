@@ -18,7 +18,7 @@ REFUSED = """
 -m runs_dir=a,b | runs_dir=a,b: a command reads one value
 -m report.seeds=mean,each | report.seeds=mean,each: a command reads one value
 -m task=dashboard method=a,b | method=a,b: a command reads one value
-task=report method=heatkv | method: not read by task=report; leave it out
+task=report method=heatkv | method: not read by task=report; leave it out; sweep.name= or work.folder= chooses
 -m task=report prompts.seed=4 | prompts.seed: not read by task=report
 task=report runs_dirs=[a,b] | runs_dirs: not read by task=report
 task=dashboard sweeps=budget | sweeps: not read by task=dashboard

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvbench.core.config import UserError
 from kvbench.methods.adakv import AdaKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.hook_results import WrongTensor
@@ -87,6 +88,28 @@ def test_a_hook_that_returns_a_wrong_shape_or_dtype_ends_the_run(hook: str, name
     names = "[heads, slots]" if hook == "keep once" else "[rows, slots]"
     wanted = "floating-point" if scores else "bool"
     assert str(caught.value).endswith(f"{names} = [{rows}, 14], {wanted}")
+
+
+@pytest.mark.parametrize(
+    ("read", "kind", "message"),
+    [
+        (
+            lambda view: view._cache,
+            UserError,
+            rf"^method Curious: {PLACE}a View has no _cache; kvbench/methods",
+        ),
+        (lambda view: view.position.cache, AttributeError, "'Tensor' object has no attribute 'cache'"),
+    ],
+)
+def test_only_what_no_view_has_is_told_in_one_line(
+    read: Callable[[View], Any], kind: type[Exception], message: str
+) -> None:
+    class Curious(Method):
+        def keep(self, view: View) -> Any:
+            return show_at_place(view, view.position >= 0, lambda _: read(view))
+
+    with pytest.raises(kind, match=message):
+        run(open_cache(Curious(), SPEC, 1), tokens_of(SPEC, 2))
 
 
 @dataclass(kw_only=True)

@@ -137,9 +137,9 @@ def test_few_methods_let_first_tokens_leave() -> None:
     }  # fmt: skip
 
 
-def agree(found: Generation, expected: Generation, prompt: int) -> None:
+def agree(found: Generation, expected: Generation, prompt: int, otherwise: str | None = None) -> None:
     one, other = found.prompts[prompt], expected.prompts[prompt]
-    assert one.kept == other.kept
+    assert one.kept == other.kept, otherwise
     assert one.use.least_share == other.use.least_share
     torch.testing.assert_close(one.outputs, other.outputs, atol=1e-5, rtol=1e-4)
 
@@ -150,7 +150,8 @@ def test_a_prompt_is_the_same_alone_and_another_batch_leaves_nothing_behind(driv
     for prompt in BATCH:
         method = prepare(driven.name, driven.shapes, prompt=driven.prompts[prompt])
         alone = generate(open_cache(method), [prompt])
-        agree(driven.batch, alone, prompt)
+        changed = f"{driven.name} keeps other tokens when its prompt is alone: it depends on other rows or on padding"
+        agree(driven.batch, alone, prompt, changed)
         agree(generate(used, [prompt]), alone, prompt)
 
 

@@ -144,7 +144,8 @@ def check_words(command: Command) -> None:
         if acting.isdisjoint(readers) and task in TASKS:
             of_sweeps = task in RUNS and task not in readers and SWEEP in readers
             reason = "only for sweeps; add -m, or" if of_sweeps else f"not read by task={task};"
-            raise ConfigError(f"{key}: {reason} leave it out")
+            other = "; sweep.name= or work.folder= chooses the runs of a sweep" * (task == "report")
+            raise ConfigError(f"{key}: {reason} leave it out{other}")
     dtypes = " ".join(word for word in command.overrides if _name_key(word) == "cache_dtype")
     given = [key for key in keys if _find_name(key, ("storage",))]  # files of sweeps may set the dtype
     if given and not command.names_sweep and not any(dtype in dtypes for dtype in CODE_DTYPES):
