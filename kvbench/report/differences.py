@@ -12,7 +12,7 @@ from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.code_notes import list_notes
 from kvbench.report.conditions import find_conditions, is_full
-from kvbench.report.runs_table import find_metric, identifying_columns, list_metrics, order_runs
+from kvbench.report.runs_table import find_metric, identifying_columns, list_metrics, name_methods, order_runs
 from kvbench.report.seeds import (
     MeanMetric,
     compare_seeds,
@@ -70,7 +70,8 @@ def find_pairs(runs: Sequence[Results], against: str) -> list[tuple[Results, Res
     for run in order_runs(runs):
         chosen = partners.get(_place(run, members), [])
         if len(chosen) > 1:
-            several = ", ".join(one.run for one in chosen)
+            names = name_methods(chosen)
+            several = ", ".join(f"{one.run} ({name})" for one, name in zip(chosen, names, strict=True))
             raise ConfigError(
                 f"against={against}: matches several runs at one budget; set it to one of {several}"
             )

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.crossed import cross_runs
-from kvbench.report.differences import choose_calibrated, make_calibration_rows, show_calibrations
+from kvbench.report.differences import choose_calibrated, find_pairs, make_calibration_rows, show_calibrations
 from kvbench.report.seeds import combine_seeds
 from kvbench.runs.record.results import Results
 from tests.report.test_seeds import make_run
@@ -27,6 +28,19 @@ def scored(tmp_path: Path) -> list[Results]:
         values = base + number + rng.normal(0, 0.5, COUNT)
         runs.append(make_run(tmp_path, values, 0, method, calibration=calibration))
     return runs
+
+
+def test_partners_are_told_apart_by_their_settings() -> None:
+    config = {"model": {"name": "m"}, "cache_dtype": "auto", "noise": "stream"}
+    rivals = [
+        made_up(
+            "snapkv", 0.1, {}, run=f"snapkv-0.1-{window}", config={**config, "method": {"window": window}}
+        )
+        for window in (8, 16)
+    ]
+    told = r"set it to one of snapkv-0.1-8 \(snapkv window=8\), snapkv-0.1-16 \(snapkv window=16\)$"
+    with pytest.raises(ConfigError, match=told):
+        find_pairs([made_up("h2o", 0.1, {}, config=config), *rivals], "snapkv")
 
 
 def test_methods_without_a_calibration_stand_beside(scored: list[Results], tmp_path: Path) -> None:
