@@ -97,7 +97,7 @@ def test_what_changes_nothing_is_the_base_bit_for_bit(spec: ModelSpec, method: M
         assert torch.equal(one, other)
 
 
-def test_values_that_cam_merges_are_drawn_alike_in_any_batch() -> None:
+def test_values_that_cam_merges_are_drawn_by_its_seed() -> None:
     inputs = tokens_of(LINES, 2)
     both = watch(CaM(base=TOVA()), LINES, inputs, "0.4")
     again = watch(CaM(base=TOVA()), LINES, inputs, "0.4")
