@@ -141,20 +141,15 @@ def find_model_choices(words: Sequence[str]) -> list[str]:
 def _check_choice(group: str, key: str, choice: object) -> str:
     """Return a model's choice of a group under a key as a word's value."""
     names = [choice] if isinstance(choice, str) else choice
-    known = _list_choices(group.partition("@")[0])
+    loader = GlobalHydra.instance().config_loader()
+    place = (str(loader.get_search_path()), group.partition("@")[0])
+    if place not in _CHOICES:  # Hydra looks through its folders each time
+        _CHOICES[place] = loader.get_group_options(place[1])
+    known = _CHOICES[place]
     if not isinstance(names, Sequence) or not names or not all(name in known for name in names):
         choices = suggest(str(choice), known, group)
         raise ConfigError(f"model.{key}={show(choice)}: not a choice{choices}")
     return names[0] if isinstance(choice, str) else f"[{','.join(names)}]"
-
-
-def _list_choices(group: str) -> list[str]:
-    """Return the choices of a group; Hydra, which must be initialised, looks through its folders once per process."""
-    loader = GlobalHydra.instance().config_loader()
-    key = (str(loader.get_search_path()), group)
-    if key not in _CHOICES:
-        _CHOICES[key] = loader.get_group_options(group)
-    return _CHOICES[key]
 
 
 def use_presets() -> None:
