@@ -1,6 +1,7 @@
 """Report of finished runs: tables in Markdown, LaTeX and CSV with the best values in bold, ablations and figures."""
 
-from collections.abc import Hashable, Sequence
+import re
+from collections.abc import Collection, Hashable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,13 +63,24 @@ def write_report(
 ) -> Path:
     """Write report.md, report.tex and report.csv (with parts and variants of metrics); return the path of report.md.
 
-    `others` are further tables. `figures` are PNG files in `runs_dir`, each also written as SVG.
+    `others` are further tables. `figures` are PNG files in `runs_dir`, each also written as SVG. Figures of the report
+    that this one replaces are removed unless they are among them.
     """
+    _remove_figures(runs_dir, {path.stem for path in figures})
     sections = [*list_sections(runs), *others]
     write_whole(runs_dir / "report.csv", format_csv(make_csv_rows(runs)))
     write_whole(runs_dir / "report.md", _write_markdown(sections, figures))
     write_whole(runs_dir / "report.tex", write_latex(sections))
     return runs_dir / "report.md"
+
+
+def _remove_figures(runs_dir: Path, kept: Collection[str]) -> None:
+    """Remove the figures that the report in a folder shows, but those with the names `kept`."""
+    path = runs_dir / "report.md"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for name in re.findall(r"^!\[([^/\\\]]+)\]\(\1\.svg\)$", text, re.MULTILINE):
+        for end in ("png", "svg", "pdf") if name not in kept else ():
+            (runs_dir / f"{name}.{end}").unlink(missing_ok=True)
 
 
 def list_sections(runs: Sequence[Results]) -> list[Section]:

@@ -9,6 +9,7 @@ import pytest
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import find_ablations, make_ablation_rows
+from kvbench.report.document import write_report
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.figures.lines import Timing, draw_latencies, read_profiles
 from kvbench.report.figures.method_styles import METHODS, PLACES, choose_styles
@@ -167,6 +168,16 @@ def test_latency_is_of_finished_profiles(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_figures_of_the_report_before_are_removed(tmp_path: Path) -> None:
+    for name in ("fidelity", "map-h2o-0.1", "mine"):
+        for end in ("png", "svg", "pdf"):
+            (tmp_path / f"{name}.{end}").touch()
+    run = varied(1)
+    write_report(tmp_path, [run], figures=[tmp_path / "fidelity.png", tmp_path / "map-h2o-0.1.png"])
+    write_report(tmp_path, [run], figures=[tmp_path / "fidelity.png"])
+    assert {path.stem for path in tmp_path.iterdir()} == {"fidelity", "mine", "report"}
+
+
 def test_figures_are_drawn_as_png_svg_and_pdf(tmp_path: Path) -> None:
     runs = [
         made_up(method, budget, psnr(30 + budget)) for method in ("heatkv", "swa") for budget in (0.1, 0.4)
