@@ -140,6 +140,17 @@ def test_plan_of_a_card_has_its_floors(command: Command) -> None:
     )
 
 
+@pytest.mark.slow
+def test_several_plans_list_the_methods_of_a_model_once(command: Command) -> None:
+    words = ("model=reasoner_tiny", "method=swa,random", "budget=0.5")
+    status, out, _ = command("-m", "task=plan", *words)
+    counts = (
+        out.count("memory at batch 8, 1 sequence per prompt;"),
+        out.count("methods for reasoner_tiny, a "),
+    )
+    assert (status, counts) == (0, (2, 1))
+
+
 LISTED = """
 llamagen_xl token | headkv heatkv linear_ar | ams_kv hack hackpp scale_groups scalekv
 var_d30 scale | ams_kv hack hackpp heatkv scalekv | headkv linear_ar
