@@ -129,7 +129,7 @@ def test_a_broken_launcher_is_told_before_the_tables(
         launch.run_sweep(["method=full,swa"])
     broken, _, tables = capsys.readouterr().out.partition("error: workers are gone\n")
     assert broken.startswith("device: ")
-    assert "failed full, swa: not started; " in tables
+    assert "missing full, swa: not started; " in tables
 
 
 START = "import sys; sys.path.insert(0, {root!r}); import kvbench.cli as p; p.__path__.insert(0, '.'); "
