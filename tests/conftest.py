@@ -39,9 +39,7 @@ _STORE = tempfile.TemporaryDirectory(prefix="kvbench-features-")
 os.environ["KVBENCH_FEATURES"] = _STORE.name
 os.environ.pop("COLUMNS", None)  # of the terminal: tables have the width of a file
 os.environ["KVBENCH_DEVICE"] = "cpu"  # what runs compute does not depend on the machine
-os.environ["HF_HUB_OFFLINE"] = (
-    "1"  # read when the library is imported; tests of downloads bring a Hub of their own
-)
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported; tests of downloads bring a Hub
 
 
 def pytest_collection_finish() -> None:

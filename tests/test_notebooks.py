@@ -76,7 +76,7 @@ def test_quickstart(show: Callable[[str], Shown]) -> None:
     psnr = results["metrics"]["psnr"]
     low, high = psnr["ci95"]
     assert f"{psnr['value']:.2f} [{low:.2f}, {high:.2f}]" in shown.text
-    assert shown.numbers(r"in use.*\n.*\n snapkv\S+ +16 +0\.1 .* % +[\d.]+ % +(\d+)") == [
+    assert shown.numbers(r"\nsnapkv\S+ +16 +0\.1 .* % +[\d.]+ % +(\d+)") == [
         results["memory"]["sequence_bytes"]
     ]
     assert shown.figures == 1

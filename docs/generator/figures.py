@@ -26,9 +26,7 @@ PANELS = {
     "lpips_scenes ↓": "lpips_scenes (lower is better)",
 }
 """Labels of the columns that are drawn."""
-SAMPLES = 512
-"""Prompts of the table, as the page of results says."""
-TITLE = f"infinity_tiny (scenes): metrics against measured memory, 95 % bands, n = {SAMPLES}"
+TITLE = "infinity_tiny (scenes): metrics against measured memory, 95 % bands, n = 512"
 NUMBERS = re.compile(r"-?[\d.]+")
 DARK = {"text.color": "#d6d6d6", "axes.labelcolor": "#d6d6d6", "axes.edgecolor": "#8a8a8a"}
 DARK |= {"xtick.color": "#8a8a8a", "ytick.color": "#8a8a8a"}
@@ -60,7 +58,7 @@ def read_points(rows: list[tuple[str, ...]], column: str) -> dict[str, list[Poin
     for row in cells:
         if row[0] in curves:
             value, low, high = map(float, NUMBERS.findall(row[place]))
-            curves[row[0]].append(Point(float(row[memory]) / 100, value, low, high, SAMPLES))
+            curves[row[0]].append(Point(float(row[memory]) / 100, value, low, high))
     return {method: sorted(points) for method, points in curves.items()}
 
 

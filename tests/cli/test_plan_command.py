@@ -142,13 +142,12 @@ def test_plan_of_a_card_has_its_floors(command: Command) -> None:
 
 @pytest.mark.slow
 def test_several_plans_list_the_methods_of_a_model_once(command: Command) -> None:
-    words = ("model=reasoner_tiny", "method=swa,random", "budget=0.5")
-    status, out, _ = command("-m", "task=plan", *words)
-    counts = (
-        out.count("memory at batch 8, 1 sequence per prompt;"),
-        out.count("methods for reasoner_tiny, a "),
-    )
-    assert (status, counts) == (0, (2, 1))
+    status, out, _ = command("-m", "task=plan", "model=reasoner_tiny", "method=swa,random", "budget=0.5")
+    counts = [
+        out.count(text)
+        for text in ("memory at batch 8, 1 sequence per prompt;", "methods for reasoner_tiny, a ")
+    ]
+    assert (status, counts) == (0, [2, 1])
 
 
 LISTED = """

@@ -105,11 +105,8 @@ def write_one(runs_dir: Path, seed: int, method: str, budget: float, config: dic
     values = {f"{name}-": {name: column, "tag": TAGS} for name, column in columns.items()}
     folder = write_run(runs_dir, run, [(prompt, {}, b"") for prompt in PROMPTS], values=values)
     for name, spec in SPECS.items():
-        record = {
-            "evaluator": name,
-            "protocol": "",
-            "scores": {name: {**asdict(scores[name]), **asdict(spec)}},
-        }
+        whole = {name: {**asdict(scores[name]), **asdict(spec)}}
+        record = {"evaluator": name, "protocol": "", "scores": whole}
         (folder / "metrics" / f"{name}-.json").write_text(json.dumps(record))
     return run
 

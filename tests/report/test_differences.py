@@ -32,12 +32,8 @@ def scored(tmp_path: Path) -> list[Results]:
 
 def test_partners_are_told_apart_by_their_settings() -> None:
     config = {"model": {"name": "m"}, "cache_dtype": "auto", "noise": "stream"}
-    rivals = [
-        made_up(
-            "snapkv", 0.1, {}, run=f"snapkv-0.1-{window}", config={**config, "method": {"window": window}}
-        )
-        for window in (8, 16)
-    ]
+    settings = {f"snapkv-0.1-{window}": {**config, "method": {"window": window}} for window in (8, 16)}
+    rivals = [made_up("snapkv", 0.1, {}, run=run, config=own) for run, own in settings.items()]
     told = r"set it to one of snapkv-0.1-8 \(snapkv window=8\), snapkv-0.1-16 \(snapkv window=16\)$"
     with pytest.raises(ConfigError, match=told):
         find_pairs([made_up("h2o", 0.1, {}, config=config), *rivals], "snapkv")

@@ -41,18 +41,14 @@ class Positive(StreamingLLM):
 
 def test_a_sample_costs_the_same_beside_others(tmp_path: Path) -> None:
     """What it held and read is of its own two sequences, conditional and unconditional."""
-    names = ("least_share", "last_tokens", "last_bytes", "bytes_read", "longest")
-
-    def costs(size: int) -> list[list[Any]]:
-        folder = execute.run(
-            job_in(tmp_path / str(size), 6, Positive(sinks=1), batch_size=size, evaluators={})
-        ).folder
-        lines = map(json.loads, (folder / "samples.jsonl").read_text().splitlines())
-        return [[line[name] for name in names] for line in lines]
-
-    beside = costs(3)
-    assert beside == costs(1)
-    assert len({cost[0] for cost in beside}) > 2
+    found = []
+    for size in (3, 1):
+        job = job_in(tmp_path / str(size), 6, Positive(sinks=1), batch_size=size, evaluators={})
+        lines = (execute.run(job).folder / "samples.jsonl").read_text().splitlines()
+        names = ("least_share", "last_tokens", "last_bytes", "bytes_read", "longest")
+        found.append([[record[name] for name in names] for record in map(json.loads, lines)])
+    assert found[0] == found[1]
+    assert len({cost[0] for cost in found[0]}) > 2
 
 
 def test_bytes_of_a_cache() -> None:
