@@ -5,7 +5,7 @@ from collections.abc import Collection, Hashable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kvbench.core.files import write_whole
+from kvbench.core.files import read_text, write_whole
 from kvbench.eval.text.drift import TAIL
 from kvbench.report.ablations import find_ablations, make_ablation_rows, name_ablation
 from kvbench.report.code_notes import list_made, list_marks
@@ -77,7 +77,7 @@ def write_report(
 def _remove_figures(runs_dir: Path, kept: Collection[str]) -> None:
     """Remove the figures that the report in a folder shows, but those with the names `kept`."""
     path = runs_dir / "report.md"
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = read_text(path, "replace") if path.is_file() else ""
     for name in re.findall(r"^!\[([^/\\\]]+)\]\(\1\.svg\)$", text, re.MULTILINE):
         for end in ("png", "svg", "pdf") if name not in kept else ():
             (runs_dir / f"{name}.{end}").unlink(missing_ok=True)

@@ -199,7 +199,7 @@ def test_a_run_of_texts_is_scored_on_its_own(tmp_path: Path, capsys: pytest.Capt
     assert "exact_answer ↑ 0.500" in out
     assert "exact_answer_change ↑ -0.167" in out
     assert "generated_tokens ↓ 26.0 tokens" in out
-    assert main(["psnr", str(ours.folder), str(theirs.folder)]) == 0
+    assert main(["psnr", str(ours.folder), str(theirs.folder)]) == 1
     assert "it scores images, and these are texts" in capsys.readouterr().out
 
 
