@@ -28,7 +28,7 @@ class Frechet(Comparison):
         return self.space.distance
 
     def caveat(self, ours: Features) -> str | None:
-        """Return a warning if the covariance is singular, else that of other distances."""
+        """Return the warning about a singular covariance, or the warning of all distances without one."""
         count, dimensions = ours.shape
         why = f"{count} samples for {dimensions} features: the covariance is singular and the value biased upward"
         return super().caveat(ours) if count > dimensions else why

@@ -36,7 +36,7 @@ from kvbench.eval.protocol.intervals import (
     wilson_interval,
 )
 from kvbench.eval.protocol.ranges import Range, find_difference_range, find_range
-from kvbench.eval.protocol.scores import Metric, Score, are_answers, make_metric, with_interval
+from kvbench.eval.protocol.scores import Metric, Score, are_answers, are_shares, make_metric, with_interval
 
 MIN_RUNS = 3
 """Minimum number of runs whose values alone give an interval."""
@@ -160,7 +160,7 @@ def _cross_samples(name: str, runs: _Runs, strata: str | None) -> tuple[Score, _
     groups = [None if strata is None else str(rows[index][strata]) for index in known]
     table = sum_clusters(data, clusters, groups)
     first = runs.records[0].scores[name][0]
-    shares = not runs.are_differences and "wilson" in (first.ci or "") and {0.0, 1.0}.issuperset(data.flat)
+    shares = not runs.are_differences and are_shares(first.ci) and {0.0, 1.0}.issuperset(data.flat)
     found = _find_interval(table, runs.choices, runs.find_limits(name), shares=shares)
     if found is not None and not shares and are_answers(first.ci) and {-1.0, 0.0, 1.0}.issuperset(data.flat):
         found = _widen_change(found, data, clusters, groups)

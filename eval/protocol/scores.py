@@ -110,9 +110,14 @@ class Metric:
         return None if low is None or high is None else (low, high)
 
 
+def are_shares(ci: str | None) -> bool:
+    """Return whether samples are right or wrong answers, by the method of their interval."""
+    return "wilson" in (ci or "")
+
+
 def are_answers(ci: str | None) -> bool:
-    """Return whether samples are right or wrong answers, or changes of them, as the method of their interval tells."""
-    return any(kind in (ci or "") for kind in ("wilson", "agresti-min"))
+    """Return whether samples are right or wrong answers or changes of them, by the method of their interval."""
+    return are_shares(ci) or "agresti-min" in (ci or "")
 
 
 def make_metric(score: Score, spec: MetricSpec, **more: object) -> Metric:

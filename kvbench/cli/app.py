@@ -79,7 +79,7 @@ def run_command(command: Command) -> None:
 
 
 def show_help(command: Command) -> bool:
-    """Print the introduction, the help, or the keys of a task or method; return False if the command asks for none."""
+    """Print the introduction, the help, or the keys of a task or method; return whether the command asks for one."""
     topics = [word.split("=", 1) for word in command.overrides if word.startswith(("task=", "method="))]
     if not command.words:
         opening, examples, *_, closing = read_help().split("\n\n")
@@ -145,5 +145,5 @@ def run_on_sweep(words: list[str]) -> None:
 
 @hydra.main(config_path="pkg://kvbench.conf", config_name="config", **VERSION_BASE)
 def _run_by_hydra(cfg: DictConfig) -> None:
-    """Run the job that `--run` asks for; Hydra itself does what other options ask for."""
+    """Run the job of `--run`; Hydra handles all other options itself."""
     run_task(cfg)

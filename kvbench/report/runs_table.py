@@ -225,7 +225,7 @@ def show_runs(
 ) -> None:
     """Print one row per run in the order of `order_runs`, and the (name, reason) of unfinished ones.
 
-    Models with the same metrics share a table. What is equal in all rows stands in its title. A narrow terminal shows
+    Models with the same metrics share a table. Its title has the values that all rows share. A narrow terminal shows
     no times. `verbose` adds `VERBOSE_COLUMNS`.
     """
     tables: dict[frozenset[str], list[Results]] = {}

@@ -31,7 +31,7 @@ COST = Cost(
 
 @dataclass
 class Positive(StreamingLLM):
-    """Keeps those of the latest tokens whose first key channel is positive, so that sequences differ in length."""
+    """Keeps the latest tokens with a positive first key channel, so that sequences differ in length."""
 
     static: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""A web server on this machine that serves one content and notes what is asked for."""
+"""Local web server that serves one content and records the requests."""
 
 import socket
 import struct

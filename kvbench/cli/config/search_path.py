@@ -71,7 +71,7 @@ def list_variants(group: str) -> list[str]:
 
 
 def list_metrics() -> list[str]:
-    """Return the choices of `eval=` that are no groups of others; Hydra must be initialised."""
+    """Return the choices of `eval=` except groups of metrics; Hydra must be initialised."""
     load = GlobalHydra.instance().config_loader().repository.load_config  # type: ignore[attr-defined]
     return [name for name in list_choices("eval") if load(f"eval/{name}").config]
 

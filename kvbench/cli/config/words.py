@@ -206,7 +206,7 @@ def check_overrides(overrides: Sequence[Override]) -> None:
 
 
 def split_beside(overrides: Sequence[Override]) -> list[list[Override]]:
-    """Return the overrides of the jobs of a sweep, followed by those of its reference jobs if it has any.
+    """Return the overrides of a sweep's jobs, followed by the overrides of its reference jobs.
 
     Reference jobs have the words below `beside.`, such as `beside.method` and `beside.budget`, in place of words of the
     same names and of every setting of the sweep's methods. Thus a sweep over the settings of one method can include

@@ -1,4 +1,4 @@
-"""What a sweep prints while its jobs run and at the end, and its start in the background."""
+"""Progress lines and final tables of a sweep, and the start of its workers in the background."""
 
 import logging
 import math
