@@ -10,14 +10,11 @@ HELP = {
     "cpu_time": "measure processor time, for shared machines",
     "device": "cpu or cuda; the GPU if there is one by default",
     "method": "a single method of conf/method",
-    "methods": "methods of conf/method, separated by commas",
     "model": "model of conf/model",
     "overrides": "settings key=value as for run.py",
     "prompts": "number of prompts",
     "repeats": "measured repetitions; the median is reported",
-    "slope": "also print the growth of a step's time with earlier tokens",
     "threads": "threads of torch; torch's choice by default",
-    "tokens": "tokens to generate",
 }
 """Descriptions of shared options, by name."""
 TYPES = {"threads": {"type": int}}

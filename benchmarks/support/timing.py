@@ -30,7 +30,7 @@ class Timed(NamedTuple):
         return statistics.median(ratios), f"{ratios[left_out]:.3f} to {ratios[-1 - left_out]:.3f}"
 
 
-def choose_clock(cpu_time: bool, device: str = "cpu") -> Clock:
+def choose_clock(cpu_time: bool, device: str) -> Clock:
     """Return a clock of processor time or wall time, in seconds; on a GPU one of wall time that waits for its work."""
     if not device.startswith("cuda"):
         return time.process_time if cpu_time else time.perf_counter
@@ -43,16 +43,14 @@ def choose_clock(cpu_time: bool, device: str = "cpu") -> Clock:
     return wait_and_read
 
 
-def take_turns(
-    runs: Mapping[str, Callable[[], object]], repeats: int, clock: Clock, warmups: int = 1
-) -> dict[str, Timed]:
-    """Measure runs alternately, after rounds of warm-up, so that changes of load affect all of them."""
+def take_turns(runs: Mapping[str, Callable[[], object]], repeats: int, clock: Clock) -> dict[str, Timed]:
+    """Measure runs alternately, after a round of warm-up, so that changes of load affect all of them."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     results: dict[str, object] = {}
-    for repeat in range(warmups + repeats):
+    for repeat in range(1 + repeats):
         for name, run in runs.items():
             started = clock()
             results[name] = run()
-            if repeat >= warmups:
+            if repeat:
                 seconds[name].append(clock() - started)
     return {name: Timed(statistics.median(times), results[name], times) for name, times in seconds.items()}

@@ -16,7 +16,6 @@ from tests.support.places import ROOT
 
 TABLES = ROOT / "docs/results/data"
 ONCE = "--batch 1 --repeats 1"
-SMALL_IMAGE = "model.weights=random model.transformer.depth=1 model.transformer.grid=[4,4]"
 STEPS = "kernels models graphs llamagen paths"  # those whose smallest rehearsal takes seconds
 QUICK_PROFILE = "profile.batch_sizes=[1] profile.repeats=1 profile.warmup=0"
 RUNS = {
@@ -25,10 +24,9 @@ RUNS = {
     "gpu_check": (f"--only {STEPS} --mode smallest --out gpu.json", r"^(PASS  \w+ .*\n){5}"),
     "kernels": (ONCE, r"^attention of a whole generation: "),
     "kvpress_agreement": ("--texts 1 --given 60 --kept 20 --forced 4 --methods knorm", r"^knorm +0 "),
-    "launches": (f"--model llamagen_3b --budget 1 --batch 1 {SMALL_IMAGE}", r"^one recording( +\d+){5}$"),
-    "llamagen_loop": (
-        f"{ONCE} --methods linear_ar --budget 22 --eager --threads 1 --slope {SMALL_IMAGE}",
-        r"^linear_ar 22 [^+]*\+ \S+ us for every token before it$",
+    "launches": (
+        "--model llamagen_3b --budget 1 --batch 1 model.transformer.depth=1 model.transformer.grid=[4,4]",
+        r"^one recording( +\d+){5}$",
     ),
     "many_runs": ("1 --prompts 1", r"^((dashboard|report), (first|again) +[\d.]+ +\d\d+\n){4}"),
     "mutants": ("--rooms puzzles --per-thousand 1", r"^puzzles +[01] of   1 killed$"),
