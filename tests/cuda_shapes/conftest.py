@@ -65,7 +65,10 @@ def keeping_all(
 
 @pytest.fixture
 def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers to what methods that look at data ask of numbers: everything is kept, `if x.any():` is not taken."""
+    """Answers to what methods that look at data ask of values: everything is kept, `if x.any():` is not taken.
+
+    Tensors made from values hold none: a fake tensor of one value keeps it, and copies it to the device for real.
+    """
     for module in (schedule, padding):
         monkeypatch.setattr(module, "source_table", keeping_all)
     monkeypatch.setattr(schedule, "are_equal", lambda *_: False)
@@ -76,5 +79,14 @@ def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
         found = find_any(x, *args, **options)
         return answers.setdefault(id(found), found)
 
+    make = torch.tensor
+
+    def make_empty(data: Any, *, device: Any = "cpu", **how: Any) -> Tensor:
+        known = make(data, **how)
+        return torch.empty(known.shape, dtype=known.dtype, device=device)
+
+    with torch.device("cpu"):
+        make([])  # torch lists its constructors once, for good, where a device is first chosen so
+    monkeypatch.setattr(torch, "tensor", make_empty)
     monkeypatch.setattr(Tensor, "any", noted)
     monkeypatch.setattr(Tensor, "__bool__", lambda x: id(x) not in answers and as_bool(x))
