@@ -46,17 +46,17 @@ class AddedRun:
 
 
 @dataclass(frozen=True)
-class Added:
+class LoadedDatasets:
     """Runs of datasets by folder, and the folders that could not be read as datasets."""
 
     entries: Mapping[Path, AddedRun]
     left_out: tuple[Damaged, ...] = ()
 
 
-NO_DATASETS = Added({})
+NO_DATASETS = LoadedDatasets({})
 
 
-def find_datasets(patterns: Iterable[str]) -> Added:
+def find_datasets(patterns: Iterable[str]) -> LoadedDatasets:
     """Read the datasets that paths and patterns such as `published/*` name, each once, in the order of their paths.
 
     A folder that is not a dataset, or a damaged one, is left out with its reason.
@@ -75,7 +75,7 @@ def find_datasets(patterns: Iterable[str]) -> Added:
         except (ConfigError, OSError, ValueError, RecursionError) as error:
             said = " ".join(str(error).split()).removeprefix(f"{folder}/")
             left_out.append(Damaged(*(make_printable(make_writable(text)) for text in (str(folder), said))))
-    return Added(entries, tuple(left_out))
+    return LoadedDatasets(entries, tuple(left_out))
 
 
 def list_folders(pattern: str) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvbench.dashboard.datasets import NO_DATASETS, Added, AddedRun, relate
+from kvbench.dashboard.datasets import NO_DATASETS, AddedRun, LoadedDatasets, relate
 from kvbench.dashboard.folders import Sweep, find_folders, find_sweeps
 from kvbench.dashboard.metrics import SHARED_FIELDS, describe_metrics, list_means
 from kvbench.dashboard.packed import pack_drift, pack_retention
@@ -38,7 +38,7 @@ CONTACT_SHEET = "contact_sheet.png"
 
 
 def make_document(
-    runs_dir: Path, chosen: Sequence[Path] | None = None, added: Added = NO_DATASETS
+    runs_dir: Path, chosen: Sequence[Path] | None = None, added: LoadedDatasets = NO_DATASETS
 ) -> dict[str, Any]:
     """Return the runs below `runs_dir` with their numbers, other runs by name and state, and sweeps.
 
@@ -98,7 +98,7 @@ def make_document(
     }
 
 
-def _find_conditions(own: Sequence[Results], added: Added, runs_dir: Path) -> dict[int, str]:
+def _find_conditions(own: Sequence[Results], added: LoadedDatasets, runs_dir: Path) -> dict[int, str]:
     """Return the conditions of each run by its identity; those of a dataset's runs begin with its folder."""
     sets: dict[str, list[Results]] = {"": list(own)}
     for folder, entry in added.entries.items():

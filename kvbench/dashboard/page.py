@@ -11,7 +11,7 @@ from pathlib import Path
 from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
 from kvbench.dashboard.bundle import add_pictures
-from kvbench.dashboard.datasets import NO_DATASETS, Added
+from kvbench.dashboard.datasets import NO_DATASETS, LoadedDatasets
 from kvbench.dashboard.document import make_document
 from kvbench.dashboard.vendor import VENDORED, Vendored
 
@@ -34,7 +34,7 @@ def write_dashboard(
     output: Path | None = None,
     reload: float | None = None,
     chosen: Sequence[Path] | None = None,
-    added: Added = NO_DATASETS,
+    added: LoadedDatasets = NO_DATASETS,
 ) -> Path:
     """Write dashboard.html and return its path.
 
@@ -62,7 +62,7 @@ def write_bundle(
     runs_dir: Path,
     output: Path | None = None,
     chosen: Sequence[Path] | None = None,
-    added: Added = NO_DATASETS,
+    added: LoadedDatasets = NO_DATASETS,
 ) -> Path:
     """Write the page with its pictures as one file, dashboard-bundle.html, and return its path.
 
@@ -74,7 +74,9 @@ def write_bundle(
     return path
 
 
-def render_bundle(runs_dir: Path, chosen: Sequence[Path] | None = None, added: Added = NO_DATASETS) -> str:
+def render_bundle(
+    runs_dir: Path, chosen: Sequence[Path] | None = None, added: LoadedDatasets = NO_DATASETS
+) -> str:
     """Return the page with its pictures: of every run below `runs_dir`, or of the chosen run folders.
 
     Raises:
@@ -85,7 +87,7 @@ def render_bundle(runs_dir: Path, chosen: Sequence[Path] | None = None, added: A
     return render_page(add_pictures(document, runs_dir))
 
 
-def _check_contents(document: Mapping[str, Sequence[object]], runs_dir: Path, added: Added) -> None:
+def _check_contents(document: Mapping[str, Sequence[object]], runs_dir: Path, added: LoadedDatasets) -> None:
     shown = sum(len(document[key]) for key in ("runs", "sweeps", "unfinished", "damaged", "earlier"))
     if shown == len(added.left_out):
         raise ConfigError(f"runs_dir={runs_dir}: holds no runs")

@@ -16,7 +16,7 @@ SAMPLES_FILE = RUNS_FILE.with_name("samples.parquet")
 MAX_SHOWN = 3
 
 
-class Change(NamedTuple):
+class FileChange(NamedTuple):
     """File of a publication that is not as its list has it."""
 
     name: str
@@ -47,7 +47,7 @@ def join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_SHOWN]) + more
 
 
-def list_changes(folder: Path, parts: Collection[str] | None = None) -> list[Change]:
+def list_changes(folder: Path, parts: Collection[str] | None = None) -> list[FileChange]:
     """Return the files that are not as the list of a publication has them, all of a folder without a list.
 
     A listed name that is not of a file in the folder, such as `runs/../..`, counts as missing and is not opened.
@@ -64,11 +64,11 @@ def list_changes(folder: Path, parts: Collection[str] | None = None) -> list[Cha
     for name in sorted({*known, *own}):
         if parts is None or name.partition("/")[0] in parts:
             if name not in own:
-                changes.append(Change(name, "missing"))
+                changes.append(FileChange(name, "missing"))
             elif name not in known:
-                changes.append(Change(name, "not listed"))
+                changes.append(FileChange(name, "not listed"))
             elif (folder / name).is_symlink() or hash_path(folder / name) != known[name]:
-                changes.append(Change(name, "changed"))
+                changes.append(FileChange(name, "changed"))
     return changes
 
 

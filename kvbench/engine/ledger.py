@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # imports torch, which a reader of results does without
     from torch import Tensor
 
     from kvbench.engine.layer import LayerStore
-    from kvbench.engine.schedule import LogSumExpError
+    from kvbench.engine.schedule import LogSumExpDrift
     from kvbench.methods.shared.base import Method
 
 N = TypeVar("N", int, float)
@@ -53,7 +53,7 @@ class Step:
     n: int = 1
 
 
-class Use(NamedTuple):
+class BudgetUse(NamedTuple):
     """Use of the budget by the sequences of one prompt.
 
     Attributes:
@@ -147,7 +147,7 @@ class Ledger:
         self.rebuild_bytes = max(self.rebuild_bytes, self._stored_bytes - before + peak)
         self._stored_bytes += after - before
 
-    def record_drift(self, segment: int, drift: "LogSumExpError") -> None:
+    def record_drift(self, segment: int, drift: "LogSumExpDrift") -> None:
         """Record how a drop after a segment changed the log-sum-exp of the observed queries."""
         self.drifts += drift.total
         self.drops += drift.rows
@@ -265,7 +265,7 @@ class Ledger:
 
     def measure_use(
         self, spec: ModelSpec, budget: Budget, sequences: Iterable[int], drawn: int | None = None
-    ) -> Use:
+    ) -> BudgetUse:
         """Return how much of the budget some sequences of one prompt used.
 
         Args:
@@ -277,12 +277,14 @@ class Ledger:
         count = len(self._list_ends(spec, drawn))
         ends = [(sequence, k) for sequence in sequences for k in range(count)]
         if not ends:
-            return Use(self.last_tokens, self.last_bytes, 1.0)
+            return BudgetUse(self.last_tokens, self.last_bytes, 1.0)
         last_tokens, last_bytes = (
             max(_pick(table[count - 1][-1], sequence) for sequence, _ in ends)
             for table in (self.held, self.held_bytes)
         )
-        return Use(last_tokens, last_bytes, float(min(self._find_share(spec, budget, *end) for end in ends)))
+        return BudgetUse(
+            last_tokens, last_bytes, float(min(self._find_share(spec, budget, *end) for end in ends))
+        )
 
     def _find_share(self, spec: ModelSpec, budget: Budget, sequence: int, segment: int) -> Fraction:
         """Return the share of the possible tokens that a sequence held after a segment.

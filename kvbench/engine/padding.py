@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.engine.schedule import Change, ask_kept, show_layer
+from kvbench.engine.schedule import StorageChange, call_keep, show_layer
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import Layout, list_positions
 from kvbench.methods.shared.base import Method
@@ -98,8 +98,8 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: floa
 
 
 def follow_schedule(
-    change: Change, segment: Segment, layout: Layout, padding: Padding, free_slots: int
-) -> Change:
+    change: StorageChange, segment: Segment, layout: Layout, padding: Padding, free_slots: int
+) -> StorageChange:
     """Return the change of padded rows, which keep the slots of a static method's schedule except for padding.
 
     Args:
@@ -114,10 +114,10 @@ def follow_schedule(
     kept.scatter_(1, torch.where(positions < 0, segment.end, positions), value=True)
     seen = list_positions(layout, segment.start, segment.length)
     keep = kept.repeat(sequences, 1).gather(1, seen.clamp(min=0)) & (seen >= padding.rows[:, None])
-    return Change(*source_table(layout, keep, seen, segment.length, free_slots), appends=False)
+    return StorageChange(*source_table(layout, keep, seen, segment.length, free_slots), appends=False)
 
 
-def ask_plans(
+def plan_padded_change(
     method: Method,
     spec: ModelSpec,
     layer: int,
@@ -125,7 +125,7 @@ def ask_plans(
     layout: Layout,
     padding: Padding,
     free_slots: int,
-) -> Change:
+) -> StorageChange:
     """Return the change of padded rows under a static method, which plans for the length of each prompt.
 
     The method sees positions from the prompt's first token. One call serves all prompts of a length.
@@ -159,7 +159,9 @@ def ask_plans(
                 _segment_ids=segment_ids,
                 padding=None,
             )
-            keep = ask_kept(method.plan_for(tokens), view)
+            keep = call_keep(method.plan_for(tokens), view)
             kept[tokens] = present if keep is None else present & keep
     keep = torch.cat([kept[tokens] for tokens in padding.prompts])
-    return Change(*source_table(layout, keep, rows.position, segment.length, free_slots), appends=False)
+    return StorageChange(
+        *source_table(layout, keep, rows.position, segment.length, free_slots), appends=False
+    )

@@ -13,9 +13,9 @@ from kvbench.engine.layer import LayerStore
 from kvbench.engine.memory import BIAS_CHANNELS
 from kvbench.engine.row_tables import RowTables
 from kvbench.engine.schedule import (
-    Change,
     Ints,
     Schedule,
+    StorageChange,
     count_free_slots,
     predict_ring_slots,
     predict_row_lengths,
@@ -107,7 +107,7 @@ class PlainStorage(CacheBackend):
     def attend(self, store: LayerStore, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         return ragged_attention(q, k, v, store.past, self._spec.logit_scale)
 
-    def can_append(self, change: Change, dtype: torch.dtype) -> bool:
+    def can_append(self, change: StorageChange, dtype: torch.dtype) -> bool:
         return change.appends and self._dtype == dtype
 
     def attend_appended(self, store: LayerStore, q: Tensor) -> Tensor:
@@ -144,7 +144,12 @@ class PlainStorage(CacheBackend):
         return keys, values
 
     def change(
-        self, layer: int, store: LayerStore, present: tuple[Tensor, Tensor], segment: Segment, change: Change
+        self,
+        layer: int,
+        store: LayerStore,
+        present: tuple[Tensor, Tensor],
+        segment: Segment,
+        change: StorageChange,
     ) -> LayerStore:
         contents = change.contents
         self._grown = self._grows(store.layout, segment, change)
@@ -181,14 +186,19 @@ class PlainStorage(CacheBackend):
             return before + after
         return max(before + after // 2, before // 2 + after)
 
-    def _grows(self, layout: Layout, segment: Segment, change: Change) -> bool:
+    def _grows(self, layout: Layout, segment: Segment, change: StorageChange) -> bool:
         """Return whether the segment's tokens stay in the free slots that they fill, and no slot moves."""
         after, tokens = change.layout, len(layout.counts) * segment.length
         fits = layout.free_slots >= segment.length and after.free_slots == layout.free_slots - segment.length
         return fits and after.total == layout.total + tokens and change.contents is None
 
     def _move(
-        self, storage: Tensor, store: LayerStore, current: Tensor, joined: Tensor | None, change: Change
+        self,
+        storage: Tensor,
+        store: LayerStore,
+        current: Tensor,
+        joined: Tensor | None,
+        change: StorageChange,
     ) -> tuple[Tensor, int | None]:
         """Copy the slots of a layer's keys or values that stay to new storage."""
         moved, handle = self.arena.take((self._batch, change.layout.capacity, storage.shape[2]))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kvbench.core.segments import ModelSpec, Segment
 
 
-class Read(NamedTuple):
+class StepRead(NamedTuple):
     """Read of one step: the tokens that come at once.
 
     Attributes:
@@ -29,7 +29,7 @@ class Reads:
         steps: reads of each segment's steps, K lists.
     """
 
-    steps: list[list[Read]] = field(default_factory=list)
+    steps: list[list[StepRead]] = field(default_factory=list)
 
     def record(
         self, spec: ModelSpec, segment: Segment, filled: int, stored: Sequence[int], slot_bytes: int
@@ -44,7 +44,7 @@ class Reads:
             slot_bytes: bytes of a token of this segment in one head.
         """
         pending = filled * spec.all_heads * slot_bytes
-        read = Read(segment.start + filled - spec.ends[0], [size + pending for size in stored])
+        read = StepRead(segment.start + filled - spec.ends[0], [size + pending for size in stored])
         if filled:
             self.steps[segment.index].append(read)
         else:  # a new list, as that of a repeated recording is used again
@@ -72,7 +72,7 @@ def add_reads(parts: Sequence[Reads]) -> Reads:
         steps = zip(*segment, strict=True)
         joined.append(
             [
-                Read(step[0].after, [*map(sum, zip(*(one.bytes for one in step), strict=True))])
+                StepRead(step[0].after, [*map(sum, zip(*(one.bytes for one in step), strict=True))])
                 for step in steps
             ]
         )

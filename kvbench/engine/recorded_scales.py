@@ -1,7 +1,7 @@
 """Recorded scales under methods that look at data: the lengths of rows are known beforehand."""
 
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.schedule import Change, ask_method, naming_place, predict_row_lengths
+from kvbench.engine.schedule import StorageChange, add_error_context, plan_change, predict_row_lengths
 from kvbench.engine.view import CacheView
 from kvbench.kernels.layout import Layout
 from kvbench.methods.shared.base import Method
@@ -20,8 +20,10 @@ def can_record(spec: ModelSpec, method: Method) -> bool:
     return method.static or predict_row_lengths(spec, method) is not None
 
 
-def ask_with_lengths(method: Method, view: CacheView, layout: Layout, *, recording: bool) -> Change:
-    """Call a method's `keep` after a segment whose tokens came at once, and return the change (`ask_method`).
+def plan_recorded_change(
+    method: Method, view: CacheView, layout: Layout, *, recording: bool
+) -> StorageChange:
+    """Call a method's `keep` after a segment whose tokens came at once, and return the change (`plan_change`).
 
     Args:
         method: a prepared method; its `capacity` gives the lengths of rows.
@@ -37,8 +39,8 @@ def ask_with_lengths(method: Method, view: CacheView, layout: Layout, *, recordi
     by_head = capacity if isinstance(capacity, tuple) else (capacity,) * view.heads
     before = [count + view.segment.length for count in layout.counts]
     lengths = [*map(min, before, by_head * view.sequences)]
-    change = ask_method(method, view, layout, counts=lengths if recording else None)
-    with naming_place(method, view):
+    change = plan_change(method, view, layout, counts=lengths if recording else None)
+    with add_error_context(method, view):
         for row, (found, wanted) in enumerate(zip(change.layout.counts, lengths, strict=True)):
             if found != wanted:
                 raise WrongTensor(

@@ -37,7 +37,7 @@ class Contents(NamedTuple):
     values: Tensor
 
 
-class LogSumExpError(NamedTuple):
+class LogSumExpDrift(NamedTuple):
     """Change of the observed queries' log-sum-exp by one eviction.
 
     Attributes:
@@ -53,7 +53,7 @@ class LogSumExpError(NamedTuple):
     after: Sequence[float] = ()
 
 
-class Change(NamedTuple):
+class StorageChange(NamedTuple):
     """One layer's storage after a segment.
 
     Attributes:
@@ -71,17 +71,17 @@ class Change(NamedTuple):
     appends: bool
     state: Tensor | None = None
     contents: Contents | None = None
-    drift: LogSumExpError = LogSumExpError()
+    drift: LogSumExpDrift = LogSumExpDrift()
     unprotected: Tensor | None = None
 
 
-Schedule = dict[tuple[int, int], Change]
+Schedule = dict[tuple[int, int], StorageChange]
 """A static method's changes by (layer, segment); nothing is cached of the last segment, which has no entry."""
 
 
-def ask_method(
+def plan_change(
     method: Method, view: CacheView, layout: Layout, free_slots: int = 0, counts: Sequence[int] | None = None
-) -> Change:
+) -> StorageChange:
     """Call a method's `keep` after a segment and return the change.
 
     Args:
@@ -95,12 +95,12 @@ def ask_method(
         NotANumber: the method's scores are NaN.
         WrongTensor: its scores or its choice have a wrong shape or dtype.
     """
-    return apply_answer(method, view, ask_kept(method, view), layout, free_slots, counts)
+    return apply_keep(method, view, call_keep(method, view), layout, free_slots, counts)
 
 
-def ask_kept(method: Method, view: CacheView) -> Tensor | None:
-    """Return the result of a method's `keep`; raises as `ask_method`."""
-    with naming_place(method, view):
+def call_keep(method: Method, view: CacheView) -> Tensor | None:
+    """Return the result of a method's `keep`; raises as `plan_change`."""
+    with add_error_context(method, view):
         keep = method.keep(view)
         if keep is not None:
             rows = "[heads, slots]" if method.static else "[rows, slots]"
@@ -108,9 +108,9 @@ def ask_kept(method: Method, view: CacheView) -> Tensor | None:
     return keep
 
 
-def ask_attended(method: Method, view: CacheView) -> Tensor | None:
-    """Return the slots that a method selects for attention; raises as `ask_method`."""
-    with naming_place(method, view):
+def call_select_attended(method: Method, view: CacheView) -> Tensor | None:
+    """Return the slots that a method selects for attention; raises as `plan_change`."""
+    with add_error_context(method, view):
         selected = method.select_attended(view)
         if selected is not None:
             require_tensor("select_attended", selected, view.position.shape, "[rows, slots]", torch.bool)
@@ -118,7 +118,7 @@ def ask_attended(method: Method, view: CacheView) -> Tensor | None:
 
 
 @contextmanager
-def naming_place(method: Method, view: CacheView) -> Iterator[None]:
+def add_error_context(method: Method, view: CacheView) -> Iterator[None]:
     """Add method, layer and segment to the message of an error."""
     try:
         yield
@@ -134,15 +134,15 @@ def naming_place(method: Method, view: CacheView) -> Iterator[None]:
         raise type(told)(f"method {type(method).__name__}: {where}: {told}") from None
 
 
-def apply_answer(
+def apply_keep(
     method: Method,
     view: CacheView,
     keep: Tensor | None,
     layout: Layout,
     free_slots: int,
     counts: Sequence[int] | None = None,
-) -> Change:
-    """Return the change that a method's result `keep` makes; other arguments as for `ask_method`."""
+) -> StorageChange:
+    """Return the change that a method's result `keep` makes; other arguments as for `plan_change`."""
     segment = view.segment
     if view.padding is not None:  # a slot of the current segment may not exist
         keep = view.position >= 0 if keep is None else keep & (view.position >= 0)
@@ -152,7 +152,7 @@ def apply_answer(
     if state is not None and not (keep is None and layout.uniform):
         exists = view.position >= 0
         state = pack_rows(view.state, exists if keep is None else keep & exists, 0, after.longest)
-    contents, drift = None, LogSumExpError()
+    contents, drift = None, LogSumExpDrift()
     if keep is not None and view.replaced is not None:
         kept = keep & (view.position >= 0)
         origins = list_origins(after, kept)
@@ -160,10 +160,10 @@ def apply_answer(
     if count := method.uses.lse_queries:
         drift = measure_drift(view, keep, count)
     appends = layout.uniform and everything and not layout.free_slots and contents is None
-    return Change(after, source, appends, state, contents, drift, view.unprotected)
+    return StorageChange(after, source, appends, state, contents, drift, view.unprotected)
 
 
-def measure_drift(view: CacheView, keep: Tensor | None, lse_queries: int) -> LogSumExpError:
+def measure_drift(view: CacheView, keep: Tensor | None, lse_queries: int) -> LogSumExpDrift:
     """Measure how a drop changes the log-sum-exp of a segment's last queries.
 
     Args:
@@ -182,7 +182,7 @@ def measure_drift(view: CacheView, keep: Tensor | None, lse_queries: int) -> Log
     dropped = (exists & ~kept).any(1)
     total = rows[2].nan_to_num(0).masked_fill(~dropped, 0).sum()
     means = [x.unflatten(0, (-1, view.heads)).nanmean(1).nan_to_num(0).tolist() for x in rows[:2]]
-    return LogSumExpError(float(total), int(dropped.sum()), *means)
+    return LogSumExpDrift(float(total), int(dropped.sum()), *means)
 
 
 def show_layer(
@@ -256,9 +256,9 @@ def build_schedule(
             alike = layer > 0 and layout is layouts[layer - 1]
             if layer > 0:
                 view = replace(view, layer=layer) if alike else show_layer(layer, segment, layout, spec)
-            keep = ask_kept(method, view)
+            keep = call_keep(method, view)
             if not (alike and are_equal(keep, kept)):
-                change = apply_answer(method, view, keep, layout, free_slots)
+                change = apply_keep(method, view, keep, layout, free_slots)
             changes[layer, segment.index], kept = change, keep
         layouts = [changes[layer, segment.index].layout for layer in range(spec.layers)]
     return changes

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kvbench.engine.schedule import ask_attended
+from kvbench.engine.schedule import call_select_attended
 from kvbench.engine.view import CacheView
 from kvbench.kernels.layout import Past, arrange_rows, pack_rows
 from kvbench.kernels.ragged_attention import ragged_attention
@@ -34,7 +34,7 @@ def attend_sparsely(method: Method, q: Tensor, view: CacheView, scale: float) ->
         view: the layer, its keys and values as they are stored.
         scale: factor on q k^T.
     """
-    chosen = ask_attended(method, view)
+    chosen = call_select_attended(method, view)
     if chosen is None:
         return None
     chosen = chosen & (view.position >= 0)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, dtype
 
 from kvbench.core.segments import Segment
-from kvbench.engine.schedule import Change, Schedule
+from kvbench.engine.schedule import Schedule, StorageChange
 
 
 class CacheBackend:
@@ -50,7 +50,7 @@ class CacheBackend:
         """Attend over a layer's past and the whole present (`kernels.ragged_attention`)."""
         raise NotImplementedError
 
-    def can_append(self, change: Change, dtype: dtype) -> bool:
+    def can_append(self, change: StorageChange, dtype: dtype) -> bool:
         """Return whether the new storage will hold past and present together, as attention in `dtype` reads them."""
         return False
 
@@ -95,7 +95,7 @@ class CacheBackend:
         raise NotImplementedError
 
     def change(
-        self, layer: int, store: Any, present: tuple[Tensor, Tensor], segment: Segment, change: Change
+        self, layer: int, store: Any, present: tuple[Tensor, Tensor], segment: Segment, change: StorageChange
     ) -> Any:
         """Return a layer's storage after a segment; the old storage is consumed.
 

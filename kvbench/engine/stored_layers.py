@@ -10,12 +10,12 @@ from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.engine.layer import LayerInputs, LayerStore
 from kvbench.engine.ledger import Ledger
-from kvbench.engine.padding import Padding, ask_plans, follow_schedule
+from kvbench.engine.padding import Padding, follow_schedule, plan_padded_change
 from kvbench.engine.plain import PlainStorage
-from kvbench.engine.recorded_scales import ask_with_lengths
+from kvbench.engine.recorded_scales import plan_recorded_change
 from kvbench.engine.recording.repetitions import Repetitions
 from kvbench.engine.retention import CacheSnapshot
-from kvbench.engine.schedule import Change, Schedule, apply_answer, ask_kept, show_layer
+from kvbench.engine.schedule import Schedule, StorageChange, apply_keep, call_keep, show_layer
 from kvbench.engine.storage import CacheBackend
 from kvbench.engine.view import CacheView
 from kvbench.kernels.layout import Layout
@@ -33,7 +33,7 @@ class Unchanged(NamedTuple):
 
     before: Layout
     position: Tensor
-    change: Change
+    change: StorageChange
 
 
 class StoredLayers:
@@ -133,7 +133,7 @@ class StoredLayers:
         for layer in layers:
             self._store(layer, self._find_change(layer))
 
-    def _find_change(self, present: LayerInputs) -> Change:
+    def _find_change(self, present: LayerInputs) -> StorageChange:
         layout = present.store.layout
         free_slots = self._storage.find_free_slots(self._segment.index + 1)
         if self.method.static:
@@ -142,20 +142,20 @@ class StoredLayers:
                 return change
             if self.spec.padding_counts:  # padding counts as part of the prompt
                 return follow_schedule(change, self._segment, layout, padding, free_slots)
-            return ask_plans(
+            return plan_padded_change(
                 self.method, self.spec, present.layer, self._segment, layout, padding, free_slots
             )
         view = self._show(present)
         if self.repetitions is None or self._segment.causal:
-            return self._ask(view, layout, free_slots)
-        return ask_with_lengths(self.method, view, layout, recording=self.repetitions.recording)
+            return self._plan_change(view, layout, free_slots)
+        return plan_recorded_change(self.method, view, layout, recording=self.repetitions.recording)
 
-    def _ask(self, view: CacheView, layout: Layout, free_slots: int) -> Change:
+    def _plan_change(self, view: CacheView, layout: Layout, free_slots: int) -> StorageChange:
         """Return the change that a method makes; layers that keep all of the same slots share it."""
-        keep, known = ask_kept(self.method, view), self._unchanged
+        keep, known = call_keep(self.method, view), self._unchanged
         if keep is None and known is not None and known.before is layout:
             return known.change._replace(state=view.state if self._uses.state else None)
-        change = apply_answer(self.method, view, keep, layout, free_slots)
+        change = apply_keep(self.method, view, keep, layout, free_slots)
         if keep is None and layout.uniform and self._padding is None and not self._uses.lse_queries:
             self._unchanged = Unchanged(layout, view.position, change)
         return change
@@ -178,7 +178,7 @@ class StoredLayers:
         given = (present, state, prompts, padding, lengths, position)
         return show_layer(present.layer, segment, layout, spec, self._sequences, *given)
 
-    def _store(self, present: LayerInputs, change: Change) -> LayerStore:
+    def _store(self, present: LayerInputs, change: StorageChange) -> LayerStore:
         """Change a layer's storage and record it."""
         layer, before = present.layer, present.store.bytes
         after = self._storage.change(layer, present.store, (present.k, present.v), self._segment, change)

@@ -114,7 +114,7 @@ class ForcedDecoding(Model, Generic[M]):
         return ScoredText(
             numbers,
             **columns,
-            words=dict(zip(found, self.inner.spell_tokens(found), strict=False)),  # nothing for an image
+            words=dict(zip(found, self.inner.token_strings(found), strict=False)),  # nothing for an image
             groups=lengths if self.spec.family == "next-scale" else rows,
             states=states.cpu() if full is None else None,
         )

@@ -51,7 +51,7 @@ class OwnReadable(Model, ABC):
         `number` is the number of the first token among those that are scored.
         """
 
-    def spell_tokens(self, tokens: Sequence[int]) -> tuple[str, ...]:
+    def token_strings(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """Return the characters of each token; nothing for an image."""
         return ()
 

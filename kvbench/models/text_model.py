@@ -249,7 +249,7 @@ class TextModel(NextTokenModel[TextDecoder], OwnReadable):
         """Return logits float32 [n, vocabulary] of hidden states [n, width]."""
         return self._transformer.logits(states)
 
-    def spell_tokens(self, tokens: Sequence[int]) -> tuple[str, ...]:
+    def token_strings(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """Return the characters of each token."""
         return self._text.spell(tokens)
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from kvbench.core.config import ConfigError
-from kvbench.dashboard.datasets import Added, AddedRun, find_datasets
+from kvbench.dashboard.datasets import AddedRun, LoadedDatasets, find_datasets
 from kvbench.dashboard.document import make_document
 from kvbench.dashboard.page import render_bundle, write_dashboard
 from kvbench.data.publication import write_file_list
@@ -102,7 +102,7 @@ def test_texts_of_a_dataset_are_in_the_page(tmp_path: Path) -> None:
     results, rows = read_results(folder), {0: {"exact_answer": 0.0}, 1: {"exact_answer": 1.0}}
     assert results is not None
     entry = AddedRun(results, "set", "texts", tmp_path / "texts", rows, None)
-    document = make_document(tmp_path / "none", added=Added({folder: entry}))
+    document = make_document(tmp_path / "none", added=LoadedDatasets({folder: entry}))
     samples, shared = document["runs"][0]["samples"], document["shared"]
     assert samples["values"] == {"exact_answer": [0.0, 1.0]}
     assert shared[samples["text"][0]].endswith("answer: 8")

@@ -9,9 +9,9 @@ import torch
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.engine.schedule import (
     Schedule,
-    ask_method,
     build_schedule,
     count_free_slots,
+    plan_change,
     show_layer,
     sum_tokens,
 )
@@ -43,7 +43,7 @@ def ask_each_layer(spec: ModelSpec, method: Method) -> Schedule:
         layout = empty_layout(spec.heads, "cpu", count_free_slots(spec, 0))
         for at in spec.segments[:-1]:
             view = show_layer(layer, at, layout, spec)
-            changes[layer, at.index] = ask_method(method, view, layout, count_free_slots(spec, at.index + 1))
+            changes[layer, at.index] = plan_change(method, view, layout, count_free_slots(spec, at.index + 1))
             layout = changes[layer, at.index].layout
     return changes
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.engine.cache import KVCache
-from kvbench.engine.ledger import Ledger, Use
+from kvbench.engine.ledger import BudgetUse, Ledger
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, Observer
@@ -139,7 +139,7 @@ class Prompt(NamedTuple):
 
     kept: list[list[list[int]]]
     outputs: list[Tensor]
-    use: Use
+    use: BudgetUse
 
 
 @dataclass

@@ -10,7 +10,7 @@ from kvbench.cli.console import say
 from kvbench.cli.sweeps.jobs import find_named
 from kvbench.cli.sweeps.outcomes import list_runs
 from kvbench.core.settings import Settings
-from kvbench.dashboard.datasets import Added, find_datasets
+from kvbench.dashboard.datasets import LoadedDatasets, find_datasets
 from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.page import write_bundle, write_dashboard
 from kvbench.engine.memory import MIB
@@ -52,7 +52,7 @@ def write_page(_: DictConfig, settings: Settings) -> None:
     say(f"written: {write()}")
 
 
-def read_datasets(settings: Settings, printed: set[str]) -> Added:
+def read_datasets(settings: Settings, printed: set[str]) -> LoadedDatasets:
     """Return the datasets in `runs_dirs`; print which folders are left out.
 
     Args:

@@ -28,7 +28,7 @@ from kvbench.engine.coding.planes import (
     place_slots,
 )
 from kvbench.engine.packed.store import PackedStore
-from kvbench.engine.schedule import Change, Schedule
+from kvbench.engine.schedule import Schedule, StorageChange
 from kvbench.engine.storage import CacheBackend
 from kvbench.kernels.hadamard import list_levels
 from kvbench.kernels.layout import Past, empty_layout, fold_rows
@@ -78,7 +78,7 @@ class PackedStorage(CacheBackend):
         self._levels = {bits: list_levels(bits).to(device) for bits in ROTATED_BITS}
         self._forms = list_layer_formats(spec, method, packing, device)
         self._empty: dict[tuple[int, int], Placement] = {}  # placements by number of rows and planes
-        self._known: dict[tuple[int, int, int], tuple[Change, Placement, PlaneUpdate]] = {}
+        self._known: dict[tuple[int, int, int], tuple[StorageChange, Placement, PlaneUpdate]] = {}
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
         """Prepare for a generation.
@@ -107,7 +107,12 @@ class PackedStorage(CacheBackend):
         return PackedStore(placement.planes[0].layout, formats, tuple(planes), placement, self._dtype)
 
     def change(
-        self, layer: int, store: PackedStore, present: tuple[Tensor, Tensor], segment: Segment, change: Change
+        self,
+        layer: int,
+        store: PackedStore,
+        present: tuple[Tensor, Tensor],
+        segment: Segment,
+        change: StorageChange,
     ) -> PackedStore:
         """Return a layer's storage after a segment; tokens that are due by then are quantised."""
         self._record_decoded(store)
@@ -236,7 +241,7 @@ class PackedStorage(CacheBackend):
             state = quantised_attention(q, plane, scale, state)
         return state[0].to(q.dtype), state[1]
 
-    def _place(self, layer: int, store: PackedStore, segment: Segment, change: Change) -> PlaneUpdate:
+    def _place(self, layer: int, store: PackedStore, segment: Segment, change: StorageChange) -> PlaneUpdate:
         """Compute the places of slots; equal layers share them, as do generations of a static method."""
         rules = self._forms[layer].rules
         key = (id(change), id(store.placement), id(rules))
