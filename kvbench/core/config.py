@@ -42,18 +42,22 @@ class Range:
         least: lower bound, included unless `above`.
         most: upper bound, included.
         above: the lower bound itself is too small.
+        odd: even numbers are refused.
     """
 
     least: float
     most: float = math.inf
     above: bool = False
+    odd: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return (self.least < value if self.above else self.least <= value) and value <= self.most
+        is_above = self.least < value if self.above else self.least <= value
+        return is_above and value <= self.most and not (self.odd and value % 2 == 0)
 
     def __str__(self) -> str:
         bounds = f"{'above' if self.above else 'of at least'} {self.least}"
-        return bounds if self.most == math.inf else f"{bounds} and at most {self.most}"
+        bounds += "" if self.most == math.inf else f" and at most {self.most}"
+        return f"{bounds}, odd" if self.odd else bounds
 
 
 def check_range(key: str, value: int, min_: int, max_: int) -> None:
@@ -67,14 +71,12 @@ def check_range(key: str, value: int, min_: int, max_: int) -> None:
         raise ConfigError(f"{key}={value}: must be {bound}")
 
 
-def check_file(key: str, value: str | None, *suffixes: str) -> None:
+def check_file(key: str, value: str, *suffixes: str) -> None:
     """Check that a file of a format can be written; it is not created.
 
     Raises:
         ConfigError: it has another suffix, is a folder, or its folder cannot be written.
     """
-    if value is None:
-        return
     path = Path(value).expanduser()
     if not path.name.endswith(suffixes):
         raise ConfigError(
@@ -82,15 +84,12 @@ def check_file(key: str, value: str | None, *suffixes: str) -> None:
         )
     if "\0" in value:
         raise ConfigError(f"{key}={shorten(value)}: its name contains a null character")
-    if problem := "it is a folder" if _is_folder(path) else find_obstacle(path.parent):
-        raise ConfigError(f"{key}={shorten(value)}: cannot be written ({problem})")
-
-
-def _is_folder(path: Path) -> bool:
     try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or has a null character
-        return False
+        problem = "it is a folder" if path.is_dir() else find_obstacle(path.parent)
+    except OSError as error:  # a name that is too long
+        problem = str(error)
+    if problem is not None:
+        raise ConfigError(f"{key}={shorten(value)}: cannot be written ({problem})")
 
 
 def read_count(variable: str, default: int) -> int:
@@ -148,27 +147,19 @@ def _takes_fields(target: type) -> bool:
 
 
 def check_part(value: object, target: type, key: str) -> Mapping[str, object]:
-    """Check a group of keys against a dataclass's fields and return it.
+    """Check a group of keys against a dataclass's fields and return it; the key of the whole configuration is empty.
 
     Raises:
         ConfigError: it is not a group, or a key is invalid or missing.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{key}={show(value)}: must be {_describe(target)}")
-    check_fields(value, target, f"{key}.")
-    check_missing(value, target, f"{key}.")
-    return value
-
-
-def check_missing(values: Mapping[str, object], target: type, prefix: str) -> None:
-    """Check that values have every field of a dataclass without a default.
-
-    Raises:
-        ConfigError: names the first missing key.
-    """
+    prefix = f"{key}." if key else ""
+    check_fields(value, target, prefix)
     for field in fields(target):
-        if field.default is field.default_factory is MISSING and field.name not in values:
+        if field.default is field.default_factory is MISSING and field.name not in value:
             raise ConfigError(f"{prefix}{field.name}: missing; set it, or keep it as in conf/config.yaml")
+    return value
 
 
 def check_fields(values: Mapping[str, object], target: type, prefix: str) -> None:

@@ -1,8 +1,9 @@
 """Settings of a run, validated when they are read; other code never sees a raw configuration."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -14,9 +15,7 @@ from kvbench.core.config import (
     MAX_SEED,
     ConfigError,
     Range,
-    check_fields,
     check_file,
-    check_missing,
     check_objects,
     check_part,
     show,
@@ -38,6 +37,14 @@ READING_TASKS = ("report", "dashboard", "export")
 """Tasks that read runs and write to `output`."""
 CHOICE_KEYS = (*GROUPS, "storage")
 """Keys of a configuration whose values name configuration files."""
+
+OUTPUT_FILES = {
+    "plan.export": (".npz",),
+    "calibrate.orders": (".json",),
+    "profile.trace": (".json", ".json.gz"),
+    "export.policy": (".safetensors",),
+}
+"""Settings that name a file to write, and how its name may end."""
 
 Count = Annotated[int, Range(1, MAX_PROMPTS)]
 Seed = Annotated[int, Range(0, MAX_SEED)]
@@ -65,11 +72,7 @@ class Windows:
     queries: Literal["grid", "last", "uniform"]
     softmax: Literal["all", "prefix"]
     group: Literal["mean", "max"]
-    kernel: Annotated[int, Range(1)]
-
-    def __post_init__(self) -> None:
-        if self.kernel % 2 == 0:
-            raise ConfigError(f"windows.kernel={self.kernel}: must be odd")
+    kernel: Annotated[int, Range(1, odd=True)]
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,6 @@ class Shard:
     index: int = 0
     count: Count = 1
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.count:
-            raise ConfigError(
-                f"shard.index={self.index}: must be in 0..{self.count - 1} (shard.count={self.count})"
-            )
-
 
 @dataclass(frozen=True)
 class PlanSettings:
@@ -93,9 +90,6 @@ class PlanSettings:
     gpu_gib: Annotated[float, Range(0, above=True)] = 80.0
     export: str | None = None
     table: str | None = None
-
-    def __post_init__(self) -> None:
-        check_file("plan.export", self.export, ".npz")
 
 
 @dataclass(frozen=True)
@@ -115,9 +109,6 @@ class CalibrateSettings:
     seed: Seed = 1
     batch_size: Count = 8
     orders: str | None = None
-
-    def __post_init__(self) -> None:
-        check_file("calibrate.orders", self.orders, ".json")
 
 
 @dataclass(frozen=True)
@@ -140,11 +131,6 @@ class ProfileSettings:
     largest: bool = False
     trace: str | None = None
 
-    def __post_init__(self) -> None:
-        if not self.batch_sizes:
-            raise ConfigError("profile.batch_sizes=[]: name one or more")
-        check_file("profile.trace", self.trace, ".json", ".json.gz")
-
 
 @dataclass(frozen=True)
 class ExportSettings:
@@ -157,9 +143,6 @@ class ExportSettings:
 
     format: Literal["parquet", "csv", "json"] = "parquet"
     policy: str | None = None
-
-    def __post_init__(self) -> None:
-        check_file("export.policy", self.policy, ".safetensors")
 
 
 @dataclass(frozen=True)
@@ -180,12 +163,6 @@ class ReportSettings:
     metrics: tuple[str, ...] | None = None
     code: Literal["newest", "all"] = "newest"
 
-    def __post_init__(self) -> None:
-        if self.rows == self.columns:
-            raise ConfigError(f"report.columns={self.columns}: must differ from report.rows")
-        if self.metrics is not None and len(set(self.metrics)) < len(self.metrics):
-            raise ConfigError(f"report.metrics={list(self.metrics)}: names a metric twice")
-
 
 @dataclass(frozen=True)
 class DashboardSettings:
@@ -201,10 +178,6 @@ class DashboardSettings:
     watch: bool = False
     every: Seconds = 30.0
 
-    def __post_init__(self) -> None:
-        if self.bundle and self.watch:
-            raise ConfigError("dashboard.bundle=true: is written once; leave out dashboard.watch")
-
 
 @dataclass(frozen=True)
 class ChooseSettings:
@@ -219,10 +192,6 @@ class ChooseSettings:
     block: Annotated[int, Range(MIN_UNITS, MAX_PROMPTS)] = 16
     error: float = 0.05
     seconds: Seconds | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.error < 1:
-            raise ConfigError(f"choose.error={self.error}: must be a probability between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -341,29 +310,49 @@ class Settings:
 
     def __post_init__(self) -> None:
         for key, choices in (("task", TASKS), ("budget_unit", UNITS), ("cache_dtype", CACHE_DTYPES)):
-            if getattr(self, key) not in choices:
-                given = getattr(self, key)
+            if (given := getattr(self, key)) not in choices:
                 raise ConfigError(f"{key}={given}: no such value{suggest(given, choices, key)}")
         read_number(self.budget, self.budget_unit)
-        self.storage.check_dtype(self.cache_dtype)
-        if self.output == "":
-            raise ConfigError("output is empty; use output=. for the current folder")
-        if self.methods is not None and len(set(self.methods)) != max(len(self.methods), 2):
-            raise ConfigError(f"methods={list(self.methods)}: name two or more methods, each once")
+        for key, suffixes in OUTPUT_FILES.items():
+            if (file := attrgetter(key)(self)) is not None:
+                check_file(key, file, *suffixes)
+        for key, is_wrong, problem in self._list_rules():
+            if is_wrong:
+                given = attrgetter(key)(self)
+                shown = show(list(given) if isinstance(given, tuple) else given)
+                raise ConfigError(f"{key}={shown}: {problem}")
+
+    def _list_rules(self) -> Sequence[tuple[str, bool, str]]:
+        """Return what the types of keys cannot say: a key, whether its value is wrong, and the problem or remedy."""
+        storage, profile, report, shard = self.storage, self.profile, self.report, self.shard
+        methods, metrics = self.methods, report.metrics or ()
+        is_gpu, is_coded = self.device.startswith("cuda"), self.cache_dtype.startswith("int")
         cards = CARDS if self.task == "plan" else ()
-        if not re.fullmatch(r"cpu(:0)?|cuda(:\d{1,3})?", self.device) and self.device not in cards:
-            also = f"; with task=plan also {', '.join(cards)}" if cards else ""
-            raise ConfigError(f"device={self.device}: only auto, cpu, cuda and cuda:N are supported{also}")
-        if self.cuda_graph is True and not self.device.startswith("cuda"):
-            raise ConfigError(f"cuda_graph=true: device={self.device} has no CUDA graphs; use device=cuda")
-        if self.batch_invariant and not self.device.startswith("cuda"):
-            raise ConfigError(
-                f"batch_invariant=true: applies to GPU kernels only, not to device={self.device}; use device=cuda"
-            )
-        if self.task == "profile" and self.profile.largest and not self.device.startswith("cuda"):
-            raise ConfigError(
-                f"profile.largest=true: searches GPU memory, and device={self.device}; use device=cuda"
-            )
+        is_device = re.fullmatch(r"cpu(:0)?|cuda(:\d{1,3})?", self.device) or self.device in cards
+        devices = "only auto, cpu, cuda and cuda:N are supported"
+        devices += f"; with task=plan also {', '.join(cards)}" * bool(cards)
+        coded = f"cache_dtype={self.cache_dtype} stores no codes; set cache_dtype=int4"
+        on_gpu = f"is for GPUs, not for device={self.device}; use device=cuda"
+        no_graphs = f"device={self.device} has no CUDA graphs; use device=cuda"
+        ends = f"0..{shard.count - 1} (shard.count={shard.count})"
+        several = "name two or more methods, each once"
+        once = "is written once; leave out dashboard.watch"
+        return (
+            ("storage.key_bits", storage.key_bits is not None and not is_coded, coded),
+            ("storage.value_bits", storage.value_bits is not None and not is_coded, coded),
+            ("shard.index", shard.index not in range(shard.count), f"must be in {ends}"),
+            ("output", self.output == "", "names no folder; use output=. for the current one"),
+            ("methods", methods is not None and not 2 <= len({*methods}) == len(methods), several),
+            ("device", not is_device, devices),
+            ("cuda_graph", self.cuda_graph is True and not is_gpu, no_graphs),
+            ("batch_invariant", self.batch_invariant and not is_gpu, on_gpu),
+            ("profile.largest", self.task == "profile" and profile.largest and not is_gpu, on_gpu),
+            ("profile.batch_sizes", not profile.batch_sizes, "name one or more"),
+            ("report.columns", report.rows == report.columns, "must differ from report.rows"),
+            ("report.metrics", len({*metrics}) < len(metrics), "names a metric twice"),
+            ("dashboard.bundle", self.dashboard.bundle and self.dashboard.watch, once),
+            ("choose.error", not 0 < self.choose.error < 1, "must be a probability between 0 and 1"),
+        )
 
     @property
     def writes(self) -> Path:
@@ -384,18 +373,19 @@ class Settings:
             ConfigError: a key is unknown or missing, or a value has the wrong type or is out of range.
         """
         own = {key: value for key, value in values.items() if key not in (*GROUPS, "from")}
-        own["sources"] = _read_sources(values.get("from"))  # `from` is a keyword of Python
+        sources = values.get("from") or []  # a keyword of Python
+        own["sources"] = sources if isinstance(sources, list) else [sources]
+        if not all(isinstance(folder, str) and folder for folder in own["sources"]):
+            raise ConfigError(f"from={show(sources)}: must be a folder of runs or a list of them")
         parts: dict[str, Any] = {key: kind for key, kind in get_type_hints(cls).items() if is_dataclass(kind)}
-        check_fields({key: value for key, value in own.items() if key not in parts}, cls, "")
-        check_missing(own, cls, "")
-        shared: dict[str, Any] = {"protect": Protect, "windows": Windows}  # files of methods refer to them
-        for group, kind in shared.items():
+        check_part({key: value for key, value in own.items() if key not in parts}, cls, "")
+        for group, kind in {"protect": Protect, "windows": Windows}.items():  # files of methods refer to them
             if group in values:
-                kind(**check_part(values[group], kind, group))
+                check_part(values[group], kind, group)
         for key, part in parts.items():
             own[key] = part(**_make_tuples(check_part(own.get(key, {}), part, key)))
         if not own["runs_dir"]:
-            raise ConfigError("runs_dir is empty; use runs_dir=. for the current folder")
+            raise ConfigError("runs_dir=: names no folder; use runs_dir=. for the current one")
         settings = cls(**{**_make_tuples(own), "runs_dir": Path(str(own["runs_dir"])).expanduser()})
         for group in GROUPS if objects else ():  # last, since it imports torch
             if group != "train" or values["task"] == "train":  # its modules take long to import
@@ -406,15 +396,3 @@ class Settings:
 def _make_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values with tuples in place of lists."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-
-
-def _read_sources(given: object) -> list[str]:
-    """Return the folders of `from`, which is a folder or a list.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    folders = [] if given is None else given if isinstance(given, list) else [given]
-    if not all(isinstance(folder, str) and folder for folder in folders):
-        raise ConfigError(f"from={show(given)}: must be a folder of runs or a list of them")
-    return [str(folder) for folder in folders]

@@ -71,18 +71,6 @@ class StorageConfig:
                 "storage.keys=rotated: keys are rotated after RoPE; set storage.before_rotation=false"
             )
 
-    def check_dtype(self, cache_dtype: str) -> None:
-        """Check that bits of keys and values are set for a `cache_dtype` of codes only.
-
-        Raises:
-            ConfigError: they would be ignored.
-        """
-        for key in ("key_bits", "value_bits"):
-            if (bits := getattr(self, key)) is not None and not cache_dtype.startswith("int"):
-                raise ConfigError(
-                    f"storage.{key}={bits}: cache_dtype={cache_dtype} stores no codes; set cache_dtype=int4"
-                )
-
 
 def select_used(storage: Mapping[str, object], cache_dtype: str) -> dict[str, object]:
     """Return the settings of storage that a `cache_dtype` uses: none in 16 or 32 bits, three in fp8, else all."""

@@ -48,7 +48,7 @@ shard=3 | shard=3: must be a group of keys (index, count)
 shard=null | shard=null: must be a group of keys
 calibrate=null | calibrate=null: must be a group of keys (count, prompts, seed, batch_size, orders)
 task=plan plan=null | plan=null: must be a group of keys
-windows.kernel=4 | windows.kernel=4: must be odd
+windows.kernel=4 | windows.kernel=4: must be a whole number of at least 1, odd
 windows.queries=all | windows.queries=all: must be one of grid, last, uniform
 windows.window=0 | windows.window=0: must be a whole number of at least 1
 protect.leading=-1 | protect.leading=-1: must be a whole number of at least 0
@@ -126,7 +126,7 @@ model.name=../../evil | model.name=../../evil: must be a folder name
 model.name=a/b | model.name=a/b: must be a folder name
 model.name=.. | model.name=..: must be a folder name
 model.name="" | model.name=: must be a folder name
-runs_dir="" | runs_dir is empty
+runs_dir="" | runs_dir=: names no folder; use runs_dir=.
 runs_dir=../files/plain/runs | runs_dir=../files/plain/runs: cannot be written
 calibrate.orders=../files/plain/x.json | calibrate.orders=../files/plain/x.json: cannot be written
 task=evaluate | task=evaluate: runs/infinity_tiny/full-
@@ -154,7 +154,7 @@ model=infinity_2b | model.sources.transformer: weights missing
 prompts=file prompts.path=nowhere.txt | prompts.path=nowhere.txt: cannot be read
 task=report | runs_dir=runs: holds no finished runs
 task=plan plan.export=nowhere/x.npz | plan.export=nowhere/x.npz: Full has no schedule
-task=profile profile.largest=true | profile.largest=true: searches GPU memory
+task=profile profile.largest=true | profile.largest=true: is for GPUs, not for device=cpu; use device=cuda
 task=profile model=infinity_2b | ... to time the model without weights, set model.weights=random
 task=profile budget=0.001 method=heatkv | ... the smallest feasible budget is 0.00393
 model.sources.text.path=nowhere | model.sources.text.path=nowhere: does not exist
@@ -170,7 +170,7 @@ sweeps=nothing | sweeps=nothing
 task=rnu | task=rnu: no such value; did you mean run? choose from run, ... ; all: kvbench list tasks
 cache_dtype=int5 | cache_dtype=int5
 cuda_graph=true | cuda_graph=true: device=cpu has no CUDA graphs; use device=cuda
-batch_invariant=true | batch_invariant=true: applies to GPU kernels only
+batch_invariant=true | batch_invariant=true: is for GPUs, not for device=cpu; use device=cuda
 noise=white | noise=white: must be one of auto, stream, counter
 noise=null | noise=null: must be one of auto, stream, counter
 seed=abc | seed=abc: must be a whole number
@@ -258,7 +258,10 @@ budget=3/2 | budget=3/2: above 1 it is a number of tokens per head and must be w
 -m seed=1,2 against=nope | against=nope: neither a method nor the folder of a run in runs; choose from 
 task=plan plan.export=x.txt | plan.export=x.txt: must be a file name that ends with .npz
 task=export export.policy=x.txt | export.policy=x.txt: must be a file name that ends with .safetensors
-task=report output= | output is empty;
+task=report output= | output=: names no folder; use output=.
+task=report report.rows=budget | report.columns=budget: must differ from report.rows
+task=report report.metrics=[psnr,psnr] | report.metrics=['psnr', 'psnr']: names a metric twice
+task=dashboard dashboard.bundle=true dashboard.watch=true | dashboard.bundle=true: ... leave out dashboard.watch
 device=nan | device=nan: must be finite
 hydra.verbose=3 | hydra.verbose=3: must be true, false or a list
 -m seed=1,2 hydra.launcher=null | hydra.launcher: must be a group of keys

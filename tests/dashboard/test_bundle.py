@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kvbench.core.config import ConfigError
-from kvbench.core.settings import DashboardSettings
 from kvbench.dashboard import bundle
 from kvbench.dashboard.page import render_bundle, write_bundle
 from tests.support.browser import record_events
@@ -69,11 +67,6 @@ def test_the_worst_samples_stay_where_space_ends(runs_dir: Path, monkeypatch: py
     assert {run["samples"]["index"][0] for run in runs} == {1}
     assert [run["method"] for run in runs if len(run["samples"]["index"]) == 2] == ["full"]
     assert not document["bundle"]["complete"]
-
-
-def test_a_bundle_is_written_once() -> None:
-    with pytest.raises(ConfigError, match=r"dashboard\.bundle=true: .*dashboard\.watch"):
-        DashboardSettings(bundle=True, watch=True)
 
 
 @pytest.mark.nightly
