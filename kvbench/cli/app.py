@@ -15,14 +15,13 @@ from kvbench.cli.config.compose import hydra_of_kvbench
 from kvbench.cli.config.help import HELP, read_help
 from kvbench.cli.config.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.config.loader import find_model_choices
-from kvbench.cli.config.messages import check_arguments
+from kvbench.cli.config.messages import check_arguments, describe_error, is_expected
 from kvbench.cli.config.search_path import check_search_path
 from kvbench.cli.config.words import check_words, parse_options
 from kvbench.cli.console import describe_version, say, stop
 from kvbench.cli.dispatch import configure_logging, prepare, run_alone, run_task
 from kvbench.cli.launch import run_sweep, run_workers
 from kvbench.cli.sweeps.folder import announce, compose_sweep, list_checked, list_worker_words
-from kvbench.cli.sweeps.outcomes import exiting_on_error
 from kvbench.cli.tasks.table import COMMANDS, load
 from kvbench.cli.workers.control import control
 from kvbench.cli.workers.sigterm import INTERRUPTED, RESUME, TERMINATED, Terminated
@@ -36,11 +35,15 @@ def main() -> None:
     """Run the command line: one job, a sweep (`-m`), a command of `COMMANDS`, or an option of Hydra (`--help`)."""
     prepare()
     try:
-        with allow_targets(), exiting_on_error():
+        with allow_targets():
             run_command(Command.parse(sys.argv[1:]))
     except KeyboardInterrupt as interrupt:
         print(RESUME, file=sys.stderr)
         sys.exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED)
+    except Exception as error:
+        if not is_expected(error):
+            raise
+        stop(describe_error(error, sys.argv[1:]))
 
 
 def run_command(command: Command) -> None:

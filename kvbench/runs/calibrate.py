@@ -140,8 +140,8 @@ def calibrate(
     check_calibration(prompts)
     readers = [observer for observer in observers if observer.uses.codebooks]
     others = [observer for observer in observers if not observer.uses.codebooks]
-    codebooks, watch = Codebooks(), partial(_watch, model, seed, device, noise)
-    for observer in (*observers, codebooks):
+    watch = partial(_watch, model, seed, device, noise)
+    for observer in observers:
         observer.prepare(model.spec)
     progress = (lambda _: None) if others else advance  # `others` count each prompt once
     if others:
@@ -149,6 +149,8 @@ def calibrate(
     while others := [observer for observer in others if observer.look_again()]:
         watch(prompts, others, lambda _: None, batch=batch)
     if readers:
+        codebooks = Codebooks()
+        codebooks.prepare(model.spec)
         watch(prompts, [codebooks], lambda _: None)
         folds = min(FOLDS, len(prompts))
         for fold in range(folds):

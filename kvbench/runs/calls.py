@@ -52,7 +52,7 @@ class _Call:
 
 
 def recall(runs_dir: Path, config: Mapping[str, object], method: str) -> Outcome | None:
-    """Return the outcome of an earlier equal call if nothing that it depends on has changed.
+    """Return the finished run of an earlier equal call if nothing that it depends on has changed.
 
     Raises:
         ConfigError: the run's results are damaged.
@@ -68,7 +68,8 @@ def recall(runs_dir: Path, config: Mapping[str, object], method: str) -> Outcome
     if call.versions and find_versions(call.versions) != call.versions:
         return None
     folder = runs_dir / call.folder
-    return Outcome(folder, read_results(folder), reused=True)
+    results = read_results(folder)
+    return None if results is None else Outcome(folder, results, reused=True)
 
 
 def remember(job: "Job", outcome: Outcome) -> None:

@@ -48,7 +48,8 @@ def check_job(job: Job) -> None:
     if job.settings.storage not in (CHANNEL, packing.storage if packing is not None else CHANNEL):
         names = job.settings.cache_dtype, job.method_name
         log.warning("cache_dtype=%s, method=%s: settings of storage change nothing, or not all", *names)
-    _note_image_windows(job)
+    if job.model.spec.writes_text:
+        _note_image_windows(job)
     job.model.check_files()
     _check_prompts(job, [*job.prompts, *(job.calibration_prompts if is_calibrated else ())])
     _check_metadata(job)
@@ -101,7 +102,7 @@ def _check_method(job: Job) -> None:
 
 def _note_image_windows(job: Job) -> None:
     """Warn if a method has windows of images on texts, unless the model's file chooses them."""
-    if not job.model.spec.writes_text or job.model.identified.default_windows == "image":
+    if job.model.identified.default_windows == "image":
         return
     if job.section("windows").get("queries") == "grid" and _has_grid(job.section("method")):
         log.warning(

@@ -39,7 +39,7 @@ from kvbench.runs.score.scoring import (
     find_pending,
     note_missing_packages,
 )
-from kvbench.runs.score.tracker import check_logger, reporting_failure
+from kvbench.runs.score.tracker import reporting_failure
 
 log = logging.getLogger(__name__)
 Opened = Callable[[Path, int], object]
@@ -141,7 +141,8 @@ def _check(job: Job) -> None:
     check_required(job.evaluators, job.settings.require)
     note_missing_packages(job.evaluators)
     check_job(job)
-    check_logger(job.logger)
+    if (check := getattr(job.logger, "check", None)) is not None:
+        check()
     identify_engine()  # refuses a file that was edited after its import, before anything is written
 
 

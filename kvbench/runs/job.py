@@ -131,9 +131,9 @@ class Job:
         codebooks = None
         if packing is not None and wants_codebooks(packing, method):
             codebooks = Codebooks(before_rotation=packing.storage.before_rotation)
-        mixed = method.uses.precisions
+        mixed, rank, count = method.uses.precisions, model.processes.rank, model.processes.count
         return CachePlan(
-            spec=model.spec.take_share(model.processes.rank, model.processes.count),
+            spec=model.spec if count == 1 else model.spec.take_share(rank, count),
             dtype=model.compute_dtype(settings.device) if mixed else find_dtype(settings, model),
             packing=packing,
             codebooks=codebooks,

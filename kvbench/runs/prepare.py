@@ -116,7 +116,7 @@ def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
         Busy: another process makes one, and the job does not wait.
     """
     files = [locate_calibration(job, observer) for observer in observers]
-    for path, _ in files:
+    for path, _ in files if job.settings.runs_dirs else ():
         import_calibration(path, job.settings.runs_dirs)
     with ExitStack() as claims:
         # Sorted, so that no two processes wait for each other.

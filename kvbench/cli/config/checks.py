@@ -51,13 +51,13 @@ def check_kinds(values: Mapping[str, object]) -> None:
 
 
 def check_preset(values: Mapping[str, object]) -> None:
-    """Check that the choice of `sampling`, if any, is for the model; `*` in its patterns of names matches any text.
+    """Check that the choice of `sampling` is for the model; `*` in its patterns of names matches any text.
 
     Raises:
         ConfigError: it is for other models.
     """
     preset, model = values.get("sampling"), values.get("model")
-    if preset is None or not isinstance(model, Mapping):
+    if not isinstance(model, Mapping):
         return
     if not isinstance(preset, Mapping) or preset.keys() != {"name", "models"}:
         raise ConfigError(f"sampling={show(preset)}: not a choice of conf/sampling")

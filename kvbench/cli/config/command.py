@@ -57,8 +57,11 @@ class Command:
         Raises:
             ConfigError: see `name_file`.
         """
-        spelled = name_file([name_base(SHORT_FORMS.get(word, word)) for word in arguments])
-        words = tuple(list_single_values(spelled))
+        words = tuple(name_base(SHORT_FORMS.get(word, word)) for word in arguments)
+        if any(word.startswith("sweeps=") for word in words):
+            words = name_file(words)
+        if any("," in word or word.startswith(BESIDE) for word in words):
+            words = list_single_values(words)
         overrides = tuple(word for word in words if word not in MULTIRUN)
         options = tuple(word for word in overrides if word.startswith("-"))
         values = dict(word.split("=", 1) for word in overrides if "=" in word)
@@ -90,11 +93,11 @@ def name_base(word: str) -> str:
     return re.sub(r"^method((?:\.base)+)=(?=[a-z_])", r"method@method\1=", word)
 
 
-def name_file(words: Sequence[str]) -> list[str]:
+def name_file(words: Sequence[str]) -> tuple[str, ...]:
     """Return words in which a folder of sweeps with a file per model is the file of the command's model.
 
     >>> name_file(["-m", "sweeps=first_light", "model=var_d16"])
-    ['-m', 'sweeps=first_light/var_d16', 'model=var_d16']
+    ('-m', 'sweeps=first_light/var_d16', 'model=var_d16')
 
     Raises:
         ConfigError: the folder has no file of that name, or the command names no model.
@@ -103,34 +106,32 @@ def name_file(words: Sequence[str]) -> list[str]:
     name, model = values.get("sweeps", ""), values.get("model", "")
     folder = files("kvbench.conf").joinpath("sweeps", name)
     if not re.fullmatch(r"\w+", name) or not folder.is_dir():
-        return list(words)
+        return tuple(words)
     known = sorted(one.name.removesuffix(".yaml") for one in folder.iterdir() if one.name.endswith(".yaml"))
     if model not in known:
         given = f"has no file for model={model}" if model else "has a file for each model; add model="
         raise ConfigError(f"sweeps={name}: {given}; there are {', '.join(known)}")
-    return [f"sweeps={name}/{model}" if word == f"sweeps={name}" else word for word in words]
+    return tuple(f"sweeps={name}/{model}" if word == f"sweeps={name}" else word for word in words)
 
 
-def list_single_values(words: Sequence[str]) -> list[str]:
+def list_single_values(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command, where a key of a group with several choices has its value as a list of one.
 
     Hydra composes the shared part of a sweep without its lists. There, the group has the choice of conf/config.yaml, to
     which the key may be unknown. Only the reference jobs have keys that begin with `beside.`.
 
     >>> list_single_values(["-m", "method=pricekv,lukv", "method.queries=32", "budget=0.1"])
-    ['-m', 'method=pricekv,lukv', 'method.queries=choice(32)', 'budget=0.1']
+    ('-m', 'method=pricekv,lukv', 'method.queries=choice(32)', 'budget=0.1')
     """
-    if not any("," in word or word.startswith(BESIDE) for word in words):
-        return list(words)
     parsed = {str(override.input_line): override for override in _parse(words)}
     groups = (BESIDE, *(f"{_find_key(one)}." for one in parsed.values() if one.is_sweep_override()))
     single = {word: one for word, one in parsed.items() if not (one.is_sweep_override() or one.is_delete())}
     inner = {word for word, one in single.items() if _find_key(one).startswith(groups)}
     pairs = ((word, word.partition("=")) for word in words)
-    return [
+    return tuple(
         f"{key}=choice({value.strip() or repr('')})" if word in inner else word
         for word, (key, _, value) in pairs
-    ]
+    )
 
 
 def _parse(words: Sequence[str]) -> list[Override]:

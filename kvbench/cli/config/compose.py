@@ -109,7 +109,8 @@ def read_settings(cfg: DictConfig) -> Settings:
 
 def check_values(values: Mapping[str, object]) -> Settings:
     """Check the values of a configuration as `read_settings` does, and return the settings."""
-    check_preset(values)
+    if values.get("sampling") is not None:
+        check_preset(values)
     if values.get("task") == "choose":
         with hydra_of_kvbench():
             check_race(values)
@@ -156,8 +157,7 @@ def find_finished(values: Mapping[str, object]) -> "Outcome | None":
     from kvbench.runs.calls import recall  # imports numpy, which `--help` does not need
 
     runs_dir = Path(str(values.get("runs_dir"))).expanduser()
-    outcome = recall(runs_dir, values, HydraConfig.get().runtime.choices["method"])
-    return None if outcome is None or outcome.results is None else outcome
+    return recall(runs_dir, values, HydraConfig.get().runtime.choices["method"])
 
 
 def list_words() -> tuple[str, ...]:

@@ -1,13 +1,11 @@
 """Outcomes of a sweep's jobs: failures and run folders."""
 
 import logging
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.cli.config.messages import describe_error, is_expected
-from kvbench.cli.console import say, stop
+from kvbench.cli.console import say
 from kvbench.cli.sweeps.jobs import Recorder
 from kvbench.cli.sweeps.progress import find_states
 from kvbench.runs.record.sweeps import JobStatus, name_jobs
@@ -32,17 +30,6 @@ def describe_failure(error: Exception) -> str:
     if Recorder.current is None:
         say(f"error: {line}", "red")
     return line
-
-
-@contextmanager
-def exiting_on_error() -> Iterator[None]:
-    """Exit with a one-line message if a user caused the error."""
-    try:
-        yield
-    except Exception as error:
-        if not is_expected(error):
-            raise
-        stop(describe_error(error, sys.argv[1:]))
 
 
 def list_failures(folder: Path, entries: Sequence[JobStatus]) -> list[tuple[str, str]]:

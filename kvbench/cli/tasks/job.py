@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,19 +44,11 @@ def make_job(cfg: DictConfig, settings: Settings, *, keep_model: bool = False) -
     if count > 1:
         settings = replace(settings, device=choose_device(settings.device))
     recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
-    is_kept = keep_model or recorder is not None
-
-    def make_model() -> Model:
-        model: Model = reuse_model(cfg.model, settings.device) if is_kept else instantiate(cfg.model)
-        if count > 1:
-            model.processes = join(count, settings.device)
-        return model
-
-    return replace(
-        build_job(cfg, settings, choices["method"], read_values(cfg), make_model),
-        logger=instantiate(cfg.logger) if cfg.logger else None,
-        sweep=None if recorder is None else label_sweep(recorder.folder, choices.get("sweeps")),
-    )
+    keep = keep_model or recorder is not None
+    job = build_job(cfg, settings, choices["method"], read_values(cfg), keep_model=keep, processes=count)
+    logger = instantiate(cfg.logger) if cfg.logger else None
+    sweep = None if recorder is None else label_sweep(recorder.folder, choices.get("sweeps"))
+    return replace(job, logger=logger, sweep=sweep)
 
 
 def build_job(
@@ -64,16 +56,19 @@ def build_job(
     settings: Settings,
     method: str,
     config: Mapping[str, object],
-    make_model: Callable[[], Model],
+    *,
+    keep_model: bool,
+    processes: int = 1,
 ) -> Job:
     """Return the objects of a run on the device of its settings.
 
     Args:
-        parts: groups `prompts`, `method` and `eval` of the configuration.
+        parts: groups `prompts`, `model`, `method` and `eval` of the configuration.
         settings: its settings.
         method: name in `conf/method`.
         config: the whole configuration, JSON values.
-        make_model: returns its model, which is made after the prompts are read.
+        keep_model: see `make_job`.
+        processes: number of processes that share the model.
 
     Raises:
         ConfigError: the device is missing, or prompts cannot be read.
@@ -82,11 +77,17 @@ def build_job(
     set_batch_invariant(settings.batch_invariant)
     source, read_at = instantiate(parts["prompts"]), time.time_ns()
     prompts = load_ordered(source, settings.shuffle)
-    model, others = make_model(), choose_calibration(settings.calibrate, source, prompts)
-    prompts, others = fit_prompts(model, prompts), fit_prompts(model, others)
+    node = parts["model"]
+    model: Model = reuse_model(node, settings.device) if keep_model else instantiate(node)
+    if processes > 1:
+        model.processes = join(processes, settings.device)
+    others = choose_calibration(settings.calibrate, source, prompts)
+    if any(one.draft is not None or one.reading is not None for one in (*prompts, *others)):
+        prompts, others = fit_prompts(model, prompts), fit_prompts(model, others)
+        model = read_or_write(model, prompts, others)
     return Job(
         settings=settings,
-        model=read_or_write(model, prompts, others),
+        model=model,
         method=instantiate(parts["method"]),
         method_name=method,
         prompts=prompts,

@@ -156,10 +156,10 @@ def load(job: Job) -> None:
     """
     if not job.model.weights_sha256:
         job.model.load(job.settings.device)
-    if len(set(job.model.processes.gather(job.model.weights_sha256))) > 1:
+    processes, read = job.model.processes, job.model.weights_sha256
+    if processes.count > 1 and len({*processes.gather(read)}) > 1:
         raise ConfigError(
-            f"model.tensor_parallel={job.model.processes.count}: processes read different weights; give all of them "
-            "the same"
+            f"model.tensor_parallel={processes.count}: processes read different weights; give all of them the same"
         )
 
 

@@ -5,12 +5,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, is_dataclass, replace
-from functools import partial
 from inspect import isclass, isfunction
 from pathlib import Path
 from typing import Any
 
-from kvbench.cli.tasks.job import build_job, reuse_model
+from kvbench.cli.tasks.job import build_job
 from kvbench.core.config import ConfigError, import_target
 from kvbench.core.settings import Settings
 from kvbench.extras.share.verify.named_files import (
@@ -78,9 +77,8 @@ class RecordedJobs:
         place_weights(values["model"], self.weights)
         own = place_files(values, self.weights)
         settings = Settings.of(values)
-        make_model = partial(reuse_model, values["model"], settings.device)
         with hide_reasons(own):
-            job = build_job(values, settings, results.method, values, make_model)
+            job = build_job(values, settings, results.method, values, keep_model=True)
             check_job(job)
         bound = {one.method_name: one for one in job.bounds()}.get(results.method)
         return job if bound is None else replace(bound, evaluators=job.evaluators), own
