@@ -339,10 +339,13 @@ def change_interval(values: Sequence[float], clusters: Sequence[Hashable] | None
     sums, sizes = np.bincount(members, data), np.bincount(members)
     if len(sums) < 2:
         return None
-    change, size = float(data.mean()), float(sizes.mean())
+    size = float(sizes.mean())
     count = len(data) + 2 * size
-    se = float(np.sqrt(np.square(sums - change * sizes).sum() + size**2)) / count
-    centre, reach = float(data.sum()) / count, find_quantile(len(sums)) * se
+    centre = float(data.sum()) / count
+    # The last summand is of the added pairs: halves of -1, 0, 0 and 1.
+    squares = np.square(sums - centre * sizes).sum() + size**2 * (1 + 2 * centre**2)
+    se = float(np.sqrt(squares)) / count
+    reach = find_quantile(len(sums)) * se
     return Interval(centre - reach, centre + reach, se, "agresti-min").clip(-1, 1)
 
 

@@ -110,11 +110,12 @@ function bootstrap(values, clusters) {
 function changeInterval(values, clusters) {
   const { sums, sizes } = sumClusters(values, clusters);
   if (sums.length < 2) return null;
-  const [change, size] = [d3.mean(values), values.length / sums.length];
+  const size = values.length / sums.length;
   const count = values.length + 2 * size;
-  const squares = d3.sum(sums, (sum, i) => (sum - change * sizes[i]) ** 2);
   const centre = d3.sum(values) / count;
-  const reach = (findQuantile(sums.length) * Math.sqrt(squares + size ** 2)) / count;
+  // The last summand is of the added pairs: halves of -1, 0, 0 and 1.
+  const squares = d3.sum(sums, (sum, i) => (sum - centre * sizes[i]) ** 2) + size ** 2 * (1 + 2 * centre ** 2);
+  const reach = (findQuantile(sums.length) * Math.sqrt(squares)) / count;
   return [Math.max(-1, centre - reach), Math.min(1, centre + reach)];
 }
 

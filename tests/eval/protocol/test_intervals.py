@@ -266,13 +266,13 @@ def test_differences_of_shares_are_covered(won: float, lost: float, same: float,
     assert coverage(draw, lambda: won - lost) >= 0.93
 
 
-def test_a_difference_of_single_answers_is_that_of_agresti_and_min() -> None:
-    won, lost, count = 7, 2, 100
+@pytest.mark.parametrize(("won", "lost", "count"), [(7, 2, 100), (0, 20, 60), (40, 5, 60), (0, 12, 12)])
+def test_a_difference_of_single_answers_is_that_of_agresti_and_min(won: int, lost: int, count: int) -> None:
     found = change_interval([1.0] * won + [-1.0] * lost + [0.0] * (count - won - lost))
     more, less, total = won + 0.5, lost + 0.5, count + 2
     centre = (more - less) / total
-    reach = 1.96 * (more + less - (more - less) ** 2 / total) ** 0.5 / total
-    assert (found.low, found.high) == pytest.approx((centre - reach, centre + reach), abs=1e-4)
+    reach = find_quantile(count) * (more + less - (more - less) ** 2 / total) ** 0.5 / total
+    assert (found.low, found.high) == pytest.approx((max(centre - reach, -1), centre + reach))
 
 
 @pytest.mark.parametrize("count", [20, 60])
