@@ -4,10 +4,13 @@ Both runs have the same prompts and noise, so most of the variation between imag
 is therefore narrower than the intervals of the two values.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kvbench.core.files import parse_json, read_text
 from kvbench.eval.files.samples import SampleSetError, check_same_samples, read_samples
@@ -19,6 +22,7 @@ from kvbench.eval.protocol.scores import (
     MetricSpec,
     Score,
     are_answers,
+    are_shares,
     cut_interval,
     make_metric,
     mean_score,
@@ -47,7 +51,8 @@ def compare_runs(ours: Path, theirs: Path) -> dict[str, Metric]:
     image equal to its reference has no PSNR), with a bootstrap over prompts, or `change_interval` for correct and
     wrong answers. If the metric is a mean of group means, so is its difference, and each group has an interval. For a
     metric of the whole set it is the difference of the two values, with an interval from the differences of their
-    replicates, if there are any. Intervals are cut at the largest possible differences.
+    replicates, if there are any; of shares that no replicate changes, from both intervals. Intervals are cut at the
+    largest possible differences.
 
     Args:
         ours: folder of a finished run.
@@ -176,4 +181,20 @@ def compare_values(ours: Score, theirs: Score) -> Score | None:
         return score
     replicates = ours.replicates.subtract(theirs.replicates)
     interval = None if replicates is None else replicates.surround(ours.value - theirs.value)
+    if interval is not None and interval.se == 0 and are_shares(ours.ci) and are_shares(theirs.ci):
+        interval = replace(_subtract_shares(ours, theirs), replicates=replicates)
     return with_interval(score, interval)
+
+
+def _subtract_shares(ours: Score, theirs: Score) -> Interval:
+    """Return the interval of the difference of two shares from the intervals of both.
+
+    The squared distances to their ends are added (Newcombe, Statistics in Medicine 17, 1998, method 10). It has a width
+    where no replicate differs, and is wide for paired shares.
+    """
+    [value, low, high], [other, below, above] = (
+        np.array([side.value, *(side.ci95 or ())], np.float64).tolist() for side in (ours, theirs)
+    )
+    reach = math.hypot(value - low, above - other), math.hypot(high - value, other - below)
+    change, se = value - other, math.hypot(ours.se or 0.0, theirs.se or 0.0)
+    return Interval(change - reach[0], change + reach[1], se, "newcombe")

@@ -104,7 +104,8 @@ def cross_runs(
     """Return every metric for which all runs have a value.
 
     A metric with values per sample is averaged over the samples with finite values in all runs. A metric of the whole
-    set is averaged over the runs, with an interval from their replicates or, without these, from three or more runs.
+    set is averaged over the runs, with an interval from their replicates or, without these, from three or more runs:
+    the wider of Student's over the runs and the mean of their own. Replicates without variation leave the latter.
 
     Args:
         folders: folders of two or more finished runs with the same prompts; seeds may differ.
@@ -171,15 +172,29 @@ def _cross_scores(name: str, runs: _Runs, scores: Sequence[Score]) -> tuple[Scor
     """Return the mean of a metric of the whole set over runs."""
     values = [score.value for score in scores if score.value is not None]
     mean = Score(float(np.mean(values)), min(score.n for score in scores))
+    own, limits = _average_intervals(scores), runs.find_limits(name)
     table = _spread_replicates(scores)
     if table is not None:
-        return mean, _find_interval(table, runs.choices, runs.find_limits(name))
+        found = _find_interval(table, runs.choices, limits)
+        if found is not None and own is not None and _width(found.interval) == 0:  # as of shares of 1
+            found = replace(found, interval=own)
+        return mean, found
     averaged = [kind[0] for kind in _average_choices(np.array([values]), runs.choices)]
     averaged = averaged or [np.array(values)]
     if min(map(len, averaged)) < MIN_RUNS:
         return mean, None
-    intervals = [_find_student(own, "over runs") for own in averaged]
-    return mean, _Found(max(intervals, key=_width), float(np.std(values, ddof=1)))
+    intervals = [*(_find_student(one, "over runs") for one in averaged), *([own] if own else [])]
+    interval = max(intervals, key=_width)
+    between = float(np.std(values, ddof=1))
+    return mean, _Found(interval if limits is None else interval.clip(*limits), between)
+
+
+def _average_intervals(scores: Sequence[Score]) -> Interval | None:
+    """Return the mean of the runs' own intervals, which are over prompts; None if a run has none."""
+    low, high = np.array([score.ci95 or (None, None) for score in scores], np.float64).mean(0).tolist()
+    if not (isfinite(low) and isfinite(high)):
+        return None
+    return Interval(low, high, float(np.mean([score.se or 0.0 for score in scores])), f"{scores[0].ci}")
 
 
 def _find_interval(

@@ -14,6 +14,7 @@ from kvbench.eval.distribution.precision_recall import PrecisionRecall
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.compare import compare_runs
+from kvbench.eval.protocol.crossed import cross_runs
 from kvbench.eval.protocol.intervals import Replicates, assign_groups
 from kvbench.eval.protocol.ranges import find_range
 from kvbench.eval.protocol.scores import Metric, MetricSpec, Score, cut_interval, mean_score
@@ -133,6 +134,20 @@ def test_values_of_whole_sets_are_compared_by_their_replicates(rng: Generator, t
     assert (parts["is"].value, parts["is"].ci95) == (2, None)
 
 
+def test_equal_shares_of_whole_sets_do_not_prove_equal_methods(tmp_path: Path) -> None:
+    """As precision where every image is inside: no replicate differs, and Newcombe's interval has a width."""
+    metrics = {"precision_x": MetricSpec("higher")}
+    parts = Replicates.from_groups(np.ones(20), range(60))
+    share = Score(1.0, 60, se=0.02, ci95=(0.94, 1.0), ci="wilson", replicates=parts)
+    ours, theirs = (run_folder(tmp_path / name, {}, metrics, {"precision_x": share}) for name in "ab")
+    found = compare_runs(ours, theirs)["precision_x"]
+    assert (found.value, found.ci) == (0, "newcombe")
+    assert found.interval == pytest.approx((-0.06, 0.06))
+    for crossed in (cross_runs([ours] * 3)["precision_x"], cross_runs([ours] * 2)["precision_x"]):
+        assert (crossed.mean.interval, crossed.mean.ci) == ((0.94, 1.0), "wilson")
+    assert cross_runs([ours] * 3, theirs)["precision_x"].mean.interval == pytest.approx((-0.06, 0.06))
+
+
 def test_distances_of_two_runs_leave_out_the_same_prompts(rng: Generator, tmp_path: Path) -> None:
     base = rng.integers(40, 216, (24, 16, 16, 3))
     noise = rng.normal(0, 1, base.shape)
@@ -165,9 +180,11 @@ def test_distances_of_two_runs_leave_out_the_same_prompts(rng: Generator, tmp_pa
     assert all(found[name].interval is not None for name in ("kid_scenes", "recall_scenes", "psnr_mean_mse"))
     assert found["psnr_mean_mse"].interval[1] < 0
     same = compare_runs(near.folder, near.folder)
-    assert {(score.value, score.ci95) for name, score in same.items() if name != "n_identical"} == {
-        (0, (0, 0))
-    }
+    distances = ("fid_scenes", "kid_scenes", "psnr", "psnr_mean_mse")
+    assert {(same[name].value, same[name].ci95) for name in distances} == {(0, (0, 0))}
+    shares = [same[name] for name in ("precision_scenes", "recall_scenes")]
+    assert [(one.value, one.ci) for one in shares] == [(0, "newcombe")] * 2
+    assert all(one.interval[0] < 0 < one.interval[1] for one in shares)
 
 
 def test_a_difference_ends_at_the_largest_possible_one(tmp_path: Path) -> None:

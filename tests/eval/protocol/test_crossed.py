@@ -179,3 +179,23 @@ def test_runs_of_other_samples_are_not_crossed(rng: Generator, tmp_path: Path) -
     path.write_text(path.read_text().replace("prompt 7", "prompt 8"))
     with pytest.raises(SampleSetError, match="sample 14 has prompt "):
         cross_runs(folders)
+
+
+def test_a_part_over_runs_has_at_least_its_own_interval_and_ends_at_its_range(tmp_path: Path) -> None:
+    """Seeds that agree do not tell how other prompts would do; 100 is the most that the score can be."""
+
+    def make(values: list[float], reach: float) -> list[Path]:
+        metrics = {"geneval2[x]/count": MetricSpec("higher", detail=True)}
+        scores = [Score(one, 60, ci95=(one - reach, one + reach), ci="bootstrap") for one in values]
+        folder = tmp_path / f"{values[0]}-{reach}"
+        return [
+            run_folder(folder / str(number), {}, metrics, {"geneval2[x]/count": score})
+            for number, score in enumerate(scores)
+        ]
+
+    own = cross_runs(make([50.0, 50.1, 50.2], 3.0))["geneval2[x]/count"].mean
+    assert (own.interval, own.ci) == (pytest.approx((47.1, 53.1)), "bootstrap")
+    values = [80.0, 90.0, 97.0]
+    reach = stats.t.ppf(0.975, 2) * np.std(values, ddof=1) / 3**0.5
+    wide = cross_runs(make(values, 1.0))["geneval2[x]/count"].mean
+    assert (wide.interval, wide.ci) == (pytest.approx((89 - reach, 100)), "over runs, t 2")
