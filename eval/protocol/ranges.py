@@ -14,9 +14,15 @@ RANGES: Mapping[str, Range] = {
         ("geneval", "exact", "accuracy", "truncated", "precision", "recall", "same_top1", "retrieved"),
         (0.0, 1.0),
     ),
-    **dict.fromkeys(("agreement", "same_text"), (0.0, 1.0)),
+    **dict.fromkeys(("agreement", "same_text", "string_match"), (0.0, 1.0)),
     **dict.fromkeys(("accuracy_change", "exact_answer_change"), (-1.0, 1.0)),
-    **dict.fromkeys(("kl", "mae", "lpips", "fid", "fd", "dreamsim"), (0.0, math.inf)),
+    **dict.fromkeys(("string_match_all_change", "string_match_part_change"), (-1.0, 1.0)),
+    **dict.fromkeys(("kl", "mae", "lpips", "dreamsim", "generated_tokens"), (0.0, math.inf)),
+    **dict.fromkeys(
+        ("fid", "sfid", "fd", "mind", "cmmd"), (0.0, math.inf)
+    ),  # an unbiased kid may be negative
+    "diversity": (0.0, 2.0),
+    **dict.fromkeys(("perplexity", "is", "vendi"), (1.0, math.inf)),
     **dict.fromkeys(("dpg", "unigenbench", "geneval2"), (0.0, 100.0)),
 }
 """Smallest and largest value by metric, or by the first words of its name; an end may be infinite."""

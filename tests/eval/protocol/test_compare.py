@@ -208,6 +208,10 @@ def test_a_difference_ends_at_the_largest_possible_one(tmp_path: Path) -> None:
         ("geneval2_am[scenes]", (0, 100)), ("dpg[official]/entity", (0, 100)), ("exact[scenes]", (0, 1)),
         ("exact_answer_change", (-1, 1)), ("accuracy", (0, 1)), ("recall_adm", (0, 1)), ("psnr", None),
         ("lpips_scenes", (0, math.inf)), ("fid_scenes", (0, math.inf)), ("kid_scenes", None),
+        ("string_match_all", (0, 1)), ("string_match_part_change", (-1, 1)), ("sfid_adm", (0, math.inf)),
+        ("mind_real_clean", (0, math.inf)), ("cmmd_paired", (0, math.inf)), ("generated_tokens", (0, math.inf)),
+        ("perplexity_full", (1, math.inf)), ("is", (1, math.inf)), ("vendi[scenes,n=4]", (1, math.inf)),
+        ("diversity[dinov2]", (0, 2)), ("nll_change", None),
     ],
 )  # fmt: skip
 def test_a_metric_has_the_range_of_its_values(name: str, wanted: tuple[float, float] | None) -> None:

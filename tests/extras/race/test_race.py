@@ -141,7 +141,7 @@ def test_a_leader_that_is_behind_by_its_interval_is_not_level():
 
 def test_only_values_with_two_bounds_are_answers():
     zeros = [0.0] * 8
-    assert find_limits("exact_answer", [0.0, 1.0]) == (0.0, 1.0)
+    assert find_limits("exact_answer", [0.0, 1.0]) == find_limits("string_match_part", zeros) == (0.0, 1.0)
     assert find_limits("exact_answer", [0.0, 0.5]) is None
     assert find_limits("kl", zeros) is None
     race = advance(
