@@ -19,7 +19,7 @@ class Ablation:
     Attributes:
         setting: dotted path in the configuration.
         runs: a run for each value, ascending.
-        others: other settings in which runs of the method differ, with their values here.
+        others: other settings in which runs of the method differ, with their values in `runs`.
     """
 
     setting: str
@@ -32,21 +32,21 @@ def find_ablations(runs: Sequence[Results]) -> list[Ablation]:
     groups: dict[Hashable, list[Results]] = {}
     for run in runs:
         if not is_full(run):
-            place = find_conditions(run), run.noise, run.method, run.memory.allowed
-            groups.setdefault(place, []).append(run)
+            key = find_conditions(run), run.noise, run.method, run.memory.allowed
+            groups.setdefault(key, []).append(run)
     return [ablation for group in groups.values() for ablation in _split_group(group)]
 
 
 def _split_group(runs: Sequence[Results]) -> Iterator[Ablation]:
     """Yield the ablations among runs of one method and budget."""
     settings = [_list_settings(run) for run in runs]
-    names = dict.fromkeys(name for one in settings for name in one)
-    varied = [name for name in names if len({_sort_key(one.get(name)) for one in settings}) > 1]
+    names = dict.fromkeys(name for values in settings for name in values)
+    varied = [name for name in names if len({_sort_key(values.get(name)) for values in settings}) > 1]
     for name in (name for name in varied if name not in SEED_COLUMNS):
         by_others: dict[tuple[tuple[str, Value], ...], dict[Value, Results]] = {}
-        for run, one in zip(runs, settings, strict=True):
-            others = tuple((other, one.get(other)) for other in varied if other != name)
-            by_others.setdefault(others, {}).setdefault(one.get(name), run)
+        for run, values in zip(runs, settings, strict=True):
+            others = tuple((other, values.get(other)) for other in varied if other != name)
+            by_others.setdefault(others, {}).setdefault(values.get(name), run)
         for others, by_value in by_others.items():
             if len(by_value) > 1:
                 ordered = tuple(by_value[value] for value in sorted(by_value, key=_sort_key))
@@ -54,7 +54,7 @@ def _split_group(runs: Sequence[Results]) -> Iterator[Ablation]:
 
 
 def make_ablation_rows(ablation: Ablation) -> list[Row]:
-    """Return a row for each value of the setting with memory and metrics, as in HeatKV's Table 3."""
+    """Return a row for each value of the setting with memory and metrics, laid out as HeatKV's Table 3."""
     return [
         {
             ablation.setting: str(_list_settings(run).get(ablation.setting)),
@@ -83,6 +83,5 @@ def _list_settings(run: Results) -> dict[str, Value]:
 
 
 def _sort_key(value: Value) -> tuple[bool, float, str]:
-    """Sort numbers before words."""
-    number = isinstance(value, int | float)
-    return not number, float(value) if isinstance(value, int | float) else 0.0, str(value)
+    """Return a key that sorts numbers before strings."""
+    return (False, float(value), str(value)) if isinstance(value, int | float) else (True, 0.0, str(value))

@@ -1,4 +1,4 @@
-"""Notes below tables, the column that tells runs of equal settings and different code apart, and the current code."""
+"""Notes below tables, the column that tells apart runs of equal settings and different code, and the current code."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -28,10 +28,10 @@ def name_code(run: Results) -> str:
 def keep_newest(runs: Sequence[Results], kept: str | None = None) -> list[Results]:
     """Return, of runs that differ only in seeds and code, those of the current code, else those of the newest code.
 
-    References of the runs that stay are among them, and the run that is named `kept`.
+    The references of the returned runs, and the run with the folder name `kept`, are returned too.
     """
     known = [(run, find_settings(run), find_code(run)) for run in runs]
-    by_age = sorted(known, key=lambda one: (is_now(one[0]), one[0].finished))
+    by_age = sorted(known, key=lambda entry: (is_now(entry[0]), entry[0].finished))
     newest = {settings: code for _, settings, code in by_age}
     chosen = [run for run, settings, code in known if code == newest[settings]]
     names = {kept, *(run.run for run in chosen), *(run.reference for run in chosen)}
@@ -39,14 +39,9 @@ def keep_newest(runs: Sequence[Results], kept: str | None = None) -> list[Result
 
 
 def is_now(run: Results, *, pinned: bool = True) -> bool:
-    """Return whether the files of a run's method and model are still its code; with `pinned`, also released ones."""
-    code = [one for one in find_code(run) if pinned or isinstance(one[2], str)]
+    """Return whether a run's method and model have the current code; without `pinned`, only unpinned classes count."""
+    code = [part for part in find_code(run) if pinned or isinstance(part[2], str)]
     return all(is_as_now(name, version) for _, name, version in code)
-
-
-def list_notes(rows: Sequence[Results], shown: Iterable[Metric | None], *, peaks: bool = True) -> list[str]:
-    """Return the sentences below a table, those of `list_marks` and of `list_made`."""
-    return [*list_marks(rows, shown, peaks=peaks), *list_made(rows)]
 
 
 def list_marks(
@@ -57,7 +52,10 @@ def list_marks(
     peaks: bool = True,
     times: bool = True,
 ) -> list[str]:
-    """Return the sentences on a table: on unused budgets, failed tasks, sinks, means over seeds and marked times."""
+    """Return the sentences on a table: on unused budgets, failed tasks, sinks, means over seeds and marked times.
+
+    `shown` are its metrics, and `df` names degrees of freedom in its cells. It has memory if `peaks`, times if `times`.
+    """
     notes = [describe_unused(rows) * peaks, describe_failed(rows), describe_sinks(rows)]
     notes.append(describe_means(rows, shown, df=df, peaks=peaks))
     if peaks and times and any(row.latency.mark for row in rows):
@@ -68,43 +66,42 @@ def list_marks(
 
 
 def list_made(rows: Sequence[Results]) -> list[str]:
-    """Return the sentences on the code and the machines that the runs of a table were made by."""
+    """Return the sentences on the code and the machines that made the runs of a table."""
     runs = [member for row in rows for member in list_members(row)]
-    made = (describe_checkout(runs), describe_mixed(runs), describe_digests(runs), describe_edited(runs))
+    made = [describe_checkout(runs), describe_mixed(runs), describe_digests(runs)]
+    if edited := sum(not is_now(run, pinned=False) for run in runs):
+        made.append(
+            f"{edited} of {len(runs)} runs: made by other code of method or model than this program's."
+        )
     return [*filter(None, made)]
-
-
-def describe_edited(runs: Sequence[Results]) -> str:
-    """Return a sentence on runs of code that is neither released nor this program's; empty if there are none."""
-    edited = [run for run in runs if not is_now(run, pinned=False)]
-    if not edited:
-        return ""
-    return f"{len(edited)} of {len(runs)} runs: made by other code of method or model than this program's."
 
 
 def list_digests(rows: Sequence[Results]) -> list[dict[str, str]]:
     """Return, for each row, the first digits of its engine's hash and of its calibration's where these differ.
 
-    Engines differ within the rows or from the engine of this program; calibrations of one name differ in their numbers.
+    Engines differ within the rows or from the engine of this program; calibrations of one name differ in their values.
     """
     known = [row.provenance or {} for row in rows]
-    engines = {str(one["engine_sha256"]) for one in known if "engine_sha256" in one}
+    engines = {str(origin["engine_sha256"]) for origin in known if "engine_sha256" in origin}
     marked = ["engine"] if engines - {identify_engine()} else []
     calibrations: dict[object, set[object]] = {}
-    for one in known:
-        calibrations.setdefault(one.get("calibration"), set()).add(one.get("calibration_sha256"))
+    for origin in known:
+        calibrations.setdefault(origin.get("calibration"), set()).add(origin.get("calibration_sha256"))
     if any(len(digests) > 1 for name, digests in calibrations.items() if name is not None):
         marked.append("calibration")
-    return [{name: str(one.get(f"{name}_sha256") or "-")[:COLUMN_DIGITS] for name in marked} for one in known]
+    return [
+        {name: str(origin.get(f"{name}_sha256") or "-")[:COLUMN_DIGITS] for name in marked}
+        for origin in known
+    ]
 
 
 def describe_digests(runs: Sequence[Results]) -> str:
     """Return a sentence on runs whose engine differs from this program's; empty if there are none."""
-    ours = identify_engine()
-    others = [run.run for run in runs if (run.provenance or {}).get("engine_sha256", ours) != ours]
-    if not others:
-        return ""
-    return f"{len(others)} of {len(runs)} runs: made by another engine, kernels or core than this program's."
+    current = identify_engine()
+    count = sum((run.provenance or {}).get("engine_sha256", current) != current for run in runs)
+    return f"{count} of {len(runs)} runs: made by another engine, kernels or core than this program's." * (
+        count > 0
+    )
 
 
 def describe_mixed(runs: Sequence[Results]) -> str:
@@ -112,12 +109,12 @@ def describe_mixed(runs: Sequence[Results]) -> str:
     mixed = [origins for run in runs if len(origins := list_origins(run.provenance)) > 1]
     if not mixed:
         return ""
-    names = list(dict.fromkeys(name_origin(one) for origins in mixed for one in origins))
+    names = list(dict.fromkeys(name_origin(origin) for origins in mixed for origin in origins))
     return f"{len(mixed)} of {len(runs)} runs: made on several commits, versions or machines ({'; '.join(names)})."
 
 
 def name_origin(origin: Mapping[str, object]) -> str:
-    """Return an origin as commit, version of torch and machine."""
+    """Return the commit, the version of torch and the machine of an entry of a provenance."""
     code, versions = origin.get("code"), origin.get("versions")
     commit = str(code.get("commit"))[:NOTE_DIGITS] if isinstance(code, Mapping) else "commit not recorded"
     torch = f"torch {versions.get('torch')}" if isinstance(versions, Mapping) else "torch not recorded"

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def collect_runs(runs_dir: Path) -> list[Results]:
-    """Read the results of every finished run under `runs_dir`; those of an earlier version are named in a warning."""
+    """Read the results of every finished run under `runs_dir`; a warning names runs of an earlier version."""
     if note := note_earlier(list_earlier(runs_dir)):
         log.warning(note)
     return read_runs(path.parent for path in sorted(runs_dir.glob(f"*/*/{FILE}")))

@@ -39,7 +39,7 @@ def find_group(run: Results) -> Hashable:
 
 
 def group_conditions(runs: Sequence[Results]) -> dict[str, list[Results]]:
-    """Return the runs that share conditions, by the name of these, `infinity_tiny (scenes), n = 96`.
+    """Return the runs that share conditions, by a name of these such as `infinity_tiny (scenes), n = 96`.
 
     Further conditions are named where groups differ in nothing else: `llama (passkey), n = 8, prompts.context = 512`.
     """
@@ -47,20 +47,20 @@ def group_conditions(runs: Sequence[Results]) -> dict[str, list[Results]]:
     for run in runs:
         groups.setdefault(find_conditions(run), []).append(run)
     named: dict[str, list[Results]] = {}
-    for own in sorted(groups):
-        alike = [dict(other) for other in groups if other[: len(LABELS)] == own[: len(LABELS)]]
-        every = dict.fromkeys(name for one in alike for name in one)
-        differ = [name for name in every if len({one.get(name) for one in alike}) > 1]
-        values = dict(own)
+    for conditions in sorted(groups):
+        alike = [dict(other) for other in groups if other[: len(LABELS)] == conditions[: len(LABELS)]]
+        every = dict.fromkeys(name for member in alike for name in member)
+        differ = [name for name in every if len({member.get(name) for member in alike}) > 1]
+        values = dict(conditions)
         more = "".join(f", {name} = {values.get(name, '-')}" for name in differ)
-        named[f"{values['model']} ({values['prompts']}), n = {values['n']}{more}"] = groups[own]
+        named[f"{values['model']} ({values['prompts']}), n = {values['n']}{more}"] = groups[conditions]
     return named
 
 
 def keep_one_count(runs: Sequence[Results], count: object = None) -> list[Results]:
-    """Return, of each model and set of prompts, the runs of `count` samples; if None, of the most common number.
+    """Return the runs of each model and prompt set with `count` samples; None for the most common count.
 
-    Of several equally common numbers, it is the largest.
+    Of several equally common counts, it is the largest.
 
     Raises:
         ConfigError: no run has `count` samples.
@@ -72,9 +72,9 @@ def keep_one_count(runs: Sequence[Results], count: object = None) -> list[Result
         raise ConfigError(
             f"prompts.count={show(count)}: no finished run has so many samples; there are {there}"
         )
-    ranked = sorted(counts, key=lambda one: (counts[one], one[2]))
-    most = {(model, prompts): n for model, prompts, n in ranked}  # the last
-    return [run for run in runs if run.n == (count or most[run.model_label, run.prompts_label])]
+    ranked = sorted(counts, key=lambda key: (counts[key], key[2]))
+    chosen = {(model, prompts): n for model, prompts, n in ranked}  # the last of each
+    return [run for run in runs if run.n == (count or chosen[run.model_label, run.prompts_label])]
 
 
 def describe_sinks(runs: Sequence[Results]) -> str:
@@ -84,9 +84,9 @@ def describe_sinks(runs: Sequence[Results]) -> str:
         for key, what in PROTECTED.items():
             if (count := run.setting(f"method.{key}")) is not None:
                 kept.setdefault((what, run.model_label), {}).setdefault(count, {})[run.method] = None
-    told, several = ["Sinks differ."], len({run.model_label for run in runs}) > 1
+    sentences, several = ["Sinks differ."], len({run.model_label for run in runs}) > 1
     for (what, model), counts in kept.items():
         if len(set(map(tuple, counts.values()))) > 1:  # differences within one method have a column
             each = (f"{count} ({', '.join(counts[count])})" for count in sorted(counts, key=str))
-            told.append(f"{what}{f' of {model}' * several}: {', '.join(each)}.")
-    return " ".join(told) if told[1:] else ""
+            sentences.append(f"{what}{f' of {model}' * several}: {', '.join(each)}.")
+    return " ".join(sentences) if sentences[1:] else ""

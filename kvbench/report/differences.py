@@ -1,4 +1,4 @@
-"""Paired differences between methods and one of them at the same budget, and the table over calibrations.
+"""Paired differences of methods to one of them at the same budget, and the table over calibrations.
 
 The table over calibrations has means over runs that differ in their calibration's seed, and the spread between them.
 """
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.code_notes import list_notes
+from kvbench.report.code_notes import list_made, list_marks
 from kvbench.report.conditions import find_conditions, is_full
 from kvbench.report.runs_table import find_metric, identifying_columns, list_metrics, name_methods, order_runs
 from kvbench.report.seeds import (
@@ -27,17 +27,12 @@ from kvbench.runs.record.results import Results
 
 
 def make_difference_rows(runs: Sequence[Results], runs_dir: Path, against: str) -> list[Row]:
-    """Return a row per run that has a partner with the same model, reference, budget, unit and number of samples.
+    """Return a row for each pair of `find_pairs`: the first run's cells, and its differences to the second one.
 
-    Runs over several seeds are compared seed by seed.
-
-    Args:
-        runs: finished runs, as `combine_seeds` returns them.
-        runs_dir: folder of the runs.
-        against: method of the partners, or the folder name of one run.
+    `runs` are finished runs below `runs_dir` as `combine_seeds` returns them; several seeds are compared seed by seed.
 
     Raises:
-        ConfigError: no run has that method or name, or a run has several partners.
+        ConfigError: as `find_pairs`.
     """
     pairs = find_pairs(runs, against)
     compared = [(run, compare_seeds(run, partner, runs_dir)) for run, partner in pairs]
@@ -52,7 +47,9 @@ def make_difference_rows(runs: Sequence[Results], runs_dir: Path, against: str) 
 
 
 def find_pairs(runs: Sequence[Results], against: str) -> list[tuple[Results, Results]]:
-    """Return each compared run with its partner, by model, budget and method.
+    """Return each run with its partner of equal model, reference, budget, unit and number of samples.
+
+    A partner has `against` as its method or as the name of its folder. Pairs are sorted by model, budget and method.
 
     Raises:
         ConfigError: no run has the method or name `against`, or a run has several partners.
@@ -60,18 +57,20 @@ def find_pairs(runs: Sequence[Results], against: str) -> list[tuple[Results, Res
     members = find_members(runs)
     partners: dict[object, list[Results]] = {}
     for run in runs:
-        for one in (run,) if run.method == against else list_members(run):
-            if against in (one.method, one.run):
-                partners.setdefault(_place(run, members), []).append(one)
+        for candidate in (run,) if run.method == against else list_members(run):
+            if against in (candidate.method, candidate.run):
+                partners.setdefault(_find_key(run, members), []).append(candidate)
     if not partners:
         methods = ", ".join(sorted({run.method for run in runs}))
         raise ConfigError(f"against={against}: no finished run has that method or name; there are {methods}")
     pairs = []
     for run in order_runs(runs):
-        chosen = partners.get(_place(run, members), [])
+        chosen = partners.get(_find_key(run, members), [])
         if len(chosen) > 1:
             names = name_methods(chosen)
-            several = ", ".join(f"{one.run} ({name})" for one, name in zip(chosen, names, strict=True))
+            several = ", ".join(
+                f"{candidate.run} ({name})" for candidate, name in zip(chosen, names, strict=True)
+            )
             raise ConfigError(
                 f"against={against}: matches several runs at one budget; set it to one of {several}"
             )
@@ -100,11 +99,11 @@ def show_differences(
     path = output / f"report-against-{against}.md"
     title = f"{', '.join(models)}: {what}"
     compared = [run for pair in find_pairs(runs, against) for run in pair]
-    note = " ".join(list_notes(compared, list_shown(rows), peaks=False))
+    note = " ".join([*list_marks(compared, list_shown(rows), peaks=False), *list_made(compared)])
     publish(console, title, shown, list(shown[0]).index("n") + 1, path, note)
 
 
-def _place(run: Results, members: Mapping[str, Results]) -> tuple[object, ...]:
+def _find_key(run: Results, members: Mapping[str, Results]) -> tuple[object, ...]:
     """Return what compared runs share; references are compared by their rows, as each seed has one."""
     reference = members.get(str(run.reference))
     name = str(run.reference) if reference is None else reference.run
@@ -112,11 +111,7 @@ def _place(run: Results, members: Mapping[str, Results]) -> tuple[object, ...]:
 
 
 def choose_calibrated(runs: Sequence[Results]) -> list[Results]:
-    """Return the rows of several calibrations, and of methods without a calibration at their budgets.
-
-    Args:
-        runs: finished runs, as `combine_seeds` returns them.
-    """
+    """Return the `combine_seeds` runs over several calibrations, and those without a calibration at their budgets."""
     rows = [run for run in order_runs(runs) if not is_full(run)]
     budgets = {(find_conditions(run), run.memory.allowed) for run in rows if count_seeds(run)[1] > 1}
     return [
@@ -130,12 +125,8 @@ def choose_calibrated(runs: Sequence[Results]) -> list[Results]:
 def make_calibration_rows(runs: Sequence[Results], runs_dir: Path, against: str | None = None) -> list[Row]:
     """Return a row per method and budget with the mean and standard deviation of each metric over calibrations.
 
-    With `against`, the runs of another method are subtracted sample by sample.
-
-    Args:
-        runs: finished runs, as `combine_seeds` returns them.
-        runs_dir: folder of the runs.
-        against: method or run to subtract.
+    `runs` are finished runs below `runs_dir` as `combine_seeds` returns them. The runs of `against`, a method or the
+    name of a run, are subtracted sample by sample; None subtracts nothing.
 
     Returns:
         No rows if no two runs differ in calibration, or if `against` has no single row at their budgets.
@@ -177,12 +168,10 @@ def _list_cells(names: Sequence[str], metrics: Mapping[str, Metric | None]) -> d
 def show_calibrations(
     console: Console, runs: Sequence[Results], runs_dir: Path, output: Path, against: str | None = None
 ) -> None:
-    """Print the table over calibrations and the table of differences to a method.
+    """Print the table over calibrations and, with `against`, the table of differences to that method.
 
+    They are written into report-calibrations.md and report-calibrations-against-<method>.md of the folder `output`.
     Nothing is printed if no two runs differ in calibration.
-
-    The files report-calibrations.md and report-calibrations-against-<method>.md are written to `output`. Without
-    `against` there are no differences.
     """
     for base in dict.fromkeys((None, against)):
         if rows := make_calibration_rows(runs, runs_dir, base):
@@ -191,5 +180,6 @@ def show_calibrations(
                 f"Over calibrations: {what}, 95 % intervals over prompts and calibrations, sd between runs"
             )
             path = output / f"report-calibrations{'' if base is None else f'-against-{base}'}.md"
-            note = " ".join(list_notes(choose_calibrated(runs), list_shown(rows), peaks=False))
+            chosen = choose_calibrated(runs)
+            note = " ".join([*list_marks(chosen, list_shown(rows), peaks=False), *list_made(chosen)])
             publish(console, title, rows, list(rows[0]).index("n") + 1, path, note)

@@ -35,7 +35,7 @@ MIN_SHARE_COLUMN = "least / B"
 OMITTED_COLUMNS = (
     "peak tokens", "last / B", MIN_SHARE_COLUMN, IN_FLIGHT_COLUMN, "GPU MiB", READ_COLUMN, "state MiB", "n",
 )  # fmt: skip
-"""Columns that the LaTeX tables leave out, to fit a page."""
+"""Columns that LaTeX tables may omit to fit a page."""
 
 
 class Section(NamedTuple):
@@ -43,11 +43,11 @@ class Section(NamedTuple):
 
     Attributes:
         title: one line.
-        caption: description of the numbers.
+        caption: description of the values.
         rows: rows of the table, at least one.
         groups: group of each row; rows of a group compete for the best value. None for a row that does not compete.
         lead: number of leading columns, which identify a row.
-        made: sentences on the code and machines of the runs, which stand in no caption.
+        made: sentences on the code and machines of the runs, not part of the caption.
     """
 
     title: str
@@ -63,8 +63,8 @@ def write_report(
 ) -> Path:
     """Write report.md, report.tex and report.csv (with parts and variants of metrics); return the path of report.md.
 
-    `others` are further tables. `figures` are PNG files in `runs_dir`, each also written as SVG. Figures of the report
-    that this one replaces are removed unless they are among them.
+    `others` are further tables. `figures` are PNG files in `runs_dir`, each also written as SVG. Other figures of the
+    report that this one replaces are removed.
     """
     _remove_figures(runs_dir, {path.stem for path in figures})
     sections = [*list_sections(runs), *others]
@@ -75,7 +75,7 @@ def write_report(
 
 
 def _remove_figures(runs_dir: Path, kept: Collection[str]) -> None:
-    """Remove the figures that the report in a folder shows, but those with the names `kept`."""
+    """Remove the figures that the report in a folder shows, except those with the names `kept`."""
     path = runs_dir / "report.md"
     text = read_text(path, "replace") if path.is_file() else ""
     for name in re.findall(r"^!\[([^/\\\]]+)\]\(\1\.svg\)$", text, re.MULTILINE):
@@ -87,12 +87,14 @@ def list_sections(runs: Sequence[Results]) -> list[Section]:
     """Return a table for each model and for each ablation among the runs."""
     sections = []
     for model in sorted({run.model_label for run in runs}):
-        own = order_runs([run for run in runs if run.model_label == model])
-        rows = drop_columns(make_rows(own), ["model"])
-        prompts = ", ".join(sorted({f"{run.prompts_label} (n = {name_count(run)})" for run in own}))
-        caption = f"{model}, {prompts}. 95 % intervals. {BOLD_NOTE}.{describe_rows(own, rows)}"
-        lead = len(identifying_columns(own)[0]) - 1  # the model's column was dropped
-        sections.append(Section(model, caption, rows, [*map(find_group, own)], lead, list_made(own)))
+        model_runs = order_runs([run for run in runs if run.model_label == model])
+        rows = drop_columns(make_rows(model_runs), ["model"])
+        prompts = ", ".join(sorted({f"{run.prompts_label} (n = {name_count(run)})" for run in model_runs}))
+        caption = f"{model}, {prompts}. 95 % intervals. {BOLD_NOTE}.{describe_rows(model_runs, rows)}"
+        lead = len(identifying_columns(model_runs)[0]) - 1  # the model's column was dropped
+        sections.append(
+            Section(model, caption, rows, [*map(find_group, model_runs)], lead, list_made(model_runs))
+        )
     for ablation in find_ablations(runs):
         rows, title = make_ablation_rows(ablation), name_ablation(ablation)
         bold = "Bold: the best value, regardless of intervals"
@@ -102,7 +104,7 @@ def list_sections(runs: Sequence[Results]) -> list[Section]:
 
 
 def make_tail(runs_dir: Path, runs: Sequence[Results]) -> Section | None:
-    """Return the table of the tail of KL of the runs that read texts; None without such runs."""
+    """Return the table of KL's upper quantiles of forced-decoding runs; None without such runs."""
     pairs = read_drifts(runs_dir, runs)
     if not pairs:
         return None
@@ -126,7 +128,7 @@ def _write_markdown(sections: Sequence[Section], figures: Sequence[Path]) -> str
 
 
 def _list_dropped(rows: Sequence[Row]) -> list[str]:
-    """Return the columns that LaTeX leaves out, but a smallest share of the budget that is marked and n that differ."""
+    """Return the columns that LaTeX omits; a marked least share of the budget, and `n` where it differs, are kept."""
     marked = any(str(row.get(MIN_SHARE_COLUMN, "")).endswith("!") for row in rows)
     kept = {MIN_SHARE_COLUMN: marked, "n": len({row.get("n") for row in rows}) > 1}
     return [name for name in OMITTED_COLUMNS if not kept.get(name)]

@@ -1,4 +1,4 @@
-"""Divergence over positions of runs that read texts, computed once and kept, and the table of its tail."""
+"""Divergence from the full cache over positions in forced-decoding runs, computed once, and the table of its tail."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +18,9 @@ from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import Results
 
 KEPT = ".drift.kept"
-"""File under `runs_dir` with the divergence of all runs that read texts."""
+"""Cache file under `runs_dir` with the divergence of all forced-decoding runs."""
 DIGITS = 4
-"""Digits of the table of the tail, in nats."""
+"""Decimals of KL, in nats, in the table of the tail."""
 
 
 class Drifts:
@@ -31,11 +31,11 @@ class Drifts:
         self._runs_dir, self._kept = runs_dir, FileCache(runs_dir / KEPT, version)
 
     def read(self, run: Results) -> DivergenceCurve | None:
-        """Return the divergence of a run, or of the runs that a mean over seeds joins.
+        """Return the divergence of a run, over all texts of its members if it joins seeds.
 
-        None for the full cache, for runs that read nothing, and if a file is missing or damaged.
+        None for the full cache, for runs without forced decoding, and if a file is missing or damaged.
         """
-        folders = [self._runs_dir / one.model / one.run for one in list_members(run)]
+        folders = [self._runs_dir / member.model / member.run for member in list_members(run)]
         if is_full(run) or any(find_stored_kind(folder) is not READINGS for folder in folders):
             return None
         name = " ".join(folder.relative_to(self._runs_dir).as_posix() for folder in folders)
@@ -60,13 +60,13 @@ def _trace(folders: Sequence[Path]) -> DivergenceCurve | None:
 
 
 def _read_all(folder: Path) -> list[tuple[Sample, ScoredText]]:
-    """Return the texts of a run in order, without comparing files with their records, which scoring does."""
+    """Return the scored texts of a run by index, without comparing hashes with the records, which scoring does."""
     samples = read_samples(folder / RECORDS)
     return [(samples[index], ScoredText.read(READINGS.find(folder, index))) for index in sorted(samples)]
 
 
-def find_worst_places(folder: Path, count: int) -> list[WorstPosition]:
-    """Return the tokens of a run's texts with the largest KL; none for other runs, or if nothing diverges.
+def find_worst_positions(folder: Path, count: int) -> list[WorstPosition]:
+    """Return the `count` scored tokens with the largest KL above 0; none for runs without forced decoding.
 
     Raises:
         ValueError: a file is missing or damaged.
@@ -74,11 +74,11 @@ def find_worst_places(folder: Path, count: int) -> list[WorstPosition]:
     if find_stored_kind(folder) is not READINGS:
         return []
     texts = ((sample.index, sample.prompt, reading) for sample, reading in _read_all(folder))
-    return [place for place in find_worst(texts, count) if place.kl > 0]
+    return [position for position in find_worst(texts, count) if position.kl > 0]
 
 
 def read_drifts(runs_dir: Path, runs: Sequence[Results]) -> list[tuple[Results, DivergenceCurve]]:
-    """Return the runs that read texts under a method, by model and budget, with their divergence."""
+    """Return forced-decoding runs under a method with their divergence, in the order of `order_runs`."""
     drifts = Drifts(runs_dir)
     pairs = [(run, drift) for run in order_runs(runs) if (drift := drifts.read(run)) is not None]
     drifts.save()
@@ -90,8 +90,8 @@ def group_drifts(runs_dir: Path, runs: Sequence[Results]) -> dict[str, dict[str,
     pairs = read_drifts(runs_dir, runs)
     drifts = {id(run): drift for run, drift in pairs}
     groups: dict[str, dict[str, dict[str, DivergenceCurve]]] = {}
-    for where, own in group_conditions([run for run, _ in pairs]).items():
-        for run, name in zip(own, name_methods(own), strict=True):
+    for where, members in group_conditions([run for run, _ in pairs]).items():
+        for run, name in zip(members, name_methods(members), strict=True):
             groups.setdefault(where, {}).setdefault(run.budget_text, {})[name] = drifts[id(run)]
     return groups
 

@@ -13,7 +13,7 @@ FAILED = "‡"
 
 
 def explain_mark(*names: str) -> str:
-    """Return a sentence that explains the mark."""
+    """Return a sentence that explains `FAILED` for tasks with the metrics `names`."""
     return (
         f"{FAILED}: the full cache itself fails the task ({' or '.join(names)} below {SOLVED}), so that the values do "
         "not show what a method loses"
@@ -21,14 +21,14 @@ def explain_mark(*names: str) -> str:
 
 
 def find_full(run: Results, name: str) -> float | None:
-    """Return an accuracy under the full cache for a run's samples; None for another metric, or if it is not known."""
-    values = {one: metric.value for one, metric in run.metrics.items()}
+    """Return the full cache's accuracy `name` on a run's samples; None for another metric, or if it is not known."""
+    values = {key: metric.value for key, metric in run.metrics.items()}
     if name == RETRIEVED:
         return values.get(RETRIEVED_FULL)
     if name not in CHANGES:
         return None
-    own, change = values.get(name), 0.0 if run.reference is None else values.get(CHANGES[name])
-    return None if own is None or change is None else own - change
+    value, change = values.get(name), 0.0 if run.reference is None else values.get(CHANGES[name])
+    return None if value is None or change is None else value - change
 
 
 def is_failed(run: Results, name: str) -> bool:
@@ -38,7 +38,7 @@ def is_failed(run: Results, name: str) -> bool:
 
 
 def write_full(run: Results, name: str) -> str | None:
-    """Return the full cache's score with its mark; None without one."""
+    """Return the full cache's score with its mark; None if it is not known."""
     full = find_full(run, name)
     if full is None:
         return None
@@ -46,11 +46,11 @@ def write_full(run: Results, name: str) -> str | None:
 
 
 def list_columns(runs: Sequence[Results], cells: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]:
-    """Return the metrics of runs with the full cache's score behind each accuracy that has one in some run."""
+    """Return the metric cells of runs, with the full cache's score after each accuracy for which some run knows it."""
     known = {name for run in runs for name in run.metrics if find_full(run, name) is not None}
     rows: list[dict[str, Cell]] = [{} for _ in runs]
-    for run, own, row in zip(runs, cells, rows, strict=True):
-        for name, cell in own.items():
+    for run, metrics, row in zip(runs, cells, rows, strict=True):
+        for name, cell in metrics.items():
             row[name] = cell
             if name in known:
                 row[COLUMN.format(name)] = write_full(run, name)

@@ -31,13 +31,13 @@ from kvbench.runs.record.folder import slug
 
 ARROWS: dict[Better, str] = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
 MAX_FLOATS = 12
-"""Number of tables after which LaTeX places all of them; it holds back at most 18 without an error."""
+"""Number of tables after which LaTeX must place all of them; it can hold back at most 18."""
 MAX_ROWS = 36
-"""Largest number of rows of a table, so that it fits a page with its caption."""
+"""Maximum number of rows of a table, so that it fits a page with its caption."""
 MAX_LINES = 40
-"""Largest number of lines of all tables on a page, those of their heads among them."""
+"""Maximum number of lines of all tables on a page, with those of their heads."""
 MAX_LETTERS = 84
-"""Letters of a row, from which a table is divided; LaTeX shrinks what is wider than its text."""
+"""Characters of a row above which a table is divided; LaTeX shrinks what is wider than the text."""
 SCALE = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 """Start of a box that is no wider than the text."""
 Body = tuple[str, Sequence[str]]
@@ -61,17 +61,17 @@ SPECIAL = {
 KNOWN = frozenset("¡¢£¥¦§¨©ª¬®¯°²³µ¶·¹º¼½¾¿Æßæ÷øØıŁłŒœ\u2010\u2011\u2012\u2013—\u2018\u2019“”‡•…‰€™")
 """Characters of article's default encoding besides ASCII and letters with accents."""
 ACCENTS = frozenset("\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327")
-"""Combining accents of that encoding."""
+"""Combining accents of article's default encoding."""
 LATIN_END = "\u0180"
 """First character after the accented letters that LaTeX declares."""
 LETTER = r"\unicodeletter"
-"""Command for any other character: its code and itself."""
+"""Command for any other character; its arguments are code point and character."""
 DEFINITION = (
     f"% {LETTER}{{code}}{{letter}} prints the code with pdflatex. For the letter, compile with lualatex or xelatex\n"
     "% and a font that has it, such as \\usepackage{fontspec} \\setmainfont{Noto Serif CJK SC}\n"
     f"\\providecommand{{{LETTER}}}[2]{{\\ifdefined\\Umathchar#2\\else{{\\tiny #1}}\\fi}}\n"
 )
-"""Its definition for all engines; pdfTeX alone lacks `Umathchar`."""
+"""Definition of `LETTER`; only pdfTeX lacks `Umathchar`."""
 
 
 def format_latex(
@@ -89,8 +89,8 @@ def format_latex(
     """
     styles = {name: choose_style(row[name] for row in rows) for name in rows[0]}
     cells = [
-        {name: write_cell(cell, styles[name], bold=(place, name) in best) for name, cell in row.items()}
-        for place, row in enumerate(rows)
+        {name: write_cell(cell, styles[name], bold=(index, name) in best) for name, cell in row.items()}
+        for index, row in enumerate(rows)
     ]
     letters = {
         name: max(len(format_cell(row[name], style)) for row in rows) for name, style in styles.items()
@@ -98,20 +98,20 @@ def format_latex(
     heads = {name: _write_head(name, rows, letters[name]) for name in styles}
     widths = {name: max(letters[name], *map(len, head.split(r"\\"))) for name, head in heads.items()}
     kinds = {name: "r" if any(isinstance(row[name], Metric) for row in rows) else "l" for name in heads}
-    ruled = [place for place, pair in enumerate(pairwise(groups), 1) if pair[0] != pair[1]]
+    ruled = [index for index, pair in enumerate(pairwise(groups), 1) if pair[0] != pair[1]]
     bodies: list[Body] = []
     for names in split_columns(widths, min(lead, len(heads) - 1), MAX_LETTERS):
         head = [
             rf"\shortstack[{kinds[name]}]{{{heads[name]}}}" if r"\\" in heads[name] else heads[name]
             for name in names
         ]
-        lines = [[own[name] for name in names] for own in cells]
+        lines = [[row_cells[name] for name in names] for row_cells in cells]
         bodies += divide_rows("".join(kinds[name] for name in names), [join_cells(head)], lines, ruled)
     return "\n".join(write_tables(bodies, caption, label))
 
 
 def join_latex(tables: Sequence[str]) -> str:
-    """Return tables as one file, whose floats LaTeX places now and then: it can hold back only so many."""
+    """Return tables as one file, in which LaTeX places all floats after every `MAX_FLOATS` tables."""
     parts, held = ["% needs \\usepackage{booktabs,graphicx}\n"], 0
     if any(LETTER in table for table in tables):
         parts.append(DEFINITION)
@@ -136,21 +136,15 @@ def divide_rows(
     parts = max(1, ceil(len(rows) / MAX_ROWS))
     for start, stop in pairwise(round(len(rows) * part / parts) for part in range(parts + 1)):
         body = [*head, r"\midrule"]
-        for place in range(start, stop):
-            if place > start and place in ruled:
+        for index in range(start, stop):
+            if index > start and index in ruled:
                 body.append(r"\midrule")
-            body.append(join_cells(rows[place]))
+            body.append(join_cells(rows[index]))
         yield kinds, body
 
 
 def write_tables(bodies: Sequence[Body], caption: str, label: str) -> Iterator[str]:
-    """Yield a table environment for the bodies that fit a page; further ones refer to the first.
-
-    Args:
-        bodies: tables.
-        caption: text of the first table's caption, not escaped.
-        label: label of the first table.
-    """
+    """Yield a table environment for each page of bodies; the first has `label` and `caption`, others refer to it."""
     pages = list(_divide_pages(bodies))
     for part, page in enumerate(pages, 1):
         title, name = escape(caption).replace(" x ", r" $\times$ "), f"tab:{label}"
@@ -166,7 +160,7 @@ def write_tables(bodies: Sequence[Body], caption: str, label: str) -> Iterator[s
 
 
 def _divide_pages(bodies: Sequence[Body]) -> Iterator[list[str]]:
-    """Yield the tables of each page."""
+    """Yield the tabulars of each page."""
     page: list[str] = []
     height = 0
     for kinds, lines in bodies:
@@ -180,7 +174,7 @@ def _divide_pages(bodies: Sequence[Body]) -> Iterator[list[str]]:
 
 
 def write_cell(cell: Cell, style: Style, *, bold: bool = False) -> str:
-    """Return a cell with half of its interval, or its ends, in small type, and its degrees of freedom below."""
+    """Return a cell; a metric has half of its interval or both ends in small type, degrees of freedom below."""
     if not isinstance(cell, Metric) or cell.value is None:
         return escape(format_cell(cell, "value"))
     value, *ends = (number.replace("-", "$-$") for number in split_metric(cell, style))
@@ -202,7 +196,7 @@ def _write_head(name: str, rows: Sequence[Row], longest: int) -> str:
 
 
 def write_paper(folder: Path, tables: Sequence[PaperTable]) -> list[Path]:
-    """Write tables as paper.tex into a folder and return the path; nothing without tables."""
+    """Write tables as paper.tex into a folder; return its path in a list, which is empty without tables."""
     if not tables:
         return []
     path = folder / "paper.tex"
@@ -211,7 +205,7 @@ def write_paper(folder: Path, tables: Sequence[PaperTable]) -> list[Path]:
 
 
 def format_paper_table(table: PaperTable) -> str:
-    """Return a table as one or several LaTeX tables, with whole metrics in each where these fit the text width."""
+    """Return a table as LaTeX tables; the columns of a metric are divided only if they exceed the text width."""
     bodies: list[Body] = []
     ruled = [len({row for row, _, column in table.cells if column is None})]
     for columns in _split_metrics(table):
@@ -239,11 +233,11 @@ def _count_letters(table: PaperTable, columns: Sequence[Column]) -> dict[Column,
     widths = {("", ""): max(map(len, (*table.rows, table.head)))}
     for name, label in columns:
         cells = [table.cells.get((row, name, label)) for row in table.rows]
-        widths[name, label] = max(len(label), *(len(format_cell(one, table.styles[name])) for one in cells))
+        widths[name, label] = max(len(label), *(len(format_cell(cell, table.styles[name])) for cell in cells))
     for name, block in groupby(columns, itemgetter(0)):
-        own = list(block)
-        room = sum(widths[column] + 2 for column in own) - 2
-        widths[own[-1]] += max(0, len(name) + len(table.metrics[name].unit) + 5 - room)
+        members = list(block)
+        room = sum(widths[column] + 2 for column in members) - 2
+        widths[members[-1]] += max(0, len(name) + len(table.metrics[name].unit) + 5 - room)
     return widths
 
 
@@ -262,14 +256,14 @@ def _write_heads(table: PaperTable, columns: Sequence[Column]) -> list[str]:
 def _write_cells(table: PaperTable, row: str, columns: Sequence[Column]) -> Iterator[str]:
     """Yield the cells of a row; the value of an uncompressed run spans the columns of its metric."""
     for name, block in groupby(columns, itemgetter(0)):
-        own = list(block)
+        members = list(block)
         if (whole := table.cells.get((row, name, None))) is not None:
-            yield rf"\multicolumn{{{len(own)}}}{{c}}{{{write_cell(whole, table.styles[name])}}}"
+            yield rf"\multicolumn{{{len(members)}}}{{c}}{{{write_cell(whole, table.styles[name])}}}"
             continue
-        for _, label in own:
-            place = row, name, label
-            cell = table.cells.get(place)
-            yield "--" if cell is None else write_cell(cell, table.styles[name], bold=place in table.best)
+        for _, label in members:
+            key = row, name, label
+            cell = table.cells.get(key)
+            yield "--" if cell is None else write_cell(cell, table.styles[name], bold=key in table.best)
 
 
 def escape(text: str) -> str:
@@ -288,6 +282,6 @@ def _write_letter(letter: str) -> str:
 
 
 def _has_accent(letter: str) -> bool:
-    """Return whether LaTeX composes a letter from one of ASCII and an accent."""
+    """Return whether LaTeX composes a letter from an ASCII letter and an accent."""
     parts = unicodedata.normalize("NFD", letter)
     return letter < LATIN_END and len(parts) == 2 and parts[0].isascii() and parts[1] in ACCENTS

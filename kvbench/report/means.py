@@ -1,6 +1,6 @@
 """Memory, times, steps and metrics of several runs that differ in seeds, as one run's.
 
-Means over metrics are made of the values of all samples, and kept with the runs.
+Means of metrics are computed from the values of all samples, and cached beside the runs.
 """
 
 from collections.abc import Hashable, Sequence
@@ -21,36 +21,36 @@ from kvbench.runs.record.results import Latency, Memory
 KEPT = ".seeds.kept"
 """Name of the cache file under `runs_dir`."""
 MAKERS = (compare, crossed, intervals, ranges, scores)
-"""Modules whose code decides what is kept."""
+"""Modules whose code decides the cached means."""
 LOWEST = ("last_tokens", "last_bytes", "least_share", "budget_tokens")
-"""Numbers of `Memory` whose smallest value is the bound."""
+"""Fields of `Memory` of which the minimum over runs is reported."""
 TIMES = ("seconds_per_image", "seconds_per_image_median", "images_per_second", "tokens_per_second")
 """Fields of `Latency` that are averaged."""
 AVERAGED = ("lse_drift", "utilisation", "bytes_read")
-"""Numbers of `Memory` whose mean counts; of all others the largest value is the bound."""
+"""Fields of `Memory` of which the mean is reported; of fields in neither tuple the maximum."""
 
 
 def combine_memory(every: Sequence[Memory]) -> Memory:
-    """Return the bounds of several runs: the largest peaks, the smallest contents."""
-    numbers: dict[str, object] = {}
+    """Return the bounds over several runs: maximum peaks, minimum contents, and means of `AVERAGED`."""
+    bounds: dict[str, object] = {}
     for field in fields(Memory):
-        known = [value for one in every if isinstance(value := getattr(one, field.name), int | float)]
+        known = [value for memory in every if isinstance(value := getattr(memory, field.name), int | float)]
         if known:
             choose = min if field.name in LOWEST else fmean if field.name in AVERAGED else max
-            numbers[field.name] = choose(known)
-    return replace(every[0], **numbers)  # type: ignore[arg-type]
+            bounds[field.name] = choose(known)
+    return replace(every[0], **bounds)  # type: ignore[arg-type]
 
 
 def average_latency(every: Sequence[Latency]) -> Latency:
-    """Return the mean times of the runs that ran under the most common condition; samples of others are counted."""
-    conditions = [(one.batch, one.device, one.machine, one.busy) for one in every]
-    chosen = max(conditions, key=lambda one: (conditions.count(one), one[0]))
-    total = sum(one.samples + one.others for one in every)
-    every = [one for one, condition in zip(every, conditions, strict=True) if condition == chosen]
-    samples = sum(one.samples for one in every)
+    """Return the mean times of the runs that ran under the most common condition; samples of the others are counted."""
+    conditions = [(latency.batch, latency.device, latency.machine, latency.busy) for latency in every]
+    chosen = max(conditions, key=lambda latency: (conditions.count(latency), latency[0]))
+    total = sum(latency.samples + latency.others for latency in every)
+    every = [latency for latency, condition in zip(every, conditions, strict=True) if condition == chosen]
+    samples = sum(latency.samples for latency in every)
     means: dict[str, object] = {}
     for name in TIMES:
-        known = [value for one in every if isinstance(value := getattr(one, name), int | float)]
+        known = [value for latency in every if isinstance(value := getattr(latency, name), int | float)]
         if known:
             means[name] = fmean(known)
     return replace(every[0], **means, samples=samples, others=total - samples)  # type: ignore[arg-type]
@@ -70,10 +70,10 @@ class SeedMeans:
         self._kept = FileCache(runs_dir / KEPT, version)
 
     def cross(self, folders: Sequence[Path], choices: Sequence[Sequence[Hashable]]) -> dict[str, Crossed]:
-        """Return the result of `cross_runs`, known if no record of the runs changed since.
+        """Return the result of `cross_runs`, from the cache file if no record of the runs changed since.
 
         Raises:
-            Exception: as `cross_runs`, whose failures are not kept.
+            Exception: as `cross_runs`, whose failures are not cached.
         """
         names = [folder.relative_to(self._runs_dir).as_posix() for folder in folders]
         files = [folder / RECORDS for folder in folders]
@@ -87,5 +87,5 @@ class SeedMeans:
         return {metric: read_fields(Crossed, value) for metric, value in values.items()}
 
     def save(self) -> None:
-        """Write what is known: of runs that still exist, also what was not asked for."""
+        """Write the cache file: the results that were used, and all others of runs that still exist."""
         self._kept.save(lambda name: (self._runs_dir / name.partition(" ")[0]).is_dir())

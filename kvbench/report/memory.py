@@ -24,7 +24,7 @@ def name_percent(memory: Memory) -> str:
 
 
 def uses_bytes(runs: Sequence[Results]) -> bool:
-    """Return whether runs must be compared in bytes: a budget counts bytes, or numbers have fewer than 16 bits."""
+    """Return whether runs must be compared in bytes: a budget counts bytes, or values have fewer than 16 bits."""
     return any(run.memory.budget_unit == "bytes" or run.setting("cache_dtype") in CODE_DTYPES for run in runs)
 
 
@@ -36,8 +36,8 @@ def compare_total_bytes(run: Results, runs: Mapping[str, Results]) -> float | No
     reference = run if run.reference is None else runs.get(run.reference)
     if reference is None:
         return None
-    own, full = (one.memory.at_once_bytes / one.memory.batch for one in (run, reference))
-    return own / full
+    held, full = (side.memory.at_once_bytes / side.memory.batch for side in (run, reference))
+    return held / full
 
 
 def list_costs(runs: Sequence[Results]) -> list[dict[str, Cell]]:
@@ -80,10 +80,12 @@ def name_time(runs: Sequence[Results]) -> str:
 
 def _name_sample(run: Results) -> str:
     counted = run.latency.tokens_per_second is not None
-    read = any(one.protocol == FORCED and one.status == "ok" for one in run.evaluated.values())
-    if counted and read:
+    forced = any(
+        evaluator.protocol == FORCED and evaluator.status == "ok" for evaluator in run.evaluated.values()
+    )
+    if counted and forced:
         return "sample"  # the output may be a text or an image
-    return "text" if counted or read else "image"
+    return "text" if counted or forced else "image"
 
 
 def _write_percent(share: float | None) -> str:
@@ -96,7 +98,7 @@ def write_in_use(memory: Memory, share: float) -> str:
 
 
 def mark_unused(memory: Memory, share: float = 0.0) -> str:
-    """Return "!" if a share of the budget is below `WELL_USED` although there are tokens for it; else nothing."""
+    """Return "!" if a share of the budget is below `WELL_USED` although tokens for it exist, else an empty string."""
     return "!" if share < WELL_USED and not memory.well_used else ""
 
 

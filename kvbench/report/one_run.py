@@ -12,7 +12,7 @@ from kvbench.engine.memory import MIB
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.answers import show_answers
 from kvbench.report.code_notes import describe_mixed, name_origin
-from kvbench.report.drifts import find_worst_places
+from kvbench.report.drifts import find_worst_positions
 from kvbench.report.full_scores import describe_failed, write_full
 from kvbench.report.memory import describe_unused, name_time, write_in_use
 from kvbench.report.tables import Style, format_cell, format_name, format_number, print_line
@@ -25,8 +25,8 @@ OTHER_KIND = "it scores "
 """Beginning of the reason why a metric of texts skips images (`kvbench.eval.protocol.base._find_obstacles`)."""
 UNITS = {"1e-3": "x 10⁻³"}
 """Units as shown on the terminal."""
-WORST_PLACES = 8
-"""Number of tokens that are shown of texts that were read."""
+WORST_POSITIONS = 8
+"""Number of tokens with the largest KL that are shown of a forced-decoding run."""
 SCORE_WIDTH = 26
 """Width of `psnr 29.71 [27.45, 32.49]`, to which other metrics in the line of a run are padded."""
 
@@ -34,7 +34,7 @@ SCORE_WIDTH = 26
 def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
     """Print a run; metrics without a value are listed below the table, grouped by remedy.
 
-    Without `verbose`, neither details are printed nor why metrics do not apply to the run.
+    `verbose` adds details of metrics, more costs, and the reasons of metrics that do not apply to the run.
     """
     table = Table(title=f"{run.model_label}, {run.run}   n = {run.n}", title_justify="left", box=SIMPLE_HEAD)
     for name in ("", "value", "95 % interval", "note"):
@@ -63,7 +63,7 @@ def show_run(console: Console, run: Results, *, verbose: bool = True) -> None:
 
 
 def describe_run(run: Results, room: int) -> str:
-    """Return of the first metric, the least share of the budget in use and the time what fits `room` letters.
+    """Return the first metric, least budget share and time of a run, as many as fit into `room` characters.
 
     The metric has its interval if that fits.
     """
@@ -85,40 +85,43 @@ def describe_run(run: Results, room: int) -> str:
 def show_outcome(console: Console, outcome: Outcome, *, verbose: bool = True) -> Path:
     """Print a finished run and its folder; return the folder.
 
-    For `verbose` see `show_run`; with it, the worst places of texts that were read are printed too.
+    For `verbose` see `show_run`; with it, the tokens with the largest KL of forced decoding are printed too.
     """
     assert outcome.results is not None
     show_run(console, outcome.results, verbose=verbose)
     show_answers(console, outcome.folder, outcome.results)
     if verbose:
-        _show_places(console, outcome.folder)
+        _show_positions(console, outcome.folder)
     verb = "found finished" if outcome.reused else "finished"
     console.print(f"{verb}: {outcome.folder}", highlight=False, soft_wrap=True)
     return outcome.folder
 
 
-def _show_places(console: Console, folder: Path) -> None:
-    """Print the tokens with the largest KL of a run that read texts; nothing for other runs or damaged files."""
+def _show_positions(console: Console, folder: Path) -> None:
+    """Print the tokens with the largest KL of a forced-decoding run; nothing for other runs or damaged files."""
     try:
-        places = find_worst_places(folder, WORST_PLACES)
+        positions = find_worst_positions(folder, WORST_POSITIONS)
     except ValueError:
         return
-    if not places:
+    if not positions:
         return
     title = "largest KL(full || method): the token in brackets after the text before it"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for name in ("text", "token", "KL", "", "full cache", "method"):
         table.add_column(name, justify="right" if name in ("text", "token", "KL") else "left")
-    for place in places:
-        shown = [_escape_token(part) for part in (place.before, place.token)]
-        words = (f"{shown[0]}[{shown[1]}]", *map(_escape_token, (place.likeliest_full, place.likeliest)))
-        numbers = (str(place.sample), str(place.position + 1), f"{place.kl:.3f}")
-        table.add_row(*map(escape, (*numbers, *words)))
+    for position in positions:
+        shown = [_escape_token(part) for part in (position.before, position.token)]
+        texts = (
+            f"{shown[0]}[{shown[1]}]",
+            *map(_escape_token, (position.likeliest_full, position.likeliest)),
+        )
+        numbers = (str(position.sample), str(position.position + 1), f"{position.kl:.3f}")
+        table.add_row(*map(escape, (*numbers, *texts)))
     console.print(table)
 
 
 def _escape_token(text: str) -> str:
-    """Return characters on one line."""
+    """Return a token's characters with visible line ends and tabs."""
     return text.replace("\n", "⏎").replace("\t", "⇥")
 
 
@@ -127,7 +130,7 @@ def _has_value(metric: Metric) -> bool:
 
 
 def _applies(run: Results, metric: Metric) -> bool:
-    """Return whether a metric is of the run's kind of samples, and of the run's reference only if there is one."""
+    """Return whether a metric is for the run's kind of samples, and has the reference that it needs."""
     lacks_reference = metric.needs_reference and run.reference is None
     return not (metric.status == "skipped" and (lacks_reference or str(metric.reason).startswith(OTHER_KIND)))
 

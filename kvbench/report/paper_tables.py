@@ -24,7 +24,7 @@ BOLD_NOTE = (
 )
 Values = Mapping[str, Mapping[str, Metric | None]]
 """Metrics by name of a run's folder and of the metric."""
-Place = tuple[str, str, str | None]
+CellKey = tuple[str, str, str | None]
 """Row, metric and column of a cell."""
 
 
@@ -34,25 +34,25 @@ class PaperTable:
 
     Attributes:
         title: what tells it from other tables.
-        caption: title, and how its numbers were measured and what is bold.
+        caption: the title, how values were measured, and what is bold.
         head: kind of the rows.
         metrics: an example of each metric by name.
-        cells: metrics by row, name and column; without a column what is the same in all, of runs without compression.
-        best: places of the bold cells.
+        cells: metrics by row, name and column; the column is None where an uncompressed run's value spans all columns.
+        best: keys of the bold cells.
     """
 
     title: str
     caption: str
     head: str
     metrics: Mapping[str, Metric]
-    cells: Mapping[Place, Metric]
-    best: frozenset[Place]
+    cells: Mapping[CellKey, Metric]
+    best: frozenset[CellKey]
 
     @cached_property
     def rows(self) -> list[str]:
         """Labels of the rows, rows without compression first."""
         return list(
-            dict.fromkeys(row for row, _, _ in sorted(self.cells, key=lambda place: place[2] is not None))
+            dict.fromkeys(row for row, _, _ in sorted(self.cells, key=lambda key: key[2] is not None))
         )
 
     @cached_property
@@ -62,9 +62,9 @@ class PaperTable:
 
     @cached_property
     def styles(self) -> dict[str, Style]:
-        """The one form of each metric's intervals."""
+        """Style of each metric."""
         return {
-            name: choose_style(cell for (_, own, _), cell in self.cells.items() if own == name)
+            name: choose_style(cell for (_, metric, _), cell in self.cells.items() if metric == name)
             for name in self.metrics
         }
 
@@ -96,13 +96,8 @@ def make_paper_tables(
 ) -> list[PaperTable]:
     """Return a table for each model, prompt set and number of samples, or what else is neither row nor column.
 
-    With `against`, a table of paired differences to a method follows each. Bounds of references are left out.
-
-    Args:
-        runs: finished runs, as `combine_seeds` returns them.
-        runs_dir: folder of the runs, with the values of samples.
-        layout: rows, columns and metrics of the tables; other settings have no effect.
-        against: method or run that is subtracted.
+    `runs` are finished runs below `runs_dir` as `combine_seeds` returns them; bounds of references are left out. Each
+    table is followed by one of paired differences to `against`, a method or the name of a run.
 
     Raises:
         ConfigError: no run is `against`, or several at one budget.
@@ -123,7 +118,7 @@ def make_paper_tables(
 
 
 def find_significant(runs: Sequence[Results], runs_dir: Path, names: Sequence[str]) -> set[tuple[str, str]]:
-    """Return the best values of metrics, as name of the run and metric, that differ from the second best.
+    """Return the significantly best values of metrics, as pairs of a run's name and a metric.
 
     The runs that compress with one model, prompt set, budget and set of seeds compete. A value is best if the 95 %
     interval of its difference to the second best, paired by prompt and seed, leaves zero.
@@ -151,15 +146,15 @@ def find_significant(runs: Sequence[Results], runs_dir: Path, names: Sequence[st
 def _rank(runs: Sequence[Results], name: str) -> list[Results]:
     """Return the runs with a value of a metric, the best first."""
     known = [
-        (metric.value * (-1 if metric.better == "higher" else 1), number)
-        for number, run in enumerate(runs)
+        (metric.value * (-1 if metric.better == "higher" else 1), index)
+        for index, run in enumerate(runs)
         if (metric := find_metric(run, name)) is not None and metric.value is not None
     ]
-    return [runs[number] for _, number in sorted(known)]
+    return [runs[index] for _, index in sorted(known)]
 
 
 def _compare(run: Results, other: Results, runs_dir: Path) -> Mapping[str, Metric]:
-    """Return paired differences; none if samples are missing."""
+    """Return the paired differences of two runs; none if samples are missing or damaged."""
     try:
         return compare_seeds(run, other, runs_dir)
     except READ_ERRORS:
@@ -171,11 +166,11 @@ def _label_runs(runs: Sequence[Results]) -> Labels:
     labels: dict[str, dict[str, str]] = {}
     seen: set[Hashable] = set()
     for run, method in zip(runs, name_methods(runs), strict=True):
-        own = {kind: find(run) for kind, find in KINDS.items()} | {"method": method}
-        if (*own.values(), run.n) in seen:
-            own["method"] = f"{method} {run.run.rpartition('-')[2]}"
-        seen.add((*own.values(), run.n))
-        labels[run.run] = own
+        names = {kind: find(run) for kind, find in KINDS.items()} | {"method": method}
+        if (*names.values(), run.n) in seen:
+            names["method"] = f"{method} {run.run.rpartition('-')[2]}"
+        seen.add((*names.values(), run.n))
+        labels[run.run] = names
     return labels
 
 
@@ -204,7 +199,7 @@ def _group_runs(
 
 def _is_reference(run: Results, group: Sequence[Results]) -> bool:
     """Return whether an uncompressed run has the model, prompts, samples and noise of a compressed one."""
-    return (find_conditions(run), run.noise) in {(find_conditions(one), one.noise) for one in group}
+    return (find_conditions(run), run.noise) in {(find_conditions(other), other.noise) for other in group}
 
 
 def _make_table(
@@ -217,8 +212,8 @@ def _make_table(
 ) -> PaperTable:
     """Return the table of a group of runs; with `best`, the cells that are bold."""
     names = choose_metrics(runs, layout.metrics)
-    cells: dict[Place, Metric] = {}
-    bold: set[Place] = set()
+    cells: dict[CellKey, Metric] = {}
+    bold: set[CellKey] = set()
     for run in runs:
         row, column = (labels[run.run][kind] for kind in (layout.rows, layout.columns))
         spans = is_full(run) and layout.columns == "budget"
@@ -226,13 +221,13 @@ def _make_table(
             metric = values[run.run].get(name)
             if metric is None or metric.value is None:
                 continue
-            place = row, name, None if spans else column
-            cells[place] = metric
+            key = row, name, None if spans else column
+            cells[key] = metric
             if best and (run.run, name) in best:
-                bold.add(place)
+                bold.add(key)
     known = {name: metric for (_, name, _), metric in reversed(cells.items())}
     metrics = {name: known[name] for name in names if name in known}
     note = "" if best is None else f" {BOLD_NOTE}"
-    notes = "".join(f" {one}" for one in list_marks(runs, cells.values(), df="subscripts", peaks=False))
+    notes = "".join(f" {mark}" for mark in list_marks(runs, cells.values(), df="subscripts", peaks=False))
     caption = f"{title}. {INTERVAL_NOTE}{note}{notes}"
     return PaperTable(title, caption, layout.rows, metrics, cells, frozenset(bold))

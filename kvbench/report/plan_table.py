@@ -54,14 +54,14 @@ def _describe_reads(plan: Plan) -> str:
 
 
 def show_floors(console: Console, plan: Plan, floors: Mapping[str, Mapping[str, Floor]], card: Card) -> None:
-    """Print the least work and time of each phase of a batch on a card."""
+    """Print the least work and time of each phase of a batch on a GPU."""
     rates = f"{card.tera:g} TFLOP/s in 16 bits, {card.giga:g} GB/s: {card.source}"
     sums = [Floor(*map(sum, zip(*phases.values(), strict=True))) for phases in floors.values()]
     cells = {phase: [phases[phase] for phases in floors.values()] for phase in floors["full"]} | {"sum": sums}
     names = ["", *(f"{name}, {unit}" for name in floors for unit in ("TFLOP", "GB", "ms"))]
     rows = [
-        dict(zip(names, (phase, *chain(*map(_write_floor, own))), strict=True))
-        for phase, own in cells.items()
+        dict(zip(names, (phase, *chain(*map(_write_floor, phase_floors))), strict=True))
+        for phase, phase_floors in cells.items()
     ]
     print_line(console, "")
     print_rows(console, f"least time at batch {plan.batch} on {card.name} ({rates})", rows, 1)

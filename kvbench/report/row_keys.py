@@ -1,4 +1,4 @@
-"""Keys of a table's rows, beside its CSV file: a default that moves later does not change what a row was."""
+"""Keys of a table's rows, beside its CSV file, so that later changes of defaults do not change what a row was."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ Composed = tuple[str, Sequence[str], Mapping[str, object]]
 
 
 def pick_keys(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the keys of `NAMING` with their values; where a model's weights lie is not part of a name."""
+    """Return the keys of `NAMING` with their values, without the locations of a model's weights."""
     keys = {name: config[name] for name in NAMING if name in config}
     if isinstance(model := keys.get("model"), Mapping):
         keys["model"] = {name: value for name, value in model.items() if name != "sources"}
@@ -25,7 +25,9 @@ def pick_keys(config: Mapping[str, object]) -> dict[str, object]:
 
 def write_keys(table: Path, rows: Iterable[Composed]) -> Path:
     """Write a line of JSON for each row beside a table's CSV file: row, overrides and keys; return its path."""
-    entries = [{"row": row, "overrides": [*words], "keys": pick_keys(config)} for row, words, config in rows]
+    entries = [
+        {"row": row, "overrides": [*overrides], "keys": pick_keys(config)} for row, overrides, config in rows
+    ]
     path = table.with_suffix(SUFFIX)
     write_whole(path, "".join(json.dumps(entry) + "\n" for entry in entries))
     return path

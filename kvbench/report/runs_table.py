@@ -15,11 +15,11 @@ from kvbench.report.tables import Cell, Row, drop_columns, format_cell, list_sho
 from kvbench.runs.record.results import NEUTRAL, Memory, Results
 
 INTERVAL_WIDTH = 120
-"""Smallest width of a terminal at which intervals are shown."""
+"""Minimum width of a terminal, in characters, at which intervals are shown."""
 IN_WORDS = {"last / B": "at the end", "least / B": "in use"}
-"""Columns of shares of the budget by the name that the terminal shows."""
+"""Names that the terminal shows for columns of budget shares."""
 VERBOSE_COLUMNS = ("peak tokens", IN_WORDS["last / B"], IN_FLIGHT_COLUMN, "GPU MiB", READ_COLUMN, "state MiB")
-"""Columns about memory that only `verbose` shows."""
+"""Columns of memory that only `verbose` shows."""
 SEED_COLUMNS = ("noise seed", "calibration seed")
 """Columns of seeds in which runs of equal settings differ."""
 SHARED_COLUMNS = ("shuffle", "batch_invariant")
@@ -29,7 +29,7 @@ WEIGHTS_DIGITS = 8
 NAMED_ELSEWHERE = ("prompts.count", "prompts.path", "calibrate.seed", "calibrate.orders", "model.weights")
 """Settings that other columns name: samples, prompts, seeds and model; an order file is a copy of a calibration."""
 CHOSEN = 3
-"""Metrics of a paper's tables and of figures without `report.metrics`."""
+"""Number of metrics in a paper's tables and in figures without `report.metrics`."""
 CODE_COLUMN = "code"
 """Column of the code in which runs of equal settings differ."""
 
@@ -37,14 +37,14 @@ CODE_COLUMN = "code"
 def list_metrics(runs: Sequence[Results], *, details: bool = False) -> list[str]:
     """Return the metrics that have a value in some run, grouped by evaluator; `details` adds parts and variants."""
     evaluators = {name: metric.evaluator for run in runs for name, metric in run.metrics.items()}
-    places = list(dict.fromkeys(evaluators.values()))
+    order = list(dict.fromkeys(evaluators.values()))
     shown = {
         name
         for run in runs
         for name, metric in run.metrics.items()
         if metric.value is not None and (details or not metric.detail)
     }
-    return sorted(filter(shown.__contains__, evaluators), key=lambda name: places.index(evaluators[name]))
+    return sorted(filter(shown.__contains__, evaluators), key=lambda name: order.index(evaluators[name]))
 
 
 def choose_metrics(runs: Sequence[Results], names: Sequence[str] | None = None) -> list[str]:
@@ -56,8 +56,8 @@ def choose_metrics(runs: Sequence[Results], names: Sequence[str] | None = None) 
     if names is not None:
         return [*names] or known
     evaluators = {name: metric.evaluator for run in runs for name, metric in run.metrics.items()}
-    places = [evaluators[name] for name in known]
-    ranks = {name: places[:number].count(places[number]) for number, name in enumerate(known)}
+    owners = [evaluators[name] for name in known]
+    ranks = {name: owners[:index].count(owners[index]) for index, name in enumerate(known)}
     chosen = sorted(known, key=ranks.__getitem__)[:CHOSEN]
     return [name for name in known if name in chosen]
 
@@ -72,21 +72,21 @@ def list_settings(known: Sequence[tuple[Results, Mapping[str, object]]]) -> list
     """Return the names of the settings that a table needs to tell runs apart.
 
     Settings of a method are compared within one model, prompt set, method and budget, settings of a model or of prompts
-    within one of these, and settings of storage wherever numbers have few bits.
+    within one of these, and settings of storage among all runs with low-bit storage.
 
     Args:
-        known: runs with their settings, of `read_settings`.
+        known: runs with the settings that `read_settings` returns for them.
     """
-    names = dict.fromkeys(name for _, own in known for name in own)
+    names = dict.fromkeys(name for _, settings in known for name in settings)
     alike: dict[tuple[str, object], set[str]] = {}
-    for run, own in known:
-        one = run.model_label, run.prompts_label, run.method, run.memory.allowed, run.stored, run.noise
-        # What runs share that are compared in a setting, by its group.
-        places = {"model": one[0], "prompts": one[1], **dict.fromkeys(("storage", *SHARED_COLUMNS))}
+    for run, settings in known:
+        identity = run.model_label, run.prompts_label, run.method, run.memory.allowed, run.stored, run.noise
+        # What runs must share for a setting of a group to be compared.
+        scopes = {"model": identity[0], "prompts": identity[1], **dict.fromkeys(("storage", *SHARED_COLUMNS))}
         for name in names:
-            if name in own or "." not in name:  # a setting of a group is one of some classes only
-                place = places.get(name.partition(".")[0], one)
-                alike.setdefault((name, place), set()).add(str(own.get(name)))
+            if name in settings or "." not in name:  # a setting of a group is one of some classes only
+                scope = scopes.get(name.partition(".")[0], identity)
+                alike.setdefault((name, scope), set()).add(str(settings.get(name)))
     differing = {name for (name, _), values in alike.items() if len(values) > 1}
     return [name for name in names if name in differing]
 
@@ -94,34 +94,34 @@ def list_settings(known: Sequence[tuple[Results, Mapping[str, object]]]) -> list
 def read_settings(run: Results) -> dict[str, object]:
     """Return the settings by which tables tell runs apart, and the run's weights, seeds and code.
 
-    Those of the method have no prefix; an inner method gives its class, and its settings by dotted path. Left out are
-    settings without effect, and the number of prompts, which is a column of every table.
+    Settings of the method have no prefix; an inner method is named by its class, with its settings by dotted path.
+    Settings without effect, and those of `NAMED_ELSEWHERE`, are left out.
     """
-    own: dict[str, object] = {
+    settings: dict[str, object] = {
         name.removeprefix("method."): value
         for name, value in flatten.list_settings(run).items()
         if name.removeprefix("model.") not in NEUTRAL
         and name not in NAMED_ELSEWHERE
         and (is_calibrated(run) or not name.startswith("calibrate."))
     }
-    own |= {name: run.setting(name) for name in SHARED_COLUMNS}
+    settings |= {name: run.setting(name) for name in SHARED_COLUMNS}
     if (weights := (run.provenance or {}).get("weights_sha256")) is not None:
-        own["model.weights_sha256"] = str(weights)[:WEIGHTS_DIGITS]
-    return own | dict(zip(SEED_COLUMNS, name_seeds(run), strict=True)) | {CODE_COLUMN: name_code(run)}
+        settings["model.weights_sha256"] = str(weights)[:WEIGHTS_DIGITS]
+    return settings | dict(zip(SEED_COLUMNS, name_seeds(run), strict=True)) | {CODE_COLUMN: name_code(run)}
 
 
 def name_methods(runs: Sequence[Results], *, left_out: Collection[str] = ()) -> list[str]:
-    """Return each run's method and the settings in which runs of the method differ: `snapkv kernel=3`.
+    """Return each run's method with the settings in which runs of the method differ: `snapkv kernel=3`.
 
-    If runs differ in cache_dtype or noise, these follow the method: `full int4 noise=counter`. Settings that are
-    `left_out`, or that a run lacks, name nothing.
+    If runs differ in cache_dtype or noise, these follow the method: `full int4 noise=counter`. The settings `left_out`,
+    and settings that a run lacks, are omitted.
     """
     stored, noises = {run.stored for run in runs}, {run.noise for run in runs}
     kinds = {run.method for run in runs} | {(run.method, run.model_label) for run in runs}
     known = [(run, read_settings(run)) for run in runs]
     differ = {
         kind: list_settings(
-            [one for one in known if kind in (one[0].method, (one[0].method, one[0].model_label))]
+            [entry for entry in known if kind in (entry[0].method, (entry[0].method, entry[0].model_label))]
         )
         for kind in kinds
     }
@@ -132,15 +132,15 @@ def name_methods(runs: Sequence[Results], *, left_out: Collection[str] = ()) -> 
                 *((run.stored,) if len(stored) > 1 and run.stored != "auto" else ()),
                 *((f"noise={run.noise}",) if len(noises) > 1 and run.noise != "stream" else ()),
                 *(
-                    f"{name}={own[name]}"
+                    f"{name}={settings[name]}"
                     for name in differ[run.method]
-                    if name in own and name not in left_out
+                    if name in settings and name not in left_out
                     # Models have settings of their own.
                     if not name.startswith("model.") or name in differ[run.method, run.model_label]
                 ),
             )
         )
-        for run, own in known
+        for run, settings in known
     ]
 
 
@@ -173,30 +173,32 @@ def order_runs(runs: Sequence[Results], *, as_given: bool = False) -> list[Resul
     """
     ranks: dict[object, int] = {}
 
-    def place(run: Results) -> tuple[object, ...]:
+    def find_key(run: Results) -> tuple[object, ...]:
         kinds: tuple[Any, ...] = run.model_label, run.memory.allowed, run.method
         if as_given:
             kinds = tuple(ranks.setdefault(kind, len(ranks)) for kind in kinds)
         return *kinds, run.stored, run.noise, *find_seeds(list_members(run)[0])
 
-    return sorted(runs, key=place)
+    return sorted(runs, key=find_key)
 
 
 def make_rows(runs: Sequence[Results], *, details: bool = False, as_given: bool = False) -> list[Row]:
     """Return a row per run, in the order of `order_runs`: identity, memory, time and the metrics of `list_metrics`.
 
-    Without `details`, which have it, the full cache's score is beside every accuracy.
+    `details` adds parts and variants of metrics; without it the full cache's score stands beside every accuracy.
     """
     ordered = order_runs(runs, as_given=as_given)
     metrics = find_metrics(ordered, details=details)
     return [
-        {**which, **costs, **own}
-        for which, costs, own in zip(identifying_columns(ordered), list_costs(ordered), metrics, strict=True)
+        {**which, **costs, **scores}
+        for which, costs, scores in zip(
+            identifying_columns(ordered), list_costs(ordered), metrics, strict=True
+        )
     ]
 
 
 def find_metrics(runs: Sequence[Results], *, details: bool = False) -> list[dict[str, Cell]]:
-    """Return the cells of the metrics of each run, see `make_rows`."""
+    """Return the metric cells of each run, see `make_rows`."""
     names = list_metrics(runs, details=details)
     cells: list[dict[str, Cell]] = [{name: find_metric(run, name) for name in names} for run in runs]
     return cells if details else list_columns(runs, cells)
@@ -225,15 +227,15 @@ def show_runs(
 ) -> None:
     """Print one row per run in the order of `order_runs`, and the (name, reason) of unfinished ones.
 
-    Models with the same metrics share a table. Its title has the values that all rows share. A narrow terminal shows
-    no times. `verbose` adds `VERBOSE_COLUMNS`.
+    Models with the same metrics share a table, whose title has the values that all rows share. A terminal narrower than
+    `INTERVAL_WIDTH` shows no times. `verbose` adds `VERBOSE_COLUMNS`.
     """
     tables: dict[frozenset[str], list[Results]] = {}
     for model in dict.fromkeys(run.model_label for run in order_runs(runs, as_given=as_given)):
-        own = [run for run in runs if run.model_label == model]
-        tables.setdefault(frozenset(name for run in own for name in run.metrics), []).extend(own)
-    for own in tables.values():
-        _show_table(console, own, verbose=verbose, as_given=as_given)
+        members = [run for run in runs if run.model_label == model]
+        tables.setdefault(frozenset(name for run in members for name in run.metrics), []).extend(members)
+    for members in tables.values():
+        _show_table(console, members, verbose=verbose, as_given=as_given)
     for name, reason in failures:
         print_line(console, f"{name}: {reason}", "red")
 
@@ -259,14 +261,14 @@ def _show_table(console: Console, runs: Sequence[Results], *, verbose: bool, as_
 
 
 def _put_in_words(row: Row, memory: Memory) -> Row:
-    """Return a row with the shares of the budget as the terminal shows them."""
+    """Return a row whose budget shares are named and formatted for the terminal."""
     shares = {"last / B": memory.last_share, "least / B": memory.least_share}
     cells = {**row, **{name: write_in_use(memory, share) for name, share in shares.items()}}
     return {IN_WORDS.get(name, name): cell for name, cell in cells.items()}
 
 
 def _find_equal(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the metrics that more than two rows have, all of them the same text, with this text."""
+    """Return the text of each metric that more than two rows have and that reads the same in all of them."""
     equal = {}
     for name in rows[0]:
         cells = [cell for row in rows if isinstance(cell := row[name], Metric)]

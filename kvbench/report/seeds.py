@@ -3,8 +3,8 @@
 `combine_seeds(runs, runs_dir)` returns `Results` that tables and figures take like the results of one run: runs that
 differ in nothing but the seed of their noise or of their calibration become one `Combined`, every other run stays as it
 is. The metrics of a `Combined` are means over its runs (`MeanMetric`) with intervals over prompts and seeds.
-`compare_seeds(ours, theirs, runs_dir)` returns the paired differences between two of these, each run with the one of
-the same seed. `list_members(run)` returns the runs behind either kind.
+`compare_seeds(first, second, runs_dir)` returns the paired differences between two of these, where runs of the same
+seed form pairs. `list_members(run)` returns the runs behind either kind.
 """
 
 import re
@@ -28,7 +28,7 @@ SHARED_SETTINGS = (
 READ_ERRORS = (OSError, ValueError, KeyError, TypeError)
 """Errors raised for samples of a run that are missing, damaged or belong to other prompts."""
 OTHER_SEED = re.compile(r"(full, seed )\d+")
-"""Method of a bound, whose name has the seed of its noise."""
+"""Name of the method of a bound, which contains the seed of its noise."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class MeanMetric(Metric):
 class Combined(Results):
     """Runs that differ only in seeds, as one.
 
-    Name, reference, configuration, provenance and evaluators are the first run's. The numbers of `memory` are bounds:
-    the largest peaks and the smallest shares in use. The numbers of `latency` are means over the runs. `n` is the
-    number of samples of one run. `steps` are means over the runs, as far as the shortest goes.
+    Name, reference, configuration, provenance and evaluators are the first run's. `memory` has bounds over the runs
+    (`combine_memory`), `latency` means over them. `n` is the number of samples of one run. `steps` are means over the
+    runs, up to the end of the shortest.
 
     Attributes:
         members: two or more runs by ascending seeds.
-        equal: every run has the same samples, as greedy decoding has at any seed, and metrics are the first run's.
+        equal: whether every run has the same samples, as with greedy decoding; metrics are then the first run's.
     """
 
     members: tuple[Results, ...]
@@ -70,11 +70,8 @@ def combine_seeds(runs: Sequence[Results], runs_dir: Path) -> list[Results]:
     """Return runs with those that differ only in seeds joined, in the order of their first runs.
 
     Of several runs with the same seeds, the one that finished last counts. Runs are not joined if values of their
-    samples are missing or damaged, or if their samples have other prompts although their settings agree.
-
-    Args:
-        runs: finished runs.
-        runs_dir: folder of their folders, with the values of samples; the means are kept in it.
+    samples are missing or damaged, or if their samples have other prompts although their settings agree. The means are
+    cached in `runs_dir`, the folder of the finished `runs`.
     """
     combined: list[Results] = []
     crossings = SeedMeans(runs_dir)
@@ -91,9 +88,9 @@ def group_seeds(runs: Sequence[Results]) -> list[list[Results]]:
     """Return the runs that differ in nothing but seeds, by ascending seeds."""
     groups: dict[Hashable, dict[tuple[int, int], Results]] = {}
     for run in runs:
-        own = groups.setdefault((find_settings(run), str(find_code(run))), {})
-        if (known := own.get(find_seeds(run))) is None or known.finished <= run.finished:
-            own[find_seeds(run)] = run
+        by_seeds = groups.setdefault((find_settings(run), str(find_code(run))), {})
+        if (known := by_seeds.get(find_seeds(run))) is None or known.finished <= run.finished:
+            by_seeds[find_seeds(run)] = run
     return [[group[seeds] for seeds in sorted(group)] for group in groups.values()]
 
 
@@ -103,7 +100,7 @@ def list_members(run: Results) -> tuple[Results, ...]:
 
 
 def find_members(runs: Iterable[Results]) -> dict[str, Results]:
-    """Return the row of each run by the name of the run's folder."""
+    """Return the row, combined or not, of each run by the name of the run's folder."""
     return {member.run: run for run in runs for member in list_members(run)}
 
 
@@ -123,9 +120,9 @@ def find_code(run: Results) -> list[tuple[str, str, int | str]]:
     """Return the code of a run's method and model: part, class, and its revision or, without a pin, its hash."""
     parts = (run.provenance or {}).get("classes")
     return [
-        (part, name, one.get("revision", 0) if one.get("pinned") else str(one.get("sha256")))
+        (part, name, record.get("revision", 0) if record.get("pinned") else str(record.get("sha256")))
         for part, classes in (parts.items() if isinstance(parts, Mapping) else ())
-        for name, one in classes.items()
+        for name, record in classes.items()
     ]
 
 
@@ -159,13 +156,9 @@ def list_counts(runs: Iterable[Results]) -> list[str]:
 def describe_means(
     rows: Iterable[Results], shown: Iterable[Metric | None] = (), *, df: str = "df", peaks: bool = True
 ) -> str:
-    """Return sentences on the means, counts and intervals of combined runs; empty without one.
+    """Return sentences on the means, counts and intervals of the combined runs of a table; empty without such runs.
 
-    Args:
-        rows: runs of a table.
-        shown: its metrics, for a note on marks.
-        df: name of the degrees of freedom in the cells.
-        peaks: whether the table has memory.
+    For the arguments see `kvbench.report.code_notes.list_marks`.
     """
     combined = [row for row in rows if isinstance(row, Combined)]
     equal = list(dict.fromkeys(row.method for row in combined if row.equal))
@@ -187,23 +180,20 @@ def describe_means(
     return f"{'; '.join(notes)}. {unchanged}".rstrip()
 
 
-def compare_seeds(ours: Results, theirs: Results, runs_dir: Path) -> dict[str, Metric]:
-    """Return the difference of each common metric, ours minus theirs, paired by prompt and seed.
+def compare_seeds(first: Results, second: Results, runs_dir: Path) -> dict[str, Metric]:
+    """Return the difference of each common metric, first minus second, paired by prompt and seed.
 
     A run is paired with the other side's run of the same seed and, if both sides have calibrations, of the same
     calibration; a single calibration of the other side is paired with every run. With one pair the interval is over
-    prompts.
-
-    Returns:
-        No differences if the sides have no seed in common.
+    prompts. Without a common seed there are no differences.
 
     Raises:
         SampleSetError: the runs of a pair have different samples.
     """
-    pairs = _pair_members(list_members(ours), list_members(theirs))
+    pairs = _pair_members(list_members(first), list_members(second))
     if not pairs:
         return {}
-    if all(isinstance(side, Combined) and side.equal for side in (ours, theirs)):
+    if all(isinstance(side, Combined) and side.equal for side in (first, second)):
         pairs = pairs[:1]
     sides = [[_find_folder(run, runs_dir) for run in side] for side in zip(*pairs, strict=True)]
     if len(pairs) == 1:
@@ -213,19 +203,19 @@ def compare_seeds(ours: Results, theirs: Results, runs_dir: Path) -> dict[str, M
     return {name: _make_metric(one.mean, one, len(pairs)) for name, one in crossed.items()}
 
 
-def _pair_members(ours: Sequence[Results], theirs: Sequence[Results]) -> list[tuple[Results, Results]]:
+def _pair_members(first: Sequence[Results], second: Sequence[Results]) -> list[tuple[Results, Results]]:
     """Return the pairs of runs with the same noise and, where both have it, the same calibration."""
     pairs = []
-    for run in ours:
+    for run in first:
         noise, calibration = find_seeds(run)
-        others = [other for other in theirs if find_seeds(other)[0] == noise]
+        others = [other for other in second if find_seeds(other)[0] == noise]
         same = [other for other in others if find_seeds(other)[1] == calibration]
         pairs += [(run, other) for other in same or others]
     return pairs
 
 
 def find_settings(run: Results) -> Hashable:
-    """Return what joined runs share besides code: all recorded settings but seeds and the sources of known weights."""
+    """Return what joined runs share besides code: all recorded settings except seeds and sources of known weights."""
     known, calibrate, model = run.provenance or {}, run.setting("calibrate"), run.setting("model")
     settings: list[object] = [*(run.setting(name) for name in SHARED_SETTINGS), run.storage]
     if isinstance(calibrate, Mapping) and is_calibrated(run):
@@ -278,25 +268,25 @@ def _average_metrics(runs: Sequence[Results], runs_dir: Path, crossings: SeedMea
     crossed = crossings.cross([_find_folder(run, runs_dir) for run in runs], [*map(find_seeds, runs)])
     metrics: dict[str, Metric] = {}
     for name in dict.fromkeys(name for run in runs for name in run.metrics):
-        own = [run.metrics[name] for run in runs if name in run.metrics]
-        lacking = next((one for one in own if one.value is None), None)
-        if len(own) < len(runs):
-            reason = f"measured at {len(own)} of {len(runs)} seeds"
-            metrics[name] = replace(own[0], value=None, ci95=None, status="skipped", reason=reason)
+        measured = [run.metrics[name] for run in runs if name in run.metrics]
+        lacking = next((metric for metric in measured if metric.value is None), None)
+        if len(measured) < len(runs):
+            reason = f"measured at {len(measured)} of {len(runs)} seeds"
+            metrics[name] = replace(measured[0], value=None, ci95=None, status="skipped", reason=reason)
         elif lacking is not None:
             metrics[name] = lacking
         elif name in crossed:
-            metrics[name] = _make_metric(own[0], crossed[name], len(runs))
+            metrics[name] = _make_metric(measured[0], crossed[name], len(runs))
         else:
-            values = [one.value for one in own if one.value is not None]
+            values = [metric.value for metric in measured if metric.value is not None]
             metrics[name] = replace(
-                own[0], value=fmean(values), sd=None, se=None, ci95=None, ci=None, bias=None
+                measured[0], value=fmean(values), sd=None, se=None, ci95=None, ci=None, bias=None
             )
     return metrics
 
 
 def _make_metric(like: Metric, crossed: Crossed, runs: int) -> MeanMetric:
-    """Return a crossed metric with the status and needs of `like`."""
+    """Return a metric with the values of `crossed`, and the status and needs of `like`."""
     mean = crossed.mean
     score = {name: getattr(mean, name) for name in ("value", "n", "sd", "se", "ci95", "ci", "bias")}
     more = {"runs": runs, "df": crossed.df, "prompts_only": crossed.prompts_only, "between": crossed.between}

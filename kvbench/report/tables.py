@@ -1,4 +1,4 @@
-"""Tables of texts and metrics for the terminal, Markdown and CSV."""
+"""Tables of strings and metrics for the terminal, Markdown and CSV."""
 
 import csv
 import html
@@ -20,18 +20,18 @@ from kvbench.report.seeds import MeanMetric
 
 Name = TypeVar("Name", bound=Hashable)
 Cell = str | Metric | None
-"""A text, a metric of a run, or nothing."""
+"""A string, a metric of a run, or nothing."""
 Row = Mapping[str, Cell]
 """Cells by column; the rows of a table have the same columns."""
 Style = Literal["value", "half", "range"]
-"""Form of a metric: its value, value ± half of the 95 % interval, or value with the interval."""
+"""Style of a metric: its value, value ± half of the 95 % interval, or value with the interval."""
 ARROWS: Mapping[Better, str] = {"higher": "↑", "lower": "↓"}
 PROMPTS_ONLY = "†"
 """Mark of an interval over prompts alone, where the one over prompts and seeds is wider than the metric's range."""
 ASYMMETRY = 0.1
-"""Difference of an interval's halves, relative to their mean, from which a column shows ends in place of ±."""
+"""Difference of an interval's two parts around the value, relative to their mean, from which ends replace ±."""
 WIDE_LEAD = 0.25
-"""Share of a terminal's width from which columns that identify a row need not be repeated."""
+"""Share of a terminal's width above which row numbers may replace repeated columns that identify a row."""
 HEADER_WIDTH = 11
 """Number of characters up to which a header is not broken."""
 WIDTH = 120
@@ -55,7 +55,7 @@ def print_rows(console: Console, title: str, rows: Sequence[Row], lead: int, sty
     """Print a table.
 
     Columns that do not fit the terminal's width are printed in further blocks. The first `lead` columns, which identify
-    a row, are repeated in each block; a row's number if they are wide and this saves a block.
+    a row, are repeated in each block, or replaced by the row's number if they are wide and this saves a block.
     """
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     forms = {name: choose_style(column, style) for name, column in columns.items()}
@@ -87,7 +87,7 @@ class Shown(ABC):
 
     @abstractmethod
     def _list_rows(self) -> tuple[str, list[Row]]:
-        """Return a title and what is shown, whose first column identifies a row."""
+        """Return a title and the rows to show, whose first column identifies a row."""
 
     def __repr__(self) -> str:
         text = io.StringIO()
@@ -118,7 +118,7 @@ def drop_columns(rows: Sequence[Row], names: Collection[str]) -> list[Row]:
 
 
 def format_cell(cell: Cell, style: Style) -> str:
-    """Return a cell as text; a metric without a value shows its status."""
+    """Return a cell as a string; a metric without a value shows its status."""
     if cell is None:
         return "-"
     if isinstance(cell, str):
@@ -133,22 +133,22 @@ def format_cell(cell: Cell, style: Style) -> str:
 
 
 def split_metric(metric: Metric, style: Style) -> list[str]:
-    """Return the value of a metric that has one in its own digits, then half of its interval or both ends, if any."""
+    """Return a metric's value, then half of its interval or both ends if it has one, each with the metric's digits."""
     assert metric.value is not None
-    numbers = [metric.value]
+    values = [metric.value]
     if metric.interval is not None and style != "value":
         low, high = metric.interval
-        numbers += [(high - low) / 2] if style == "half" else [low, high]
-    return [format_number(number, metric.digits) for number in numbers]
+        values += [(high - low) / 2] if style == "half" else [low, high]
+    return [format_number(value, metric.digits) for value in values]
 
 
 def choose_style(cells: Iterable[Cell], style: Style = "half") -> Style:
-    """Return the one form of a column: the ends of intervals in place of ± if one of them is asymmetric."""
+    """Return a column's style: `range` in place of `half` if an interval is asymmetric."""
     return "range" if style == "half" and any(map(_is_lopsided, cells)) else style
 
 
 def _is_lopsided(cell: Cell) -> bool:
-    """Return whether an interval's halves differ by a tenth of their mean or more, so that ± misleads."""
+    """Return whether the two parts of an interval differ so much (`ASYMMETRY`) that ± misleads."""
     if not isinstance(cell, Metric) or cell.value is None or cell.interval is None:
         return False
     low, high = cell.interval
@@ -176,23 +176,20 @@ def format_name(name: str, metric: Metric) -> str:
 def find_best(rows: Sequence[Row], groups: Sequence[Hashable]) -> set[tuple[int, str]]:
     """Return the cells (row, column) with the best value of each metric within a group.
 
-    Values are compared in the digits that are shown, so several can be best; a group of equal values has no best.
-
-    Args:
-        rows: rows of one table.
-        groups: group of each row; None for a row that does not compete.
+    Values are compared in the digits that are shown, so several can be best; a group of equal values has no best. Rows
+    of the group None do not compete.
     """
     best: set[tuple[int, str]] = set()
     for column in rows[0] if rows else ():
         competing: dict[Hashable, dict[int, float]] = {}
-        for place, (row, group) in enumerate(zip(rows, groups, strict=True)):
+        for index, (row, group) in enumerate(zip(rows, groups, strict=True)):
             cell = row[column]
             if group is not None and isinstance(cell, Metric) and cell.value is not None:
                 sign = 1 if cell.better == "higher" else -1
-                competing.setdefault(group, {})[place] = sign * round(cell.value, cell.digits)
+                competing.setdefault(group, {})[index] = sign * round(cell.value, cell.digits)
         for values in competing.values():
             if len(set(values.values())) > 1:
-                best |= {(place, column) for place, value in values.items() if value == max(values.values())}
+                best |= {(index, column) for index, value in values.items() if value == max(values.values())}
     return best
 
 
@@ -200,9 +197,9 @@ def format_markdown(rows: Sequence[Row], best: Collection[tuple[int, str]] = ())
     """Return rows, at least one, as a Markdown table with intervals; the cells (row, column) in `best` are bold."""
     head = [_escape_cell(title) for title in name_columns(rows).values()]
     lines = [head]
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         texts = {name: _escape_cell(format_cell(cell, "range")) for name, cell in row.items()}
-        lines.append([f"**{text}**" if (place, name) in best else text for name, text in texts.items()])
+        lines.append([f"**{text}**" if (index, name) in best else text for name, text in texts.items()])
     first, *others = ("| " + " | ".join(line) + " |\n" for line in lines)
     return "".join([first, "|" + "---|" * len(head) + "\n", *others])
 
@@ -233,16 +230,16 @@ def format_csv(rows: Sequence[Row]) -> str:
     writer = csv.DictWriter(buffer, columns, restval="")
     writer.writeheader()
     for row in rows:
-        numbers: dict[str, str | float | None] = {}
+        cells: dict[str, str | float | None] = {}
         for name, cell in row.items():
             if isinstance(cell, Metric):
                 low, high = cell.interval or (None, None)
-                numbers |= {name: cell.value, f"{name} low": low, f"{name} high": high}
+                cells |= {name: cell.value, f"{name} low": low, f"{name} high": high}
                 if f"{name} df" in columns:
-                    numbers |= {f"{name} df": getattr(cell, "df", None), f"{name} interval": cell.ci}
+                    cells |= {f"{name} df": getattr(cell, "df", None), f"{name} interval": cell.ci}
             else:
-                numbers[name] = cell
-        writer.writerow(numbers)
+                cells[name] = cell
+        writer.writerow(cells)
     return buffer.getvalue()
 
 

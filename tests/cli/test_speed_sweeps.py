@@ -119,4 +119,4 @@ def test_a_sweep_ends_with_published_beside_measured_and_a_report_prints_it_agai
     file.unlink()
     status, _, err = command("task=report", *words)
     assert status == 1
-    assert "no file of task=profile" in err
+    assert "not a file of task=profile" in err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.report.code_notes import describe_digests, describe_edited, keep_newest, list_marks, name_code
+from kvbench.report.code_notes import describe_digests, keep_newest, list_made, list_marks, name_code
 from kvbench.report.runs_table import make_rows
 from kvbench.report.seeds import combine_seeds, group_seeds
 from kvbench.runs.code import identify_engine, read_class
@@ -65,8 +65,9 @@ def test_rows_say_which_is_the_code_of_now(tmp_path: Path, monkeypatch: pytest.M
         for run, sha256 in ((make_run(0), now), (make_run(1), "0123456789"))
     ]
     assert [row["code"] for row in make_rows(runs)] == [f"{now[:8]} (now)", "01234567"]
-    assert describe_edited(runs).startswith("1 of 2 runs: made by other code")
-    assert describe_edited(runs[:1]) == ""
+    [note] = list_made(runs)
+    assert note.startswith("1 of 2 runs: made by other code")
+    assert list_made(runs[:1]) == []
     ended = [replace(run, finished=f"2026-01-0{day}") for day, run in enumerate(runs, 1)]
     assert keep_newest(ended) == ended[:1]  # the edit that was undone is the newest
     assert "own_snap" not in sys.modules

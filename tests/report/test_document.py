@@ -12,7 +12,7 @@ from kvbench.report.ablations import find_ablations, make_ablation_rows
 from kvbench.report.document import write_report
 from kvbench.report.figures.draw import draw_figures
 from kvbench.report.figures.lines import Timing, draw_latencies, read_profiles
-from kvbench.report.figures.method_styles import METHODS, PLACES, choose_styles
+from kvbench.report.figures.method_styles import COUNT, METHODS, choose_styles
 from kvbench.report.figures.retention_plots import draw_retention, join_sources
 from kvbench.report.tables import find_best
 from kvbench.runs.generate.retention import Retention
@@ -76,8 +76,8 @@ def test_a_method_looks_the_same_in_every_figure() -> None:
     assert several["heatkv 1"] == alone["heatkv"]
     assert several["heatkv 2"][0] == alone["heatkv"][0]
     assert several["snapkv, 10 %"] == alone["snapkv"]
-    many = choose_styles([f"heatkv {number}" for number in range(PLACES + 1)])
-    assert (len(many), len(set(many.values()))) == (PLACES + 1, PLACES)
+    many = choose_styles([f"heatkv {number}" for number in range(COUNT + 1)])
+    assert (len(many), len(set(many.values()))) == (COUNT + 1, COUNT)
 
 
 def make_retention(sources: int, prompt: bool = False) -> Retention:

@@ -14,8 +14,8 @@ from kvbench.core.settings import ReportSettings
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.latex import escape, format_latex, format_paper_table, join_latex, write_cell
 from kvbench.report.paper_tables import (
+    CellKey,
     PaperTable,
-    Place,
     check_metrics,
     find_significant,
     make_paper_tables,
@@ -134,7 +134,7 @@ def make_long_tables() -> list[str]:
         rows = [{"method.sinks": str(one), **make_metrics(7)} for one in range(3)]
         tables.append(format_latex(rows, f"ablation {number}", f"ablation-{number}"))
     names = [f"critical_adakv base={number} norm=per_query" for number in range(40)]
-    cells: dict[Place, Metric] = {
+    cells: dict[CellKey, Metric] = {
         (name, metric, column): value
         for name in names
         for column in ("4 %", "10 %", "20 %", "40 %")

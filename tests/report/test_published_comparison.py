@@ -224,6 +224,6 @@ def test_a_full_cache_timed_in_turns_has_no_setting_of_the_method() -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 3}'])
 def test_a_file_of_another_kind_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"x.json: no file of task=profile") as told:
+    with pytest.raises(ConfigError, match=r"x.json: not a file of task=profile") as told:
         speed.read_timings([tmp_path / "x.json"])
     assert "\n" not in str(told.value)

@@ -12,7 +12,7 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.eval.text.answers import AccuracyChange, ExactAnswerChange
 from kvbench.eval.text.full_cache import CHANGES, TASKS
 from kvbench.eval.text.string_match import StringMatchAllChange, StringMatchPartChange
-from kvbench.report.code_notes import list_notes
+from kvbench.report.code_notes import list_marks
 from kvbench.report.document import write_report
 from kvbench.report.full_scores import explain_mark, is_failed
 from kvbench.report.one_run import describe_run, show_run
@@ -209,7 +209,7 @@ def test_a_line_of_a_job_has_what_fits() -> None:
 def test_a_task_is_failed_below_the_metrics_constant(full: float, failed: bool) -> None:
     run = asked("h2o", 0.0, full)
     assert is_failed(run, "retrieved") == failed
-    assert (list_notes([run], ()) != []) == failed
+    assert (list_marks([run], ()) != []) == failed
     assert "below 0.5" in explain_mark(*TASKS)
     assert "fewer than half of the answers (`SOLVED`, 0.5)" in (ROOT / "docs" / "metrics.md").read_text(
         "utf-8"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # takes long to import
     from matplotlib.figure import Figure
 
 NOT_INSTALLED = 'figures: matplotlib is not installed; pip install "kvbench[plots]"'
-"""Line in place of figures without the `plots` extra."""
+"""Line printed instead of figures without the `plots` extra."""
 MAP_BUDGET = 0.1
 """Budget, as a share of the full cache, whose retention map is drawn: the papers' middle budget."""
 
@@ -29,9 +29,9 @@ def can_draw() -> bool:
 
 
 def draw_figures(
-    runs_dir: Path, runs: Sequence[Results], place: Path, metrics: Sequence[str] | None = None
+    runs_dir: Path, runs: Sequence[Results], folder: Path, metrics: Sequence[str] | None = None
 ) -> tuple[list[Path], list[str]]:
-    """Draw finished runs and profiles into the folder `place`.
+    """Draw finished runs and profiles of `runs_dir` into a folder.
 
     `metrics` are the metrics to draw, see `choose_metrics`.
 
@@ -44,13 +44,13 @@ def draw_figures(
     left_out: list[str] = []
     seeded = len({name_seeds(run)[0] for run in runs}) > 1
     maps = [
-        (f"map of {run.run}", partial(draw_map, runs_dir, run, place, seeded=seeded))
+        (f"map of {run.run}", partial(draw_map, runs_dir, run, folder, seeded=seeded))
         for run in choose_mapped(runs)
     ]
     for name, draw in (
-        ("fidelity", partial(draw_fidelity, place, runs, "fidelity", metrics)),
-        ("drift", partial(draw_drift, runs_dir, place, runs)),
-        ("latency", partial(draw_latency, runs_dir, place)),
+        ("fidelity", partial(draw_fidelity, folder, runs, "fidelity", metrics)),
+        ("drift", partial(draw_drift, runs_dir, folder, runs)),
+        ("latency", partial(draw_latency, runs_dir, folder)),
         *maps,
     ):
         try:
@@ -61,25 +61,25 @@ def draw_figures(
 
 
 def draw_fidelity(
-    place: Path, runs: Sequence[Results], name: str, metrics: Sequence[str] | None = ()
+    folder: Path, runs: Sequence[Results], name: str, metrics: Sequence[str] | None = ()
 ) -> list[Path]:
-    """Draw metrics against measured memory, a figure for the runs that share `find_conditions`.
+    """Draw metrics against measured memory for each group of runs that share `find_conditions`.
 
-    Conditions without a method at two budgets have no figure. Of many methods there are several figures.
+    A group without a method at two budgets has no figure; many methods are divided among several figures.
     """
     from kvbench.report.figures import plots  # takes long to import
 
     figures, what = {}, "metrics against measured memory, 95 % bands"
-    for where, own in group_conditions(runs).items():
-        figures[where] = plots.draw_metrics(own, f"{where}: {what}{describe_joined(own)}", metrics)
-    return save_groups(place, name, figures)
+    for where, members in group_conditions(runs).items():
+        figures[where] = plots.draw_metrics(members, f"{where}: {what}{describe_joined(members)}", metrics)
+    return save_groups(folder, name, figures)
 
 
-def draw_drift(runs_dir: Path, place: Path, runs: Sequence[Results]) -> list[Path]:
-    """Draw the divergence over positions of runs that read texts, a figure for the runs that share `find_conditions`.
+def draw_drift(runs_dir: Path, folder: Path, runs: Sequence[Results]) -> list[Path]:
+    """Draw the divergence of forced-decoding runs over positions for each group that shares `find_conditions`.
 
-    Of several runs of a method at a budget that differ in nothing that is shown, the last one is drawn. Of many
-    methods there are several figures.
+    Of several runs with the same label and budget, the last one is drawn. Many methods are divided among several
+    figures.
     """
     if not (groups := group_drifts(runs_dir, runs)):
         return []
@@ -87,20 +87,20 @@ def draw_drift(runs_dir: Path, place: Path, runs: Sequence[Results]) -> list[Pat
 
     what = "divergence from the full cache over positions, 95 % bands"
     figures = {where: lines.draw_drifts(drifts, f"{where}: {what}") for where, drifts in groups.items()}
-    return save_groups(place, "drift", figures)
+    return save_groups(folder, "drift", figures)
 
 
 def describe_joined(runs: Sequence[Results]) -> str:
-    """Return the end of a title that says over what points are means; empty if over nothing."""
+    """Return the end of a title that says over which seeds points are means; empty for single runs."""
     noises, calibrations = (max(counts) for counts in zip(*map(count_seeds, runs), strict=True))
     kinds = [*(["seeds"] if noises > 1 else []), *(["calibrations"] if calibrations > 1 else [])]
     return f", means over {' and '.join(kinds)}: {', '.join(list_counts(runs))}" if kinds else ""
 
 
-def draw_latency(runs_dir: Path, place: Path) -> list[Path]:
-    """Draw time against batch size, for each profiled model, device and dtype of the cache.
+def draw_latency(runs_dir: Path, folder: Path) -> list[Path]:
+    """Draw time against batch size for each profiled model, device and dtype of the cache.
 
-    Of many methods there are several figures.
+    Many methods are divided among several figures.
     """
     from kvbench.report.figures import lines, plots  # take long to import
 
@@ -111,10 +111,10 @@ def draw_latency(runs_dir: Path, place: Path) -> list[Path]:
         ]
         for where, curves in lines.read_profiles(runs_dir).items()
     }
-    return save_groups(place, "latency", groups)
+    return save_groups(folder, "latency", groups)
 
 
-def save_groups(place: Path, stem: str, groups: Mapping[str, Sequence["Figure"]]) -> list[Path]:
+def save_groups(folder: Path, stem: str, groups: Mapping[str, Sequence["Figure"]]) -> list[Path]:
     """Save figures as `<stem>.png`, `<stem>-2.png` and so on; those of several groups as `<stem>-<group>.png`."""
     from kvbench.report.figures import styles  # takes long to import
 
@@ -122,12 +122,12 @@ def save_groups(place: Path, stem: str, groups: Mapping[str, Sequence["Figure"]]
     for name, figures in drawn.items():
         start = stem if len(drawn) == 1 else f"{stem}-{slug(name)}"
         for number, figure in enumerate(figures, 1):
-            paths.append(styles.save(figure, place / f"{start}{f'-{number}' if number > 1 else ''}.png"))
+            paths.append(styles.save(figure, folder / f"{start}{f'-{number}' if number > 1 else ''}.png"))
     return paths
 
 
 def choose_mapped(runs: Sequence[Results]) -> list[Results]:
-    """Return the run of each model and compressing method with a budget next to `MAP_BUDGET` and most samples."""
+    """Return for each model and compressing method the run closest to `MAP_BUDGET`, then with the most samples."""
     chosen: dict[tuple[str, str], Results] = {}
     for run in sorted(runs, key=lambda run: (abs(run.memory.budget - MAP_BUDGET), -run.n)):
         if not is_full(run):
@@ -135,11 +135,10 @@ def choose_mapped(runs: Sequence[Results]) -> list[Results]:
     return [run for _, run in sorted(chosen.items())]
 
 
-def draw_map(runs_dir: Path, run: Results, place: Path, *, seeded: bool = False) -> list[Path]:
-    """Draw the retention map of a run, the mean over seeds of several; nothing if it was not recorded.
+def draw_map(runs_dir: Path, run: Results, folder: Path, *, seeded: bool = False) -> list[Path]:
+    """Draw the retention map of a run, or the mean over its seeds; nothing if none was recorded.
 
-    If the sources of a map differ between seeds, the first seed's map is drawn. If `seeded`, the title of a single
-    run's map names its seed.
+    Maps with other sources than the first seed's are left out. If `seeded`, the title of a single map names its seed.
     """
     from kvbench.report.figures import retention_plots, styles  # take long to import
 
@@ -153,4 +152,4 @@ def draw_map(runs_dir: Path, run: Results, place: Path, *, seeded: bool = False)
     memory = f"measured memory {100 * run.memory.peak:.3g} % of the full cache"
     title = f"{run.model_label} ({run.prompts_label}), n = {run.n}, {run.method}: {memory}{joined}"
     figure = retention_plots.draw_retention(retention_plots.average_maps(alike), title)
-    return [styles.save(figure, place / f"retention-{slug(run.run)}.png")]
+    return [styles.save(figure, folder / f"retention-{slug(run.run)}.png")]

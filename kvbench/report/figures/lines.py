@@ -1,8 +1,8 @@
 """Plots of lines over positions, batch sizes and steps.
 
-The divergence from the full cache over the position in a text has a line with a 95 % band per method. The time against
-batch size comes from the results of `task=profile`. Cached tokens by step are slot utilisation and log-sum-exp
-(Hard-KV, Figures 9, 19 and 20).
+Divergence from the full cache over the position in a text has a line with a 95 % band per method. Time against batch
+size comes from the results of `task=profile`. Curves over steps show slot utilisation and log-sum-exp (Hard-KV, Figures
+9, 19 and 20).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +28,9 @@ from kvbench.report.runs_table import name_methods
 from kvbench.runs.record.results import Results
 
 PANELS: Mapping[str, str] = {"kl": "KL(full || method), nats ↓", "same_top1": "same likeliest token ↑"}
-"""Rows of panels, by field of `DivergenceCurve`, and the labels of their axes, with an arrow towards better values."""
+"""Rows of panels: axis labels by field of `DivergenceCurve`; an arrow points to better values."""
 LEGEND_LETTERS = 45
-"""Letters of the legend that fit under a panel."""
+"""Characters of the legend that fit under a panel."""
 
 ByBudget = Mapping[str, Mapping[str, DivergenceCurve]]
 """Curves of divergence by budget and method."""
@@ -39,13 +39,10 @@ ByBudget = Mapping[str, Mapping[str, DivergenceCurve]]
 def draw_drifts(drifts: ByBudget, title: str) -> list[Figure]:
     """Draw a column of panels for each budget, with a line for each method.
 
-    Of more than `plots.MAX_LINES` methods, each figure draws some in colour and the others in grey behind them.
-
-    Args:
-        drifts: divergence by budget and method, all with the same edges.
-        title: title of the figure.
+    Of more than `plots.MAX_LINES` methods, each figure draws some in colour and the others in grey behind them. All
+    curves have the same edges.
     """
-    methods = sorted({method for own in drifts.values() for method in own})
+    methods = sorted({method for curves in drifts.values() for method in curves})
     return [_draw_budgets(drifts, styles, title + part) for styles, part in split_methods(methods)]
 
 
@@ -56,11 +53,11 @@ def _draw_budgets(drifts: ByBudget, styles: Mapping[str, Style], title: str) -> 
     figure = Figure(figsize=(width + 0.4, 5.6 + 0.2 * rows), layout="constrained")
     grid = figure.subplots(len(PANELS), len(drifts), sharex=True, sharey="row", squeeze=False)
     handles: dict[str, Line2D] = {}
-    unit = next(drift.unit for own in drifts.values() for drift in own.values())
+    unit = next(drift.unit for curves in drifts.values() for drift in curves.values())
     for row, (field, label) in enumerate(PANELS.items()):
         grid[row][0].set_ylabel(label, fontsize=9)
-        for axes, (budget, own) in zip(grid[row], drifts.items(), strict=True):
-            handles |= _draw_panel(axes, own, field, styles)
+        for axes, (budget, curves) in zip(grid[row], drifts.items(), strict=True):
+            handles |= _draw_panel(axes, curves, field, styles)
             if row == 0:
                 axes.set_title(f"budget {budget}", fontsize=10)
     positions = "scored tokens so far" if unit == "tokens" else f"{unit} of the image"
@@ -76,10 +73,10 @@ def _draw_budgets(drifts: ByBudget, styles: Mapping[str, Style], title: str) -> 
 
 
 def find_centres(drift: DivergenceCurve) -> list[float]:
-    """Return the place of each bin on the axis: its middle token, or its number from 1 for rows and scales."""
+    """Return the x coordinate of each bin: its middle token, or its index from 1 for rows and scales."""
     if drift.unit == "tokens":
         return [(start + stop) / 2 for start, stop in pairwise(drift.edges)]
-    return [float(number) for number in range(1, len(drift.edges))]
+    return [float(index) for index in range(1, len(drift.edges))]
 
 
 def _draw_panel(
@@ -118,7 +115,7 @@ Timings = Mapping[str, Sequence[Timing]]
 def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
     """Return the profiles in a folder of runs, by model, device and dtype of the cache, then by method and budget.
 
-    The newest profile of these counts.
+    Of profiles that agree in all of these, the newest one counts.
 
     Raises:
         ConfigError: a profile is damaged.
@@ -131,8 +128,8 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
                 continue
             machine, rows = values["provenance"], [row for row in values["rows"] if row["status"] == "ok"]
             device = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
-            place = ", ".join(filter(None, (values["model"], device, values.get("cache_dtype"))))
-            curves = profiles.setdefault(place, {})
+            group = ", ".join(filter(None, (values["model"], device, values.get("cache_dtype"))))
+            curves = profiles.setdefault(group, {})
             for name in dict.fromkeys(row["cache"] for row in rows):
                 budget = values["budget"]
                 unit = " bytes" if budget.get("unit") == "bytes" else ""
@@ -146,7 +143,7 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
                 )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: damaged ({type(error).__name__} {error}); delete it") from None
-    return {place: curves for place, curves in profiles.items() if curves}
+    return {group: curves for group, curves in profiles.items() if curves}
 
 
 def draw_latencies(curves: Timings, title: str) -> Figure:
@@ -179,11 +176,11 @@ def draw_latencies(curves: Timings, title: str) -> Figure:
 
 
 class Curve(NamedTuple):
-    """One series of a figure over the steps of a generation.
+    """Axes of a figure over the steps of a generation.
 
     Attributes:
-        across: label and value of the x axis.
-        up: label and value of the y axis; a step may have no value.
+        across: label of the x axis, and the function of a step's value.
+        up: the same of the y axis; None if a step has no value.
         fitted: draw single points and a line fitted to all of them over log x; the prompt's step is left out.
     """
 
@@ -202,7 +199,7 @@ CURVES: Mapping[str, Curve] = {
     ),
     "lse": Curve(TOKENS_SO_FAR, ("log-sum-exp over held tokens, nats", lambda step: step.lse)),
 }
-"""Axes of the curves by the name of a table's `figure`."""
+"""Curves by the name that a published table has as its `figure`."""
 Points = list[tuple[float, float]]
 
 
@@ -233,7 +230,7 @@ def name_runs(runs: Sequence[Results]) -> list[str]:
 
 
 def draw_steps(runs: Sequence[Results], kind: str, title: str) -> Figure:
-    """Draw the figure `kind` of `CURVES` with a line or points for each run; every run has recorded its steps."""
+    """Draw the figure `kind` of `CURVES` with a line or points for each run; all runs have recorded steps."""
     curve, whole = CURVES[kind], Points()
     figure = Figure(figsize=(6.4, 4.2 + 0.1 * len(runs)), layout="constrained")
     axes = figure.add_subplot()

@@ -24,7 +24,7 @@ from kvbench.runs.record.results import Results
 PANELS_PER_ROW = 4
 """Maximum number of panels in a row."""
 MAX_LINES = 8
-"""Largest number of methods that a figure draws in colour."""
+"""Maximum number of methods that a figure draws in colour."""
 OTHERS_GREY = "0.85"
 """Grey in which the other methods are drawn."""
 PANEL_LETTERS, LINE_LETTERS = 45, 7
@@ -32,7 +32,7 @@ PANEL_LETTERS, LINE_LETTERS = 45, 7
 
 
 class Point(NamedTuple):
-    """A metric at a peak memory, a share of the full cache, with the ends of its 95 % interval."""
+    """Value of a metric at a peak memory (share of the full cache), with the ends of its 95 % interval."""
 
     memory: float
     value: float
@@ -51,20 +51,17 @@ def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
 
     A method has a line for each set of settings, and of seeds, in which its runs differ; runs that `combine_seeds`
     joined are one point at their mean. Of several runs with the same settings and budget, the first one counts. Memory
-    is counted in tokens unless some run needs bytes (`uses_bytes`); runs without bytes are then left out.
-
-    Args:
-        runs: runs that share `find_conditions`: numbers of other samples are not points of one line.
-        name: name of the metric.
+    is counted in tokens unless some run needs bytes (`uses_bytes`). `runs` share `find_conditions`, since values of
+    different samples are not points of one line.
     """
     in_bytes = uses_bytes(runs)
     curves: dict[str, dict[Hashable, Point]] = {}
-    # Names have the settings that differ at one budget; here those that differ at any.
+    # `name_methods` compares settings within one budget; with equal memories it compares them within all.
     names = name_methods([replace(run, memory=runs[0].memory) for run in runs])
     for method, run in zip(names, runs, strict=True):
         metric = find_metric(run, name)
         memory = run.memory.byte_peak if in_bytes else run.memory.peak
-        if memory is not None and metric is not None and metric.value is not None:
+        if metric is not None and metric.value is not None:
             point = Point(memory, metric.value, *(metric.interval or (metric.value,) * 2))
             curves.setdefault(method, {}).setdefault(run.memory.allowed, point)
     return {method: sorted(points.values()) for method, points in sorted(curves.items())}
@@ -86,11 +83,11 @@ def choose_panels(runs: Sequence[Results], names: Sequence[str] | None = ()) -> 
 
 
 def split_methods(methods: Sequence[str]) -> Iterator[tuple[dict[str, Style], str]]:
-    """Yield the methods of each figure with their styles, nearly equal numbers of them, and the end of its title."""
+    """Yield the methods of each figure with their styles, nearly equally many in each, and the end of its title."""
     styles, count = choose_styles(methods), ceil(len(methods) / MAX_LINES)
-    ends = [round(len(methods) * number / count) for number in range(count + 1)]
-    for number, (start, stop) in enumerate(pairwise(ends), 1):
-        part = f" ({number} of {count})" if count > 1 else ""
+    ends = [round(len(methods) * index / count) for index in range(count + 1)]
+    for index, (start, stop) in enumerate(pairwise(ends), 1):
+        part = f" ({index} of {count})" if count > 1 else ""
         yield {method: styles[method] for method in methods[start:stop]}, part
 
 
@@ -122,12 +119,8 @@ def draw_panels(
 ) -> Figure:
     """Draw the methods of `styles` in a panel for each metric, and all other methods in grey.
 
-    Args:
-        panels: the label of each metric's axis.
-        curves: points of each method, for every metric of `panels`.
-        styles: methods in colour.
-        title: title of the figure.
-        in_bytes: whether memory is a share of bytes, not of tokens.
+    `panels` has the axis label of each metric, and `curves` the points by metric and method. Memory is a share of the
+    full cache's bytes if `in_bytes`, otherwise of its tokens.
     """
     columns = min(len(panels), PANELS_PER_ROW)
     rows = ceil(len(panels) / columns)
@@ -136,8 +129,8 @@ def draw_panels(
     size = (4.2 * columns + 0.4, 3.3 * rows + 0.5 + 0.2 * ceil(len(styles) / abreast))
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12))
     handles: dict[str, Line2D] = {}
-    for place, (name, label) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(rows, columns, place)
+    for index, (name, label) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(rows, columns, index)
         handles |= _draw_curves(axes, curves[name], styles)
         axes.set_xlabel(f"measured memory, peak % of the full cache{' in 16 bits' * in_bytes}")
         axes.set_ylabel(label)
@@ -154,9 +147,9 @@ def draw_stability(
     """Draw the mean deviation of head ranks by source scale, in ranks and as a share of the heads (HeatKV Figure 6).
 
     Args:
-        deviation: [sources], in ranks.
+        deviation: float64 [sources], in ranks.
         heads: L x H.
-        first: number of the first source scale, counted from 1 as in the paper.
+        first: first source scale, counted from 1 as in the paper.
         title: title of the figure.
         worst: published worst case in percent of the heads, drawn as a line, and its label.
     """
@@ -185,7 +178,7 @@ def draw_stability(
 def _draw_curves(
     axes: Axes, curves: Mapping[str, Sequence[Point]], styles: Mapping[str, Style]
 ) -> dict[str, Line2D]:
-    """Draw a line with a band for each method of `styles`, and a grey line for others; return the lines."""
+    """Draw a line with a band for each method of `styles`, and grey lines for others; return the former by method."""
     lines = {}
     for method, points in curves.items():
         x, y, low, high = np.array(points).T

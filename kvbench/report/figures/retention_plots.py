@@ -13,15 +13,15 @@ from kvbench.runs.generate.retention import Retention
 PANELS_PER_ROW = 4
 """Maximum number of maps in a row."""
 MAX_MAPS = 12
-"""Largest number of maps of a figure; further sources are joined with their neighbours."""
+"""Maximum number of maps of a figure; more sources are joined with their neighbours."""
 SIDE, WIDE, HEADER, GAP = 1.55, 1.4, 0.35, 0.06
-"""Inches from map to map, of a map, above it for its title, and between a map and its letters."""
+"""Distance of maps, width of a map, height of its title, and gap between a map and its labels, in inches."""
 COLOUR_MAP = "cividis"
 """From dark (evicted) to light (kept); readable in grey and with any colour vision."""
 
 
 def join_sources(retention: Retention, max_sources: int) -> tuple[list[str], NDArray[np.float64]]:
-    """Return labels and shares [L, H, labels] of at most `max_sources` sources.
+    """Return labels and kept shares, float64 [L, H, labels], of at most `max_sources` sources.
 
     Neighbours are joined, weighted by their tokens; a prompt is never joined.
     """
@@ -58,12 +58,12 @@ def draw_retention(retention: Retention, title: str) -> Figure:
     across, down = SIDE * columns, (high + HEADER) * rows
     figure = Figure(figsize=(across + 1.2, down + 0.8), layout="constrained")
     axes = figure.add_subplot()
-    for place, label in enumerate(labels):
-        row, column = divmod(place, columns)
+    for index, label in enumerate(labels):
+        row, column = divmod(index, columns)
         left, top = column * SIDE, row * (high + HEADER) + HEADER
         x, y = left + np.linspace(0, WIDE, heads + 1), top + np.linspace(0, high, layers + 1)
         shown = axes.imshow(
-            shares[:, :, place], vmin=0, vmax=1, cmap=COLOUR_MAP, interpolation="nearest",
+            shares[:, :, index], vmin=0, vmax=1, cmap=COLOUR_MAP, interpolation="nearest",
             extent=(x[0], x[-1], y[-1], y[0]),
         )  # fmt: skip
         axes.hlines(y[1:-1], x[0], x[-1], color="white", linewidth=0.4)
@@ -71,7 +71,7 @@ def draw_retention(retention: Retention, title: str) -> Figure:
         axes.text(x.mean(), top - GAP, label, ha="center", va="bottom", fontsize=9)
         for layer in _choose_ticks(layers) if column == 0 else ():
             axes.text(-GAP, y[layer : layer + 2].mean(), str(layer), ha="right", va="center", fontsize=8)
-        for head in _choose_ticks(heads) if place + columns >= count else ():
+        for head in _choose_ticks(heads) if index + columns >= count else ():
             axes.text(x[head : head + 2].mean(), y[-1] + GAP, str(head), ha="center", va="top", fontsize=8)
     axes.set(xlim=(0, across), ylim=(down, 0), aspect="auto")
     axes.set_axis_off()

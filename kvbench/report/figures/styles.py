@@ -19,7 +19,7 @@ METADATA = {
     ".svg": {"Date": None, "Creator": None},
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
-"""Formats of a figure, and what their files leave out, so that equal figures give equal bytes."""
+"""Formats of a figure, and metadata that their files omit, so that equal figures give equal bytes."""
 DPI = 150
 RC: Any = {
     "svg.hashsalt": "kvbench", "svg.fonttype": "none", "pdf.fonttype": 42, "image.composite_image": False,
@@ -34,7 +34,7 @@ def strip_frame(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG to a path, and as SVG and PDF with letters as text beside it; return the path.
+    """Write a figure as PNG to a path, and as SVG and PDF with selectable text beside it; return the path.
 
     Each file is written whole or not at all, and equal figures give equal bytes.
     """

@@ -1,4 +1,4 @@
-"""Numbers of several published tables beside those of a sweep's runs, metric by metric, and what cannot be compared."""
+"""Values of several published tables beside those of a sweep's runs by metric, and why some cannot be compared."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,24 +16,17 @@ from kvbench.report.tables import Row, format_cell, publish
 from kvbench.runs.record.results import Results
 
 OF_SETS = re.compile(r"(s?fid|kid|cmmd|fd_|mind)|(is|precision|recall)\b")
-"""Names of metrics of a whole set of samples, which the number of samples moves."""
+"""Names of set-level metrics, whose values depend on the number of samples."""
 Printed = Mapping[str, Mapping[str, Sequence[str]]]
-"""Names of the tables that print a number, by number and metric."""
+"""Names of the tables that print a value, by metric and value."""
 
 
 def show_by_metric(
     console: Console, names: Sequence[str], runs: Sequence[Results], timings: Sequence[Timing], folder: Path
 ) -> None:
-    """Print the numbers of tables beside those of runs, and what cannot be compared.
+    """Print published values beside those of runs of one model, and write them into report-published-<model>.md.
 
-    Writes report-published-<model>.md into a folder.
-
-    Args:
-        console: console to print to.
-        names: names of the tables.
-        runs: runs of one model.
-        timings: timings of `task=profile`, which has the phases of a generation.
-        folder: folder of the file.
+    `names` are the published tables; `timings` come from `task=profile`, which has the phases of a generation.
     """
     if not runs:
         console.print(f"published=[{', '.join(names)}]: no finished run", highlight=False)
@@ -56,24 +49,24 @@ def show_by_metric(
 
 
 def collect_printed(tables: Sequence[PublishedTable], run: Results) -> Printed:
-    """Return the printed numbers of a run's rows by metric, each with the tables that have it.
+    """Return the printed values of a run's rows by metric, each with the tables that have it.
 
-    A model that no row of a table is of takes those of the table's first model.
+    For a model that a table lacks, the columns of the table's first model count.
     """
-    found: dict[str, dict[str, list[str]]] = {}
+    printed: dict[str, dict[str, list[str]]] = {}
     for table in tables:
-        labels, where = _choose_labels(table, run), [table.rows[place] for place in table.find_rows(run)]
+        labels, where = _choose_labels(table, run), [table.rows[index] for index in table.find_rows(run)]
         for label, settings, metric in (
             (a, b, c) for a in labels for b in where for c in table.find_compared(run)
         ):
             if (cell := table.cell(label, settings, metric)) is not None:
                 name = prompts_of(label) if table.sources else " ".join((table.name, *label.split(" ")[1:]))
-                found.setdefault(metric, {}).setdefault(cell, []).append(name)
-    return found
+                printed.setdefault(metric, {}).setdefault(cell, []).append(name)
+    return printed
 
 
 def make_rows(run: Results, printed: Printed, timing: Timing | None, full: Timing | None) -> list[Row]:
-    """Return a row for each metric, cost and phase of a run, with the printed numbers of the same."""
+    """Return a row for each metric, cost and phase of a run, with the printed values beside the measured one."""
     yours = _measure(run, printed, timing, full)
     lead = {"method": run.method, "budget": run.budget_text}
     return [
@@ -92,20 +85,22 @@ def make_rows(run: Results, printed: Printed, timing: Timing | None, full: Timin
 def list_notes(
     tables: Sequence[PublishedTable], runs: Sequence[Results], printed: Sequence[Printed]
 ) -> Iterator[str]:
-    """Yield a line for each reason why printed and measured numbers cannot be compared."""
-    cells = {metric: one for own in printed for metric, one in own.items()}
+    """Yield a line for each reason why printed and measured values cannot be compared."""
+    cells = {metric: tables_by_cell for run_cells in printed for metric, tables_by_cell in run_cells.items()}
     yield from _describe_sources(
-        tables, runs[0], {name for one in cells.values() for by in one.values() for name in by}
+        tables,
+        runs[0],
+        {name for tables_by_cell in cells.values() for by in tables_by_cell.values() for name in by},
     )
     if costs := [name for name in cells if name in OF_PROCESS]:
         yield f"{', '.join(costs)}: of the papers' cards, batches and programs; compare ratios to `full` alone"
     yield from _describe_missing([name for name in cells if name not in (*COSTS, *OF_PROCESS)], runs)
-    if alone := [run.method for run, own in zip(runs, printed, strict=True) if not own]:
+    if alone := [run.method for run, run_cells in zip(runs, printed, strict=True) if not run_cells]:
         yield f"no paper has a row: {', '.join(dict.fromkeys(alone))}"
 
 
 def _describe_sources(tables: Sequence[PublishedTable], run: Results, used: Collection[str]) -> Iterator[str]:
-    """Yield what the tables, and the sources of a table of several, that have a number are of."""
+    """Yield notes on the models, data and sources of the tables whose values are shown."""
     chosen = [table for table in tables if table.name in {name.split(" ")[0] for name in used}]
     others = {model_of(_choose_labels(table, run)[0]) for table in chosen} - {run.model}
     if run.model_label != run.model:
@@ -130,19 +125,21 @@ def _describe_missing(metrics: Sequence[str], runs: Sequence[Results]) -> Iterat
         reasons = [metric.reason for run in runs if (metric := find_metric(run, name)) and metric.reason]
         if reasons:
             yield f"{name} skipped: {reasons[0]}"
-        if own := _find_variants(name, runs):
-            yield f"{name}: yours is {own[0]}, by another detector or network"
+        if variants := _find_variants(name, runs):
+            yield f"{name}: yours is {variants[0]}, by another detector or network"
         elif not reasons:
             yield f"{name}: not measured by this sweep"
 
 
 def _choose_labels(table: PublishedTable, run: Results) -> list[str]:
-    own = [label for label in table.models if model_of(label) == run.model]
-    return own or [label for label in table.models if model_of(label) == model_of(next(iter(table.models)))]
+    labels = [label for label in table.models if model_of(label) == run.model]
+    return labels or [
+        label for label in table.models if model_of(label) == model_of(next(iter(table.models)))
+    ]
 
 
 def _measure(run: Results, printed: Printed, timing: Timing | None, full: Timing | None) -> dict[str, str]:
-    """Return the numbers of a run by name, as text."""
+    """Return the measured values of a run by name, as strings."""
     cells: dict[str, str] = {}
     for name in list_metrics([run]):
         if (metric := find_metric(run, name)) is not None:
@@ -152,9 +149,9 @@ def _measure(run: Results, printed: Printed, timing: Timing | None, full: Timing
             cells[name] = format_cost(COSTS[name](run))
         elif name in OF_PROCESS and timing is not None:
             cells[name] = format_cost(MEASURES[name](timing, full))
-        elif name not in cells and (own := _find_variants(name, [run])):
-            cells[name] = f"{format_cell(find_metric(run, own[0]), 'range')}, {own[0]}"
-            cells.pop(own[0], None)
+        elif name not in cells and (variants := _find_variants(name, [run])):
+            cells[name] = f"{format_cell(find_metric(run, variants[0]), 'range')}, {variants[0]}"
+            cells.pop(variants[0], None)
     peak = run.memory.gpu_peak_bytes
     cells["peak GiB"] = format_cost(peak / 2**30) if peak else "n/a on a CPU"
     cells["cache GiB"] = format_cost(run.memory.peak_bytes / 2**30)
@@ -166,15 +163,17 @@ def _measure(run: Results, printed: Printed, timing: Timing | None, full: Timing
 
 
 def _find_variants(name: str, runs: Sequence[Results]) -> list[str]:
-    """Return the variants of a metric that runs have a value of, also of the one by its authors' program."""
+    """Return the variants of a metric that have a value in a run; `[official]` is stripped."""
     others = list_variants(name.removesuffix("[official]"), runs)
     return [
-        one for one in others if any(run.metrics[one].value is not None for run in runs if one in run.metrics)
+        variant
+        for variant in others
+        if any(run.metrics[variant].value is not None for run in runs if variant in run.metrics)
     ]
 
 
 def _find_timing(run: Results, timings: Sequence[Timing]) -> Timing | None:
-    return next((one for one in timings if one.is_ok and one.method == run.method), None)
+    return next((timing for timing in timings if timing.is_ok and timing.method == run.method), None)
 
 
 def _find_full(runs: Sequence[Results], timings: Sequence[Timing]) -> Timing | None:

@@ -1,4 +1,4 @@
-"""Tables of measured and published numbers at the end of a sweep, with the paper's figure."""
+"""Tables of measured and published values at the end of a sweep, with the paper's figure."""
 
 import re
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ BASELINE_METHODS = ("random", "first_scales")
 def make_rows(table: PublishedTable, runs: Sequence[Results]) -> list[Row]:
     """Return a row for each run that matches a row of a table: settings, then measured and published cells by metric.
 
-    A missing metric is `skipped` or `failed` if it was requested, `-` if not. A metric measured with another detector
-    or network than the paper's has a column under its own name, without a published one.
+    A metric without a value is `skipped` or `failed` if it was requested, `-` if not. A metric measured with another
+    detector or network than the paper's has a column under its own name, without a published one.
     """
     labels = find_labels(table, runs)
     return [
@@ -47,17 +47,19 @@ def make_rows(table: PublishedTable, runs: Sequence[Results]) -> list[Row]:
 
 def make_section(table: PublishedTable, runs: Sequence[Results]) -> Section | None:
     """Return a table as a section of the report, its shared settings in the caption; None if no run matches."""
-    own = [run for _, run in _match(table, runs)]
-    if not own:
+    matching = [run for _, run in _match(table, runs)]
+    if not matching:
         return None
-    rows = make_rows(table, own)
-    lead = list(_list_settings(table, own[0], own))
+    rows = make_rows(table, matching)
+    lead = list(_list_settings(table, matching[0], matching))
     same = [name for name in lead if len(rows) > 1 and len({str(row[name]) for row in rows}) == 1]
     alike = "".join(f", {name} {rows[0][name]}" for name in same)
-    caption = f"{make_title(table, own)}{alike}. 95 % intervals. {BOLD_NOTE}.{describe_rows(own, rows)}"
+    caption = (
+        f"{make_title(table, matching)}{alike}. 95 % intervals. {BOLD_NOTE}.{describe_rows(matching, rows)}"
+    )
     title = f"{table.name}: {table.title}"
-    groups, leading = list(map(find_group, own)), max(1, len(lead) - len(same))
-    return Section(title, caption, drop_columns(rows, same), groups, leading, list_made(own))
+    groups, leading = list(map(find_group, matching)), max(1, len(lead) - len(same))
+    return Section(title, caption, drop_columns(rows, same), groups, leading, list_made(matching))
 
 
 def _match(table: PublishedTable, runs: Sequence[Results]) -> list[tuple[Settings, Results]]:
@@ -66,9 +68,9 @@ def _match(table: PublishedTable, runs: Sequence[Results]) -> list[tuple[Setting
     Other runs of `BASELINE_METHODS` come before the first run with which they can be compared.
     """
     matched = table.match(runs)
-    own = [run for _, run in matched]
-    compressed = [run for run in own if not is_full(run)] or own
-    for run in order_runs([run for run in runs if run.method in BASELINE_METHODS and run not in own]):
+    matching = [run for _, run in matched]
+    compressed = [run for run in matching if not is_full(run)] or matching
+    for run in order_runs([run for run in runs if run.method in BASELINE_METHODS and run not in matching]):
         near = next((other for other in compressed if _is_near(run, other)), None)
         if near is not None:
             matched.insert(next(i for i, (_, other) in enumerate(matched) if other is near), ({}, run))
@@ -84,7 +86,7 @@ def _is_near(reference: Results, run: Results) -> bool:
 
 
 def make_title(table: PublishedTable, runs: Sequence[Results]) -> str:
-    """Return a title that names the models and data of published and measured numbers."""
+    """Return a title that names the models and data of published and measured values."""
     models = sorted({run.model_label for run in runs})
     published = " / ".join(find_labels(table, runs))
     measured = [*models, *sorted({run.prompts_label for run in runs}), f"n = {', '.join(list_counts(runs))}"]
@@ -94,18 +96,18 @@ def make_title(table: PublishedTable, runs: Sequence[Results]) -> str:
 
 
 def show_comparison(console: Console, table: PublishedTable, runs: Sequence[Results], runs_dir: Path) -> None:
-    """Print measured and published numbers, write them into report-<table>.md and .tex, and draw the figure."""
-    own = [run for _, run in _match(table, runs)]
-    if not own:
+    """Print measured and published values, write them into report-<table>.md and .tex, and draw the figure."""
+    matching = [run for _, run in _match(table, runs)]
+    if not matching:
         console.print(
             f"{table.name}: no finished run matches a row; scores need trained weights", highlight=False
         )
         return
-    rows, lead = make_rows(table, own), len(_list_settings(table, own[0], own))
-    title = f"{make_title(table, own)} (with 95 % intervals).{describe_rows(own, rows)}"
-    title = " ".join([title, *list_made(own)])
+    rows, lead = make_rows(table, matching), len(_list_settings(table, matching[0], matching))
+    title = f"{make_title(table, matching)} (with 95 % intervals).{describe_rows(matching, rows)}"
+    title = " ".join([title, *list_made(matching)])
     publish(console, title, rows, lead, runs_dir / f"report-{table.name}.md")
-    section = make_section(table, own)
+    section = make_section(table, matching)
     if section is not None:
         write_whole(runs_dir / f"report-{table.name}.tex", write_latex([section]))
     if table.figure is not None and not can_draw():
@@ -114,11 +116,11 @@ def show_comparison(console: Console, table: PublishedTable, runs: Sequence[Resu
         for path in draw_fidelity(runs_dir, runs, table.name):
             console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
     elif table.figure is not None:
-        draw_steps(console, table, own, runs_dir)
+        draw_steps(console, table, matching, runs_dir)
 
 
 def draw_steps(console: Console, table: PublishedTable, runs: Sequence[Results], runs_dir: Path) -> None:
-    """Plot the cached tokens of each step into <table>.png, for the runs that recorded them and share conditions."""
+    """Plot the recorded steps of runs into <table>.png, a figure for each group that shares conditions."""
     from kvbench.report.figures import lines  # takes long to import
 
     with_steps = [run for run in runs if run.steps]
@@ -126,8 +128,8 @@ def draw_steps(console: Console, table: PublishedTable, runs: Sequence[Results],
         console.print(f"{table.name}: no run recorded its steps; set method.watch_lse=true", highlight=False)
         return
     figures = {}
-    for where, own in group_conditions(with_steps).items():
-        figures[where] = [lines.draw_steps(own, table.figure, where + describe_joined(own))]
+    for where, members in group_conditions(with_steps).items():
+        figures[where] = [lines.draw_steps(members, table.figure, where + describe_joined(members))]
     for path in save_groups(runs_dir, table.name, figures):
         console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
 
@@ -135,7 +137,7 @@ def draw_steps(console: Console, table: PublishedTable, runs: Sequence[Results],
 def show_printed(
     console: Console, name: str, sources: Sequence[PublishedTable], figures: Sequence[PrintedFigure]
 ) -> None:
-    """Print published columns of memory or operations and the values computed from shapes."""
+    """Print published values of memory or operations beside those computed from shapes."""
     cited = "; ".join(dict.fromkeys(table.source for table in sources))
     columns = ("model", "row", "published", "from shapes", "verdict", "how")
     rows: list[Row] = [dict(zip(columns, astuple(figure), strict=True)) for figure in figures]
@@ -183,13 +185,15 @@ def _list_printed(
         return "-"
     cells = {label: table.cell(label, where, metric) for label in labels}
     if table.sources:
-        own = {label: cell for label, cell in cells.items() if cell and model_of(label) == run.model_label}
-        return ", ".join(f"{cell} ({prompts_of(label)})" for label, cell in own.items()) or "-"
+        printed = {
+            label: cell for label, cell in cells.items() if cell and model_of(label) == run.model_label
+        }
+        return ", ".join(f"{cell} ({prompts_of(label)})" for label, cell in printed.items()) or "-"
     return " / ".join(cell or "-" for cell in cells.values()) if any(cells.values()) else "-"
 
 
 def format_cost(value: float | None) -> str:
-    """Return a number of memory or time with four digits, or all digits before the point; `-` for none."""
+    """Return a value of memory or time with four digits, or all digits before the point; `-` for None."""
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

@@ -1,6 +1,6 @@
 """Memory and operations in papers' tables, computed from shapes; some of them do not follow from shapes.
 
-Both branches of guidance count. Keys have fp32 and values 16 bits, but in HeadKV's table.
+Both branches of guidance count. Keys are in fp32 and values in 16 bits, except in HeadKV's table.
 
 * HeatKV (arXiv:2605.14877) counts the tokens cached before the last scale, in MiB.
 * AMS-KV (arXiv:2511.16047) counts all scales and writes GB for 1000 MiB.
@@ -56,7 +56,7 @@ HACKPP_BATCHES = {"hackpp_table1": 1, "hackpp_table2": 32}
 COUPLED = ("streaming_llm", "h2o", "snapkv", "lookm", "cake", "meda", "hack")
 """Methods that read no more tokens than they keep."""
 ROUNDINGS: dict[Callable[[float], int], Verdict] = {floor: "reproduced", ceil: "under one reading"}
-"""Verdict by rounding of a share of all tokens to a number of tokens."""
+"""Verdict by the way in which a share of all tokens is rounded to a number of tokens."""
 GIB, TERA = 2**30, 10**12
 
 
@@ -72,7 +72,7 @@ def two_class_tokens(spec: ModelSpec, demanding: int, capacity: tuple[int, int])
 
 
 def implied_layers(tokens: float, spec: ModelSpec, capacity: tuple[int, int]) -> float:
-    """Return the real number N_CD at which `two_class_tokens` gives a number of tokens."""
+    """Return N_CD, a real number, at which `two_class_tokens` gives `tokens`."""
     low, high = capacity
     return (tokens / spec.heads - spec.layers * low) / (high - low)
 
@@ -130,14 +130,14 @@ def ams_kv_eq4(specs: Specs) -> Iterator[PrintedFigure]:
 
 def _ams_row(spec: ModelSpec, row: PublishedRow, batch: int) -> Iterator[PrintedFigure]:
     text, saving = str(row.cells["cache 1000 MiB"]), row.cells.get("saving %")
-    number = re.search(r"\d[\d.]*", text)
+    match = re.search(r"\d[\d.]*", text)
     if row.where["method"] == ("full",):
         value = thousands(all_scales(spec), spec, batch)
         how = f"all {len(spec.segments)} scales counted"
         what = f"full, batch {batch}"
-        if number is None or not text[0].isdigit():
-            verdict: Verdict = "no number printed" if number is None else "not derivable"
-            how += "" if number is None else f"; the caption says about {number[0]} GB"
+        if match is None or not text[0].isdigit():
+            verdict: Verdict = "no number printed" if match is None else "not derivable"
+            how += "" if match is None else f"; the caption says about {match[0]} GB"
             yield PrintedFigure(spec.name, what, text, f"{value:.3f} x 1000 MiB", verdict, how)
         else:
             yield compare(spec.name, what, text, value, "x 1000 MiB", how)
@@ -156,7 +156,7 @@ def _ams_row(spec: ModelSpec, row: PublishedRow, batch: int) -> Iterator[Printed
 def _two_class(
     spec: ModelSpec, what: str, text: str, unit: str, measure: Callable[[float], float]
 ) -> PrintedFigure:
-    """Compare a compressed cache with both whole numbers of demanding layers nearest to the real number it implies."""
+    """Compare a compressed cache with those of the two integers next to its implied number of demanding layers."""
     capacity = effective_capacities(spec, CONDENSED)
     zero, slope = measure(0), measure(1) - measure(0)
     low, high = sorted(
@@ -169,9 +169,9 @@ def _two_class(
         f"C_min {capacity[0]}, C_max {capacity[1]} need {low:.2f} to {high:.2f} demanding layers of {spec.layers}"
         + ("" if hits else ": no whole number")
     )
-    ours = ", ".join(f"{value:.3f} at {n}" for n, value in near) + " layers"
+    computed = ", ".join(f"{value:.3f} at {n}" for n, value in near) + " layers"
     verdict: Verdict = "reproduced" if hits else "not derivable"
-    return PrintedFigure(spec.name, what, f"{text} {unit}", ours, verdict, how)
+    return PrintedFigure(spec.name, what, f"{text} {unit}", computed, verdict, how)
 
 
 def _compare_text(specs: Specs) -> Iterator[PrintedFigure]:
@@ -209,8 +209,8 @@ def headkv_table4(specs: Specs) -> Iterator[PrintedFigure]:
         yield PrintedFigure(name, "full", f"{_memory(full)} GB", value, "not derivable", how)
         for row in others:
             yield from _compare_saving(spec, full, row)
-        by_method = [[row for row in others if row.where["method"] == (one,)] for one in HEADKV_METHODS]
-        yield from (_step(spec, *pair) for own in by_method for pair in pairwise(own))
+        by_method = [[row for row in others if row.where["method"] == (method,)] for method in HEADKV_METHODS]
+        yield from (_step(spec, *pair) for rows in by_method for pair in pairwise(rows))
         yield from (_compare_heads(spec, *pair) for pair in zip(*by_method, strict=True))
 
 
@@ -233,7 +233,7 @@ def _name(spec: ModelSpec, row: PublishedRow) -> str:
 
 
 def _compare_saving(spec: ModelSpec, full: PublishedRow, row: PublishedRow) -> Iterator[PrintedFigure]:
-    """Compare the savings of a method: GB from shapes, percent from the table's own GB."""
+    """Compare the savings of a method: GB from shapes, percent from the table's GB."""
     saved, fewer = _memory(full) - _memory(row), spec.segments[-1].end - _count(spec, row)
     value, what = fewer * token_gb(spec), _name(spec, row)
     how = f"{fewer} tokens less in every head ({value * 1e9 / GIB:.2f} GiB); the program's other memory is not given"
@@ -273,8 +273,8 @@ def count_tera(spec: ModelSpec, batch: int, cached: int | None, read: int | None
     Args:
         spec: the model's shapes.
         batch: prompts at a time.
-        cached: largest number of earlier tokens that a head keeps; None for all.
-        read: largest number of tokens that a query reads, including its own scale; None for all.
+        cached: maximum number of earlier tokens that a head keeps; None for all.
+        read: maximum number of tokens that a query reads, including its own scale; None for all.
     """
     pairs = 0
     for at in spec.segments:
@@ -303,7 +303,7 @@ def hackpp_table(name: str, specs: Specs) -> Iterator[PrintedFigure]:
 def _compare_work(
     spec: ModelSpec, what: str, text: str, batch: int, kept: float, read: float
 ) -> PrintedFigure:
-    """Compare operations with shares rounded down to whole tokens, or up where only that reproduces the paper."""
+    """Compare operations with shares rounded down to tokens, or up where only that reproduces the paper."""
     tokens, candidates = spec.segments[-1].end, []
     for whole, verdict in ROUNDINGS.items():
         cached, seen = (None if share == 1 else whole(share * tokens) for share in (kept, read))

@@ -19,8 +19,8 @@ class PrintedFigure:
     Attributes:
         model: name in `conf/model`.
         row: row of the table.
-        printed: the number as published, with its unit.
-        computed: the computed figure, as text.
+        printed: the value as published, with its unit.
+        computed: the computed value, with its unit.
         verdict: whether both agree to the printed digit.
         how: what was counted, or why the figure cannot be computed.
     """
@@ -34,14 +34,14 @@ class PrintedFigure:
 
 
 def list_rows(name: str, specs: Specs) -> Iterator[tuple[ModelSpec, str, PublishedRow]]:
-    """Yield the rows of a published table whose model has shapes, each with these and the label of its column."""
+    """Yield the rows of a published table for models in `specs`, as model, label of the column, and row."""
     for label, rows in find(name).models.items():
         if model_of(label) in specs:
             yield from ((specs[model_of(label)], label, row) for row in rows)
 
 
 def prints_as(value: float, text: str) -> str | None:
-    """Return how a value gives a printed number: "rounded", "cut off", or None if it does not."""
+    """Return how a value gives a printed number: `rounded`, `cut off`, or None if it does not."""
     unit = Decimal(1).scaleb(-count_digits(text))
     for rounding, name in ((ROUND_HALF_UP, "rounded"), (ROUND_DOWN, "cut off")):
         if Decimal(value).quantize(unit, rounding) == Decimal(text):

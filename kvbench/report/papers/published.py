@@ -14,7 +14,7 @@ from kvbench.core.suggestions import suggest
 from kvbench.runs.record.results import Results
 
 TOLERANCE = 0.05
-"""Largest relative difference of budgets: HeatKV's "10 %" is 650 of 6425 tokens per head, 10.1 %."""
+"""Maximum relative difference of budgets: HeatKV's "10 %" is 650 of 6425 tokens per head, 10.1 %."""
 COSTS: Mapping[str, Callable[[Results], float | None]] = {
     "cache MiB": lambda run: run.memory.paper_peak_mib,
     "cache 1000 MiB": lambda run: run.memory.paper_peak_mib / 1000,
@@ -30,7 +30,7 @@ COSTS: Mapping[str, Callable[[Results], float | None]] = {
 }
 """Published columns of memory and time, which are not metrics of a run."""
 OF_PROCESS = ("memory GB", "saving %", "images/s", "tokens/s", "latency s")
-"""Published columns that a paper's card, batch and program decide."""
+"""Published columns that depend on a paper's GPU, batch and code."""
 Settings = Mapping[str, tuple[str, ...]]
 """Accepted values by setting; a row of a table matches a run that has one of them for each setting."""
 
@@ -51,7 +51,7 @@ class Measured(Protocol):
         """Name of the model in tables, marked if its weights are random."""
 
     def find_setting(self, key: str) -> object:
-        """Return a setting as the function `find_setting` returns one of a run."""
+        """Return a setting, as `find_setting` does for a run."""
 
 
 Run = TypeVar("Run", bound=Results | Measured)
@@ -63,7 +63,7 @@ class PublishedRow:
 
     Attributes:
         where: settings of the row; a setting that may have any value is left out.
-        cells: number or word as printed, by metric; None for an empty cell.
+        cells: number or word by metric, as printed; None for an empty cell.
     """
 
     where: Settings
@@ -81,13 +81,13 @@ class PublishedTable:
         data: prompts or data set of the paper.
         keys: settings that identify rows, as dotted paths of a configuration (or of results.json).
         metrics: columns.
-        models: rows by model; the words in brackets after its name are a prompt set, or a setting of the paper.
+        models: rows by label, which is a model's name, then a prompt set or a setting of the paper in brackets.
         fixed: settings that all rows share.
         also: further metrics to show, which the paper lacks.
         figure: name of the plot that belongs to the table: fidelity, stability, or one of `CURVES` in figures/lines.py.
-        budgets: share of the full cache for a row's budget, by model, if the paper counts otherwise.
-        sources: sources and protocols of a table compiled from several, by the words in brackets after a model's name;
-            empty in a table of one paper.
+        budgets: shares of the full cache by model and printed budget, where the paper counts differently.
+        sources: protocols of a table compiled from several papers, by the source in a label's brackets; empty for one
+            paper.
     """
 
     name: str
@@ -109,13 +109,13 @@ class PublishedTable:
         These are the columns of the models if the paper has all of them, otherwise all columns; among them only those
         of the prompt sets if the paper has all of these.
         """
-        own = tuple(label for label in self.models if model_of(label) in models)
-        shown = own if {model_of(label) for label in own} == set(models) else tuple(self.models)
+        of_models = tuple(label for label in self.models if model_of(label) in models)
+        shown = of_models if {model_of(label) for label in of_models} == set(models) else tuple(self.models)
         same = tuple(label for label in shown if prompts_of(label) in prompts)
         return same if same and {prompts_of(label) for label in same} == set(prompts) else shown
 
     def cell(self, label: str, where: Settings, metric: str) -> str | None:
-        """Return the printed cell of a row and model; None if there is none."""
+        """Return the printed cell of a row in the columns of a label; None if it is empty or missing."""
         return next((row.cells[metric] for row in self.models[label] if row.where == where), None)
 
     @cached_property
@@ -125,42 +125,42 @@ class PublishedTable:
         return [where for i, where in enumerate(every) if where not in every[:i]]
 
     def find_rows(self, run: Results | Measured) -> list[int]:
-        """Return the places, in `rows`, of the rows whose settings, and the settings that all rows share, a run has.
+        """Return the indices in `rows` of the rows that a run matches, in their settings and in `fixed`.
 
-        A table of several sources also must contain the run's model, as full caches of different models do not compare.
+        A table of several sources must also contain the run's model, as full caches of different models do not compare.
         A run of random weights needs a column of memory or time.
         """
         if self.sources and run.model_label not in map(model_of, self.models):
             return []
         if not self.find_compared(run):
             return []
-        own: dict[str, object] = {}
-        if not self._agree({key: (value,) for key, value in self.fixed.items()}, run, own):
+        settings: dict[str, object] = {}
+        if not self._agree({key: (value,) for key, value in self.fixed.items()}, run, settings):
             return []
         return [
-            place
-            for place, where in enumerate(self.rows)
-            if run.method in where.get("method", (run.method,)) and self._agree(where, run, own)
+            index
+            for index, where in enumerate(self.rows)
+            if run.method in where.get("method", (run.method,)) and self._agree(where, run, settings)
         ]
 
     def match(self, runs: Sequence[Run]) -> list[tuple[Settings, Run]]:
         """Return the runs that match rows in the table's order, each with the settings of its row."""
-        found = sorted((place, number) for number, run in enumerate(runs) for place in self.find_rows(run))
-        return [(self.rows[place], runs[number]) for place, number in found]
+        matches = sorted((row, index) for index, run in enumerate(runs) for row in self.find_rows(run))
+        return [(self.rows[row], runs[index]) for row, index in matches]
 
     def find_compared(self, run: Results | Measured) -> list[str]:
-        """Return the columns that can stand beside a run's numbers: without scores if its weights are random."""
+        """Return the columns that compare with a run: without scores if its weights are random."""
         is_random = run.model_label != run.model
         return [name for name in self.metrics if not is_random or name in (*COSTS, *OF_PROCESS)]
 
-    def _agree(self, where: Settings, run: Results | Measured, own: dict[str, object]) -> bool:
-        """Return whether a run has one of the values of each setting; `own` keeps the run's settings that were read."""
+    def _agree(self, where: Settings, run: Results | Measured, settings: dict[str, object]) -> bool:
+        """Return whether a run has one of the values of each setting; `settings` caches those of the run."""
         for key, values in where.items():
-            if key not in own:
-                own[key] = find_setting(run, key)
+            if key not in settings:
+                settings[key] = find_setting(run, key)
             if key == "budget" and (shares := self.budgets.get(run.model)) is not None:
                 values = tuple(shares.get(value, value) for value in values)
-            if not any(_agrees(key, own[key], value) for value in values):
+            if not any(_agrees(key, settings[key], value) for value in values):
                 return False
         return True
 
@@ -182,7 +182,7 @@ def prompts_of(label: str) -> str:
 def find_setting(run: Results | Measured, key: str) -> object:
     """Return `method`, `budget` (fraction of the full cache), `latency.batch` or a setting of a run, `auto` resolved.
 
-    Papers count tokens, so a budget in bytes is returned as text, which matches no row.
+    Papers count tokens, so a budget in bytes is returned as a string, which matches no row.
     """
     if not isinstance(run, Results):
         return run.find_setting(key)
@@ -196,7 +196,7 @@ def find_setting(run: Results | Measured, key: str) -> object:
 
 
 def average(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known values; None if there are none."""
+    """Return the mean of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
@@ -228,7 +228,7 @@ def load() -> dict[str, PublishedTable]:
 
 
 def parse(text: str) -> dict[str, PublishedTable]:
-    """Read a file of tables; numbers stay text, as printed.
+    """Parse a file of tables; numbers stay strings, as printed.
 
     Raises:
         ConfigError: a table lacks a field or has an unknown one, or a row lacks a cell; the message names it.
@@ -245,10 +245,12 @@ def parse(text: str) -> dict[str, PublishedTable]:
 def _make_table(
     name: str, *, keys: list[str], metrics: list[str], models: Mapping[str, list[list[Any]]], **fields: Any
 ) -> PublishedTable:
-    """Return a table; `fields` are the attributes that the file has as they are."""
+    """Return a table; `fields` are the other attributes, as the file has them."""
     rows = {
-        label: tuple(_make_row(f"{name}: {label}, row {i}", row, keys, metrics) for i, row in enumerate(own))
-        for label, own in models.items()
+        label: tuple(
+            _make_row(f"{name}: {label}, row {i}", row, keys, metrics) for i, row in enumerate(values)
+        )
+        for label, values in models.items()
     }
     return PublishedTable(name=name, keys=tuple(keys), metrics=tuple(metrics), models=rows, **fields)
 
@@ -265,10 +267,10 @@ def _make_row(place: str, values: list[Any], keys: list[str], metrics: list[str]
     return PublishedRow(where, dict(zip(metrics, printed, strict=True)))
 
 
-def _agrees(key: str, actual: object, wanted: str) -> bool:
-    expected = parse_number(wanted)
+def _agrees(key: str, actual: object, printed: str) -> bool:
+    expected = parse_number(printed)
     if expected is None or not isinstance(actual, int | float):
-        return (str(actual).lower() if isinstance(actual, bool) else str(actual)) == wanted
+        return (str(actual).lower() if isinstance(actual, bool) else str(actual)) == printed
     if key == "budget":
         return abs(actual - expected) <= TOLERANCE * expected
     return actual == expected

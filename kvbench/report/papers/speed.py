@@ -1,4 +1,4 @@
-"""Times and memory of `task=profile`, and a table that shows them beside the ones that papers published."""
+"""Times and memory of `task=profile`, and a table that shows them beside published values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from kvbench.report.tables import Row, publish
 
 UNMEASURED = "n/a"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a stored number, by the dtype of the cache."""
+"""Bytes of a stored value, by the dtype of the cache."""
 LEGEND = (
     "latency and s/batch: generation and decoding; x full: generation in units of the full cache's at the same batch; "
     "largest batch: by profile.largest=true on a GPU; GB: 10^9 bytes"
@@ -26,7 +26,7 @@ ON_CPU = f"{UNMEASURED}: a CPU has no allocator that counts memory; device=cuda 
 
 @dataclass(frozen=True)
 class Timing:
-    """One cache at one batch size, out of a file of `task=profile` (`kvbench.profile.task` lists its contents).
+    """One cache at one batch size, from a file of `task=profile` (`kvbench.profile.task` lists its contents).
 
     Attributes:
         profile: contents of the file.
@@ -61,7 +61,7 @@ class Timing:
         return self.row["cache"] == "full" != self.profile["method"]
 
     def find_setting(self, key: str) -> object:
-        """Return what identifies a row of a table, see `kvbench.report.papers.published.find_setting`."""
+        """Return a setting that identifies rows, see `kvbench.report.papers.published.find_setting`."""
         budget = self.profile["budget"]
         if key == "method":
             return self.method
@@ -79,7 +79,7 @@ class Timing:
 
     @property
     def decoding(self) -> float | None:
-        """Seconds in which a batch's pixels, or texts, are made of its tokens; None if the model times no such call."""
+        """Seconds in which a batch's tokens become pixels or texts; None if the model times no such call."""
         seconds = self.row["phases"]["seconds"].get("decode")
         return None if seconds is None else float(seconds)
 
@@ -98,12 +98,12 @@ class Timing:
     def paper_mib(self) -> float | None:
         """MiB of the cache as HeatKV and AMS-KV count them (`kvbench.engine.memory`); None in low-bit storage."""
         item = ITEM_BYTES.get(self.profile["cache_dtype"])
-        # A stored token has two numbers of `item` bytes in each channel, the papers' PAPER_BYTES.
+        # A stored token has two values of `item` bytes in each channel, and PAPER_BYTES as papers count.
         return None if item is None else self.row["kv"]["peak_bytes"] / (2 * item) * PAPER_BYTES / MIB
 
 
 Value = Callable[[Timing, Timing | None], float | None]
-"""Number of a timing, given the full cache's at the same batch, if that was timed."""
+"""Value of a timing, given the full cache's timing at the same batch, or None if it was not timed."""
 MEASURES: Mapping[str, Value] = {
     "memory GB": lambda one, _: one.reserved_gb,
     "saving %": lambda one, full: _save(one, full),
@@ -125,16 +125,16 @@ PARTS: Mapping[str, Value] = {
 }
 """Columns of every table after the published ones."""
 PART_OF = {"latency s": "s/batch", "memory GB": "reserved GB"}
-"""Columns of `PARTS` by the published column that they repeat."""
+"""Column of `PARTS` with the same value, by published column."""
 GPU_COLUMNS = ("memory GB", "saving %", "reserved GB")
 """Columns that need a GPU."""
 
 
 def read_timings(paths: Sequence[Path]) -> list[Timing]:
-    """Return every row of some files of `task=profile`, in their order.
+    """Return every row of files of `task=profile`, in order.
 
     Raises:
-        ConfigError: a file is missing, or is none of `task=profile`.
+        ConfigError: a file is missing, or is not a file of `task=profile`.
     """
     timings: list[Timing] = []
     for path in dict.fromkeys(paths):
@@ -143,7 +143,7 @@ def read_timings(paths: Sequence[Path]) -> list[Timing]:
             timings += [Timing(contents, row) for row in contents["rows"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{path}: no file of task=profile ({error}); delete the sweep's folder and start it again"
+                f"{path}: not a file of task=profile ({error}); delete the sweep's folder and start it again"
             ) from None
     return timings
 
@@ -153,16 +153,16 @@ def make_rows(table: PublishedTable | None, timings: Sequence[Timing]) -> list[R
 
     Timings that match rows of the table come first, in the table's order.
     """
-    labels = () if table is None else table.labels(sorted({one.model for one in timings}))
-    return [_make_row(table, labels, where, one, timings) for where, one in _match(table, timings)]
+    labels = () if table is None else table.labels(sorted({timing.model for timing in timings}))
+    return [_make_row(table, labels, where, timing, timings) for where, timing in _match(table, timings)]
 
 
 def show_speed(
     console: Console, published: str | Sequence[str] | None, paths: Sequence[Path], folder: Path
 ) -> None:
-    """Print the times and memory in some files of `task=profile`, with the published ones if there is one table.
+    """Print the times and memory in some files of `task=profile`, beside one table's published values.
 
-    Writes report-speed-<table>.md (report-speed.md without a table) into a folder.
+    Writes report-speed-<table>.md into a folder, or report-speed.md if `published` is not the name of one table.
 
     Raises:
         ConfigError: there is no such table, or a file cannot be read.
@@ -176,38 +176,41 @@ def show_speed(
 
 
 def _match(table: PublishedTable | None, timings: Sequence[Timing]) -> list[tuple[Settings, Timing]]:
-    """Return timings with the settings of their rows of the table, in its order; the others at the end."""
+    """Return timings with the settings of their rows, in the table's order; timings without a row come last."""
     if table is None:
-        return [({}, one) for one in timings]
-    others = [one for one in timings if not table.find_rows(one)]
-    return [*table.match(timings), *(({}, one) for one in sorted(others, key=lambda one: one.row["batch"]))]
+        return [({}, timing) for timing in timings]
+    others = [timing for timing in timings if not table.find_rows(timing)]
+    return [
+        *table.match(timings),
+        *(({}, timing) for timing in sorted(others, key=lambda timing: timing.row["batch"])),
+    ]
 
 
-def _find_full(one: Timing, timings: Sequence[Timing]) -> Timing | None:
-    """Return the full cache at the same model and batch: of the same file, else with the same graphs, else any."""
+def _find_full(timing: Timing, timings: Sequence[Timing]) -> Timing | None:
+    """Return the full cache's timing at equal model and batch, preferably of the same file, then with equal graphs."""
     fulls = [
         other
         for other in timings
         if other.is_ok
-        and (other.method, other.model, other.row["batch"]) == ("full", one.model, one.row["batch"])
+        and (other.method, other.model, other.row["batch"]) == ("full", timing.model, timing.row["batch"])
     ]
 
     def prefer(other: Timing) -> tuple[bool, bool]:
-        same = one.find_setting("cuda_graph") == other.find_setting("cuda_graph")
-        return other.profile is one.profile, same
+        same = timing.find_setting("cuda_graph") == other.find_setting("cuda_graph")
+        return other.profile is timing.profile, same
 
     return max(fulls, key=prefer, default=None)
 
 
-def _save(one: Timing, full: Timing | None) -> float | None:
-    if full is None or one.reserved_gb is None or full.reserved_gb is None:
+def _save(timing: Timing, full: Timing | None) -> float | None:
+    if full is None or timing.reserved_gb is None or full.reserved_gb is None:
         return None
-    return 100 * (1 - one.reserved_gb / full.reserved_gb)
+    return 100 * (1 - timing.reserved_gb / full.reserved_gb)
 
 
 def _make_title(table: PublishedTable | None, timings: Sequence[Timing]) -> str:
-    models = sorted({one.model for one in timings})
-    random = " (random weights)" if any(one.profile["weights"] == "random" for one in timings) else ""
+    models = sorted({timing.model for timing in timings})
+    random = " (random weights)" if any(timing.profile["weights"] == "random" for timing in timings) else ""
     machine = timings[0].profile["provenance"]
     device = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
     measured = f"{', '.join(models)}{random}, {device}, torch {machine['versions']['torch']}"
@@ -218,11 +221,11 @@ def _make_title(table: PublishedTable | None, timings: Sequence[Timing]) -> str:
     return f"{table.source}: {table.title}. Published: {published}, {table.data}; measured: {measured}"
 
 
-def _list_settings(table: PublishedTable | None, one: Timing, timings: Sequence[Timing]) -> dict[str, str]:
-    row = {"model": one.model} if len({other.model for other in timings}) > 1 else {}
+def _list_settings(table: PublishedTable | None, timing: Timing, timings: Sequence[Timing]) -> dict[str, str]:
+    row = {"model": timing.model} if len({other.model for other in timings}) > 1 else {}
     keys = ["method", "budget", *(() if table is None else (*table.fixed, *table.keys)), "latency.batch"]
     for key in dict.fromkeys(keys):
-        value = one.find_setting(key)
+        value = timing.find_setting(key)
         text = f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value).lower()
         row[key.removeprefix("latency.").removeprefix("method.")] = text
     return row
@@ -232,28 +235,28 @@ def _make_row(
     table: PublishedTable | None,
     labels: Sequence[str],
     where: Settings,
-    one: Timing,
+    timing: Timing,
     timings: Sequence[Timing],
 ) -> Row:
-    full = _find_full(one, timings)
-    cells = _list_settings(table, one, timings)
+    full = _find_full(timing, timings)
+    cells = _list_settings(table, timing, timings)
     names = " / ".join(labels) if len(labels) < 3 else "published"
     for metric in () if table is None else table.metrics:
         if metric in MEASURES:
-            cells[metric] = _format(metric, MEASURES[metric], one, full)
+            cells[metric] = _format(metric, MEASURES[metric], timing, full)
             assert table is not None
             printed = [table.cell(label, where, metric) if where else None for label in labels]
             cells[f"{metric}, {names}"] = " / ".join(text or "-" for text in printed) if any(printed) else "-"
     same = [PART_OF.get(name, name) for name in cells]
-    cells |= {name: _format(name, value, one, full) for name, value in PARTS.items() if name not in same}
-    largest = (one.profile["largest"] or {}).get(one.row["cache"])
+    cells |= {name: _format(name, value, timing, full) for name, value in PARTS.items() if name not in same}
+    largest = (timing.profile["largest"] or {}).get(timing.row["cache"])
     return {**cells, "largest batch": "-" if largest is None else str(largest)}
 
 
-def _format(name: str, value: Value, one: Timing, full: Timing | None) -> str:
-    """Return a cell: a number, the status of a batch that was not timed, or why nothing was measured."""
-    if not one.is_ok:
-        return "OOM" if one.row["status"] == "out of memory" else str(one.row["status"])
-    if name in GPU_COLUMNS and one.reserved_gb is None:
+def _format(name: str, value: Value, timing: Timing, full: Timing | None) -> str:
+    """Return a cell: a value, the status of a batch that was not timed, or `UNMEASURED`."""
+    if not timing.is_ok:
+        return "OOM" if timing.row["status"] == "out of memory" else str(timing.row["status"])
+    if name in GPU_COLUMNS and timing.reserved_gb is None:
         return UNMEASURED
-    return format_cost(value(one, full))
+    return format_cost(value(timing, full))

@@ -17,14 +17,14 @@ from kvbench.report.papers.published import PublishedTable, parse_number
 from kvbench.report.tables import Row, print_line, publish
 
 MASS_TENSOR = "mass"
-"""Tensor of the calibrations whose rankings are compared (`kvbench.methods.heatkv.scores`)."""
+"""Name of the tensor of calibrations whose rankings are compared (`kvbench.methods.heatkv.scores`)."""
 
 
 def rank_deviation(masses: Sequence[Tensor]) -> NDArray[np.float64]:
     """Return the standard deviation of S-CAS ranks over calibrations, averaged over heads, by source scale.
 
     Args:
-        masses: one `mass` float64 [L, H, K, K] per calibration (`kvbench.methods.heatkv.scores`), two or more.
+        masses: `mass`, float64 [L, H, K, K], of two or more calibrations (`kvbench.methods.heatkv.scores`).
 
     Returns:
         float64 [K - 1] in ranks of 0 to L x H - 1, around each head's mean rank, with divisor R.
@@ -58,12 +58,12 @@ def show_stability(
         }
         for i, ranks in enumerate(deviation)
     ]
-    [(theirs, [row])] = table.models.items()
+    [(published_label, [row])] = table.models.items()
     printed = str(row.cells["percent of heads"])
     bound = parse_number(printed.lstrip("< "))
     title = (
         f"{table.source}: {table.title}. Measured: {model}, {len(masses)} calibrations, worst "
-        f"{100 * deviation.max() / heads:.2f} % of the heads; published: {theirs}, worst {printed} %"
+        f"{100 * deviation.max() / heads:.2f} % of the heads; published: {published_label}, worst {printed} %"
     )
     publish(console, title, rows, 1, runs_dir / f"report-{table.name}.md")
     if not can_draw():
@@ -72,7 +72,7 @@ def show_stability(
     from kvbench.report.figures import plots, styles  # take long to import
 
     name = f"{model}: S-CAS rankings over {len(masses)} calibrations"
-    worst = None if bound is None else (bound, f"published worst case, {theirs}: {printed} %")
+    worst = None if bound is None else (bound, f"published worst case, {published_label}: {printed} %")
     figure = plots.draw_stability(deviation, heads, sinks + 1, name, worst)
     path = styles.save(figure, runs_dir / f"{table.name}.png")
     console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
