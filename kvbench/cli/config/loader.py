@@ -18,6 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, grammar_parser
 from omegaconf.errors import OmegaConfBaseException
 
@@ -29,8 +30,8 @@ _FILES: dict[tuple[str, str], Callable[[], Any]] = {}
 """Parsed files by search path and name; a call gives a copy."""
 _COMPOSED: dict[tuple[object, ...], Callable[[], Any]] = {}
 """Composed configurations by search path and choices of groups; a call gives a copy."""
-_CHOICES: dict[tuple[str, str], list[str]] = {}
-"""Choices by search path and group."""
+_MODEL_CHOICES: dict[tuple[str, ...], list[str]] = {}
+"""Results of `find_model_choices` by search path, groups and the words that decide."""
 USUAL_CHOICES = {"prompts": "scenes", "eval": "scenes", "windows": "image", "method@method.base": "forecast"}
 """Choices of conf/config.yaml and conf/method/pricekv.yaml that a model's file can replace."""
 MODEL_KEYS = {group: f"default_{group.rpartition('.')[2]}" for group in USUAL_CHOICES}
@@ -125,27 +126,37 @@ def find_model_choices(words: Sequence[str]) -> list[str]:
     groups = [group for group in USUAL_CHOICES if group not in named]
     if not groups:
         return []
-    keys = [f"model.{key}" for key in (*MODEL_KEYS.values(), FILE_METRICS)]
-    cfg = _compose([w for w, one in parsed.items() if _classify(one) == "choice" or one.key_or_group in keys])
-    choices = cfg.hydra.runtime.choices
-    found = {group: MODEL_KEYS[group] for group in groups if choices.get(group) == USUAL_CHOICES[group]}
-    if "eval" in found and choices.get("prompts") == "file" and cfg.model.get(FILE_METRICS) is not None:
-        found["eval"] = FILE_METRICS
-    return [
-        f"{group}={_check_choice(group, key, choice)}"
-        for group, key in found.items()
-        if (choice := cfg.model.get(key)) is not None
-    ]
+    names = (*MODEL_KEYS.values(), FILE_METRICS)
+    keys = [f"model.{name}" for name in names]
+    chosen = [word for word, one in parsed.items() if _classify(one) == "choice" or one.key_or_group in keys]
+    loader: Any = GlobalHydra.instance().config_loader()
+    key = (str(loader.get_search_path()), *groups, *chosen)
+    if key not in _MODEL_CHOICES:
+        keep_files()
+        # To compose all files only to read these keys would take three times as long.
+        files = loader.compute_defaults_list("config", chosen, RunMode.RUN)
+        choices, model = files.overrides.known_choices, dict[str, Any]()
+        for file in files.defaults:
+            if file.package in ("", "model"):
+                node = loader.repository.load_config(file.config_path).config
+                part = node if file.package else node.get("model") or {}
+                model.update((name, part[name]) for name in names if name in part)
+        model.update((one.key_or_group.partition(".")[2], one.value()) for one in files.config_overrides)
+        found = {group: MODEL_KEYS[group] for group in groups if choices.get(group) == USUAL_CHOICES[group]}
+        if "eval" in found and choices.get("prompts") == "file" and model.get(FILE_METRICS) is not None:
+            found["eval"] = FILE_METRICS
+        _MODEL_CHOICES[key] = [
+            f"{group}={_check_choice(group, name, choice)}"
+            for group, name in found.items()
+            if (choice := model.get(name)) is not None
+        ]
+    return _MODEL_CHOICES[key]
 
 
 def _check_choice(group: str, key: str, choice: object) -> str:
     """Return a model's choice of a group under a key as a word's value."""
     names = [choice] if isinstance(choice, str) else choice
-    loader = GlobalHydra.instance().config_loader()
-    place = (str(loader.get_search_path()), group.partition("@")[0])
-    if place not in _CHOICES:  # Hydra looks through its folders each time
-        _CHOICES[place] = loader.get_group_options(place[1])
-    known = _CHOICES[place]
+    known = GlobalHydra.instance().config_loader().get_group_options(group.partition("@")[0])
     if not isinstance(names, Sequence) or not names or not all(name in known for name in names):
         choices = suggest(str(choice), known, group)
         raise ConfigError(f"model.{key}={show(choice)}: not a choice{choices}")
@@ -170,7 +181,7 @@ def forget_files() -> None:
     """Forget parsed files, so that those that were edited since are read again."""
     _FILES.clear()
     _COMPOSED.clear()
-    _CHOICES.clear()
+    _MODEL_CHOICES.clear()
 
 
 # OmegaConf has no public way to parse each interpolation once.
