@@ -18,7 +18,7 @@ ColumnTypes = Mapping[str, ColumnType]
 
 COLUMN_TYPES: Mapping[type, ColumnType] = {bool: "bool", int: "int", float: "float", str: "text"}
 SECTIONS = ("method", "model", "prompts", "calibrate", "storage")
-"""Groups of the configuration whose settings are columns; of `storage` those that the run used."""
+"""Groups of the configuration whose settings are columns; `storage` has those that the run used."""
 DERIVED_SETTINGS = ("_target_", "_convert_", "name", "transformer", "tokenizer", "sources")
 """Settings without a column: they follow from the names of model, method and prompts, or identify no run."""
 METRIC_SUFFIXES = ("", ".low", ".high", ".n")
@@ -78,7 +78,7 @@ SAMPLE: ColumnTypes = {
 
 
 def flatten_run(run: Results) -> dict[str, Value]:
-    """Return a run as a row without `folder`, with the settings of `SECTIONS`."""
+    """Return a run as a row with the settings of `SECTIONS` and without the column `folder`."""
     row = {name: _write(find(run)) for name, (_, find) in IDENTITY.items()} | list_settings(run)
     row |= {f"memory.{name}": value for name, value in asdict(run.memory).items()}
     row |= {f"latency.{name}": value for name, value in asdict(run.latency).items()}
@@ -114,7 +114,7 @@ def _flatten_settings(name: str, value: object) -> Iterator[tuple[str, Value]]:
 
 
 def _write(value: object) -> Value:
-    """Return a setting as one value; a list becomes JSON."""
+    """Return a setting as one value; a list or mapping becomes JSON."""
     return value if value is None or isinstance(value, str | int | float) else json.dumps(value)
 
 
@@ -132,15 +132,15 @@ def find_kinds(rows: Iterable[FlatRow]) -> dict[str, ColumnType]:
 
 
 def order_columns(names: Iterable[str], fixed: ColumnTypes) -> list[str]:
-    """Return columns in order: fixed columns, settings, then metrics, each followed by its interval."""
-    first = {name: place for place, name in enumerate(fixed)}
+    """Return columns in order: fixed ones, settings, then metrics, each followed by its interval and n."""
+    first = {name: index for index, name in enumerate(fixed)}
 
-    def place(name: str) -> tuple[int, str, int]:
+    def find_rank(name: str) -> tuple[int, str, int]:
         if name in first:
             return first[name], "", 0
         if name.partition(".")[0] in SECTIONS:
             return len(first), name, 0
-        end = next((place for place, end in enumerate(METRIC_SUFFIXES) if end and name.endswith(end)), 0)
+        end = next((index for index, end in enumerate(METRIC_SUFFIXES) if end and name.endswith(end)), 0)
         return len(first) + 1, name.removesuffix(METRIC_SUFFIXES[end]), end
 
-    return sorted(names, key=place)
+    return sorted(names, key=find_rank)

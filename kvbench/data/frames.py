@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     import polars as pl
 
 KEPT = ".rows.kept"
-"""File under `runs_dir` with the rows of all runs, which may be deleted at any time."""
+"""Cache file under `runs_dir` with the rows of all runs, which may be deleted at any time."""
 MOST_BYTES = 2**30
 """Maximum bytes of text in an untrusted table."""
 
 
 class TooLargeError(ConfigError):
-    """A table holds more than its records give: rows, bytes of texts, or columns of other types."""
+    """A table has more rows than its records, too many bytes of strings, or columns of other types."""
 
 
 def import_polars() -> ModuleType:
@@ -57,7 +57,7 @@ def import_polars() -> ModuleType:
 def runs_df(runs_dir: Path | str = "runs") -> "pl.DataFrame":
     """Return a row for each finished run under a folder: identity, memory, time, and metrics with intervals.
 
-    Rows are kept in `<runs_dir>/.rows.kept`, which may be deleted at any time.
+    Rows are cached in the file of `locate_kept`.
 
     Raises:
         ConfigError: there is no such folder, a run's results are damaged, or polars is missing.
@@ -89,7 +89,7 @@ def _read_row(runs_dir: Path, folder: str) -> FlatRow | None:
 
 
 def locate_kept(runs_dir: Path) -> Path:
-    """Return the path of the kept rows: below `runs_dir`, or in the user's cache folder if that is not writable."""
+    """Return the path of the cached rows: in `runs_dir`, or in the user's cache folder if that is not writable."""
     if find_obstacle(runs_dir) is None:
         return runs_dir / KEPT
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvbench"
@@ -97,7 +97,7 @@ def locate_kept(runs_dir: Path) -> Path:
 
 
 def frame_runs(runs: Mapping[str, Results]) -> "pl.DataFrame":
-    """Return the rows of `runs_df` of runs by folder.
+    """Return the frame of `runs_df` for runs by folder.
 
     Raises:
         ConfigError: polars is missing.
@@ -132,12 +132,12 @@ def list_samples(folder: Path) -> list[FlatRow]:
     results = read_finished(folder)
     if results is None:
         raise ConfigError(f"{folder}: is not a finished run; it has no {FILE}")
-    place = f"{folder.absolute().parent.name}/{folder.absolute().name}"
+    path = f"{folder.absolute().parent.name}/{folder.absolute().name}"
     rows: dict[int, dict[str, Value]] = {}
     for index, line in read_records(folder).items():
         cells = {name: line.get(name) for name in SAMPLE if name != "folder"}
         plain = {key: cell if isinstance(cell, str | int | float) else None for key, cell in cells.items()}
-        rows[index] = {"folder": place, **plain}
+        rows[index] = {"folder": path, **plain}
     for index, line in read_values(folder, results):
         values = {
             name: value for name, value in line.items() if value is None or isinstance(value, int | float)
@@ -147,7 +147,7 @@ def list_samples(folder: Path) -> list[FlatRow]:
 
 
 def _make_frame(rows: Sequence[FlatRow], fixed: ColumnTypes) -> "pl.DataFrame":
-    """Return rows as a frame of the fixed columns and other columns that are not empty."""
+    """Return rows as a frame of the fixed columns and of all other columns with a value."""
     polars = import_polars()
     types = {"bool": polars.Boolean, "int": polars.Int64, "float": polars.Float64, "text": polars.String}
     kinds = {**find_kinds(rows), **fixed}
@@ -191,28 +191,26 @@ def write_frame(frame: "pl.DataFrame", path: Path) -> None:
     write_whole(path, content.getvalue())
 
 
-def read_table(path: Path, most: int, run: str | None = None) -> "pl.DataFrame":
-    """Read a Parquet file of at most `most` rows of numbers and texts.
+def read_table(path: Path, max_rows: int, run: str | None = None) -> "pl.DataFrame":
+    """Read a Parquet file of at most `max_rows` rows of numbers and strings.
 
-    A file of a kilobyte may hold millions of rows, or gigabytes of one repeated text.
-
-    Args:
-        path: the file.
-        most: maximum number of rows.
-        run: value of the column `folder` in the rows that are read and counted; None for all.
+    A file of a kilobyte may hold millions of rows, or gigabytes of one repeated string. If `run` is given, only rows
+    with that value of the column `folder` are counted and read.
 
     Raises:
-        TooLargeError: there are more rows, `MOST_BYTES` or more of texts, or columns that are neither.
+        TooLargeError: the file has more rows, `MOST_BYTES` or more of strings, or columns of other types.
         ConfigError: polars is not installed.
     """
     library = import_polars()
     rows = library.scan_parquet(check_file(path), glob=False)
     if run is not None:
         rows = rows.filter(library.col("folder") == run)
-    count = rows.select(library.len()).collect().item()  # first, as texts take memory for each row
-    if count > most:
+    count = (
+        rows.select(library.len()).collect().item()
+    )  # before the columns, as strings take memory for each row
+    if count > max_rows:
         raise TooLargeError(
-            f"{path.name}: has {count} rows, the records give {most} at most; copy the dataset again"
+            f"{path.name}: has {count} rows, the records give {max_rows} at most; copy the dataset again"
         )
     kinds, plain = rows.collect_schema(), (library.String, library.Boolean, library.Null)
     if other := [name for name, kind in kinds.items() if not (kind.is_numeric() or kind in plain)]:

@@ -1,6 +1,7 @@
-"""Names of people, and texts that a file can hold."""
+"""Cleaning of names, and of text for output."""
 
 MAX_LETTERS = 80
+"""Maximum number of characters of a name."""
 
 
 def clean_name(value: object, longest: int = MAX_LETTERS) -> str | None:
@@ -10,7 +11,7 @@ def clean_name(value: object, longest: int = MAX_LETTERS) -> str | None:
 
 
 def make_writable(text: str) -> str:
-    r"""Return a text with characters that UTF-8 cannot hold, halves of surrogate pairs, as `\udcff`."""
+    r"""Return a text in which characters without UTF-8, halves of surrogate pairs, are escaped as `\udcff`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

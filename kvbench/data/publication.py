@@ -1,4 +1,4 @@
-"""Files of a publication: their list with hashes, which anybody compares with a copy."""
+"""Files of a publication, and their list with hashes, to which any copy can be compared."""
 
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -17,7 +17,7 @@ MAX_SHOWN = 3
 
 
 class FileChange(NamedTuple):
-    """File of a publication that is not as its list has it."""
+    """File of a publication that differs from the list of files."""
 
     name: str
     how: Literal["changed", "not listed", "missing"]
@@ -27,7 +27,7 @@ def check_packages() -> None:
     """Check that the packages that write a publication are installed.
 
     Raises:
-        ConfigError: names those that are not.
+        ConfigError: a package is missing; the message names all.
     """
     if missing := ", ".join(
         name for name in ("polars", "jinja2", "huggingface_hub") if find_spec(name) is None
@@ -48,22 +48,19 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def list_changes(folder: Path, parts: Collection[str] | None = None) -> list[FileChange]:
-    """Return the files that are not as the list of a publication has them, all of a folder without a list.
+    """Return the files that differ from the list of a publication; all files of a folder without a list.
 
-    A listed name that is not of a file in the folder, such as `runs/../..`, counts as missing and is not opened.
-
-    Args:
-        folder: folder of the publication.
-        parts: files and folders directly in it that are compared; None for all.
+    A listed name outside the folder, such as `runs/../..`, counts as missing and is not opened. `parts` are the files
+    and folders directly in `folder` that are compared; None for all.
 
     Raises:
-        OSError, ValueError: the list, or a file, cannot be read.
+        OSError, ValueError: the list or a file cannot be read.
     """
-    known, own = _read_file_list(folder), set(_list_files(folder))
+    known, present = _read_file_list(folder), set(_list_files(folder))
     changes = []
-    for name in sorted({*known, *own}):
+    for name in sorted({*known, *present}):
         if parts is None or name.partition("/")[0] in parts:
-            if name not in own:
+            if name not in present:
                 changes.append(FileChange(name, "missing"))
             elif name not in known:
                 changes.append(FileChange(name, "not listed"))
@@ -73,12 +70,12 @@ def list_changes(folder: Path, parts: Collection[str] | None = None) -> list[Fil
 
 
 def hash_publication(folder: Path) -> str:
-    """Return the hash of the names and contents of a publication's own files, independent of its list of files."""
+    """Return the hash of the names and contents of a publication's files, except its list of files."""
     return hash_values([(name, _hash_plain(folder / name)) for name in _list_files(folder)])
 
 
 def _hash_plain(path: Path) -> str | None:
-    """Return the hash of a file; None for a link, and for what cannot be read."""
+    """Return the hash of a file; None for a link or a file that cannot be read."""
     try:
         return None if path.is_symlink() else hash_path(path)
     except OSError:
@@ -97,7 +94,7 @@ def _list_files(folder: Path) -> Iterator[str]:
 
 
 def _read_file_list(folder: Path) -> dict[str, str]:
-    """Return the hashes of a publication's files by name; none for other folders."""
+    """Return the listed hashes of a publication's files by name; none without a list."""
     path = folder / FILE_LIST
     if path.is_symlink() or not path.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""Outcomes of `kvbench verify`: JSON files beside what was verified, each valid for exactly the files it verified."""
+"""Outcomes of `kvbench verify`: JSON files beside the verified folder, each valid for exactly the files it verified."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ SCHEMA_VERSION = 2
 PREFIX = "verification-"
 """Start of the name of an outcome's file, which no pattern of a run's name matches."""
 WHOLE = "dataset"
-"""Name of the verdict on a dataset's files and tables."""
+"""Name under which a verdict on a dataset's files and tables stands in the list of runs."""
 Status = Literal["verified", "not verifiable here", "differs"]
 """Verdicts, ascending in severity: the more severe one of a run and its dataset counts."""
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -29,8 +29,8 @@ class Checked:
     Attributes:
         status: the verdict, which is the dataset's if that is worse.
         by: the verifier's name; None if it was not given.
-        finished: UTC day; empty if it is not printable text.
-        chosen: number of samples that were chosen.
+        finished: UTC day, `2026-01-31`; empty if it is not printable.
+        chosen: number of samples chosen for verification.
         finding: the first finding; empty without one.
     """
 
@@ -53,10 +53,10 @@ def format_verification(
     """Return an outcome as JSON.
 
     Args:
-        folder: what was verified; only its name is written.
-        files: hash of its files, which tells exact copies from others; None for a folder that is not a dataset.
+        folder: the verified folder; only its name is written.
+        files: hash of its files, which only exact copies share; None for a folder that is not a dataset.
         fields: who verified, how and where, JSON values.
-        runs: each verdict, with `run`, `status`, `chosen` and `findings`.
+        runs: verdicts, each with `run`, `status`, `chosen` and `findings`.
     """
     values = {
         "schema_version": SCHEMA_VERSION,
@@ -75,10 +75,10 @@ def list_verifications(folder: Path) -> list[Path]:
 
 
 def read_verdicts(paths: Iterable[Path], files: str) -> dict[str, Checked]:
-    """Return the verdicts by run of the outcomes for exactly the files with this hash.
+    """Return the verdicts by run of the outcomes for exactly the files with the hash `files`.
 
-    Of several for a run, one that differs counts first, then one that is verified. Damaged outcomes, and those of an
-    earlier version, which do not tell damaged copies apart, are left out.
+    Of several verdicts on a run, `differs` has precedence, then `verified`. Damaged outcomes, and those of an earlier
+    version, which cannot tell damaged copies apart, are left out.
     """
     order = ("differs", "verified", "not verifiable here")
     known: dict[str, Checked] = {}
@@ -90,7 +90,7 @@ def read_verdicts(paths: Iterable[Path], files: str) -> dict[str, Checked]:
 
 
 def _read(path: Path, files: str) -> dict[str, Checked]:
-    """Return the verdicts of an outcome by run; none if it is damaged, or of other files."""
+    """Return the verdicts of an outcome by run; none if it is damaged or for other files."""
     try:
         values = parse_json(read_text(path), finite=True)
         if (values["schema_version"], values["files_sha256"]) != (SCHEMA_VERSION, files):
@@ -105,14 +105,14 @@ def _read(path: Path, files: str) -> dict[str, Checked]:
     }
 
 
-def _read_verdict(one: Mapping[str, Any], by: str | None, day: str) -> Checked:
+def _read_verdict(verdict: Mapping[str, Any], by: str | None, day: str) -> Checked:
     """Read a verdict.
 
     Raises:
-        ValueError, KeyError, TypeError: it is damaged.
+        ValueError, KeyError, TypeError: the verdict is damaged.
     """
-    status, findings = one["status"], one["findings"]
+    status, findings = verdict["status"], verdict["findings"]
     if status not in STATUSES:
-        raise ValueError(f"{status}: no such status")
+        raise ValueError(f"{status}: unknown status")
     text = f"{findings[0]['what']}: {findings[0]['text']}" if findings else ""
-    return Checked(status, by, day, len(one["chosen"]), clean_name(text, MAX_FINDING) or "")
+    return Checked(status, by, day, len(verdict["chosen"]), clean_name(text, MAX_FINDING) or "")
