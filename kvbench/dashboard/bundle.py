@@ -1,4 +1,4 @@
-"""The page with its pictures in one file, for a reader without the run folders."""
+"""The page with its images in one file, for a reader without the run folders."""
 
 import base64
 import io
@@ -14,26 +14,26 @@ from kvbench.eval.files.kinds import IMAGES
 from kvbench.eval.files.pictures import open_picture
 
 MAX_BYTES = 10 * 2**20
-"""Maximum bytes of all pictures of a page, before base64, so that the page fits in an email."""
+"""Maximum bytes of all images of a page, before base64, so that the page fits in an email."""
 MAX_SIDE, QUALITY = 512, 85
-"""Largest side in pixels and WebP quality of a picture."""
+"""Maximum side in pixels, and WebP quality, of an image."""
 SMALL_BYTES = 16 * 2**10
-"""Maximum bytes of a file that is stored as it is, without a loss of quality."""
+"""Maximum bytes of an image file that is stored unchanged."""
 
 
 def add_pictures(document: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:
-    """Return the page's data with pictures, and without links to files.
+    """Return the page's data with images in place of links to files.
 
-    Samples are added worst first, each for all runs that have the same samples, as long as there is space; other
-    samples of images are left out of the lists of runs.
+    Samples are added worst first, each for all runs with the same samples, up to `MAX_BYTES`; other samples of images
+    are left out of the lists of runs.
     """
     pictures: list[str] = []
     chosen: list[dict[int, int]] = [{} for _ in document["runs"]]
     space, complete = MAX_BYTES, True
     for number, index in _order_samples(document["runs"], document["metrics"]):
         run = document["runs"][number]
-        place = run["samples"].get("folder", f"{run['folder']}/{IMAGES.kind}")
-        picture = _read_picture(Path(os.path.normpath(runs_dir / place)), index)  # runs_dir may not exist
+        folder = run["samples"].get("folder", f"{run['folder']}/{IMAGES.kind}")
+        picture = _read_picture(Path(os.path.normpath(runs_dir / folder)), index)  # runs_dir may not exist
         if picture is None:
             continue
         kind, content = picture
@@ -44,8 +44,8 @@ def add_pictures(document: Mapping[str, Any], runs_dir: Path) -> dict[str, Any]:
         chosen[number][index] = len(pictures)
         pictures.append(f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
     runs = [
-        {**run, "sheet": False} | ({"samples": _keep(run["samples"], own)} if _has_images(run) else {})
-        for run, own in zip(document["runs"], chosen, strict=True)
+        {**run, "sheet": False} | ({"samples": _keep(run["samples"], picture_of)} if _has_images(run) else {})
+        for run, picture_of in zip(document["runs"], chosen, strict=True)
     ]
     bundle = {"side": MAX_SIDE, "complete": complete, "pictures": pictures}
     return {**document, "runs": runs, "bundle": bundle}
@@ -56,21 +56,22 @@ def _has_images(run: Mapping[str, Any]) -> bool:
 
 
 def _order_samples(runs: list[Mapping[str, Any]], metrics: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of run and sample: one sample after another, alternating between groups of runs of equal samples."""
+    """Yield indices of run and sample, sample by sample, alternating between groups of runs of equal samples."""
     groups: dict[int, list[int]] = {}
     for number, run in enumerate(runs):
         if _has_images(run):
             groups.setdefault(run["samples"]["drawn"], []).append(number)
-    for own in groups.values():
-        # the reference, beside which all are seen
-        own.sort(key=lambda number: runs[number]["reference"] is not None)
+    for members in groups.values():
+        # the reference first, as all runs are shown beside it
+        members.sort(key=lambda number: runs[number]["reference"] is not None)
     orders = {
-        drawn: _rank_samples([runs[number] for number in own], metrics) for drawn, own in groups.items()
+        drawn: _rank_samples([runs[number] for number in members], metrics)
+        for drawn, members in groups.items()
     }
-    for place in range(max(map(len, orders.values()), default=0)):
+    for rank in range(max(map(len, orders.values()), default=0)):
         for drawn, order in orders.items():
-            if place < len(order):
-                index = order[place]
+            if rank < len(order):
+                index = order[rank]
                 yield from (
                     (number, index) for number in groups[drawn] if index in runs[number]["samples"]["index"]
                 )
@@ -96,7 +97,7 @@ def _rank_samples(runs: Iterable[Mapping[str, Any]], metrics: Mapping[str, Any])
 
 
 def _read_picture(folder: Path, index: int) -> tuple[str, bytes] | None:
-    """Return the format and content of a picture; None if it cannot be read."""
+    """Return the format and content of an image; None if it cannot be read."""
     path = folder / name_sample(index, IMAGES.suffix)
     try:
         with open_picture(path) as image:
@@ -112,11 +113,11 @@ def _read_picture(folder: Path, index: int) -> tuple[str, bytes] | None:
 
 
 def _keep(samples: Mapping[str, Any], pictures: Mapping[int, int]) -> dict[str, Any]:
-    """Return the samples of a run that have a picture, with the numbers of these."""
-    places = [place for place, index in enumerate(samples["index"]) if index in pictures]
+    """Return the samples of a run that have an image, with the indices of these images."""
+    positions = [position for position, index in enumerate(samples["index"]) if index in pictures]
 
     def pick(values: list[Any]) -> list[Any]:
-        return [values[place] for place in places]
+        return [values[position] for position in positions]
 
     index = pick(samples["index"])
     return {
@@ -124,5 +125,5 @@ def _keep(samples: Mapping[str, Any], pictures: Mapping[int, int]) -> dict[str, 
         "index": index,
         "prompt": pick(samples["prompt"]),
         "values": {name: pick(values) for name, values in samples["values"].items()},
-        "picture": [pictures[one] for one in index],
+        "picture": [pictures[sample] for sample in index],
     }

@@ -1,4 +1,4 @@
-"""Published datasets as further runs of the page, read from folders that other people made."""
+"""Published datasets, whose runs the page shows too, read from untrusted folders."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -33,8 +33,8 @@ class AddedRun:
         dataset: name of the dataset's folder.
         kind: kind of its samples.
         samples: folder of their files.
-        rows: values per sample from samples.parquet; empty without this file.
-        checked: verdict of `kvbench verify` on exactly these files; None without one.
+        rows: values of samples.parquet by sample index; empty without this file.
+        checked: verdict of `kvbench verify` on exactly these files; None if there is none.
     """
 
     results: Results
@@ -59,7 +59,7 @@ NO_DATASETS = LoadedDatasets({})
 def find_datasets(patterns: Iterable[str]) -> LoadedDatasets:
     """Read the datasets that paths and patterns such as `published/*` name, each once, in the order of their paths.
 
-    A folder that is not a dataset, or a damaged one, is left out with its reason.
+    A folder that is not a dataset, or is damaged, is left out with its reason.
 
     Raises:
         ConfigError: a pattern names no folder.
@@ -73,8 +73,8 @@ def find_datasets(patterns: Iterable[str]) -> LoadedDatasets:
         try:
             entries |= read_dataset(folder)
         except (ConfigError, OSError, ValueError, RecursionError) as error:
-            said = " ".join(str(error).split()).removeprefix(f"{folder}/")
-            left_out.append(Damaged(*(make_printable(make_writable(text)) for text in (str(folder), said))))
+            reason = " ".join(str(error).split()).removeprefix(f"{folder}/")
+            left_out.append(Damaged(*(make_printable(make_writable(text)) for text in (str(folder), reason))))
     return LoadedDatasets(entries, tuple(left_out))
 
 
@@ -82,15 +82,15 @@ def list_folders(pattern: str) -> list[Path]:
     """Return the folders that a path or a pattern names.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no folder matches.
     """
     path = Path(pattern).expanduser()
     root = Path(path.anchor)
     try:
-        found = [path] if path.is_dir() else sorted(root.glob(str(path.relative_to(root))))
-    except ValueError:  # no pattern, such as a**
-        found = []
-    folders = [one for one in found if one.is_dir()]
+        paths = [path] if path.is_dir() else sorted(root.glob(str(path.relative_to(root))))
+    except ValueError:  # not a pattern, such as a**
+        paths = []
+    folders = [each for each in paths if each.is_dir()]
     if not folders:
         raise ConfigError(
             f"runs_dirs={pattern}: names no folder; name published datasets, such as 'runs_dirs=[published/*]'"
@@ -99,10 +99,10 @@ def list_folders(pattern: str) -> list[Path]:
 
 
 def read_dataset(folder: Path) -> dict[Path, AddedRun]:
-    """Return the runs of a dataset by folder, after a comparison of its tables and runs with its list of files.
+    """Check a dataset's tables and runs against its list of files, and return its runs by folder.
 
     Raises:
-        ConfigError: it is not a dataset, is not as it was published, or has a link out of it.
+        ConfigError: it is not a dataset, was changed after publication, or has a link to a file outside.
         OSError, ValueError: a file cannot be read.
     """
     if not (folder / FILE_LIST).is_file() or not (folder / RUNS).is_dir():
@@ -112,32 +112,32 @@ def read_dataset(folder: Path) -> dict[Path, AddedRun]:
             f"{link.relative_to(folder)} is a link that leaves the folder; copy the dataset again"
         )
     if changed := list_changes(folder, (RUNS, TABLES)):
-        names = join_names([one.name for one in changed])
+        names = join_names([change.name for change in changed])
         raise ConfigError(f"not as in {FILE_LIST}: {names}; copy the dataset again")
     runs = {path.parent: _read_run(path.parent) for path in sorted((folder / RUNS).glob(f"*/*/{FILE}"))}
     if not runs:
-        raise ConfigError("holds no run")
-    for place, run in runs.items():
-        if run.reference is not None and place.parent / run.reference not in runs:
-            raise ConfigError(f"lacks {run.reference}, the reference of {_name(place)}")
+        raise ConfigError("holds no run; copy the dataset again")
+    for run_folder, run in runs.items():
+        if run.reference is not None and run_folder.parent / run.reference not in runs:
+            raise ConfigError(f"lacks {run.reference}, the reference of {_name(run_folder)}; copy it again")
     tables = _read_tables(folder / SAMPLES_FILE, sum(run.n for run in runs.values()))
     documents = list_verifications(folder)
     verdicts = read_verdicts(documents, hash_publication(folder)) if documents else {}
     return {
-        place: AddedRun(
+        run_folder: AddedRun(
             run,
             folder.absolute().name,
-            kind := _find_kind(folder, _name(place)),
-            folder / kind / _name(place),
-            tables.get(_name(place), {}),
-            verdicts.get(_name(place)),
+            kind := _find_kind(folder, _name(run_folder)),
+            folder / kind / _name(run_folder),
+            tables.get(_name(run_folder), {}),
+            verdicts.get(_name(run_folder)),
         )
-        for place, run in runs.items()
+        for run_folder, run in runs.items()
     }
 
 
 def _name(folder: Path) -> str:
-    """Return a run's path in each folder of its dataset."""
+    """Return a run's path below `runs/` and below each other folder of its dataset."""
     return f"{folder.parent.name}/{folder.name}"
 
 
@@ -149,30 +149,30 @@ def _read_run(folder: Path) -> Results:
     """Read a run's results.
 
     Raises:
-        ConfigError: they are damaged, or another run's.
+        ConfigError: they are damaged, belong to another run, or are nested deeper than `MAX_DEPTH`.
     """
     results = read_finished(folder)
     assert results is not None  # the caller has found the file
     if results.run != folder.name:
-        raise ConfigError(f"{_name(folder)}: {FILE} is of {results.run}")
+        raise ConfigError(f"{_name(folder)}: {FILE} names {results.run}; copy it again")
     if make_writable(str(folder)) != str(folder):
-        raise ConfigError(f"{_name(folder)}: its name is no UTF-8")
-    settings = [one.settings for one in results.evaluated.values()]
+        raise ConfigError(f"{_name(folder)}: name is not UTF-8; rename it")
+    settings = [evaluator.settings for evaluator in results.evaluated.values()]
     if _is_deeper([results.config, results.provenance, settings], MAX_DEPTH):
         raise ConfigError(f"{_name(folder)}: {FILE} has more than {MAX_DEPTH} levels of lists and objects")
     return results
 
 
 def _is_deeper(value: object, levels: int) -> bool:
-    """Return whether lists and objects are nested in more levels."""
+    """Return whether a value is nested deeper than `levels`."""
     inner = list(value.values()) if isinstance(value, Mapping) else value
     if not isinstance(inner, list | tuple):
         return False
-    return levels == 0 or any(_is_deeper(one, levels - 1) for one in inner)
+    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)
 
 
 def _read_tables(path: Path, samples: int) -> dict[str, Rows]:
-    """Return the rows of samples.parquet by run and index; `samples` is the number of samples of all runs.
+    """Return the rows of samples.parquet by run and sample index; `samples` is the number of samples of all runs.
 
     Raises:
         ConfigError: polars is not installed, or the file is damaged or has more rows than samples.
@@ -186,11 +186,11 @@ def _read_tables(path: Path, samples: int) -> dict[str, Rows]:
     except ConfigError:
         raise
     except Exception as error:  # a damaged table may raise anything; other datasets are shown
-        said = " ".join(str(error).split())
-        raise ConfigError(f"{path.name}: cannot be read ({type(error).__name__}: {said:.200})") from None
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path.name}: cannot be read ({type(error).__name__}: {reason:.200})") from None
     return dict(tables)
 
 
 def relate(path: Path, root: Path) -> str:
-    """Return the path of a folder relative to another, with slashes."""
+    """Return a path relative to the folder `root`, with slashes."""
     return Path(os.path.relpath(path, root)).as_posix()

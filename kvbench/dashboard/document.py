@@ -33,35 +33,34 @@ from kvbench.runs.record.results import WELL_USED, Results
 from kvbench.version import __version__
 
 QUANTILES, MIN_FREEDOM = 400, 0.25
-"""Number of steps of the table of quantiles, and its smallest number of degrees of freedom."""
+"""Number of steps of the table of quantiles, and its minimum degrees of freedom."""
 CONTACT_SHEET = "contact_sheet.png"
 
 
 def make_document(
     runs_dir: Path, chosen: Sequence[Path] | None = None, added: LoadedDatasets = NO_DATASETS
 ) -> dict[str, Any]:
-    """Return the runs below `runs_dir` with their numbers, other runs by name and state, and sweeps.
+    """Return the finished runs below `runs_dir` with their values, other runs by name and state, and sweeps.
 
-    With `chosen`, folders of runs below `runs_dir`, only these are read, and nothing is kept for the next page.
+    With `chosen`, folders of runs below `runs_dir`, only these are read, and nothing is cached for the next page. Runs
+    of the datasets `added` follow; they compete for best values only with runs of their own dataset, and are not joined
+    over seeds.
 
-    Runs of added datasets follow; they compete for best values, and are joined over seeds, with none of other folders.
-
-    `shared` holds values that runs reference by number: sections of configurations, prompts and texts.
-    `means` are the rows of runs that differ only in seeds. `quantiles` and `generator` are what intervals of
-    differences need.
+    `shared` holds values that runs reference by index: sections of configurations, prompts and texts. `means` are the
+    rows of runs that differ only in seeds. `quantiles` and `generator` are the inputs of intervals of differences.
     """
     folders, pool, cache = find_folders(runs_dir, chosen), Pool(), SamplesCache(runs_dir)
     finished = {**folders.finished, **{folder: entry.results for folder, entry in added.entries.items()}}
     own, runs = list(folders.finished.values()), list(finished.values())
     labels = name_methods(runs, left_out=SEED_COLUMNS)
     conditions = _find_conditions(own, added, runs_dir)
-    places = {folder: number for number, folder in enumerate(finished)}
+    indices = {folder: index for index, folder in enumerate(finished)}
     read = {folder: cache.read(folder, run) for folder, run in folders.finished.items()}
     read |= {folder: read_added(folder, entry) for folder, entry in added.entries.items()}
     samples = list_samples(finished, read, pool)
     drifts = Drifts(runs_dir)
     described = [
-        _describe_run(folder, run, label, places, pool)
+        _describe_run(folder, run, label, indices, pool)
         | {"folder": relate(folder, runs_dir), "samples": samples[folder]}
         | {"conditions": conditions[id(run)]}
         | _describe_added(added.entries.get(folder), samples[folder], runs_dir)
@@ -99,7 +98,7 @@ def make_document(
 
 
 def _find_conditions(own: Sequence[Results], added: LoadedDatasets, runs_dir: Path) -> dict[int, str]:
-    """Return the conditions of each run by its identity; those of a dataset's runs begin with its folder."""
+    """Return the name of each run's conditions by `id(run)`; for runs of a dataset it begins with its folder."""
     sets: dict[str, list[Results]] = {"": list(own)}
     for folder, entry in added.entries.items():
         sets.setdefault(f"{relate(folder.parents[1], runs_dir)}: ", []).append(entry.results)
@@ -112,7 +111,7 @@ def _find_conditions(own: Sequence[Results], added: LoadedDatasets, runs_dir: Pa
 
 
 def _describe_added(run: AddedRun | None, samples: Mapping[str, object], runs_dir: Path) -> dict[str, object]:
-    """Return what only a dataset's run has: the dataset's name, the folder of its samples, and its verdict."""
+    """Return the entries of a dataset's run alone: name of the dataset, folder of the samples, and verdict."""
     if run is None:
         return {}
     return {
@@ -133,7 +132,7 @@ def _describe_metrics(runs: list[Results]) -> dict[str, dict[str, object]]:
 
 
 def _find_ends(name: str) -> tuple[float, float] | None:
-    """Return the smallest and largest value of a metric; None if a side has no bound."""
+    """Return the minimum and maximum of a metric's range; None if it is unbounded."""
     ends = find_range(name)
     return ends if ends is not None and all(map(math.isfinite, ends)) else None
 
@@ -141,42 +140,44 @@ def _find_ends(name: str) -> tuple[float, float] | None:
 def _list_sweep_runs(
     sweeps: Sequence[Sweep], finished: Mapping[Path, Results], runs_dir: Path
 ) -> dict[str, list[int]]:
-    """Return the numbers of the runs of each sweep and of their references, by the sweep's name."""
-    names = {folder.relative_to(runs_dir).as_posix(): number for number, folder in enumerate(finished)}
+    """Return the indices of the runs of each sweep and of their references, by the sweep's name."""
+    names = {folder.relative_to(runs_dir).as_posix(): index for index, folder in enumerate(finished)}
     runs = list(finished.values())
     listed: dict[str, set[int]] = {}
     for sweep in sweeps:
-        own = {names[name] for name in sweep.runs if name in names}
-        references = {f"{runs[number].model}/{runs[number].reference}" for number in own}
-        if own:
+        members = {names[name] for name in sweep.runs if name in names}
+        references = {f"{runs[index].model}/{runs[index].reference}" for index in members}
+        if members:
             known = {names[name] for name in references if name in names}
-            listed.setdefault(sweep.name, set()).update(own, known)
-    return {name: sorted(numbers) for name, numbers in listed.items()}
+            listed.setdefault(sweep.name, set()).update(members, known)
+    return {name: sorted(indices) for name, indices in listed.items()}
 
 
 def _tabulate_quantiles() -> dict[str, object]:
     """Return the logarithms of Student's 97.5 % quantiles by the inverse of the degrees of freedom.
 
-    Between two of them a line is accurate to four digits.
+    Linear interpolation between them is accurate to four digits.
     """
-    first = 1 / (NORMAL_CLUSTERS - 1.001)  # from `NORMAL_CLUSTERS` on it is the normal distribution's
+    first = 1 / (
+        NORMAL_CLUSTERS - 1.001
+    )  # from `NORMAL_CLUSTERS` on, the quantile is the normal distribution's
     step = (1 / MIN_FREEDOM - first) / QUANTILES
-    inverses = [first + place * step for place in range(QUANTILES + 1)]
+    inverses = [first + index * step for index in range(QUANTILES + 1)]
     return {
         "first": first,
         "step": step,
-        "logarithms": [round(math.log(find_quantile(1 / one + 1)), 9) for one in inverses],
+        "logarithms": [round(math.log(find_quantile(1 / inverse + 1)), 9) for inverse in inverses],
     }
 
 
 def _describe_generator() -> dict[str, str]:
-    """Return the state of the generator that draws resamples, whose numbers have 128 bits."""
+    """Return the state of the generator that draws resamples, integers of 128 bits as strings."""
     state = np.random.default_rng(SEED).bit_generator.state["state"]
     return {name: str(state[name]) for name in ("state", "inc")}
 
 
 def _describe_run(
-    folder: Path, run: Results, label: str, places: Mapping[Path, int], pool: Pool
+    folder: Path, run: Results, label: str, indices: Mapping[Path, int], pool: Pool
 ) -> dict[str, object]:
     return {
         "model": run.model_label,
@@ -186,7 +187,7 @@ def _describe_run(
         "budget": run.memory.budget,
         "unit": run.memory.budget_unit,
         "n": run.n,
-        "reference": None if run.reference is None else places.get(folder.parent / run.reference),
+        "reference": None if run.reference is None else indices.get(folder.parent / run.reference),
         "seeds": find_seeds(run),
         "memory": vars(run.memory),
         "latency": vars(run.latency),

@@ -17,7 +17,7 @@ from kvbench.runs.record.results import FILE, Results, read_results
 from kvbench.runs.record.sweeps import PLAN, name_jobs, read_entries, read_name
 
 RUN_FILES = (FILE, "config.yaml", RECORDS, "status")
-"""Files of a run folder; it contains at least one of them."""
+"""Files of which every run folder contains at least one."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Unfinished:
         status: `running`, `failed: <reason>`, or `started` if unknown.
         done: number of samples so far.
         total: number of all samples; None if unknown.
-        changed: UTC time of the last sample, or of the folder; empty if neither exists.
+        changed: UTC time of the last sample, or of the folder, ISO 8601; empty if neither exists.
     """
 
     folder: str
@@ -51,7 +51,7 @@ class Damaged:
 class RunFolders:
     """Runs of a `runs_dir` by state, ordered by path; of an earlier version only the folder is read.
 
-    What a race has left is in no state: nothing is to be done about it.
+    Runs that a race stopped (`LEFT`) are in no state, as they are neither finished nor to be continued.
     """
 
     finished: Mapping[Path, Results]
@@ -63,7 +63,7 @@ class RunFolders:
 def find_folders(runs_dir: Path, chosen: Iterable[Path] | None = None) -> RunFolders:
     """Read the chosen run folders, by default every one below `runs_dir`.
 
-    A folder in any state, even while it is written, raises no error.
+    No state of a folder raises an error, even while a process writes it.
     """
     finished: dict[Path, Results] = {}
     unfinished: list[Unfinished] = []
@@ -149,10 +149,10 @@ class Sweep:
 
     Attributes:
         folder: below `runs_dir`, with slashes.
-        name: the user's name of it, or the name of its folder.
-        jobs: number of jobs without dropped ones.
+        name: name that the user gave, or the name of the folder.
+        jobs: number of jobs, except dropped ones.
         finished: number of finished jobs.
-        started: number of jobs that run or were killed.
+        started: number of jobs that are running or were killed.
         failed: name and error of each failed job.
         runs: folders of finished runs, `<model>/<run>`.
     """

@@ -14,10 +14,10 @@ SHARED_FIELDS = ("better", "unit", "digits", "detail")
 
 
 def describe_metrics(run: Results) -> dict[str, object]:
-    """Return the numbers of every metric of a run that was requested and applies to it.
+    """Return the values of every metric of a run that was requested and applies to it.
 
-    A metric without a value has its status and the reason. An accuracy has the full cache's as `full`, and whether the
-    full cache `failed` the task; a metric of right and wrong answers has `answers`.
+    A metric without a value has its status and the reason. An accuracy has the full cache's accuracy as `full`, and
+    `failed` if the full cache fails the task; a metric of right and wrong answers has `answers`.
     """
     described: dict[str, object] = {}
     for name in run.metrics:
@@ -38,16 +38,15 @@ def describe_metrics(run: Results) -> dict[str, object]:
 
 
 def list_means(runs: Sequence[Results], runs_dir: Path) -> list[dict[str, object]]:
-    """Return a row for each group of runs that differ only in seeds: the numbers of its runs, costs and metrics.
+    """Return a row for each group of runs that differ only in seeds: the indices of its runs, costs and metrics.
 
-    Runs of a row that is `equal` have the same samples, which count once.
-
-    Runs whose records are damaged, or have other prompts, have no row.
+    Runs of an `equal` row have the same samples, which count once. Runs whose records are damaged, or have other
+    prompts, have no row.
     """
-    places = {id(run): number for number, run in enumerate(runs)}
+    indices = {id(run): index for index, run in enumerate(runs)}
     return [
         {
-            "runs": [places[id(run)] for run in row.members],
+            "runs": [indices[id(run)] for run in row.members],
             "equal": row.equal,
             "memory": vars(row.memory),
             "latency": vars(row.latency),

@@ -1,4 +1,4 @@
-"""Forced texts and retention maps of runs, encoded for the page."""
+"""Records of forced decoding, divergence and retention maps of runs, encoded for the page."""
 
 import base64
 import math
@@ -15,7 +15,7 @@ from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.record.results import Results
 
 CELL = "  "
-"""Text of an image's token."""
+"""Characters that stand for an image's token."""
 MAX_GIVEN = 600
 """Characters of the given tokens, before the scored ones, that the page shows."""
 MAX_UINT16 = 65535
@@ -23,43 +23,45 @@ MAX_UINT16 = 65535
 
 
 def pack_reading(path: Path, prompt: object, pool: Pool) -> dict[str, object] | None:
-    """Return a text or an image that was read, or None if its file is missing or damaged.
+    """Return a record of forced decoding, or None if its file is missing or damaged.
 
-    `kl` is float32 [tokens] in base64, little-endian, and `unit` the record's. `given`, `words` and `full` are
-    numbers in the pool, as runs of the same texts share them: the end of the given characters, the scored tokens (of an
-    image blank cells with line ends after rows), and the likeliest token of the full cache at each. `others` has the
-    likeliest token of the method by position where it is another one.
+    `kl` is float32 [tokens] in base64, little-endian, and `unit` the record's. `given`, `words` and `full` are indices
+    in the pool, as runs of the same texts share them: the end of the given characters, the scored tokens (for an image
+    blank cells with line ends after rows), and the full cache's top-1 tokens. `others` has the method's top-1 token by
+    position where it differs.
     """
     try:
-        one = ScoredText.read(path)
+        record = ScoredText.read(path)
     except ValueError:
         return None
-    words = draw_cells(one.groups) if one.groups else [one.name_token(token) for token in one.tokens]
+    texts = (
+        draw_cells(record.groups) if record.groups else [record.name_token(token) for token in record.tokens]
+    )
     return {
-        "unit": one.unit,
-        "given": pool.add(one.find_before(str(prompt or ""))[-MAX_GIVEN:]),
-        "words": pool.add(words),
-        "full": pool.add([one.name_token(token) for token in one.likeliest_full]),
-        "kl": base64.b64encode(one.kl.astype("<f4").tobytes()).decode(),
+        "unit": record.unit,
+        "given": pool.add(record.find_before(str(prompt or ""))[-MAX_GIVEN:]),
+        "words": pool.add(texts),
+        "full": pool.add([record.name_token(token) for token in record.likeliest_full]),
+        "kl": base64.b64encode(record.kl.astype("<f4").tobytes()).decode(),
         "others": {
-            str(position): one.name_token(one.likeliest[position])
-            for position in np.flatnonzero(~one.same).tolist()
+            str(position): record.name_token(record.likeliest[position])
+            for position in np.flatnonzero(~record.same).tolist()
         },
     }
 
 
 def draw_cells(groups: Sequence[int]) -> list[str]:
-    """Return a cell for each token of an image: its rows, or its scales one below the other, square if they can be."""
+    """Return a cell for each token of an image, in rows, or in scales one below the other, square if possible."""
     cells = []
     for count in groups:
         side = math.isqrt(count) if len(set(groups)) > 1 and math.isqrt(count) ** 2 == count else count
-        lines = [CELL + "\n" * (place % side == 0) for place in range(1, count + 1)]
+        lines = [CELL + "\n" * (index % side == 0) for index in range(1, count + 1)]
         cells += [*lines[:-1], lines[-1] + "\n" * (side < count)]
     return cells
 
 
 def pack_drift(drifts: Drifts, run: Results, pool: Pool) -> dict[str, object] | None:
-    """Return the divergence of a run over positions with six digits; None for a run that has none."""
+    """Return the divergence of a run over positions with six digits; None if there is none or it is not finite."""
     drift = drifts.read(run)
     if drift is None or not math.isfinite(sum(band.mean for band in drift.kl)):
         return None
@@ -75,9 +77,9 @@ def pack_drift(drifts: Drifts, run: Results, pool: Pool) -> dict[str, object] | 
 
 
 def pack_retention(folder: Path) -> dict[str, object] | None:
-    """Return a run's retention with its shares as base64 of 16-bit numbers; None if it was not recorded.
+    """Return a run's retention with its shares as 16-bit integers in base64; None if it was not recorded.
 
-    `kept` is [layers, KV heads, sources], little-endian. A damaged file gives only its `reason`.
+    `kept` is uint16 [layers, KV heads, sources], little-endian. A damaged file gives only its `reason`.
     """
     try:
         retention = read_retention(folder)

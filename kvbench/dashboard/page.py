@@ -20,7 +20,7 @@ TEMPLATE = "dashboard.html.j2"
 STYLES = ("theme", "frame", "tables", "views", "controls", "dialog", "readings")
 """Style sheets in styles/, in the order of inclusion."""
 MAX_INTEGER = 2**53
-"""Largest whole number up to which JavaScript's numbers are exact."""
+"""Largest integer up to which JavaScript's numbers are exact."""
 SCRIPTS = (
     "elements", "document", "address", "costs", "theme", "chosen", "tables", "pareto", "filters", "groups",
     "intervals", "crossed", "differences", "columns", "leaderboard", "grid", "comparison", "retention",
@@ -64,7 +64,7 @@ def write_bundle(
     chosen: Sequence[Path] | None = None,
     added: LoadedDatasets = NO_DATASETS,
 ) -> Path:
-    """Write the page with its pictures as one file, dashboard-bundle.html, and return its path.
+    """Write the page with its images as one file, dashboard-bundle.html, and return its path.
 
     Raises:
         ConfigError: as `write_dashboard`.
@@ -77,7 +77,7 @@ def write_bundle(
 def render_bundle(
     runs_dir: Path, chosen: Sequence[Path] | None = None, added: LoadedDatasets = NO_DATASETS
 ) -> str:
-    """Return the page with its pictures: of every run below `runs_dir`, or of the chosen run folders.
+    """Return the page with its images: of every run below `runs_dir`, or of the chosen run folders.
 
     Raises:
         ConfigError: as `write_dashboard`.
@@ -148,11 +148,11 @@ def _inline(vendored: Vendored) -> str:
 
 
 def _keep_digits(value: object) -> object:
-    """Return a document with whole numbers beyond 2^53, which JavaScript would round, as texts."""
+    """Return a document with integers beyond 2^53, which JavaScript would round, as strings."""
     if isinstance(value, Mapping):
-        return {key: _keep_digits(one) for key, one in value.items()}
+        return {key: _keep_digits(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_keep_digits(one) for one in value]
+        return [_keep_digits(item) for item in value]
     return str(value) if isinstance(value, int) and abs(value) > MAX_INTEGER else value
 
 

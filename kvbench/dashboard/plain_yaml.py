@@ -1,11 +1,11 @@
-"""YAML files of other people, parsed within limits."""
+"""Untrusted YAML files, parsed within limits."""
 
 from typing import Any
 
 import yaml
 
 MAX_BYTES = 1 << 18
-"""Largest size: values such as `1:1:1` take a time that grows with its square."""
+"""Maximum size in bytes: values such as `1:1:1` take a time that grows with its square."""
 
 
 class _Reader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
@@ -21,12 +21,12 @@ def parse_yaml(content: str | bytes) -> Any:
     """Parse YAML of plain values, at most `MAX_BYTES` and without aliases; a merge key can then repeat nothing.
 
     Raises:
-        ValueError: it is not such YAML.
+        ValueError: the content is not YAML of this kind.
     """
     if len(content) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES >> 10} KiB")
     try:
         return yaml.load(content, _Reader)
-    except Exception as error:  # constructors of YAML raise anything for values that are not of their tag
-        said = " ".join(str(error).split())
-        raise ValueError(f"{type(error).__name__}: {said:.200}") from None
+    except Exception as error:  # constructors of YAML raise anything for values that do not fit their tag
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{type(error).__name__}: {reason:.200}") from None

@@ -12,12 +12,12 @@ class Pool:
 
     def __init__(self) -> None:
         self.values: list[object] = []
-        self._numbers: dict[str, int] = {}
+        self._indices: dict[str, int] = {}
 
     def add(self, value: object) -> int:
-        """Return the index of a value, which is added if it is new; what JSON does not know becomes text."""
+        """Return the index of a value, which is added if it is new; values that JSON lacks become strings."""
         key = json.dumps(value, sort_keys=True, default=str)
-        if key not in self._numbers:
-            self._numbers[key] = len(self.values)
+        if key not in self._indices:
+            self._indices[key] = len(self.values)
             self.values.append(value)
-        return self._numbers[key]
+        return self._indices[key]

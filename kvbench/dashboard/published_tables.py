@@ -1,4 +1,4 @@
-"""Published tables with a row that matches a run, for the page's comparison with measured numbers."""
+"""Published tables with a row that matches a run, for the page's comparison with measured values."""
 
 from collections.abc import Sequence
 
@@ -14,29 +14,29 @@ def list_tables(runs: Sequence[Results]) -> list[dict[str, object]]:
 
 
 def _make_table(table: PublishedTable, runs: Sequence[Results]) -> dict[str, object]:
-    found = sorted((place, number) for number, run in enumerate(runs) for place in table.find_rows(run))
-    own = [runs[number] for number in sorted({number for _, number in found})]
-    labels = find_labels(table, own)
-    shown = dict.fromkeys(name for run in own for name in table.find_compared(run))
+    matches = sorted((row, index) for index, run in enumerate(runs) for row in table.find_rows(run))
+    matching = [runs[index] for index in sorted({index for _, index in matches})]
+    labels = find_labels(table, matching)
+    shown = dict.fromkeys(name for run in matching for name in table.find_compared(run))
     keys = [key for key in (*table.fixed, *table.keys) if key not in ("method", "budget")]
     rows = [
         {
-            "run": number,
-            "settings": [str(find_setting(runs[number], key)) for key in keys],
-            "where": place,
-            "costs": {name: COSTS[name](runs[number]) for name in shown if name in COSTS},
+            "run": index,
+            "settings": [str(find_setting(runs[index], key)) for key in keys],
+            "where": row,
+            "costs": {name: COSTS[name](runs[index]) for name in shown if name in COSTS},
         }
-        for place, number in found
+        for row, index in matches
     ]
     return {
         **{"name": table.name, "source": table.source, "title": table.title, "data": table.data},
         "labels": labels,
         "keys": keys,
-        "metrics": {  # measured ones to compare with each: itself and its variants on other detectors
-            name: [name] * any(name in run.metrics for run in own) + list_variants(name, own)
+        "metrics": {  # measured metrics to compare with each: itself and its variants on other detectors
+            name: [name] * any(name in run.metrics for run in matching) + list_variants(name, matching)
             for name in shown
         },
-        "also": [name for name in table.also if any(name in run.metrics for run in own)],
+        "also": [name for name in table.also if any(name in run.metrics for run in matching)],
         "printed": [
             {name: [table.cell(label, where, name) for label in labels] for name in shown}
             for where in table.rows

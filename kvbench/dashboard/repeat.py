@@ -19,7 +19,7 @@ TOP_LEVEL_KEYS = (
 )  # fmt: skip
 """Top-level keys that may change samples or their costs."""
 OTHER_VALUES = ("null", "true", "false", "nan", "inf")
-"""Words that Hydra's command line does not read as texts."""
+"""Words that Hydra's command line does not parse as strings."""
 DEFAULTS = {"protect": "equal", "windows": "image", "storage": "channel", "prompts": "scenes"}
 """Default choice of each group in conf/config.yaml."""
 
@@ -27,25 +27,25 @@ DEFAULTS = {"protect": "equal", "windows": "image", "storage": "channel", "promp
 def write_command(run: Results) -> str:
     """Return the command that repeats a run in the default runs_dir.
 
-    Plugins' models, methods and prompts are named without their settings; plugins' evaluators are left out.
+    Models, methods and prompts of plugins are named without their settings; evaluators of plugins are left out.
     """
     bound = run.method.startswith("full, ")
     # The model's file in conf/model may have a different name.
     model = run.model if _load(f"model/{run.model}") else _find_choice(run, "model") or run.model
-    words = ["task=bounds"] if bound else []
-    words += [f"model={model}", f"method={'full' if bound else run.method}"]
-    words += _compare_plain(run)
+    overrides = ["task=bounds"] if bound else []
+    overrides += [f"model={model}", f"method={'full' if bound else run.method}"]
+    overrides += _compare_plain(run)
     for group, usual in DEFAULTS.items():
         if group == "storage" and not run.storage:
-            continue  # a command without low-bit storage refuses this group
+            continue  # a command without low-bit storage rejects this group
         usual = _load(f"model/{model}").get(f"default_{group}", usual)
         if (choice := _find_choice(run, group)) and choice != usual:
-            words.append(f"{group}={choice}")
-        words += _compare(run, group, choice or "")
-    words += _compare(run, "model", model) + _compare(run, "method", run.method)
-    words += _list_differences(run, "calibrate", _load("config")["calibrate"], _section(run, "calibrate"))
-    words += _compare_evaluators(run)
-    return " ".join(map(shlex.quote, ("python", "run.py", *words)))
+            overrides.append(f"{group}={choice}")
+        overrides += _compare(run, group, choice or "")
+    overrides += _compare(run, "model", model) + _compare(run, "method", run.method)
+    overrides += _list_differences(run, "calibrate", _load("config")["calibrate"], _section(run, "calibrate"))
+    overrides += _compare_evaluators(run)
+    return " ".join(map(shlex.quote, ("python", "run.py", *overrides)))
 
 
 @lru_cache
@@ -109,10 +109,7 @@ def _compare_evaluators(run: Results) -> list[str]:
 def _find_choice(run: Results, group: str, path: str | None = None) -> str | None:
     """Return the choice of a group that differs least from a run's section; None if none has its class.
 
-    Args:
-        run: the run.
-        group: folder of the choices.
-        path: key of the section; None: the group.
+    `path` is the key of the section; None for the name of the group.
     """
     section = _section(run, path or group)
     alike = [
@@ -127,7 +124,7 @@ def _find_choice(run: Results, group: str, path: str | None = None) -> str | Non
 
 @lru_cache
 def _list_choices(group: str) -> list[str]:
-    """Return the names of the files of a group in order."""
+    """Return the sorted names of the files of a group."""
     names = (path.name for path in (files("kvbench.conf") / group).iterdir())
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
@@ -168,8 +165,8 @@ def _resolve(value: object, run: Results) -> object:
     if reference is None:
         return value
     key, otherwise = reference.groups()
-    if (found := run.setting(f"method{key}" if key.startswith(".") else key)) is not None:
-        return found
+    if (known := run.setting(f"method{key}" if key.startswith(".") else key)) is not None:
+        return known
     return None if otherwise is None else yaml.safe_load(otherwise)
 
 
@@ -177,7 +174,7 @@ def write_value(value: object) -> str:
     """Return a setting in the syntax of Hydra's command line.
 
     Raises:
-        TypeError: it is neither a JSON value nor a path; the message is its type.
+        TypeError: the setting is neither a JSON value nor a path; the message is its type.
     """
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{write_value(item)}" for key, item in value.items()) + "}"

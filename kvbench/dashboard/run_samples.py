@@ -19,9 +19,9 @@ from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.results import FILE, Results
 
 KEPT = ".samples.kept"
-"""File under `runs_dir` with the samples of all runs."""
+"""Cache file under `runs_dir` with the samples of all runs."""
 MAX_INDEX = 10**6
-"""Index from which a record is ignored as damaged."""
+"""Sample index from which a record is ignored as damaged."""
 
 Floats = NDArray[np.float64]
 Drawn = tuple[tuple[object, object], ...]
@@ -33,11 +33,11 @@ class RunSamples:
     """Samples of a run.
 
     Attributes:
-        kind: images or texts.
+        kind: kind of the samples, such as images or texts.
         drawn: prompt and seed of every sample, the same object for runs with the same samples.
-        answers: right answer by index, of texts only.
-        values: values float64 [samples] by metric; nan where there is none.
-        strata: group of every sample, by metric that is a mean of group means.
+        answers: right answer by index; empty unless samples are texts.
+        values: float64 [samples] by metric; NaN where there is none.
+        strata: group of every sample, by metric, for metrics that are means of group means.
         samples: folder of the samples' files.
     """
 
@@ -84,7 +84,7 @@ class SamplesCache:
         self._kept.save()
 
     def _find_drawn(self, digest: str, folder: Path) -> Drawn:
-        """Return prompts and seeds, which are kept once for all runs that share them."""
+        """Return prompts and seeds, the same object for all runs that share them."""
         if digest not in self._drawn:
             pairs = self._kept.get(f"drawn {digest}", (), lambda: _list_drawn(_read_records(folder)))
             self._drawn[digest] = tuple((prompt, seed) for prompt, seed in pairs)
@@ -107,7 +107,7 @@ def read_added(folder: Path, entry: AddedRun) -> RunSamples:
 
 
 def _list_stems(run: Results) -> dict[str, list[str]]:
-    """Return the metrics with a value by the stem of the file that has their values per sample."""
+    """Return the metrics with a value by the stem of the file with their values per sample."""
     stems: dict[str, list[str]] = {}
     for name in run.metrics:
         metric = find_metric(run, name)
@@ -139,15 +139,15 @@ def _find_answers(kind: str, records: Mapping[int, Mapping[str, Any]]) -> dict[i
 
 
 def _make_column(rows: Mapping[int, Mapping[str, object]], name: str) -> Floats | None:
-    """Return the finite values of a metric by index, nan where there is none; None if there are none."""
+    """Return a metric's finite values by index, float64 [samples], NaN where there is none; None if all are missing."""
     cells = [row.get(name) for row in rows.values()]
     values = [cell if isinstance(cell, int | float) else None for cell in cells]
-    numbers, places = np.array(values, np.float64), np.array(list(rows), np.int64)
-    known = np.isfinite(numbers)
+    array, indices = np.array(values, np.float64), np.array(list(rows), np.int64)
+    known = np.isfinite(array)
     if not known.any():
         return None
-    column = np.full(int(places[known].max()) + 1, np.nan)
-    column[places[known]] = numbers[known]
+    column = np.full(int(indices[known].max()) + 1, np.nan)
+    column[indices[known]] = array[known]
     return column
 
 
@@ -155,7 +155,7 @@ def _find_strata(path: Path, rows: Mapping[int, Mapping[str, object]]) -> Iterat
     """Yield the metrics of an evaluator that are means of group means, with the column of the groups."""
     first = next(iter(rows.values()), {})
     if not any(isinstance(value, str) for value in first.values()):
-        return  # without groups, no file is read
+        return  # without groups no scores are read
     try:
         scores = parse_json(read_bytes(path))["scores"]
         for name, score in scores.items():
@@ -170,7 +170,7 @@ def _read_records(folder: Path) -> dict[int, Mapping[str, Any]]:
 
 
 def _by_index(path: Path) -> dict[int, Mapping[str, Any]]:
-    """Return the lines of a file by their index; lines without one are left out."""
+    """Return the lines of a file by their sample index; lines without a valid one are left out."""
     return {
         index: line
         for line in read_lines(path)
@@ -179,7 +179,7 @@ def _by_index(path: Path) -> dict[int, Mapping[str, Any]]:
 
 
 def _spread(lines: Mapping[int, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return lines in the order of indices, with empty ones in gaps."""
+    """Return lines in the order of indices, with empty lines for missing indices."""
     return [lines.get(index, {}) for index in range(max(lines, default=-1) + 1)]
 
 

@@ -16,13 +16,13 @@ from kvbench.report.runs_table import find_metric
 from kvbench.runs.record.results import Results
 
 MAX_SAMPLES, MIN_SAMPLES, MAX_ALTOGETHER = 100, 12, 40_000
-"""Maximum and minimum number of samples shown for a run and metric, and maximum of all runs together."""
+"""Maximum and minimum number of samples shown for a run and metric, and maximum for all runs together."""
 MAX_TEXTS = 24
-"""Maximum number of samples for a run of texts, which are stored in the page."""
+"""Maximum number of samples for a run of texts, whose characters are stored in the page."""
 MAX_LETTERS = 12_000
-"""Number of characters beyond which the middle of a text is left out."""
+"""Number of characters above which the middle of a text is left out."""
 MAX_PAIRED = 2_000_000
-"""Number of sample values of all runs, 5 bytes each, beyond which the page has no paired differences."""
+"""Number of sample values of all runs, 5 bytes each, above which the page has no paired differences."""
 
 
 def list_samples(
@@ -45,7 +45,7 @@ def list_samples(
         reference = folder.parent / (run.reference or run.run)
         if reference in chosen:
             chosen[reference] = chosen[reference] | chosen[folder]
-    counts = (np.isfinite(column).sum() for one in samples.values() for column in one.values.values())
+    counts = (np.isfinite(column).sum() for each in samples.values() for column in each.values.values())
     paired = sum(map(int, counts)) <= MAX_PAIRED
     prompts = _Prompts(pool)
     return {
@@ -58,21 +58,21 @@ def list_samples(
 
 
 class _Prompts:
-    """Numbers in the pool of prompts and of lists of prompts and seeds, found once for each list."""
+    """Pool indices of prompts, and of lists of prompts and seeds, computed once for each list."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._prompts: dict[int, list[int]] = {}
         self._lists: dict[tuple[int, int], int] = {}
 
-    def list_numbers(self, drawn: Drawn) -> list[int]:
-        """Return the number of every prompt."""
+    def list_indices(self, drawn: Drawn) -> list[int]:
+        """Return the pool index of every prompt."""
         if id(drawn) not in self._prompts:
             self._prompts[id(drawn)] = [self._pool.add(prompt) for prompt, _ in drawn]
         return self._prompts[id(drawn)]
 
     def find_list(self, drawn: Drawn, count: int) -> int:
-        """Return the number of the list of numbers of prompts, and seeds, of the first samples."""
+        """Return the pool index of the list of (prompt's index, seed) of the first `count` samples."""
         if (id(drawn), count) not in self._lists:
             padded = [*drawn[:count], *[(None, None)] * (count - len(drawn))]
             pairs = [(self._pool.add(prompt), seed) for prompt, seed in padded]
@@ -80,37 +80,37 @@ class _Prompts:
         return self._lists[id(drawn), count]
 
 
-def _pack_columns(run: Results, found: RunSamples, pool: Pool) -> dict[str, object]:
+def _pack_columns(run: Results, samples: RunSamples, pool: Pool) -> dict[str, object]:
     packed, strata = {}, {}
-    for name, column in found.values.items():
-        groups = found.strata.get(name)
+    for name, column in samples.values.items():
+        groups = samples.strata.get(name)
         metric = find_metric(run, name)
         value = metric.value if metric else None
         mean = _average(column, groups)
         if value is not None and math.isclose(mean, value, rel_tol=1e-6, abs_tol=1e-9):
-            numbers = np.full(run.n, np.nan, "<f4")
-            numbers[: len(column)] = column[: run.n]
-            packed[name] = base64.b64encode(numbers.tobytes()).decode()
+            padded = np.full(run.n, np.nan, "<f4")
+            padded[: len(column)] = column[: run.n]
+            packed[name] = base64.b64encode(padded.tobytes()).decode()
             if groups is not None:
                 strata[name] = pool.add(groups)
     return {"columns": packed, **({"strata": strata} if strata else {})}
 
 
 def _average(column: np.ndarray, groups: list[str | None] | None) -> float:
-    """Return the mean of the finite values of a column, or the mean of the means of groups."""
+    """Return the mean of a column's finite values, or the mean over groups of their means."""
     known = np.flatnonzero(np.isfinite(column))
     if groups is None:
         return math.fsum(column[known]) / len(known)
     members: dict[str | None, list[float]] = {}
     for index in known:
         members.setdefault(groups[index], []).append(float(column[index]))
-    return math.fsum(math.fsum(own) / len(own) for own in members.values()) / len(members)
+    return math.fsum(math.fsum(values) / len(values) for values in members.values()) / len(members)
 
 
-def _choose(found: RunSamples, run: Results, count: int) -> set[int]:
+def _choose(samples: RunSamples, run: Results, count: int) -> set[int]:
     """Return the samples that are among the `count` worst by some metric."""
     worst: set[int] = set()
-    for name, column in found.values.items():
+    for name, column in samples.values.items():
         sign = 1 if run.metrics[name].better == "higher" else -1
         known = np.flatnonzero(np.isfinite(column))
         worst.update(known[np.argsort(sign * column[known], kind="stable")[:count]].tolist())
@@ -118,30 +118,30 @@ def _choose(found: RunSamples, run: Results, count: int) -> set[int]:
 
 
 def _describe(
-    count: int, indices: list[int], found: RunSamples, prompts: _Prompts, pool: Pool
+    count: int, indices: list[int], samples: RunSamples, prompts: _Prompts, pool: Pool
 ) -> dict[str, object]:
-    numbers, nothing = prompts.list_numbers(found.drawn), None
+    shared, nothing = prompts.list_indices(samples.drawn), None
     entry: dict[str, object] = {
-        "kind": found.kind,
+        "kind": samples.kind,
         "index": indices,
-        "drawn": prompts.find_list(found.drawn, count),
-        "prompt": [numbers[index] if index < len(numbers) else pool.add(nothing) for index in indices],
-        "values": {name: _shorten(column, indices) for name, column in found.values.items()},
+        "drawn": prompts.find_list(samples.drawn, count),
+        "prompt": [shared[index] if index < len(shared) else pool.add(nothing) for index in indices],
+        "values": {name: _shorten(column, indices) for name, column in samples.values.items()},
     }
     if entry["kind"] == TEXTS.kind:
-        entry["text"] = [pool.add(_read_text(found.samples, index)) for index in indices]
-        entry["answer"] = [pool.add(found.answers.get(index)) for index in indices]
+        entry["text"] = [pool.add(_read_text(samples.samples, index)) for index in indices]
+        entry["answer"] = [pool.add(samples.answers.get(index)) for index in indices]
     if entry["kind"] == READINGS.kind:
-        prompt = dict(enumerate(one for one, _ in found.drawn))
+        prompt = dict(enumerate(text for text, _ in samples.drawn))
         entry["reading"] = [
-            pack_reading(found.samples / name_sample(index, READINGS.suffix), prompt.get(index), pool)
+            pack_reading(samples.samples / name_sample(index, READINGS.suffix), prompt.get(index), pool)
             for index in indices
         ]
     return entry
 
 
 def _shorten(column: np.ndarray, indices: list[int]) -> list[float | None]:
-    """Return values in six significant digits; None where there is none."""
+    """Return values with six significant digits; None where there is none."""
     padded = np.full(max(indices, default=-1) + 1, np.nan)
     padded[: len(column)] = column[: len(padded)]
     return [None if value != value else float(f"{value:.6g}") for value in padded[indices].tolist()]

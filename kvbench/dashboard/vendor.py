@@ -9,7 +9,7 @@ from kvbench.core.files import hash_content
 
 @dataclass(frozen=True)
 class Vendored:
-    """An unmodified file of an npm package.
+    """Unmodified file of an npm package.
 
     Attributes:
         package: name in npm's registry.

@@ -166,7 +166,7 @@ CHANGED = {
 LISTED = {
     "results.json: cannot be read": f"printf '{{' > {HEAT_FILE}",
     "lacks full-1-0, the reference of infinity_tiny/heatkv-0.1-01": "rm -r runs/infinity_tiny/full-1-0",
-    "best: results.json is of heatkv-0.1-01": f"cp -r runs/{HEAT} runs/infinity_tiny/best",
+    "best: results.json names heatkv-0.1-01": f"cp -r runs/{HEAT} runs/infinity_tiny/best",
     "samples.parquet: cannot be read": "printf PAR1 > data/samples.parquet",
     "samples.jsonl: damaged (line 1": f"echo {{}} > runs/{HEAT}/samples.jsonl",
 }
