@@ -6,6 +6,9 @@ from torch import Tensor
 from kvbench.kernels.layout import Layout, Past, fold_rows, pad_rows
 from kvbench.kernels.products import wide_products
 
+CHUNK = 256
+"""Queries per step on the CPU, where probabilities of batch x rows x `CHUNK` x keys exist at once; on CUDA none do."""
+
 
 def attention_scores(
     q: Tensor, k: Tensor, past: Past, scale: float, *, tokens: Tensor | None = None
@@ -28,7 +31,6 @@ def attention_mass(
     power: int = 1,
     lse: Tensor | None = None,
     tokens: Tensor | None = None,
-    chunk: int = 256,
 ) -> Tensor:
     """Return the mean attention probability of every slot over the queries, or the mean of its power.
 
@@ -41,8 +43,6 @@ def attention_mass(
         lse: float32 [sequences, heads, queries], contiguous, log-sum-exp of the scores if attention has computed it:
             saves half the work on CUDA, and is not read elsewhere.
         tokens: int [queries], current token of each query, which sees no later ones; None: queries see all tokens.
-        chunk: queries per step on the CPU; peak memory is batch x rows x chunk x keys float32. On CUDA no part of
-            the matrix is stored.
 
     Returns:
         float32 [batch, rows, longest + tokens], zero past the end of a row; with power 1 each row sums to 1.
@@ -54,10 +54,10 @@ def attention_mass(
     q = fold_rows(q, len(past.keys), len(past.layout.counts))
     keys, absent = _join_keys(k, past), _mask_ends(past.layout)
     mass: Tensor | None = None
-    for start in range(0, q.shape[2], chunk):
-        queries = slice(start, start + chunk)
+    for start in range(0, q.shape[2], CHUNK):
+        queries = slice(start, start + CHUNK)
         last = None if tokens is None else tokens[queries]
-        some = q if q.shape[2] <= chunk else q[:, :, queries]
+        some = q if q.shape[2] <= CHUNK else q[:, :, queries]
         probabilities = _compute_scores(some, keys, absent, scale, last, k.shape[2]).softmax(-1)
         part = (probabilities if power == 1 else probabilities.pow_(power)).sum(2)
         mass = part if mass is None else mass.add_(part)

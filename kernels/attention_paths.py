@@ -145,13 +145,7 @@ def _find_times(shape: Shape, device: torch.device) -> Mapping[Path, float]:
 
 
 def describe_paths(head_dim: int, dtype: torch.dtype, device: torch.device) -> dict[str, object]:
-    """Return the basis of the choice in JSON values: the table's digest, and which paths can serve long rows.
-
-    Args:
-        head_dim: D.
-        dtype: dtype of the queries.
-        device: device of the queries.
-    """
+    """Return the basis of the choice in JSON values: the table's digest, and which paths can serve long rows."""
     shape = Shape(head_dim, str(dtype).removeprefix("torch."), 1, 4096, 4096, 4096, uniform=False)
     on_gpu = device.type == "cuda"
     measured = on_gpu and torch.cuda.get_device_properties(device).name in read_table()

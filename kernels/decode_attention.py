@@ -51,17 +51,11 @@ class DecodeRows(NamedTuple):
     slots: Tensor | None = None
 
 
-def prepare_rows(past: Past, arrangement: Arrangement | None = None) -> DecodeRows:
-    """Prepare storage for the steps of a segment.
-
-    Args:
-        past: stored keys and values [batch, capacity, D].
-        arrangement: how rows of unequal length are read; None for the fastest: on CUDA a kernel, elsewhere by the
-            number of lengths (docs/laboratory.md, "Next-token decoding").
-    """
+def prepare_rows(past: Past) -> DecodeRows:
+    """Prepare storage [batch, capacity, D] for the steps of a segment, in the fastest arrangement of its rows."""
     keys, values, layout, _ = past
     ends, device = layout.offsets + layout.lengths, keys.device
-    chosen = arrangement or ("kernel" if keys.is_cuda else _choose(layout, keys.shape[2]))
+    chosen = "kernel" if keys.is_cuda else _choose(layout, keys.shape[2])
     note_choice(lambda: DECODE_KERNEL if chosen == "kernel" else _explain(chosen, layout))
     if chosen == "kernel":
         return DecodeRows(past, ends=ends)
@@ -83,6 +77,7 @@ def prepare_rows(past: Past, arrangement: Arrangement | None = None) -> DecodeRo
 
 
 def _choose(layout: Layout, channels: int) -> Arrangement:
+    """Return the fastest arrangement outside CUDA for these lengths (docs/laboratory.md, "Next-token decoding")."""
     lengths, rows = len(layout.groups), len(layout.counts)
     copied = 2 * rows * (layout.longest + layout.free_slots) * channels
     if MIN_ROWS_PER_LENGTH * lengths <= rows or CALL_ELEMENTS * lengths <= copied:
@@ -117,7 +112,13 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: 
         [batch, rows, queries, D] in q's dtype.
     """
     if not rows.groups and rows.ages is None:
-        return _attend_in_place(q, k, v, rows, filled, scale)
+        from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
+
+        layout = rows.past.layout
+        before = rows.past._replace(layout=layout._replace(lengths=layout.lengths + filled))
+        out, _ = ragged_attention_triton(q, k, v, before, scale, causal=True)
+        write_tokens(k, v, rows, filled)
+        return out
     write_tokens(k, v, rows, filled)
     tokens = k.shape[2]
     if rows.groups:
@@ -136,17 +137,6 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: 
     shape = (len(rows.past.layout.counts), -1)
     keys, values = (x.index_select(1, rows.slots).unflatten(1, shape) for x in rows.past[:2])
     return _attend(q, keys, values, seen, scale)
-
-
-def _attend_in_place(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: int, scale: float) -> Tensor:
-    """Attend with a Triton kernel; arguments as in `decode_attention`."""
-    from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
-
-    layout = rows.past.layout
-    before = rows.past._replace(layout=layout._replace(lengths=layout.lengths + filled))
-    out, _ = ragged_attention_triton(q, k, v, before, scale, causal=True)
-    write_tokens(k, v, rows, filled)
-    return out
 
 
 def decode_token(q: Tensor, k: Tensor, v: Tensor, rows: PlacedRows, scale: float) -> Tensor:

@@ -15,16 +15,8 @@ def group_norm(
     All is computed in float32. The norm is rounded to the dtype of its weights and the result to x's dtype: weights in
     float32 round once, as `torch.autocast` does; weights in 16 bits round twice, as a network cast to 16 bits does.
 
-    Args:
-        x: [B, C, H, W].
-        groups: number of groups, which divides C.
-        weight: [C].
-        bias: [C], in the dtype of `weight`.
-        eps: added to the variance.
-        silu: whether SiLU follows.
-
-    Returns:
-        Shape and dtype of x.
+    x is [B, C, H, W], and the result like it; `groups` divides C; weight and bias are [C] of one dtype; `eps` is added
+    to the variance.
     """
     if uses_triton(x) and x.is_contiguous(memory_format=torch.channels_last):
         from kvbench.kernels.triton.group_norm import group_norm_triton

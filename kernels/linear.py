@@ -10,20 +10,12 @@ from kvbench.kernels.products import MIN_MULTIPLICATIONS
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None, *, gelu: bool = False
 ) -> Tensor:
-    """Return x W^T + b with all three rounded to `dtype`, followed by GELU (tanh form) if `gelu` is set.
+    """Return x W^T + b with all three rounded to `dtype`, or x's, followed by GELU (tanh form) if `gelu` is set.
+
+    x is [..., in], the weight [out, in], the bias [out] or None, the result [..., out].
 
     On a CPU in float32 and without gradients oneDNN computes both at once. It uses the widest vectors on any processor;
     the BLAS behind `torch.nn.functional.linear` may not (docs/laboratory.md times both).
-
-    Args:
-        x: [..., in].
-        weight: [out, in].
-        bias: [out] or None.
-        dtype: None for x's dtype.
-        gelu: whether GELU follows.
-
-    Returns:
-        [..., out] in that dtype.
     """
     if dtype is not None:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

@@ -13,16 +13,9 @@ EPSILON = 1e-6
 
 
 def modulate(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return LayerNorm(x) factor + shift, computed in float32.
+    """Return LayerNorm(x) factor + shift in `dtype`, computed in float32.
 
-    Args:
-        x: [B, tokens, width].
-        factor: [B, 1, width], width contiguous.
-        shift: [B, 1, width], width contiguous.
-        dtype: dtype of the result.
-
-    Returns:
-        [B, tokens, width].
+    x and the result are [B, tokens, width]; factor and shift are [B, 1, width], width contiguous.
     """
     if uses_triton(x):
         from kvbench.kernels.triton.modulate import modulate_triton
@@ -42,17 +35,7 @@ def _make_identity(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return LayerNorm(x) weight + bias, computed in float32.
-
-    Args:
-        x: [B, tokens, width].
-        weight: [width].
-        bias: [width].
-        dtype: dtype of the result.
-
-    Returns:
-        [B, tokens, width].
-    """
+    """Return LayerNorm(x) weight + bias in `dtype`, computed in float32: x [B, tokens, width], the others [width]."""
     if uses_triton(x):
         return modulate(x, weight.expand(len(x), 1, -1), bias.expand(len(x), 1, -1), dtype)
     return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), EPSILON).to(dtype)

@@ -38,7 +38,7 @@ def attend_past(q: Tensor, past: Past, scale: float, state: State | None = None)
     if q.is_cuda:
         from kvbench.kernels.triton.past_attention import past_attention_triton
 
-        return past_attention_triton(q, past, scale, state=state)
+        return past_attention_triton(q, past, scale, state)
     rows = fold_rows(q, len(past.keys), len(layout.counts)).index_select(1, layout.order).float()
     out, lse = attend_nothing(rows)
     first = 0
@@ -71,15 +71,7 @@ def attend_in_parts(
     merged in float32. Libraries first round their output to q's dtype, so 16-bit outputs are rounded once for each part
     of a library and once at the end (docs/laboratory.md, "Rounding in parts").
 
-    Args:
-        q: [sequences, heads, queries, D].
-        k: current keys [sequences, heads, tokens, D].
-        v: current values, shaped like `k`.
-        past: stored keys and values, see `attend_past`.
-        scale: factor on q k^T, positive.
-        causal: a query sees current tokens up to its own; otherwise all.
-        library: library whose variable-length attention reads the past; None for none.
-        dtype: output dtype; None for q's.
+    Arguments are those of `ragged_attention`; `library` is the one whose variable-length attention reads the past.
     """
     layout, (out, lse) = past.layout, fused_attention(q, k, v, scale, causal=causal)
     state = out.to(dtype or q.dtype), lse

@@ -51,7 +51,7 @@ def _attend_stored(
     if q.is_cuda:
         from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
 
-        return quantised_attention_triton(q, plane, scale, state, dtype=dtype)
+        return quantised_attention_triton(q, plane, scale, state, dtype)
     # Sequence b reads sequence b % stored.
     keys, values = (x.repeat(len(q) // len(x), 1, 1) for x in read_stored(plane))
     out, lse = attend_past(q, Past(keys, values, plane.layout), scale)

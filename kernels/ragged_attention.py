@@ -100,13 +100,7 @@ def _attend_unequal(
 
 
 def _join_groups(groups: Sequence[Group], tokens: int, scores_per_key: int) -> Iterator[list[Group]]:
-    """Yield lists of groups, longest first; groups share a list if padding costs less than another call.
-
-    Args:
-        groups: rows by length, longest first.
-        tokens: current tokens.
-        scores_per_key: scores of a row per key.
-    """
+    """Yield lists of groups, longest first; groups share a list if padding costs less than another call."""
     together: list[Group] = []
     rows = 0
     for group in groups:
@@ -169,14 +163,10 @@ def _attend_equal(
 def _attend_pieces(
     q: Tensor, read: Read, keys: int, scale: float, hidden: tuple[int, Tensor | None]
 ) -> Tensor:
-    """Attend to as many keys in every row, in pieces of rows or of queries.
+    """Attend from q [outer, inner, queries, D] to `keys` keys in every row, in pieces of rows or of queries.
 
-    Args:
-        q: [outer, inner, queries, D].
-        read: returns keys and values of some rows of q, folded, float32 [pairs, keys, D] each.
-        keys: number of them.
-        scale: factor on q k^T.
-        hidden: the key from which some are hidden, and which, bool [outer or 1, 1, queries or 1, keys left]; None: all.
+    `read` returns keys and values of some rows of q, folded, float32 [pairs, keys, D] each. `hidden` is the key from
+    which some are hidden, and which, bool [outer or 1, 1, queries or 1, keys left], None for all.
     """
     out = q.new_empty(q.shape, dtype=torch.float32)
     outer, inner, count, channels = q.shape

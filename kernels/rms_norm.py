@@ -11,15 +11,9 @@ def uses_triton(x: Tensor) -> bool:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale to a root mean square of 1 in float32, round to the input's dtype, then multiply by a weight.
+    """Scale x [..., channels] to a root mean square of 1 in float32, round to its dtype, then multiply by a weight.
 
-    Args:
-        x: [..., channels].
-        weight: [channels].
-        eps: added to the mean square.
-
-    Returns:
-        [..., channels].
+    The weight is [channels]; `eps` is added to the mean square.
     """
     if uses_triton(x):
         from kvbench.kernels.triton.rms_norm import rms_norm_triton
@@ -31,14 +25,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, h: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return x + h, rounded to their dtype, and its norm (`rms_norm`).
-
-    Args:
-        x: residual stream [..., channels].
-        h: output of a branch, shaped like x.
-        weight: [channels].
-        eps: added to the mean square.
-    """
+    """Return the residual stream x plus a branch's output h, rounded to their dtype, and its norm (`rms_norm`)."""
     if uses_triton(x):
         from kvbench.kernels.triton.rms_norm import rms_norm_triton
 

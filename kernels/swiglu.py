@@ -9,9 +9,7 @@ from kvbench.kernels.rms_norm import uses_triton
 def silu_mul(gate: Tensor, x: Tensor) -> Tensor:
     """Return silu(gate) x; SiLU is computed in float32 and rounded to the inputs' dtype before the product.
 
-    Args:
-        gate: [..., channels]; both may be views, such as the halves of one product.
-        x: shape and dtype of `gate`.
+    Both are [..., channels] of one dtype, and may be views, such as the halves of one product.
     """
     if uses_triton(gate):
         from kvbench.kernels.triton.swiglu import silu_mul_triton

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvbench.kernels.attention_states import attend_nothing
 from kvbench.kernels.fused_attention import Request, find_flash, why_not_fa3, why_not_fused
-from kvbench.kernels.layout import Layout, Past, State, fold_rows
+from kvbench.kernels.layout import Past, State, fold_rows
 
 Library = Literal["cudnn", "flash", "fa3"]
 """Libraries; `flash` is FlashAttention-2, which is part of torch."""
@@ -26,7 +26,7 @@ CUDNN_VERSION = 91800
 
 
 class RowTable(NamedTuple):
-    """Positions of N rows for `torch.nn.attention.varlen.varlen_attn`, in storage order.
+    """Positions of N rows in storage order, arguments of `torch.nn.attention.varlen.varlen_attn`.
 
     Attributes:
         cu_seq_q: int32 [N + 1], first query of each row, and the end of the last row.
@@ -125,34 +125,16 @@ def varlen_attention(q: Tensor, past: Past, scale: float, library: Library) -> S
     if not layout.uniform:
         folded = folded.index_select(1, layout.order)
     keys, values = (x.to(q.dtype).view(batch * slots, 1, channels) for x in past[:2])
-    table = tabulate_rows(past, shape[2], library)
-    out, lse = _call(folded.reshape(-1, 1, channels), keys, values, table, scale, library)
-    out, lse = out.view(batch, rows, shape[2], channels), lse.view(batch, rows, shape[2])
-    _clear_empty_rows(out, lse, layout)
-    if not layout.uniform:
-        out, lse = (x.index_select(1, layout.places) for x in (out, lse))
-    return out.view(shape), lse.view(shape[:3])
-
-
-def _call(
-    q: Tensor, keys: Tensor, values: Tensor, table: RowTable, scale: float, library: Library
-) -> tuple[Tensor, Tensor]:
-    """Call a library; return the output [queries of all rows, 1, D] and the log-sum-exp [1, queries of all rows]."""
-    attend = find_varlen()
+    attend, table = find_varlen(), tabulate_rows(past, shape[2], library)._asdict()
     assert attend is not None
     backend = SDPBackend.CUDNN_ATTENTION if library == "cudnn" else SDPBackend.FLASH_ATTENTION
     splits = {} if library == "cudnn" else {"num_splits": 1}
     with sdpa_kernel(backend):
-        out, lse = attend(
-            q, keys, values, table.cu_seq_q, table.cu_seq_k, table.max_q, table.max_k,
-            seqused_k=table.seqused_k, scale=scale, **splits,
-        )  # fmt: skip
-    return out, lse.contiguous()
-
-
-def _clear_empty_rows(out: Tensor, lse: Tensor, layout: Layout) -> None:
-    """Overwrite the results of empty rows, which are last in storage order."""
-    if not layout.groups[-1].length:
-        first = len(layout.counts) - layout.groups[-1].size
-        out[:, first:] = 0
-        lse[:, first:] = -torch.inf
+        out, lse = attend(folded.reshape(-1, 1, channels), keys, values, **table, scale=scale, **splits)
+    out, lse = out.view(batch, rows, shape[2], channels), lse.contiguous().view(batch, rows, shape[2])
+    if not layout.groups[-1].length:  # empty rows are last in storage order
+        first = rows - layout.groups[-1].size
+        out[:, first:], lse[:, first:] = 0, -torch.inf
+    if not layout.uniform:
+        out, lse = (x.index_select(1, layout.places) for x in (out, lse))
+    return out.view(shape), lse.view(shape[:3])

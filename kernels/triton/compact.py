@@ -57,14 +57,7 @@ def copy_kernel(
 def rebuild_triton(
     stored: Sequence[Tensor], current: Sequence[Tensor], source: Tensor, out: Sequence[Tensor]
 ) -> None:
-    """Copy kept slots of keys, or of keys and values, to new buffers in one launch.
-
-    Args:
-        stored: flat buffers [batch, slots, D], one or two.
-        current: the segment's keys or values for each, [sequences, heads, length, D], with any dtype and strides.
-        source: source of each new slot, see `kernels.compact.source_table`.
-        out: new buffer for each, [batch, len(source), D].
-    """
+    """Compute `kernels.compact.rebuild` on a GPU, for keys, or for keys and values in one launch."""
     batch, slots, channels = stored[0].shape
     if not out[0].numel():
         return

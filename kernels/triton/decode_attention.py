@@ -20,7 +20,7 @@ from kvbench.kernels.triton.launch import (
     make_partials,
     next_power_of_2,
 )
-from kvbench.kernels.triton.softmax import add_tile, attend_slots, merge_shares, score_tile, store_state
+from kvbench.kernels.triton.softmax import add_tile, attend_slots, finish_shares, score_tile, store_state
 from kvbench.kernels.triton.tiles import choose_tile, count_splits
 
 
@@ -99,28 +99,13 @@ def decode_kernel(
     store_state(out, partial, lse, written, place, acc, top, total, inside, stored, channel, splits, HEAD_DIM)
 
 
-def decode_attention_triton(
-    q: Tensor, k: Tensor, v: Tensor, rows: PlacedRows, scale: float, *, share: int | None = None
-) -> Tensor:
-    """Append a token's key and value to every row, and attend to all of the row.
-
-    Args:
-        q: [batch, rows, queries, D], the query heads of each row.
-        k: the token's key [batch, rows, 1, D].
-        v: its value, shaped like k.
-        rows: stored keys and values, modified; rows have free slots after them.
-        scale: factor on q k^T, positive.
-        share: programs that share a row's keys; None to fill the device.
-
-    Returns:
-        [batch, rows, queries, D] in q's dtype, contiguous.
-    """
+def decode_attention_triton(q: Tensor, k: Tensor, v: Tensor, rows: PlacedRows, scale: float) -> Tensor:
+    """Compute `kernels.decode_attention.decode_token` on a GPU; the result is contiguous."""
     batch, count, queries, channels = q.shape
     (q, q_strides), (k, k_strides), (v, v_strides) = align_rows(q), align_rows(k), align_rows(v)
     sizes = choose_tile("decode", channels, q.dtype, queries, batch * count, q.device)
     sizes = sizes._replace(queries=max(sizes.queries, next_power_of_2(queries)))
-    if share is None:
-        share = count_splits(batch * count, rows.longest, sizes, q.device)
+    share = count_splits(batch * count, rows.longest, sizes, q.device)
     out = q.new_empty(batch, count, queries, channels)
     partial, lse = make_partials(q, share)
     decode_kernel[batch * share, count](
@@ -129,6 +114,4 @@ def decode_attention_triton(
         **list_constants(q), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, STAGES=sizes.stages,
         num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
-    if share > 1:
-        merge_shares(partial, lse, out)
-    return out
+    return finish_shares(partial, lse, out)[0]

@@ -86,13 +86,8 @@ def past_kernel(
     store_state(out, partial, lse, written, place, acc, top, total, inside, stored, channel, splits, HEAD_DIM)
 
 
-def past_attention_triton(
-    q: Tensor, past: Past, scale: float, *, state: State | None = None, share: int | None = None
-) -> State:
-    """Compute `kernels.past_attention.attend_past` on a GPU, for at least one slot.
-
-    `share` programs share a row's keys; None fills the device. Without a state the output is float32.
-    """
+def past_attention_triton(q: Tensor, past: Past, scale: float, state: State | None = None) -> State:
+    """Compute `kernels.past_attention.attend_past` on a GPU, for at least one slot."""
     sequences, heads, queries, channels = q.shape
     layout = past.layout
     batch, slots, _ = past.keys.shape
@@ -101,8 +96,7 @@ def past_attention_triton(
     sizes = choose_tile("past", channels, q.dtype, queries, batch * rows, q.device)
     sizes = sizes.with_keys(fit_keys(layout, 0, sizes.keys))
     blocks = cdiv(queries, sizes.queries)
-    if share is None:
-        share = count_splits(batch * rows * blocks, layout.longest, sizes, q.device)
+    share = count_splits(batch * rows * blocks, layout.longest, sizes, q.device)
     out = make_output(q, torch.float32) if state is None else state[0]
     partial, lse = make_partials(q, share, None if state is None else state[1])
     constants = list_constants(q)

@@ -72,16 +72,6 @@ def list_arguments(codes: Codes) -> CodeArguments:
     return CodeArguments((numbers, numbers, numbers), 0, scheme, False, channels)
 
 
-def list_formats(plane: Plane) -> dict[str, int | bool | str]:
-    """Return the compile-time constants for a plane."""
-    keys, values = list_arguments(plane.keys), list_arguments(plane.values)
-    return {
-        "KEY_BITS": plane.key_bits, "VALUE_BITS": plane.value_bits, "ROTATE": plane.rotation is not None,
-        "KEYS": keys.scheme, "KEY_ENTRIES": keys.entries, "KEY_CHANNELS": keys.channels,
-        "VALUES": values.scheme, "VALUE_ENTRIES": values.entries, "VALUE_CHANNELS": values.channels,
-    }  # fmt: skip
-
-
 @triton.jit
 def attend_codes(
     acc, top, total, q_tile, q_odd, keys, key_table, key_entry, values, value_table, value_entry,
@@ -112,17 +102,8 @@ def attend_codes(
         scores = tl.where(seen[None, :], scores, float("-inf"))
     channel = tl.arange(0, acc.shape[1])
     value_tile = load_numbers(
-        values,
-        value_table,
-        value_entry,
-        slot,
-        channel,
-        VALUES,
-        VALUE_ENTRIES,
-        VALUE_CHANNELS,
-        VALUE_BITS,
-        HEAD_DIM,
-    )
+        values, value_table, value_entry, slot, channel, VALUES, VALUE_ENTRIES, VALUE_CHANNELS, VALUE_BITS, HEAD_DIM
+    )  # fmt: skip
     return add_tile(acc, top, total, scores, value_tile.to(q_tile.dtype), scale, False, PRECISION)
 
 
@@ -222,34 +203,16 @@ def quantised_kernel(
 
     state_place += part * (batches * rows * queries).to(tl.int64)
     store_state(
-        out,
-        partial,
-        lse,
-        out_place,
-        state_place,
-        acc,
-        top,
-        total,
-        in_range,
-        inside,
-        channel,
-        splits,
-        HEAD_DIM,
-    )
+        out, partial, lse, out_place, state_place, acc, top, total, in_range, inside, channel, splits, HEAD_DIM
+    )  # fmt: skip
 
 
 def quantised_attention_triton(
-    q: Tensor,
-    plane: Plane,
-    scale: float,
-    state: State | None = None,
-    *,
-    share: int | None = None,
-    dtype: torch.dtype | None = None,
+    q: Tensor, plane: Plane, scale: float, state: State | None = None, dtype: torch.dtype | None = None
 ) -> State:
     """Compute `kernels.quantised_attention.quantised_attention` on a GPU; the plane's tensors are contiguous.
 
-    `share` programs share a row's keys; None fills the device. Without a state, the output has `dtype`, or q's.
+    Without a state, the output has `dtype`, or q's.
     """
     batch, rows, queries, channels = q.shape
     layout = plane.layout
@@ -257,8 +220,7 @@ def quantised_attention_triton(
     out = make_output(q, dtype) if state is None else state[0]
     sizes = choose_tile("quantised", channels, q.dtype, queries, batch * rows, q.device)
     blocks = cdiv(queries, sizes.queries)
-    if share is None:
-        share = count_splits(batch * rows * blocks, layout.longest, sizes, q.device)
+    share = count_splits(batch * rows * blocks, layout.longest, sizes, q.device)
     partial, lse = make_partials(q, share, None if state is None else state[1])
     keys, values = list_arguments(plane.keys), list_arguments(plane.values)
     rotation = plane.positions
@@ -271,7 +233,10 @@ def quantised_attention_triton(
         rows, queries, layout.total, share, len(plane.keys.numbers), keys.step, values.step,
         *q_strides, *align_rows(out)[1],
         **list_constants(q), BLOCK_H=max(16, next_power_of_2(channels // 2)), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys,
-        STAGES=sizes.stages, **list_formats(plane), RESUME=state is not None,
+        STAGES=sizes.stages, KEY_BITS=plane.key_bits, VALUE_BITS=plane.value_bits,
+        KEYS=keys.scheme, KEY_ENTRIES=keys.entries, KEY_CHANNELS=keys.channels,
+        VALUES=values.scheme, VALUE_ENTRIES=values.entries, VALUE_CHANNELS=values.channels,
+        ROTATE=plane.rotation is not None, RESUME=state is not None,
         num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
     return finish_shares(partial, lse, out)

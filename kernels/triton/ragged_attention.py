@@ -123,13 +123,10 @@ def attention_kernel(
 
 
 def ragged_attention_triton(
-    q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, *, causal: bool = False, share: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, *, causal: bool = False,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute `kernels.ragged_attention.ragged_attention` on a GPU.
-
-    `share` programs share a row's keys; None fills the device. The output is in `dtype`, None for q's.
-    """
+    """Compute `kernels.ragged_attention.ragged_attention` on a GPU."""
     sequences, heads, queries, channels = q.shape
     layout = past.layout
     batch, slots, _ = past.keys.shape
@@ -138,8 +135,7 @@ def ragged_attention_triton(
     sizes = choose_tile("attention", channels, q.dtype, queries, batch * rows, q.device)
     sizes = sizes.with_keys(fit_keys(layout, tokens, sizes.keys))
     blocks = cdiv(queries, sizes.queries)
-    if share is None:
-        share = count_splits(batch * rows * blocks, layout.longest + tokens, sizes, q.device)
+    share = count_splits(batch * rows * blocks, layout.longest + tokens, sizes, q.device)
     out = make_output(q, dtype)
     _, out_strides = align_rows(out)
     partial, lse = make_partials(q, share)

@@ -290,17 +290,22 @@ def test_choices_are_told_to_who_watches() -> None:
 @pytest.mark.parametrize(
     ("held", "arrangement", "path", "other"),
     [
-        ([4, 4], None, "decode in place", ("kernel", "needs a GPU")),
+        ([4, 4], "grouped", "decode in place", ("kernel", "needs a GPU")),
         ([9, 4, 4, 4], "grouped", "decode grouped", ("padded", "costs more for rows of these lengths")),
         ([9, 4], "kernel", "decode kernel", ("torch's attention", "reads rows of one length, or copies")),
     ],
 )
 def test_steps_tell_how_rows_are_read(
-    held: list[int], arrangement: Arrangement | None, path: str, other: tuple[str, str]
+    held: list[int],
+    arrangement: Arrangement,
+    path: str,
+    other: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("kvbench.kernels.decode_attention._choose", lambda *_: arrangement)
     seen: list[AttentionChoice] = []
     with watch_choices(seen.append):
-        prepare_rows(make(1, held, 1, 1, 16, device="cpu").stored, arrangement)
+        prepare_rows(make(1, held, 1, 1, 16, device="cpu").stored)
     assert [choice.path for choice in seen] == [path]
     assert other in seen[0].others
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.support.reference_attention import attention, rounding
-from kvbench.kernels.decode_attention import Arrangement, decode_attention, prepare_rows
+from kvbench.kernels import decode_attention as module
+from kvbench.kernels.decode_attention import Arrangement, decode_attention, decode_token, prepare_rows
 from kvbench.kernels.layout import Past, arrange_rows, place_rows
 from tests.support.ragged_rows import Case
-from tests.support.triton_device import DEVICE, needs_loops
+from tests.support.triton_device import DEVICE, needs_loops, on_device, sharing
 
 # Interpreted, bfloat16 can be stored, but neither multiplied nor rounded to.
 DTYPES = (torch.float32, torch.float16, *((torch.bfloat16,) if DEVICE == "cuda" else ()))
@@ -59,7 +60,10 @@ def test_arranged_rows_attend_to_their_own_tokens(
     _, _, _, storage = make(batch, held, 1, 8, stored=stored, seed=seed, device="cpu")
     spans = [slice(start, start + n) for start, n in zip(storage.layout.offsets.tolist(), held, strict=True)]
     past = [[x[:, span].float() for x in storage[:2]] for span in spans]
-    opened, filled = prepare_rows(storage, arrangement), 0
+    with pytest.MonkeyPatch.context() as patch:
+        if arrangement is not None:
+            patch.setattr(module, "_choose", lambda *_: arrangement)
+        opened, filled = prepare_rows(storage), 0
     for step, end in zip(steps, accumulate(steps), strict=True):
         if end > ROOM:
             break
@@ -96,12 +100,11 @@ def test_a_token_attends_to_its_row_and_joins_it(
 
 def check_token(case: Case, filled: int, share: int | None, scale: float) -> None:
     """Assert that a step's token, after `filled` others, attends to its row and itself, and is stored behind them."""
-    from kvbench.kernels.triton.decode_attention import decode_attention_triton
-
     layout, dtype = case.stored.layout, case.q.dtype
     keys, values = case.stored.keys.clone(), case.stored.values.clone()
     came = torch.tensor([filled], device=DEVICE)
-    out = decode_attention_triton(*case[:3], place_rows(case.stored, came), scale, share=share)
+    with sharing(share), on_device():
+        out = decode_token(*case[:3], place_rows(case.stored, came), scale)
     assert (out.shape, out.dtype, out.is_contiguous()) == (case.q.shape, dtype, True)
     for row, (start, length) in enumerate(zip(layout.offsets.tolist(), layout.counts, strict=True)):
         end = start + length + filled
@@ -118,11 +121,7 @@ def check_token(case: Case, filled: int, share: int | None, scale: float) -> Non
 @needs_loops
 @pytest.mark.parametrize("share", [1, 3])
 def test_large_scores_do_not_overflow(share: int) -> None:
-    from kvbench.kernels.triton.decode_attention import decode_attention_triton
-
     q, k, v, (keys, values, layout, _) = make(1, [70, 0], 4, 16)
-    nothing = torch.tensor([0], device=DEVICE)
-    out = decode_attention_triton(
-        q * 30, k * 30, v, place_rows(Past(keys * 30, values, layout), nothing), 1.0, share=share
-    )
-    assert torch.isfinite(out).all()
+    rows = place_rows(Past(keys * 30, values, layout), torch.tensor([0], device=DEVICE))
+    with sharing(share), on_device():
+        assert torch.isfinite(decode_token(q * 30, k * 30, v, rows, 1.0)).all()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.kernels.draw import draw_bits, draw_candidate, draw_codes, keep_top, mix_codes
 from kvbench.kernels.philox import MIXTURE, draw_integers, make_exponential
-from tests.support.triton_device import DEVICE, needs_loops, needs_triton
+from tests.support.triton_device import as_program, needs_loops, needs_triton
 
 KEYS = torch.tensor([2**62 - 3, 17, 0])
 STEP = torch.tensor([3])
@@ -27,10 +27,6 @@ def forbid(logits: Tensor) -> Tensor:
     return logits
 
 
-def move(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.to(DEVICE) for tensor in tensors]
-
-
 SIZES = [(7, 3), (64, 2), (5000, 1), (16_500, 1)]
 """Codes and tokens: fewer than a block, one block, one that is not full, several."""
 
@@ -38,11 +34,9 @@ SIZES = [(7, 3), (64, 2), (5000, 1), (16_500, 1)]
 @needs_triton
 @pytest.mark.parametrize(("codes", "tokens"), SIZES)
 def test_the_program_draws_the_same_codes(codes: int, tokens: int) -> None:
-    from kvbench.kernels.triton.draw import draw_codes_triton
-
     for logits in (random(codes, 3, tokens, codes), forbid(random(codes, 3, tokens, codes))):
-        found = draw_codes_triton(*move(logits, KEYS, STEP), 1.0, 0, True)
-        assert torch.equal(found.cpu(), draw_codes(logits, KEYS, STEP))
+        found = as_program(draw_codes)(logits, KEYS, STEP)
+        assert torch.equal(found, draw_codes(logits, KEYS, STEP))
 
 
 @needs_triton
@@ -52,24 +46,20 @@ def test_the_program_draws_the_same_codes(codes: int, tokens: int) -> None:
 )
 def test_the_program_finds_the_likeliest(codes: int, top_k: int, cool_first: bool) -> None:
     """Logits that are rounded to tenths have many ties, and a small temperature makes the last ones matter."""
-    from kvbench.kernels.triton.draw import draw_codes_triton
-
-    logits = (random(codes, 3, 1, codes) * 10).round() / 10
+    logits = (random(codes, 2, 1, codes) * 10).round() / 10
     logits[0] = -logits[0].abs()  # the threshold is negative
     limits = 50.0, top_k, cool_first
-    expected = draw_codes(logits, KEYS, STEP, *limits)
-    assert torch.equal(draw_codes_triton(*move(logits, KEYS, STEP), *limits).cpu(), expected)
+    expected = draw_codes(logits, KEYS[:2], STEP, *limits)
+    assert torch.equal(as_program(draw_codes)(logits, KEYS[:2], STEP, *limits), expected)
     kept = keep_top(logits, *limits).gather(-1, expected[..., None])
     assert kept.isfinite().all()
 
 
 def set_of_top_1(first: float, second: float, temperature: float, cool_first: bool) -> set[int]:
     """Codes that the program and torch draw with top-k 1 from two logits and an unlikely one."""
-    from kvbench.kernels.triton.draw import draw_codes_triton
-
-    logits = torch.tensor([first, second, -1.0]).expand(3, 2, 3)
+    logits = torch.tensor([first, second, -1.0]).expand(3, 1, 3)
     limits = temperature, 1, cool_first
-    found = draw_codes_triton(*move(logits, KEYS, STEP), *limits).cpu()
+    found = as_program(draw_codes)(logits, KEYS, STEP, *limits)
     assert torch.equal(found, draw_codes(logits, KEYS, STEP, *limits))
     return set(found.flatten().tolist())
 
@@ -88,10 +78,8 @@ def test_zeros_of_both_signs_are_ties_and_logits_that_a_temperature_makes_equal_
 @needs_triton
 def test_logits_that_are_not_finite_give_a_code() -> None:
     """The model's check of its logits must be reached."""
-    from kvbench.kernels.triton.draw import draw_codes_triton
-
     logits = torch.full((3, 2, 9), math.nan)
-    found = draw_codes_triton(*move(logits, KEYS, STEP), 1.0, 0, True)
+    found = as_program(draw_codes)(logits, KEYS, STEP)
     assert found.min() >= 0
     assert found.max() < 9
 
@@ -99,13 +87,11 @@ def test_logits_that_are_not_finite_give_a_code() -> None:
 @needs_loops
 @pytest.mark.parametrize("count", [1, 20, 256, 2500])
 def test_the_program_draws_the_same_candidate(count: int) -> None:
-    from kvbench.kernels.triton.draw import draw_candidate_triton
-
     codes = torch.stack([torch.randperm(150_000)[:count] for _ in range(3)])
     logits = random(count, 3, count).sort(descending=True).values
     logits[:, max(1, count // 2) :] = -math.inf
-    found = draw_candidate_triton(*move(logits, codes, KEYS, STEP))
-    assert torch.equal(found.cpu(), draw_candidate(logits, codes, KEYS, STEP))
+    found = as_program(draw_candidate)(logits, codes, KEYS, STEP)
+    assert torch.equal(found, draw_candidate(logits, codes, KEYS, STEP))
 
 
 @needs_triton
@@ -117,7 +103,7 @@ def test_the_program_draws_the_same_bits(tokens: int, bits: int) -> None:
     p = logits.softmax(-1)
     rare = torch.where(p <= 0.03, 0.0, p)
     expected = draw_bits((rare / rare.sum(-1, keepdim=True))[..., 1], KEYS, STEP)
-    found = draw_bits_triton(*move(logits, KEYS, STEP), 0.03).cpu()
+    found = as_program(draw_bits_triton)(logits, KEYS, STEP, 0.03)
     assert torch.equal(found, expected)
     assert not found[p[..., 1] <= 0.03].any()
     assert found[p[..., 0] <= 0.03].all()
@@ -126,15 +112,13 @@ def test_the_program_draws_the_same_bits(tokens: int, bits: int) -> None:
 @needs_triton
 @pytest.mark.parametrize(("codes", "tokens"), SIZES)
 def test_the_program_mixes_the_same_codes(codes: int, tokens: int) -> None:
-    from kvbench.kernels.triton.draw import mix_codes_triton
-
     logits = forbid(random(codes, 3, tokens, codes))
     logits[1, 0, : codes // 2] = -math.inf  # a whole piece without a code
-    found = mix_codes_triton(*move(logits, KEYS, STEP), 1.5, 0.2)
-    torch.testing.assert_close(found.cpu(), mix_codes(logits, KEYS, STEP, 1.5, 0.2), atol=1e-6, rtol=1e-5)
+    found = as_program(mix_codes)(logits, KEYS, STEP, 1.5, 0.2)
+    torch.testing.assert_close(found, mix_codes(logits, KEYS, STEP, 1.5, 0.2), atol=1e-6, rtol=1e-5)
     gumbel = -make_exponential(draw_integers(KEYS, STEP, MIXTURE, tokens, codes)).double().log()
     exact = ((1.5 * logits.double() + gumbel) / 0.2).softmax(-1)
-    torch.testing.assert_close(found.cpu().double(), exact, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=1e-4)
 
 
 P = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.04, 0.01])

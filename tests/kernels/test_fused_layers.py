@@ -1,7 +1,6 @@
 """Linear, modulate and qk_norm_rope: equal to their definitions in float64, on a CPU and as Triton programs."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 
 from kvbench.kernels import modulate, products, qk_norm_rope
 from kvbench.kernels.linear import linear
-from tests.support.triton_device import DEVICE, needs_triton, random
+from tests.support.triton_device import DEVICE, both, random
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 CPU = torch.device("cpu")
@@ -93,15 +92,7 @@ def test_linear_learns() -> None:
     torch.testing.assert_close(bias.grad, slope(bias.detach()))
 
 
-def modulate_on_gpu(*given: Any) -> Tensor:
-    from kvbench.kernels.triton.modulate import modulate_triton
-
-    return modulate_triton(*(x.to(DEVICE) if isinstance(x, Tensor) else x for x in given), modulate.EPSILON)
-
-
-@pytest.mark.parametrize(
-    "program", [modulate.modulate, pytest.param(modulate_on_gpu, marks=needs_triton)], ids=["torch", "triton"]
-)
+@both(modulate.modulate)
 @given(
     st.integers(0, 2**20), st.integers(1, 3), st.integers(1, 5), st.integers(2, 150), DTYPES, DTYPES, DTYPES
 )  # fmt: skip
@@ -144,46 +135,26 @@ def turned(qkv: Tensor, lengths: Tensor, angles: Tensor | None) -> tuple[Tensor,
     return (*parts, v)
 
 
-def qk_norm_rope_in_place(*given: Tensor | None) -> tuple[Tensor, ...]:
-    qkv, lengths, rotation = (None if x is None else x.clone() for x in given)
-    assert qkv is not None
-    assert lengths is not None
-    with torch.no_grad():
-        found = qk_norm_rope.qk_norm_rope(qkv, lengths, rotation)
-    assert all(part.data_ptr() == qkv[:, :, index].data_ptr() for index, part in enumerate(found))
-    return found
-
-
-def qk_norm_rope_on_gpu(*given: Tensor | None) -> tuple[Tensor, ...]:
-    from kvbench.kernels.triton.qk_norm_rope import qk_norm_rope_triton
-
-    qkv, lengths, rotation = (None if x is None else x.to(DEVICE, copy=True) for x in given)
-    assert qkv is not None
-    assert lengths is not None
-    found = qk_norm_rope_triton(qkv, lengths, rotation, qk_norm_rope.EPSILON)
-    assert all(part.data_ptr() == qkv[:, :, index].data_ptr() for index, part in enumerate(found))
-    return found
-
-
-@pytest.mark.parametrize(
-    "program",
-    [qk_norm_rope.qk_norm_rope, qk_norm_rope_in_place, pytest.param(qk_norm_rope_on_gpu, marks=needs_triton)],
-    ids=["torch", "in place", "triton"],
-)
+@both(qk_norm_rope.qk_norm_rope)
 @given(
     st.integers(0, 2**20), st.integers(1, 3), st.integers(1, 40), st.integers(1, 3),
-    st.sampled_from([16, 24, 64]), DTYPES, st.booleans(),
+    st.sampled_from([16, 24, 64]), DTYPES, st.booleans(), st.booleans(),
 )  # fmt: skip
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_qk_norm_rope(
     program: Callable[..., tuple[Tensor, ...]], seed: int, batch: int, tokens: int, heads: int, dim: int,
-    dtype: torch.dtype, rotate: bool,
+    dtype: torch.dtype, rotate: bool, learns: bool,
 ) -> None:  # fmt: skip
+    """Without gradients, as a program runs, the projection is overwritten."""
     qkv = random(seed, batch, tokens, 3, heads, dim).to(dtype)
     lengths = torch.stack((random(seed + 1, heads).exp(), torch.ones(heads)))
     angles = random(seed + 2, tokens, dim // 2) if rotate else None
     rotation = None if angles is None else torch.polar(torch.ones_like(angles), angles)
-    found = program(qkv, lengths, rotation)
+    given = qkv.clone()
+    with torch.set_grad_enabled(learns):
+        found = program(given, lengths, rotation)
+    if DEVICE == "cpu" and not (learns and program is qk_norm_rope.qk_norm_rope):
+        assert all(part.data_ptr() == given[:, :, index].data_ptr() for index, part in enumerate(found))
     for part, expected in zip(found, turned(qkv, lengths, angles), strict=True):
         assert part.dtype == dtype
         assert part.shape == (batch, heads, tokens, dim)

@@ -1,13 +1,16 @@
 """Group norm and SiLU: equal to their definition in float64, rounded once or twice, on a CPU and as Triton programs."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from kvbench.kernels.group_norm import group_norm
-from tests.support.triton_device import DEVICE, needs_triton, random
+from tests.support.triton_device import as_program, both, needs_triton, random
 
 EPSILON = 1e-6
+Program = Callable[..., Tensor]
 
 
 def exact(x: Tensor, groups: int, weight: Tensor, bias: Tensor, silu: bool, rounded: torch.dtype) -> Tensor:
@@ -19,41 +22,35 @@ def exact(x: Tensor, groups: int, weight: Tensor, bias: Tensor, silu: bool, roun
     return norm / (1 + (-norm).exp()) if silu else norm
 
 
-def on_gpu(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float, *, silu: bool) -> Tensor:
-    from kvbench.kernels.triton.group_norm import group_norm_triton
-
-    x = x.to(DEVICE, memory_format=torch.channels_last)
-    out = group_norm_triton(x, groups, weight.to(DEVICE), bias.to(DEVICE), eps, silu=silu)
-    assert out.is_contiguous(memory_format=torch.channels_last)
-    return out.cpu()
+def draw_image(*shape: int) -> Tensor:
+    """Numbers [B, C, H, W] in the memory order that the programs take."""
+    return random(0, *shape).to(memory_format=torch.channels_last)
 
 
-PROGRAMS = pytest.mark.parametrize(
-    "program", [group_norm, pytest.param(on_gpu, marks=needs_triton)], ids=["torch", "triton"]
-)
-
-
-@PROGRAMS
+@both(group_norm)
 @pytest.mark.parametrize(
-    ("channels", "groups", "size"),
-    [(32, 32, (2, 2)), (96, 24, (5, 7)), (160, 32, (29, 23)), (128, 1, (9, 8)), (640, 32, (11, 3))],
-)
-def test_it_is_exact(program: object, channels: int, groups: int, size: tuple[int, int]) -> None:
-    x = 2 * random(0, 2, channels, *size) + random(1, 2, channels, 1, 1)
+    ("channels", "groups", "size", "silu"),
+    [
+        (32, 32, (2, 2), False), (96, 24, (5, 7), True), (160, 32, (29, 23), True), (128, 1, (9, 8), False),
+        (640, 32, (11, 3), True),
+    ],
+)  # fmt: skip
+def test_it_is_exact(program: Program, channels: int, groups: int, size: tuple[int, int], silu: bool) -> None:
+    x = 2 * draw_image(2, channels, *size) + random(1, 2, channels, 1, 1)
     weight, bias = random(2, channels), random(3, channels)
-    for silu in (False, True):
-        found = program(x, groups, weight, bias, EPSILON, silu=silu)  # type: ignore[operator]
-        expected = exact(x, groups, weight, bias, silu, torch.float64)
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=2e-5)
+    found = program(x, groups, weight, bias, EPSILON, silu=silu)
+    expected = exact(x, groups, weight, bias, silu, torch.float64)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=2e-5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
 
 
-@PROGRAMS
+@both(group_norm)
 @pytest.mark.parametrize("weights", [torch.float32, torch.float16])
-def test_it_is_rounded_once_or_with_its_weights(program: object, weights: torch.dtype) -> None:
+def test_it_is_rounded_once_or_with_its_weights(program: Program, weights: torch.dtype) -> None:
     """Weights in float32 round the result alone; weights in 16 bits round the norm, too."""
-    x = random(0, 2, 96, 9, 11).half()
+    x = draw_image(2, 96, 9, 11).half()
     weight, bias = random(1, 96).to(weights), random(2, 96).to(weights)
-    found = program(x, 24, weight, bias, EPSILON, silu=True)  # type: ignore[operator]
+    found = program(x, 24, weight, bias, EPSILON, silu=True)
     expected = exact(x, 24, weight, bias, True, weights).half()
     assert found.dtype == torch.float16
     assert (found != expected).double().mean() < 0.01  # halfway between two numbers
@@ -63,15 +60,15 @@ def test_it_is_rounded_once_or_with_its_weights(program: object, weights: torch.
 @needs_triton
 def test_far_from_zero_and_over_many_parts_it_stays_exact() -> None:
     """A sum of squares in float32 would be wrong in the second digit of a variance of 1 at a mean of 500."""
-    x = random(0, 1, 32, 60, 70) + 500
+    x = draw_image(1, 32, 60, 70) + 500
     weight, bias = random(1, 32), random(2, 32)
-    found = on_gpu(x, 32, weight, bias, EPSILON, silu=False)
+    found = as_program(group_norm)(x, 32, weight, bias, EPSILON)
     expected = exact(x, 32, weight, bias, False, torch.float64)
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
 
 
 @needs_triton
 def test_an_image_s_numbers_do_not_depend_on_its_batch() -> None:
-    x, ones, zeros = random(0, 3, 64, 40, 40), torch.ones(64), torch.zeros(64)
-    whole = on_gpu(x, 32, ones, zeros, EPSILON, silu=True)
-    assert torch.equal(whole[1:2], on_gpu(x[1:2], 32, ones, zeros, EPSILON, silu=True))
+    x, ones, zeros = draw_image(3, 64, 40, 40), torch.ones(64), torch.zeros(64)
+    one, three = (as_program(group_norm)(part, 32, ones, zeros, EPSILON, silu=True) for part in (x[1:2], x))
+    assert torch.equal(three[1:2], one)

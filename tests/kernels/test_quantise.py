@@ -240,7 +240,7 @@ def test_any_vector_keeps_its_length_and_codes_know_directions_only(bits: int) -
 )
 def test_errors_of_normal_vectors(channels: int, errors: tuple[float, ...]) -> None:
     """Of a number alone, from tables of Lloyd-Max levels; of vectors with gains, from another implementation."""
-    x = torch.randn(20000, channels, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(320_000 // channels, channels, generator=torch.Generator().manual_seed(0))
     for bits, expected in zip(ERRORS, errors, strict=True):
         _, read = encode(x, bits)
         assert (read - x).square().sum() / x.square().sum() == pytest.approx(expected, rel=0.02)

@@ -13,7 +13,7 @@ from kvbench.kernels.attention_states import merge_pair
 from kvbench.kernels.layout import arrange_rows
 from kvbench.kernels.planes import Codes, Plane, halve, list_slots, read_plane
 from kvbench.kernels.quantised_attention import quantised_attention
-from tests.support.triton_device import DEVICE, needs_loops
+from tests.support.triton_device import DEVICE, needs_loops, on_device, sharing
 
 SCALE = 0.3
 BITS = (8, 4, 3, 2)
@@ -216,18 +216,19 @@ def test_torch_attends_to_a_plane(shape: Shape, seed: int) -> None:
 @given(shape=shapes(), half=st.booleans(), share=st.sampled_from((None, 1, 2, 3)), seed=st.integers(0, 10**6))
 @settings(max_examples=30, deadline=None)
 def test_the_kernel_attends_to_a_plane(shape: Shape, half: bool, share: int | None, seed: int) -> None:
-    from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
-
     generator = torch.Generator().manual_seed(seed)
     q = queries_of(shape, generator, torch.float16 if half else torch.float32)
     plane = make(shape, generator)
-    found = quantised_attention_triton(q, plane, SCALE, share=share)
+    with sharing(share), on_device():
+        found = quantised_attention(q, plane, SCALE)
     agrees(found, q, plane)
     if plane.rotation is not None and half:
         small = plane._replace(rotation=halve(plane.rotation))
         assert small.rotation is not None
         assert small.rotation.dtype == torch.complex32
-        agrees(quantised_attention_triton(q, small, SCALE, share=share), q, plane)
+        with sharing(share), on_device():
+            found = quantised_attention(q, small, SCALE)
+        agrees(found, q, plane)
 
 
 def test_a_state_is_that_of_all_keys_together() -> None:
@@ -259,14 +260,14 @@ def test_rotated_values_are_not_rounded_before_they_join_a_state() -> None:
 @pytest.mark.filterwarnings("ignore:divide by zero")
 @pytest.mark.parametrize("share", [1, 3])
 def test_the_kernel_starts_from_a_state(share: int) -> None:
-    from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
-
     generator = torch.Generator().manual_seed(1)
     shape = Shape(4, 3, "channel", "slot", True, 2, 1, [70, 0, 3], 3, 16)
     q, planes = queries_of(shape, generator), [make(shape, generator) for _ in range(2)]
-    state = quantised_attention_triton(q, planes[0], SCALE)
+    with on_device():
+        state = quantised_attention(q, planes[0], SCALE)
     for out in (state[0].clone(), state[0].contiguous()):  # heads inside tokens, or tokens inside heads
-        found = quantised_attention_triton(q, planes[1], SCALE, (out, state[1].clone()), share=share)
+        with sharing(share), on_device():
+            found = quantised_attention(q, planes[1], SCALE, (out, state[1].clone()))
         assert found[0] is out
         expected = quantised_attention(q, planes[1], SCALE, (state[0].clone(), state[1].clone()))
         for one, other in zip(found, expected, strict=True):

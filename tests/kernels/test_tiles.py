@@ -1,23 +1,23 @@
 """Tiles by capability: every tile of the table in the interpreter, and what the table may hold."""
 
-import importlib
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
 
+from kvbench.kernels.attention_mass import attention_mass
+from kvbench.kernels.past_attention import attend_past
+from kvbench.kernels.quantised_attention import quantised_attention
+from kvbench.kernels.ragged_attention import ragged_attention
 from tests.kernels import test_decode_attention as decode_cases
 from tests.kernels import test_quantised_attention as planes
 from tests.support.fake_gpus import Device
 from tests.support.ragged_rows import HALF, check, check_mass, make
-from tests.support.triton_device import needs_loops
+from tests.support.triton_device import needs_loops, on_device, sharing
 
 tiles = pytest.importorskip("kvbench.kernels.triton.tiles")
 
-MODULES = {
-    "attention": "ragged_attention", "past": "past_attention", "mass": "attention_mass", "decode": "decode_attention",
-    "quantised": "quantised_attention",
-}  # fmt: skip
 MEASURED = {
     ("attention", 100): "16x64x4x3 64x64x4x3 128x64x8x3",
     ("attention", 128): "16x64x4x3 64x64x4x3 128x64x8x3",
@@ -45,26 +45,39 @@ def list_sizes() -> list[tuple[str, int, int]]:
 def test_a_tile_agrees_with_double_precision(
     kernel: str, queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows end inside a tile and at its end, heads do not fill it, two branches keep different slots."""
-    launch = importlib.import_module(f"kvbench.kernels.triton.{MODULES[kernel]}")
+    """Rows end inside a tile and at its end, heads do not fill it, two programs share a row.
+
+    With few queries, a row is empty, and two branches keep different slots.
+    """
     monkeypatch.setattr(tiles, "list_tiles", lambda *_: {128: tiles.Tile(queries, keys, 4, 1)})
-    held = [2 * keys + 3, keys, 0]
-    case = make(2, held, 1, queries + 5, 24, dtype=HALF, apart=True)
-    if kernel == "attention":
-        check(launch.ragged_attention_triton(*case, 0.3, share=2), case, 0.3)
-    elif kernel == "past":
-        out, lse = launch.past_attention_triton(case.q, case.stored, 0.3, share=2)
-        check((out.to(case.q.dtype), lse), case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0]), 0.3)
-    elif kernel == "mass":
-        check_mass(launch.attention_mass_triton(case.q, case.k, case.stored, 0.3), case, 0.3, 1, False)
-    elif kernel == "decode":
+    few = queries <= 16
+    held = [2 * keys + 3, keys, *[0] * few]
+    if kernel == "decode":
         one = decode_cases.make(2, held, 1 if queries == 1 else 5, 24, HALF)
         decode_cases.check_token(one, filled=2, share=2, scale=0.3)
-    else:
-        shape = planes.Shape(4, 4, "channel", "slot", True, 1, 2, held, queries + queries // 8, 24)
+    elif kernel == "quantised":
+        shape = planes.Shape(4, 4, "channel", "slot", True, 1, 1 + few, held, queries + queries // 8, 24)
         generator = torch.Generator().manual_seed(0)
         q, plane = planes.queries_of(shape, generator), planes.make(shape, generator)
-        planes.agrees(launch.quantised_attention_triton(q, plane, planes.SCALE, share=2), q, plane)
+        with sharing(2), on_device():
+            found = quantised_attention(q, plane, planes.SCALE)
+        planes.agrees(found, q, plane)
+    else:
+        case = make(1 + few, held, 1, queries + 5, 24, dtype=HALF, apart=few)
+        attend = {
+            "attention": partial(ragged_attention, *case, path="kernel"),
+            "past": partial(attend_past, case.q, case.stored),
+            "mass": partial(attention_mass, case.q, case.k, case.stored),
+        }[kernel]
+        with sharing(2), on_device():
+            found = attend(scale=0.3)
+        if kernel == "mass":
+            check_mass(found, case, 0.3, 1, False)
+        elif kernel == "past":
+            nothing = case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0])
+            check((found[0].to(case.q.dtype), found[1]), nothing, 0.3)
+        else:
+            check(found, case, 0.3)
 
 
 def test_tiles_of_an_h200_are_those_that_were_timed() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.support.cuda_branches import on_cuda_branches
 from benchmarks.support.reference_attention import attention
 from kvbench.kernels.attention_states import merge_pair
 from kvbench.kernels.fused_attention import Backend, fused_attention
@@ -19,7 +18,7 @@ from kvbench.kernels.past_attention import attend_in_parts, attend_past
 from kvbench.kernels.ragged_attention import ragged_attention
 from tests.support.fake_device import CUDA
 from tests.support.ragged_rows import CASES, Case, check, make
-from tests.support.triton_device import DEVICE, needs_loops
+from tests.support.triton_device import DEVICE, needs_loops, on_device, sharing
 
 
 def test_parts_are_joined_in_float32() -> None:
@@ -52,7 +51,7 @@ def measure_error(out: Tensor, case: Case, scale: float) -> float:
 def test_a_kernel_hands_on_float32() -> None:
     """What other keys will join is not rounded before."""
     case = make(1, [70, 0], 1, 40, 32, dtype=torch.float16)
-    with on_cuda_branches("kernel"):
+    with on_device():
         kept, rounded = (ragged_attention(*case, 0.2, dtype=dtype)[0] for dtype in (torch.float32, None))
     assert (kept.dtype, rounded.dtype) == (torch.float32, torch.float16)
     assert torch.equal(kept.half(), rounded)
@@ -70,14 +69,13 @@ def test_a_kernel_hands_on_float32() -> None:
 )
 @settings(max_examples=25, deadline=None)
 def test_the_past_kernel_resumes(share: int | None, scale: float, resume: bool, **given: object) -> None:
-    from kvbench.kernels.triton.past_attention import past_attention_triton
-
     case = make(**given)
     if not case.layout.total:
         return
     present = fused_attention(case.q.float(), case.k.float(), case.v.float(), scale)
     state = (present[0].to(case.q.dtype), present[1]) if resume else None
-    out, lse = past_attention_triton(case.q, case.stored, scale, state=state, share=share)
+    with sharing(share), on_device():
+        out, lse = attend_past(case.q, case.stored, scale, state)
     assert out.dtype == (case.q.dtype if resume else torch.float32)
     found = out.to(case.q.dtype), lse
     check(found, case if resume else case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0]), scale)
@@ -96,8 +94,6 @@ def test_attention_over_no_keys_is_the_same_for_every_backend(backend: Backend) 
 @given(**CASES)
 @settings(max_examples=10, deadline=None)
 def test_the_kernel_merges_pairs(**given: object) -> None:
-    from kvbench.kernels.triton.softmax import merge_pair_triton
-
     case = make(**given)
     tokens = case.k.shape[2]
     halves = [slice(0, tokens // 2), slice(tokens // 2, tokens)]
@@ -113,7 +109,8 @@ def test_the_kernel_merges_pairs(**given: object) -> None:
     expected = merged([(out.cpu(), lse.cpu()) for out, lse in states])
     out, lse = states[0][0].to(DEVICE, case.q.dtype, copy=True), states[0][1].clone()
     strides = out.stride()
-    merge_pair_triton(out, lse, *states[1])
+    with on_device():
+        merge_pair((out, lse), states[1])
     assert out.stride() == strides
     tolerance = 4 * torch.finfo(out.dtype).eps
     torch.testing.assert_close(out.cpu().float(), expected[0].float(), atol=tolerance, rtol=tolerance)
