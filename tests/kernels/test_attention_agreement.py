@@ -1,6 +1,7 @@
 """Every path and backend of attention that this machine has, against double precision."""
 
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
@@ -42,6 +43,12 @@ def test_a_backend_agrees_with_float64(backend: Backend, tokens: int, folds: int
     check(fused_attention(q, k, v, 0.125, causal=causal, backend=backend), case, 0.125, causal)
 
 
+def with_inputs(patch: pytest.MonkeyPatch, note: Callable[..., object]) -> None:
+    """Pass the queries, keys and values of each call of a backend to `note`."""
+    call = module._call_backend
+    patch.setattr(module, "_call_backend", lambda one, *x, **more: (note(*x[:3]), call(one, *x, **more))[1])
+
+
 @pytest.mark.parametrize(("tokens", "folds", "causal"), [(9, 1, False), (7, 2, True)])
 def test_large_batches_are_cut_by_sequences(
     tokens: int, folds: int, causal: bool, monkeypatch: pytest.MonkeyPatch
@@ -50,12 +57,7 @@ def test_large_batches_are_cut_by_sequences(
     q, k, v, _ = make(7, [1, 1], folds, tokens, 16, dtype=torch.float32, device="cpu")
     whole, spans = fused_attention(q, k, v, 0.2, causal=causal, backend="cpu"), list[int]()
 
-    def note(backend: Backend, *inputs: Any, **more: Any) -> Any:
-        spans.append(max(len(x) * x.stride(0) for x in inputs[:3]))
-        return call(backend, *inputs, **more)
-
-    call = module._call_backend
-    monkeypatch.setattr(module, "_call_backend", note)
+    with_inputs(monkeypatch, lambda *qkv: spans.append(max(len(x) * x.stride(0) for x in qkv)))
     limit = 2 * max(k.stride(0), q.stride(0)) + 5
     monkeypatch.setattr(module, "MAX_NUMBERS", limit)
     pieces = fused_attention(q, k, v, 0.2, causal=causal, backend="cpu")
@@ -70,13 +72,7 @@ def test_missing_channels_are_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v, _ = make(2, [1, 1], 1, 9, 100, dtype=torch.float32, device="cpu")
     expected = fused_attention(q, k, v, 0.1, causal=True, backend="cpu")
     seen: list[int] = []
-
-    def note(backend: Backend, *inputs: Any, **more: Any) -> Any:
-        seen.extend(x.shape[3] for x in inputs[:3])
-        return call(backend, *inputs, **more)
-
-    call = module._call_backend
-    monkeypatch.setattr(module, "_call_backend", note)
+    with_inputs(monkeypatch, lambda *qkv: seen.extend(x.shape[3] for x in qkv))
     monkeypatch.setattr(module, "CHANNELS", {"cpu": 8})
     for found, one in zip(fused_attention(q, k, v, 0.1, causal=True, backend="cpu"), expected, strict=True):
         torch.testing.assert_close(found, one, rtol=1e-5, atol=1e-6)

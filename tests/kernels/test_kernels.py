@@ -2,8 +2,8 @@
 
 import ast
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +17,12 @@ from kvbench.kernels import past_attention, varlen_attention
 from kvbench.kernels import ragged_attention as module
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.attention_paths import PATHS, Path
-from kvbench.kernels.compact import rebuild, source_table
+from kvbench.kernels.compact import rebuild, rebuild_both, source_table
 from kvbench.kernels.layout import Past, empty_layout, list_positions, view_group
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from tests.support.places import ROOT
 from tests.support.ragged_rows import CASES, HALF, Case, check, check_mass, make
-from tests.support.triton_device import DEVICE, needs_triton
+from tests.support.triton_device import DEVICE, needs_triton, on_device
 
 
 @st.composite
@@ -144,24 +144,9 @@ def test_weights_are_rounded_as_fused_kernels_round_them(dtype: torch.dtype, cau
     ).float().mean() < 0.9
 
 
-Buffers = tuple[Tensor, ...]
-"""Keys and values, or keys alone."""
-
-
-def rebuild_each(old: Buffers, new: Buffers, source: Tensor, out: Buffers) -> None:
-    for storage, current, moved in zip(old, new, out, strict=True):
-        rebuild(storage, current, source, moved)
-
-
-def rebuild_on_gpu(*given: Any) -> None:
-    from kvbench.kernels.triton.compact import rebuild_triton
-
-    rebuild_triton(*given)
-
-
 @pytest.mark.parametrize(
-    ("device", "program"),
-    [("cpu", rebuild_each), pytest.param(DEVICE, rebuild_on_gpu, marks=needs_triton)],
+    ("device", "where"),
+    [("cpu", nullcontext), pytest.param(DEVICE, on_device, marks=needs_triton)],
     ids=["torch", "triton"],
 )
 @given(
@@ -175,7 +160,7 @@ def rebuild_on_gpu(*given: Any) -> None:
 @settings(max_examples=20, deadline=None)
 def test_plan_and_rebuild_equal_lists(
     device: str,
-    program: Callable[..., None],
+    where: Callable[[], AbstractContextManager[None]],
     rows: int,
     lengths: list[int],
     channels: int,
@@ -199,8 +184,9 @@ def test_plan_and_rebuild_equal_lists(
         layout, source = source_table(layout, keep, list_positions(layout, start, length), length)
         old, new = (storage, negative), (current.transpose(1, 2), -current.transpose(1, 2).contiguous())
         storage, negative, alone = storage.new_empty(3, 2, layout.total, channels).unbind()
-        program(old, new, source, (storage, negative))
-        program(old[:1], new[:1], source, (alone,))
+        with where():
+            rebuild_both(old, new, source, (storage, negative))
+            rebuild(old[0], new[0], source, alone)
         start += length
         assert torch.equal(alone, storage)
         assert torch.equal(negative, -storage)

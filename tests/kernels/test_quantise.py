@@ -39,15 +39,16 @@ def rows_of_numbers(draw: st.DrawFn) -> Tensor:
     return x * draw(st.floats(0, 30)) + draw(st.floats(-100, 100))
 
 
-def pack_slowly(codes: list[int], bits: int) -> list[int]:
-    """One row of codes in bytes, bit after bit."""
-    if bits == 3:
-        return pack_slowly([c % 4 for c in codes], 2) + pack_slowly([c // 4 for c in codes], 1)
-    width = len(codes) * bits // 8
-    packed = [0] * width
-    for channel, code in enumerate(codes):
-        packed[channel % width] += code * 2 ** (channel // width * bits)
-    return packed
+def read_code(data: list[int], channel: int, bits: int, channels: int) -> int:
+    """The code of a channel in a row's bytes, bit by bit as `kernels/quantise.py` describes them."""
+    code = low = start = 0
+    for width in (2, 1) if bits == 3 else (bits,):
+        row = channels * width // 8
+        byte, shift = data[start + channel % row], width * (channel // row)
+        for bit in range(width):
+            code += (byte >> (shift + bit) & 1) << (low + bit)
+        low, start = low + width, start + row
+    return code
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -59,7 +60,8 @@ def test_codes_lie_in_bytes_as_described_and_come_back(data: st.DataObject, bits
     codes = torch.tensor(data.draw(st.lists(row, min_size=1, max_size=3)), dtype=torch.uint8)
     packed = pack(codes, bits)
     assert packed.shape == (len(codes), channels * bits // 8)
-    assert packed.tolist() == [pack_slowly(row, bits) for row in codes.tolist()]
+    for row, expected in zip(packed.tolist(), codes.tolist(), strict=True):
+        assert [read_code(row, channel, bits, channels) for channel in range(channels)] == expected
     assert torch.equal(unpack(packed, bits), codes)
 
 
@@ -205,12 +207,16 @@ def test_recorded_formats(number: int) -> None:
     assert bytes_ - levels_ == heads * tokens * case["slot_size"]
 
 
-@pytest.mark.parametrize("channels", [16, 24, 32, 128])
-def test_a_rotation_is_its_own_inverse_and_leaves_products(channels: int) -> None:
+def hadamard(channels: int) -> Tensor:
+    """The rotation [D, D] by its definition: signs of common bits, in blocks of interleaved channels."""
     mixed, groups = channels & -channels, channels // (channels & -channels)
     signs = [[(-1) ** (i & j).bit_count() for j in range(mixed)] for i in range(mixed)]
-    matrix = torch.kron(torch.tensor(signs) / mixed**0.5, torch.eye(groups))  # interleaved channels
-    assert torch.allclose(rotate_channels(torch.eye(channels)), matrix, atol=1e-6)
+    return torch.kron(torch.tensor(signs, dtype=torch.float64) / mixed**0.5, torch.eye(groups))
+
+
+@pytest.mark.parametrize("channels", [16, 24, 32, 128])
+def test_a_rotation_is_its_own_inverse_and_leaves_products(channels: int) -> None:
+    assert torch.allclose(rotate_channels(torch.eye(channels)).double(), hadamard(channels), atol=1e-6)
     q, k = torch.randn(2, 50, channels)
     products = rotate_channels(q) @ rotate_channels(k).mT
     assert torch.allclose(products, q @ k.mT, atol=1e-5 * channels)

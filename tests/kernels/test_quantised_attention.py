@@ -13,6 +13,7 @@ from kvbench.kernels.attention_states import merge_pair
 from kvbench.kernels.layout import arrange_rows
 from kvbench.kernels.planes import Codes, Plane, halve, list_slots, read_plane
 from kvbench.kernels.quantised_attention import quantised_attention
+from tests.kernels.test_quantise import hadamard, read_code
 from tests.support.triton_device import DEVICE, needs_loops, on_device, sharing
 
 SCALE = 0.3
@@ -33,18 +34,6 @@ class Shape(NamedTuple):
     held: list[int]
     queries: int
     channels: int
-
-
-def read_code(data: list[int], channel: int, bits: int, channels: int) -> int:
-    """The code of a channel in a slot's bytes, bit by bit as `kernels/quantise.py` describes them."""
-    code = low = start = 0
-    for width in (2, 1) if bits == 3 else (bits,):
-        row = channels * width // 8
-        byte, shift = data[start + channel % row], width * (channel // row)
-        for bit in range(width):
-            code += (byte >> (shift + bit) & 1) << (low + bit)
-        low, start = low + width, start + row
-    return code
 
 
 def read_numbers(codes: Codes, bits: int, channels: int) -> Tensor:
@@ -70,18 +59,6 @@ def read_numbers(codes: Codes, bits: int, channels: int) -> Tensor:
                     line[channel] = codebook[entry][channel][code]
             found[sequence, slot] = torch.tensor(line)
     return found if codes.gain is None else found @ hadamard(channels)
-
-
-def hadamard(channels: int) -> Tensor:
-    """The rotation, float64 [D, D], by its definition: signs of common bits, in blocks of interleaved channels."""
-    mixed = channels & -channels
-    matrix = torch.zeros(channels, channels, dtype=torch.float64)
-    groups = channels // mixed
-    for row in range(channels):
-        for column in range(row % groups, channels, groups):
-            common = (row // groups & column // groups).bit_count()
-            matrix[row, column] = (-1) ** common / mixed**0.5
-    return matrix
 
 
 def read_slowly(plane: Plane, channels: int) -> tuple[Tensor, Tensor]:
