@@ -373,10 +373,11 @@ class Settings:
             ConfigError: a key is unknown or missing, or a value has the wrong type or is out of range.
         """
         own = {key: value for key, value in values.items() if key not in (*GROUPS, "from")}
-        sources = values.get("from") or []  # a keyword of Python
-        own["sources"] = sources if isinstance(sources, list) else [sources]
-        if not all(isinstance(folder, str) and folder for folder in own["sources"]):
-            raise ConfigError(f"from={show(sources)}: must be a folder of runs or a list of them")
+        given = values.get("from") or []  # a keyword of Python
+        sources = given if isinstance(given, list) else [given]
+        if not all(isinstance(folder, str) and folder for folder in sources):
+            raise ConfigError(f"from={show(given)}: must be a folder of runs or a list of them")
+        own["sources"] = sources
         parts: dict[str, Any] = {key: kind for key, kind in get_type_hints(cls).items() if is_dataclass(kind)}
         check_part({key: value for key, value in own.items() if key not in parts}, cls, "")
         for group, kind in {"protect": Protect, "windows": Windows}.items():  # files of methods refer to them

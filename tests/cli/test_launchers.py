@@ -206,7 +206,7 @@ def test_a_job_beside_others_takes_the_gpu_of_its_number(
 ) -> None:
     found: list[tuple[str, int]] = []
     monkeypatch.setattr("kvbench.core.devices.take_gpu", lambda *given: found.append(given))
-    monkeypatch.setattr("kvbench.cli.launch.run_words", lambda _: tmp_path)
+    monkeypatch.setattr("kvbench.cli.launch.run_words", lambda *_: tmp_path)
     cfg = compose_with(launcher)
     with open_dict(cfg):
         cfg.device, cfg.hydra.job.num = "cuda", 5

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from kvbench.cli.submit.summary import watch_jobs
 from kvbench.cli.sweeps import progress
 from kvbench.cli.sweeps.jobs import claim_of, find_folder, open_folder, write_entry
-from kvbench.cli.sweeps.progress import measure
+from kvbench.cli.sweeps.progress import find_states, measure
 from kvbench.cli.tasks import job
 from kvbench.cli.workers import work
 from kvbench.cli.workers.log import read_logs
@@ -148,12 +148,13 @@ def test_progress_counts_jobs_and_samples_and_foresees_the_rest(
     write_entry(folder, JobStatus(1, jobs[1], "started", samples={str(half): 10, str(finished): 10}))
     write_entry(folder, JobStatus(2, jobs[2], "failed", error="e", samples={str(tmp_path): 10}))
     write_entry(folder, JobStatus(3, jobs[3], "started"))
+    entries = read_entries(folder)
     with claim(claim_of(folder, 1)):
-        far = measure(folder, read_entries(folder))
+        far = measure(folder, entries, find_states(folder, entries))
     assert (far.finished, far.running, far.failed, far.missing) == (1, 1, 1, 2)
     assert (far.drawn, far.samples) == (14, 10 + 10 + 2 * 10)
     assert far.seconds == pytest.approx(100 / 13 * 26)  # 13 after the first one, in 100 s
-    assert measure(folder, read_entries(folder)).seconds is None
+    assert measure(folder, entries, find_states(folder, entries)).seconds is None
 
 
 def test_the_folder_of_a_sweep_is_that_of_its_jobs(tmp_path: Path) -> None:

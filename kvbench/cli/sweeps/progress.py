@@ -76,34 +76,30 @@ def format_seconds(seconds: float | None) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def find_running(folder: Path, entries: Sequence[JobStatus]) -> list[JobStatus]:
-    """Return the jobs of a sweep that a process works on."""
-    claimed = {path.name for path in folder.glob(".job-*")}
-    claims = [(entry, claim_of(folder, entry.number)) for entry in entries]
-    return [entry for entry, place in claims if place.name in claimed and is_held(place)]
-
-
 def find_states(folder: Path, entries: Sequence[JobStatus]) -> list[str]:
-    """Return the state of each job of a sweep: `running`, or by its outcome."""
-    running = {entry.number for entry in find_running(folder, entries)}
-    return ["running" if one.number in running else STATES.get(one.outcome, one.outcome) for one in entries]
+    """Return the state of each job of a sweep: `running` if a process works on it, else by its outcome."""
+    claimed = {path.name for path in folder.glob(".job-*")}
+    places = [claim_of(folder, entry.number) for entry in entries]
+    running = [place.name in claimed and is_held(place) for place in places]
+    others = (STATES.get(entry.outcome, entry.outcome) for entry in entries)
+    return ["running" if runs else other for runs, other in zip(running, others, strict=True)]
 
 
-def measure(folder: Path, entries: Sequence[JobStatus]) -> Progress:
-    """Return the progress of the sweep in a folder from its jobs."""
-    running = {entry.number for entry in find_running(folder, entries)}
-    idle = [entry for entry in entries if entry.number not in running]
-    ended = {name: sum(entry.outcome == name for entry in idle) for name in ("finished", "failed", "dropped")}
+def measure(folder: Path, entries: Sequence[JobStatus], states: Sequence[str]) -> Progress:
+    """Return the progress of the sweep in a folder from its jobs and their states."""
+    counts = {name: states.count(name) for name in ("running", "failed", "dropped")}
+    finished = states.count("done")
     useful = [entry for entry in entries if entry.outcome not in ("failed", "dropped")]
     runs = {Path(run): count for entry in useful for run, count in entry.samples.items()}
     ahead = sum(entry.outcome != "finished" and not entry.samples for entry in useful)
     drawn = sum(count_drawn(run, count) for run, count in runs.items())
     samples = sum(runs.values()) + ahead * max(runs.values(), default=0)
-    pace = measure_pace(folder, list(runs)) if running else None
-    missing, left = len(idle) - sum(ended.values()), None if pace is None else pace * (samples - drawn)
-    return Progress(
-        **ended, running=len(running), missing=missing, drawn=drawn, samples=samples, seconds=left
+    pace = measure_pace(folder, list(runs)) if counts["running"] else None
+    missing, left = (
+        len(entries) - finished - sum(counts.values()),
+        None if pace is None else pace * (samples - drawn),
     )
+    return Progress(finished, **counts, missing=missing, drawn=drawn, samples=samples, seconds=left)
 
 
 def count_drawn(run: Path, count: int) -> int:
@@ -179,7 +175,7 @@ def watch(folder: Path, show_ended: Callable[[Sequence[JobStatus]], None]) -> It
             entries = read_entries(folder)
             show_ended(entries)
             if not bar.disable:
-                now = measure(folder, entries)
+                now = measure(folder, entries, find_states(folder, entries))
                 bar.total, bar.n = max(now.samples, 1), now.drawn
                 bar.set_description_str(now.summary)
 

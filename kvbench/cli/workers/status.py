@@ -48,12 +48,13 @@ def show_status(console: Console, folder: Path, *, verbose: bool = False) -> Non
     say(f"{folder}: {len(entries)} jobs")
     if shared:
         say("all jobs: " + " ".join(word for word in entries[0].overrides if word in shared))
-    say(str(measure(folder, entries)))
+    states = find_states(folder, entries)
+    say(str(measure(folder, entries, states)))
     for host, reason in read_stopped_hosts(folder).items():
         say(describe_host(host, reason), "red")
     if read_hold(folder) == "pause":
         say("paused: work.do=resume lets workers go on", "yellow")
-    rows = [_make_row(folder, *one) for one in zip(entries, find_states(folder, entries), strict=True)]
+    rows = [_make_row(folder, *one) for one in zip(entries, states, strict=True)]
     rows.sort(key=lambda row: ORDER.index(row.state))
     console.print(_list_runs(rows, shared, MAX_ROWS * (not verbose) or len(entries)))
     if logs:
@@ -165,7 +166,8 @@ def find_running_folders(runs_dir: Path) -> list[Path]:
 
 
 def _make_cells(folder: Path) -> list[str]:
-    now = measure(folder, read_entries(folder))
+    entries = read_entries(folder)
+    now = measure(folder, entries, find_states(folder, entries))
     return [
         read_name(folder) or folder.name[:8],
         *(str(count) for count in (now.finished, now.running, now.failed, now.missing)),
