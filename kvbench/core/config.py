@@ -131,19 +131,17 @@ def _check_object(node: Mapping[str, object], key: str) -> None:
         raise ConfigError(f"{key}._convert_={show(conversion)}: must be one of {', '.join(CONVERSIONS)}")
     target = import_target(path, key)
     own = {name: value for name, value in node.items() if not name.startswith("_")}
-    if isinstance(target, type) and _takes_fields(target) and not isabstract(target):
-        check_fields(own, target, f"{key}.")
+    if isinstance(target, type):
+        owner = next(one for one in target.__mro__ if "__init__" in vars(one))
+        if "__dataclass_fields__" in vars(owner) and not isabstract(
+            target
+        ):  # its constructor takes the fields
+            check_fields(own, target, f"{key}.")
     elif isinstance(target, FunctionType):
         hints = get_type_hints(target)
         for name, value in own.items():
             if not _fits(value, hints.get(name)):
                 raise ConfigError(f"{key}.{name}={show(value)}: must be {_describe(hints[name])}")
-
-
-def _takes_fields(target: type) -> bool:
-    """Return whether a class has the constructor of a dataclass, its own or a base's."""
-    owner = next(one for one in target.__mro__ if "__init__" in vars(one))
-    return "__dataclass_fields__" in vars(owner)
 
 
 def check_part(value: object, target: type, key: str) -> Mapping[str, object]:
@@ -189,11 +187,15 @@ def check_value(value: object, hint: object, key: str) -> None:
     Raises:
         ConfigError: names the key, or the first invalid one in it.
     """
-    if isinstance(value, Mapping) and is_dataclass(hint):
-        if not _makes(value.get("_target_"), hint):  # type: ignore[arg-type]
-            base = hint.__name__  # type: ignore[union-attr]
-            found = show(value.get("_target_"))
-            raise ConfigError(f"{key}._target_={found}: must derive from {base}; choose another with {key}=")
+    if isinstance(value, Mapping) and isinstance(hint, type) and is_dataclass(hint):
+        path, target = value.get("_target_"), None
+        if isinstance(path, str):
+            target = import_target(path, key)
+        if not (isinstance(target, type) and issubclass(target, hint)):
+            base = hint.__name__
+            raise ConfigError(
+                f"{key}._target_={show(path)}: must derive from {base}; choose another with {key}="
+            )
     elif isinstance(value, Mapping) and get_origin(hint) in (dict, Mapping):
         for name, item in value.items():
             check_value(item, get_args(hint)[1], f"{key}.{name}")
@@ -276,17 +278,6 @@ def quote_prompt(text: str) -> str:
     quoted = reprlib.Repr()
     quoted.maxstring = 60
     return quoted.repr(text)
-
-
-def _makes(path: object, kind: type) -> bool:
-    """Return whether a `_target_` names a subclass of `kind`."""
-    if not isinstance(path, str):
-        return False
-    try:
-        target = import_target(path, "")
-    except ConfigError:
-        return True  # `check_objects` reports it with its key
-    return isinstance(target, type) and issubclass(target, kind)
 
 
 def import_target(path: str, key: str) -> object:

@@ -25,11 +25,8 @@ def find_leaving_link(folder: Path, root: Path | None = None, left_out: Collecti
     home = Path(os.path.realpath(folder))
     if root is not None and not home.is_relative_to(os.path.realpath(root)):
         return folder
-    return next((path for path in _list_links(folder, left_out) if not _is_inside(path, home)), None)
-
-
-def _is_inside(path: Path, home: Path) -> bool:
-    return Path(os.path.realpath(path)).is_relative_to(home)
+    links = _list_links(folder, left_out)
+    return next((path for path in links if not Path(os.path.realpath(path)).is_relative_to(home)), None)
 
 
 def _list_links(folder: Path, left_out: Collection[str] = ()) -> Iterator[Path]:

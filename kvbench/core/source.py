@@ -78,7 +78,7 @@ def read_code(cls: type, is_read: Callable[[str], bool]) -> Code:
         if source is None:
             continue  # a folder without __init__.py, or an optional module that is missing
         sources[name] = source
-        files[name], imports = _read_tree(name, *source)
+        files[name], imports = read_tree(name, *source)
         libraries |= {one.partition(".")[0] for one in imports if not is_read(one)}
         found = [one for one in imports if is_read(one) and (one in sys.modules or find_spec(one))]
         used = {part for one in found for part in _list_parents(one)}
@@ -150,14 +150,12 @@ def _list_parents(name: str) -> Iterator[str]:
         name, _, _ = name.rpartition(".")
 
 
-def digest_source(name: str, content: bytes) -> str:
-    """Return a digest of the syntax tree of a Python file, without comments, formatting and docstrings."""
-    return _read_tree(name, None, content)[0]
-
-
 @cache
-def _read_tree(name: str, path: Path | None, content: bytes) -> tuple[str, frozenset[str]]:
-    """Return the digits that stand for a file, and the names in its imports, modules or what is in them."""
+def read_tree(name: str, path: Path | None, content: bytes) -> tuple[str, frozenset[str]]:
+    """Return the digits that stand for a file, and the names in its imports, modules or what is in them.
+
+    The digits are of its syntax tree, without comments, formatting and docstrings.
+    """
     try:
         tree = ast.parse(content) if path is None or path.suffix == ".py" else None
     except (SyntaxError, ValueError):  # an optional file that no process can import

@@ -192,7 +192,7 @@ def _hash_job(job: Job) -> str:
     values = [
         job.model_settings,
         job.section("method"),
-        job.allowance.requested.exact,
+        job.budget.exact,
         asdict(job.settings.profile),
         job.settings.device,
         job.cache_plan.graph_obstacle is None,

@@ -41,21 +41,6 @@ class CachePlan:
         return CudaGraphs() if self.graph_obstacle is None else None
 
 
-@dataclass(frozen=True)
-class Allowance:
-    """Budget of a run before its method is prepared.
-
-    Attributes:
-        requested: the configured budget; its capacity fits whatever the method keeps.
-        upper: the same bytes with the largest capacity in tokens that may fit.
-        shard: this process's share of `requested`.
-    """
-
-    requested: Budget
-    upper: Budget
-    shard: Budget
-
-
 def find_graph_obstacle(
     settings: Settings, model: Model, method: Method, packing: Packing | None
 ) -> str | None:

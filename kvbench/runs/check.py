@@ -85,7 +85,7 @@ def _check_method(job: Job) -> None:
     try:
         if job.longest is not None:
             spec = spec.with_prompt(job.longest.tokens)
-        job.method.check(spec, job.allowance.upper)
+        job.method.check(spec, job.upper_budget)
     except ValueError as error:  # methods know `sinks`, not which of two keys it came from
         line, sinks = str(error), job.section("method").get("sinks", job.settings.sinks)
         own = sinks != job.settings.sinks

@@ -15,11 +15,11 @@ from kvbench.core.files import hash_content, hash_values, read_bytes
 from kvbench.core.source import (
     ChangedFileError,
     Code,
-    digest_source,
     find_spec,
     hold_loaded,
     read_code,
     read_source,
+    read_tree,
 )
 
 PINS_FILE = Path(__file__).parents[1] / "assets" / "pins.json"
@@ -221,7 +221,7 @@ def hash_texts(texts: Mapping[str, bytes]) -> str:
 
 def digest_trees(texts: Mapping[str, bytes]) -> dict[str, str]:
     """Return a digest of the syntax tree of each file by module, without comments and docstrings."""
-    return {name: digest_source(name, text) for name, text in texts.items()}
+    return {name: read_tree(name, None, text)[0] for name, text in texts.items()}
 
 
 def find_versions(packages: Collection[str]) -> dict[str, str]:

@@ -34,7 +34,6 @@ from kvbench.runs.run_hash import Identity
 from kvbench.runs.score.finish import finish, read_inputs
 from kvbench.runs.score.scoring import (
     check_required,
-    check_scored,
     check_weights,
     find_pending,
     note_missing_packages,
@@ -245,9 +244,19 @@ def noting_failures(folder: RunFolder) -> Iterator[None]:
 
 
 def _check_scores(job: Job, outcome: Outcome) -> Outcome:
-    """Check that required evaluators succeeded; for a reference, only those that need no reference."""
-    if outcome.results is not None:
-        required = job.settings.require
-        names = [n for n in required if not (job.is_reference and job.evaluators[n].needs_reference)]
-        check_scored(job.evaluators, names, outcome.results)
+    """Check that required evaluators succeeded; for a reference, only those that need no reference.
+
+    Raises:
+        ConfigError: one was skipped or failed; the message has the reasons of its metrics.
+    """
+    if (results := outcome.results) is None:
+        return outcome
+    for name in job.settings.require:
+        evaluator = job.evaluators[name]
+        if job.is_reference and evaluator.needs_reference:
+            continue
+        if (status := results.evaluated[name].status) != "ok":
+            metrics = (results.metrics[one] for one in evaluator.metrics if one in results.metrics)
+            reasons = {metric.reason or "no reason given" for metric in metrics}
+            raise ConfigError(f"require={name}: {status} ({'; '.join(sorted(reasons))})")
     return outcome

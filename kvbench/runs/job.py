@@ -25,7 +25,6 @@ from kvbench.methods.shared.base import Method
 from kvbench.models.base import Model
 from kvbench.prompts.base import Prompt, fit, hash_prompts
 from kvbench.runs.cache_plan import (
-    Allowance,
     CachePlan,
     find_dtype,
     find_graph_obstacle,
@@ -141,21 +140,23 @@ class Job:
         )
 
     @cached_property
-    def allowance(self) -> Allowance:
-        """The budget: the full cache for a method without a budget, whose configured value is checked too.
+    def budget(self) -> Budget:
+        """The configured budget, which fits whatever the method keeps; the full cache for a method without a budget.
 
         Raises:
             ValueError: the configured value is not a valid budget.
         """
-        spec, plan, given = self.model.spec, self.cache_plan, self.settings.budget
-        requested = read_budget(self.settings, self.model, self.method, plan.packing)
-        if not self.method.budgeted:
-            requested = Budget.parse(1, spec)
-        upper = requested
-        if plan.packing and requested.bytes is not None and searches_capacity(self.method, plan.packing):
-            min_bytes, _ = bound_token_bytes(spec, plan.packing)
-            upper = Budget.parse_bytes(given, spec, min_bytes)
-        return Allowance(requested, upper, requested.take_share(spec, plan.spec))
+        given = read_budget(self.settings, self.model, self.method, self.cache_plan.packing)
+        return given if self.method.budgeted else Budget.parse(1, self.model.spec)
+
+    @cached_property
+    def upper_budget(self) -> Budget:
+        """The bytes of `budget` with the largest capacity in tokens that may fit."""
+        packing = self.cache_plan.packing
+        if packing is None or self.budget.bytes is None or not searches_capacity(self.method, packing):
+            return self.budget
+        min_bytes, _ = bound_token_bytes(self.model.spec, packing)
+        return Budget.parse_bytes(self.settings.budget, self.model.spec, min_bytes)
 
     @cached_property
     def longest(self) -> LongestPrompt | None:
@@ -169,10 +170,10 @@ class Job:
             ValueError: a prompt cannot be encoded.
             WeightsError: the tokenizer is missing.
         """
-        if self.allowance.upper.bytes is not None:
+        if self.budget.bytes is not None:
             return None
         try:
-            self.method.check(self.model.spec, self.allowance.upper)
+            self.method.check(self.model.spec, self.upper_budget)
         except InfeasibleBudget:
             counts = self.model.count_prompt_tokens([prompt.text for prompt in self.prompts])
             return max(map(LongestPrompt, self.prompts, counts), key=lambda one: one.tokens, default=None)

@@ -24,7 +24,7 @@ def identify(job: Job, calibrations: Calibrations) -> Identity:
         weights=job.model.weights_sha256,
         method=identify_method(job.section("method"), given, job.method),
         calibration=calibrations.artifact_file and calibrations.artifact_file.name,
-        budget=job.allowance.requested.exact,
+        budget=job.budget.exact,
         prompts=job.prompts_sha256,
         seed=job.settings.seed,
         cache_dtype=describe_dtype(job),
@@ -92,6 +92,6 @@ def make_label(job: Job) -> str:
     suffix = f"-{low_bit}" if low_bit else ""
     if not job.method.budgeted:
         return slug(job.method_name) + suffix
-    budget = job.allowance.requested
+    budget = job.budget
     unit = "" if budget.unit == "tokens" else f"-{budget.unit}"
     return f"{slug(job.method_name)}-{budget.written}{unit}{suffix}"

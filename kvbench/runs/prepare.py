@@ -71,15 +71,12 @@ def calibrate_job(job: Job) -> Calibrations:
     needs, observer = job.method.needs(), job.cache_plan.codebooks
     artifact = observe(job, [needs])[0] if isinstance(needs, Observer) else None
     codebooks = None if observer is None else observe(job, [observer])[0].tensors
-    files = [
-        None if path is None else _describe_file(path, given=path == needs) for path in find_used_files(job)
-    ]
+    files: list[UsedFile | None] = [None, None]
+    for number, path in enumerate(find_used_files(job)):
+        if path is not None:
+            sha256 = hash_path(path)
+            files[number] = UsedFile(sha256 if path == needs else path.stem, sha256)
     return Calibrations(artifact, files[0], codebooks, files[1])
-
-
-def _describe_file(path: Path, *, given: bool) -> UsedFile:
-    sha256 = hash_path(path)
-    return UsedFile(sha256 if given else path.stem, sha256)
 
 
 def find_used_files(job: Job) -> tuple[Path | None, Path | None]:
@@ -96,15 +93,15 @@ def find_used_files(job: Job) -> tuple[Path | None, Path | None]:
 
 def prepare_method(job: Job, artifact: Artifact | None) -> Budget:
     """Prepare a job's method; return its budget, whose capacity in low-bit storage may exceed the requested one."""
-    plan, allowance, spec = job.cache_plan, job.allowance, job.cache_plan.spec
+    plan, spec = job.cache_plan, job.cache_plan.spec
     job.method.calibrated_spec = spec
     if job.longest is not None:
         spec = spec.with_prompt(job.longest.tokens)
-    shard = replace(allowance.shard, full=spec.full_tokens)
+    shard = replace(job.budget.take_share(job.model.spec, plan.spec), full=spec.full_tokens)
     if plan.packing is not None:
         shard = fit_budget(job.method, spec, shard, artifact, plan.packing)
     job.method.prepare(spec, shard, artifact)
-    return allowance.requested if plan.packing is None else job.method.budget
+    return job.budget if plan.packing is None else job.method.budget
 
 
 def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:

@@ -91,7 +91,7 @@ def prepare_job(cfg: DictConfig) -> None:
     if isinstance(needs, Observer):
         needs.prepare(spec)
         artifact = Artifact(needs.kind, needs.average())
-    job.method.prepare(spec, job.allowance.requested, artifact)
+    job.method.prepare(spec, job.budget, artifact)
     assert (settings.runs_dir / job.model.name).resolve().parent == settings.runs_dir.resolve()
 
 

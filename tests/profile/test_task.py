@@ -155,12 +155,12 @@ def test_latencies_are_of_the_timed_rounds_and_in_turns(tmp_path: Path) -> None:
 
     job = timed_job(tmp_path, Timed(cost=cost))
     job.model.load("cpu")
-    job.method.prepare(job.model.spec, job.allowance.requested)
+    job.method.prepare(job.model.spec, job.budget)
     reference = job.reference
-    reference.method.prepare(job.model.spec, reference.allowance.requested)
+    reference.method.prepare(job.model.spec, reference.budget)
     candidates = [
-        Candidate("streaming_llm", job.method, job.allowance.requested),
-        Candidate("full", reference.method, reference.allowance.requested),
+        Candidate("streaming_llm", job.method, job.budget),
+        Candidate("full", reference.method, reference.budget),
     ]
     ticked: list[None] = []
     bench = Bench(job, lambda: ticked.append(None), clock)
@@ -340,8 +340,8 @@ def repeating_bench(
     monkeypatch.setattr("kvbench.runs.cache_plan.CudaGraphs", lambda: Recorder(model.clock))
     job = timed_job(tmp_path, model)
     job.model.load("cpu")
-    job.method.prepare(job.model.spec, job.allowance.requested)
-    candidate = Candidate("streaming_llm", job.method, job.allowance.requested)
+    job.method.prepare(job.model.spec, job.budget)
+    candidate = Candidate("streaming_llm", job.method, job.budget)
     return Bench(job, lambda: None, model.clock), candidate
 
 

@@ -128,7 +128,7 @@ def test_exempt_layers_allow_what_fits_although_it_is_not_sure_to(tmp_path: Path
     model = Fake(spec=replace(SPEC, layers=6, heads=1, head_dim=8))
     few = {"cache_dtype": "int2", "storage": StorageConfig("token", exempt=1)}
     job = job_in(tmp_path, 2, H2O(leading=4), model=model, budget=0.25, budget_unit="bytes", **few)
-    assert job.allowance.requested.tokens < 4 * 6
+    assert job.budget.tokens < 4 * 6
     memory = execute.run(job).results.memory
     assert memory.budget_tokens == 6 * 6
     assert memory.sequence_bytes <= memory.budget_bytes

@@ -76,7 +76,5 @@ def test_a_run_is_labelled_by_the_budget_that_was_given(budget: str | float, lab
     spec = ModelSpec("text", 1, 1, 8, next_token(200, [100, 100]))
     requested = Budget.parse(budget, spec)
     settings = SimpleNamespace(cache_dtype="auto")
-    job = SimpleNamespace(
-        method=H2O(), method_name="h2o", settings=settings, allowance=SimpleNamespace(requested=requested)
-    )
+    job = SimpleNamespace(method=H2O(), method_name="h2o", settings=settings, budget=requested)
     assert make_label(job) == label  # type: ignore[arg-type]

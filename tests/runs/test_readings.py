@@ -169,7 +169,7 @@ def test_a_damaged_reading_of_the_full_cache_is_named(whole: Path, tmp_path: Pat
     shutil.copytree(whole.parents[1], tmp_path / "runs")
     one = job(tmp_path / "runs", method=StreamingLLM(sinks=0), budget=5)
     execute.load(one)
-    one.method.prepare(one.cache_plan.spec, one.allowance.shard)
+    one.method.prepare(one.cache_plan.spec, one.budget)
     full = (
         find_reference(tmp_path / "runs" / whole.parent.name / whole.name) / "readings" / "000000.safetensors"
     )

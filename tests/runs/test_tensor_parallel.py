@@ -177,4 +177,4 @@ def test_other_methods_do_not(tmp_path: Path) -> None:
     job.model.processes = Processes(1, 2)
     check_job(job)
     assert (job.cache_plan.spec.heads, job.cache_plan.spec.first_head) == (2, 2)
-    assert job.allowance.shard.capacity * 2 == job.allowance.requested.capacity
+    assert job.budget.take_share(job.model.spec, job.cache_plan.spec).capacity * 2 == job.budget.capacity

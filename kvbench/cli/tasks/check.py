@@ -119,7 +119,7 @@ def _try(subject: str, check: Callable[[], str]) -> Finding:
 
 def _describe_job(job: Job) -> str:
     check_job(job)
-    budget = job.allowance.requested
+    budget = job.budget
     tokens = f"{float(budget.capacity):g} tokens"
     return f"{job.method_name} at budget={job.settings.budget} ({tokens}), {len(job.prompts)} prompts"
 

@@ -181,19 +181,16 @@ def copy_samples(folder: RunFolder, source: Path, records: Sequence[SampleRecord
     Raises:
         ConfigError: the run's own records are damaged.
     """
-    starts = range(0, len(records), BATCH_SIZE)
-    return sum(_add(folder, source, records[start : start + BATCH_SIZE]) for start in starts)
-
-
-def _add(folder: RunFolder, path: Path, records: Iterable[SampleRecord]) -> int:
-    """Add the samples whose files are undamaged; return their number."""
-    samples: list[tuple[SampleRecord, bytes]] = []
-    for record in records:
-        file = folder.kind.find(path, int(str(record["index"])))
-        if file.is_file() and hash_content(content := read_bytes(file, MAX_STREAMED)) == record["sha256"]:
-            samples.append((record, content))
-    folder.add_files(samples)
-    return len(samples)
+    count = 0
+    for start in range(0, len(records), BATCH_SIZE):
+        samples: list[tuple[SampleRecord, bytes]] = []
+        for record in records[start : start + BATCH_SIZE]:
+            file = folder.kind.find(source, int(str(record["index"])))
+            if file.is_file() and hash_content(content := read_bytes(file, MAX_STREAMED)) == record["sha256"]:
+                samples.append((record, content))
+        folder.add_files(samples)
+        count += len(samples)
+    return count
 
 
 def _copy_missing(source: Path, target: Path, names: Iterable[str]) -> None:

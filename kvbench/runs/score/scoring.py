@@ -85,21 +85,6 @@ def check_weights(evaluators: Mapping[str, Evaluator]) -> None:
             raise ConfigError(f"eval={name}: {'; '.join(wrong)}")
 
 
-def check_scored(evaluators: Mapping[str, Evaluator], required: Sequence[str], results: Results) -> None:
-    """Check that required evaluators succeeded.
-
-    Raises:
-        ConfigError: one was skipped or failed; the message has the reasons of its metrics.
-    """
-    for name in required:
-        if (status := results.evaluated[name].status) != "ok":
-            metrics = [
-                results.metrics[metric] for metric in evaluators[name].metrics if metric in results.metrics
-            ]
-            reasons = {metric.reason or "no reason given" for metric in metrics}
-            raise ConfigError(f"require={name}: {status} ({'; '.join(sorted(reasons))})")
-
-
 def score(
     folder: Path,
     reference: Path | None,
