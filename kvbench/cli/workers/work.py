@@ -17,9 +17,8 @@ from socket import gethostname
 from typing import NamedTuple
 
 from kvbench.cli.config.checks import count_processes
-from kvbench.cli.config.compose import check_values, compose_job, read_values
+from kvbench.cli.config.compose import check_values, compose_job, find_finished, read_values
 from kvbench.cli.console import say
-from kvbench.cli.dispatch import show_finished
 from kvbench.cli.sweeps.jobs import claim_of, is_newer, note_run, read_requeue, recording
 from kvbench.cli.sweeps.outcomes import describe_failure
 from kvbench.cli.tasks.job import make_job
@@ -255,8 +254,10 @@ def do_job(
     cfg, _ = compose_job(list(overrides))
     count_processes(cfg)
     values = read_values(cfg)
-    if cfg.task == "run" and (folder := show_finished(values, verbose=False)) is not None:
-        return folder
+    if cfg.task == "run" and (outcome := find_finished(values)) is not None:
+        assert outcome.results is not None
+        note_run(outcome.folder, outcome.results.n)
+        return outcome.folder
     job_settings = replace(check_values(values), work=settings.work)
     if job_settings.task != "run":
         if not is_leader:
