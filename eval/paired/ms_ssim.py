@@ -24,7 +24,7 @@ class MsSsim(PairedScore):
     with a reflected border. Smaller images are left out.
 
     Attributes:
-        double: compute in float64; float32 has errors of up to 4e-5 in flat regions.
+        double: compute in float64; see `Ssim`.
     """
 
     double: bool = False

@@ -30,7 +30,7 @@ class Ssim(PairedScore):
     torchmetrics takes more time than a run's SSIM, and this metric is one of the base installation.
 
     Attributes:
-        double: compute in float64, 15 times slower on a CPU; float32 has errors of up to 4e-5 in flat regions.
+        double: compute in float64, 15 times slower on a CPU; flat regions cost an image up to 1e-4 in float32.
     """
 
     double: bool = False

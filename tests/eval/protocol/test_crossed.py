@@ -78,6 +78,18 @@ def test_interval_of_two_runs_holds_and_is_not_several_times_too_wide(
     assert np.median([interval.high - interval.low for interval in found]) < 1.2 * known
 
 
+@pytest.mark.parametrize("sds", [(2.0, 1.0, 1.0), (0.3, 0.3, 1.0), (1.0, 2.0, 1.0)])
+def test_few_runs_whose_choices_matter_hold_less_often_than_they_say(sds: tuple[float, float, float]) -> None:
+    """Values of two runs often agree by chance; docs/metrics.md has the shares."""
+
+    def hold(runs: int) -> float:
+        found = [cross_interval(table)[0] for table in draw(*sds, 1500, prompts=64, runs=runs)]
+        return float(np.mean([interval.low < 0 < interval.high for interval in found]))
+
+    assert hold(2) == pytest.approx(0.88, abs=0.02)
+    assert 0.90 < hold(3) < 0.98
+
+
 def test_equal_runs_have_the_error_of_clusters_and_no_spread(rng: Generator) -> None:
     values = rng.normal(size=30)
     clusters = [i // 3 if i < 21 else i for i in range(30)]
