@@ -10,6 +10,7 @@ import pytest
 
 from kvbench.dashboard.page import write_dashboard
 from kvbench.eval.protocol.compare import compare_runs
+from kvbench.eval.protocol.crossed import cross_interval
 from kvbench.eval.protocol.scores import Metric, MetricSpec, Score, share_score
 from kvbench.report.collect import collect_runs
 from kvbench.report.seeds import Combined, combine_seeds, compare_seeds, name_count
@@ -203,6 +204,25 @@ def test_rows_are_means_over_seeds_unless_single_ones_are_asked_for(page: Any, s
                 assert row[name] == show(metric), (method, budget, name)
     page.select_option("#seeds", "each")
     assert points.count() == 12
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_intervals_over_seeds_and_calibrations_are_the_reports(page: Any, seeds: int) -> None:
+    choices = [(seed, calibration) for seed in range(seeds) for calibration in range(2)]
+    table = np.random.default_rng(seeds).normal(size=(len(PROMPTS), len(choices)))
+    table += [3 * (-1) ** (seed + calibration) for seed, calibration in choices]  # neither kind alone has it
+    found = page.evaluate(
+        "([table, choices]) => surroundMean(table, choices, null)", [table.tolist(), choices]
+    )
+    levels = [[one[kind] for one in choices] for kind in range(2)]
+    averaged = [
+        np.stack([table[:, np.array(own) == level].mean(1) for level in range(max(own) + 1)], 1)
+        for own in levels
+        if max(own) > 0
+    ]
+    widest = max((cross_interval(one)[0] for one in averaged), key=lambda one: one.high - one.low)
+    assert found == pytest.approx([widest.low, widest.high], abs=1e-3)
 
 
 @pytest.mark.nightly

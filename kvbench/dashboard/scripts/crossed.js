@@ -1,4 +1,4 @@
-// Intervals of means over prompts and seeds, as kvbench/eval/protocol/crossed.py and crossed.py have them.
+// Intervals of means over prompts and seeds, as kvbench/eval/protocol/crossed.py has them.
 
 /** Return the interval of the mean of a table [clusters][runs] by two-way analysis of variance. */
 function crossInterval(table) {
@@ -52,12 +52,11 @@ function tabulate(columns, clusters, strata) {
  */
 function surroundMean(table, choices, range) {
   if (table.length < 2) return null;
-  const intervals = [crossInterval(table)];
-  for (const kind of d3.transpose(choices)) {
-    const levels = d3.group(d3.range(kind.length), (run) => kind[run]);
-    if (levels.size < 2 || levels.size === kind.length) continue;
-    intervals.push(crossInterval(table.map((row) => [...levels.values()].map((own) => d3.mean(own, (run) => row[run])))));
-  }
+  const kinds = d3.transpose(choices)
+    .map((kind) => d3.group(d3.range(kind.length), (run) => kind[run]))
+    .filter((levels) => levels.size > 1);
+  const average = (levels) => table.map((row) => [...levels.values()].map((own) => d3.mean(own, (run) => row[run])));
+  const intervals = (kinds.length ? kinds.map(average) : [table]).map(crossInterval);
   const widest = d3.greatest(intervals, ([low, high]) => high - low);
   if (!range) return widest;
   const width = range[1] - range[0];
