@@ -110,9 +110,10 @@ def _quiet_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _same_dice() -> None:
-    """What a test draws without a seed of its own does not depend on the tests before it."""
+def _same_dice_and_threads() -> None:
+    """What a test draws without a seed of its own, and how many threads compute it, does not depend on others."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # a training sets more, which would wait busily for each other from then on
 
 
 @pytest.fixture
