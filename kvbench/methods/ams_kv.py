@@ -12,7 +12,7 @@ from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
-from kvbench.methods.shared.even_shares import share_by_head
+from kvbench.methods.shared.capacities import share_by_head
 from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
@@ -26,14 +26,9 @@ def compare_keys(
 ) -> Tensor:
     """Return the similarity S of a scale's keys to the previous scale's, resized to its map, float32 [rows] (Eq. 3).
 
-    Args:
-        k: the scale's keys [rows, segment.length, D].
-        before: the previous scale's keys [rows, earlier.length, D].
-        segment: the scale.
-        earlier: the previous scale.
-        metric: the paper writes a negative L2 norm; its thresholds around -0.008 fit the mean squared difference over
-            tokens and channels (`neg_mse`), not a norm over the map (`neg_l2`) or over each token's channels.
-        resize: interpolation mode; the paper says two-dimensional.
+    The keys are `k` [rows, segment.length, D] and `before` [rows, earlier.length, D]. The paper writes a negative L2
+    norm; its thresholds around -0.008 fit the mean squared difference over tokens and channels (`neg_mse`), not a norm
+    over the map (`neg_l2`) or over each token's channels. Of the interpolation, `resize`, it says two-dimensional.
     """
     maps = before.float().transpose(1, 2).unflatten(2, (earlier.height, earlier.width))
     aligned = {} if resize == "nearest" else {"align_corners": False}
@@ -97,10 +92,6 @@ class Condensed(Method):
                 f"method.condensed={self.condensed}: must lie in 0..{len(spec.segments) - 3} for {spec.name}"
             )
 
-    def observe(self) -> KeySimilarity:
-        """Return the calibration of similarities, an observer."""
-        return KeySimilarity(self.metric, self.resize)
-
     def evict(self, view: View, capacity: Tensor) -> Tensor:
         """Keep condensed and newest tokens up to a capacity, int64 [rows] (Algorithm 1, lines 5, 9, 13 to 16)."""
         exists = view.position >= 0
@@ -148,7 +139,7 @@ class AMSKV(Condensed):
 
     def needs(self) -> Observer | Path | None:
         """Return the calibration of similarities if it determines theta."""
-        return None if self.demanding is None else self.observe()
+        return None if self.demanding is None else KeySimilarity(self.metric, self.resize)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Compute capacities and the threshold theta from the calibration."""
@@ -219,7 +210,7 @@ class AMSKVFixed(Condensed):
 
     def needs(self) -> Observer | Path | None:
         """Return the calibration of similarities if it determines the placement."""
-        return self.observe() if self.placement == "similarity" else None
+        return KeySimilarity(self.metric, self.resize) if self.placement == "similarity" else None
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse condensed scales that leave fewer than two others, and a budget below them plus the first scale."""

@@ -64,11 +64,8 @@ def attend_window(view: View, chosen: Tensor) -> tuple[Tensor, Tensor | None]:
 def measure_moments(attention: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return mean and variance of attention over queries, each [rows, query heads, slots].
 
-    The variance has the divisor n - 1 and is 0 for one query.
-
-    Args:
-        attention: [rows, query heads, n, slots], 0 for queries that a row does not have.
-        valid: bool [rows, n], queries that a row has; None for all.
+    The variance has the divisor n - 1 and is 0 for one query. Attention [rows, query heads, n, slots] is 0 for queries
+    that a row does not have; `valid` is bool [rows, n], None for all.
     """
     exists = torch.ones_like(attention[:, 0, :, 0]) if valid is None else valid.float()
     count = exists.sum(1)[:, None, None].clamp(min=1)
@@ -80,10 +77,8 @@ def measure_moments(attention: Tensor, valid: Tensor | None) -> tuple[Tensor, Te
 def share_officially(raw: Floats, total: int, length: int) -> Ints:
     """Round the shares of layers as the released program does, int64 [layers]; some may exceed `length`.
 
-    Args:
-        raw: [layers], shares of `total`.
-        total: sum over layers of the tokens of one head.
-        length: tokens available to a layer.
+    The shares `raw` [layers] are of `total`, the sum over layers of the tokens of one head; each layer has `length`
+    tokens.
     """
     share = raw.astype(np.int64)
     over = int((share - length).clip(0).sum())

@@ -58,14 +58,10 @@ class ChunkKV(Wrapper):
 def rank_chunks(ranked: Tensor, position: Tensor, chunks: Tensor, heads: int, tokens: int) -> Tensor:
     """Return the rank of each slot by its chunk, float32 [rows, slots], higher for better; infinite scores stay.
 
-    The value of a chunk is the mean over its slots that may leave, in all heads; a head without the token counts as 0.
-
-    Args:
-        ranked: [rows, slots], scores; `scored.LARGEST` or more protects a slot, -inf where a row has no such slot.
-        position: int64 [rows, slots], -1 where a row has no such slot.
-        chunks: int64 [rows, slots], chunk of each slot, in order.
-        heads: rows of a sequence.
-        tokens: number of tokens so far.
+    The value of a chunk is the mean over its slots that may leave, in all `heads` of a sequence; a head without the
+    token counts as 0. Scores `ranked` [rows, slots] of `scored.LARGEST` or more protect a slot, and are -inf where a
+    row has no such slot. Positions, -1 there, and the chunk of each slot, in order, are int64 [rows, slots]; `tokens`
+    are all so far.
     """
     exists, free = position >= 0, ranked.isfinite() & (ranked < LARGEST)
     # Missing slots join the chunk before them, with weight 0.

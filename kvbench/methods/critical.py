@@ -9,8 +9,8 @@ from torch import Tensor
 from kvbench.core.config import ConfigError
 from kvbench.methods.shared.grouped import count_safe
 from kvbench.methods.shared.limits import SHARE, Limit, set_limits
-from kvbench.methods.shared.output_norms import measure_output
 from kvbench.methods.shared.select import choose_best
+from kvbench.methods.shared.utility import measure_output
 from kvbench.methods.shared.view import View
 from kvbench.methods.shared.wrapper import Wrapper
 
@@ -43,11 +43,7 @@ class Critical(Wrapper):
     limits = set_limits(first=SHARE, epsilon=Limit(0))
 
     def __post_init__(self) -> None:
-        """Refuse a base whose score contains the norm of values.
-
-        Raises:
-            ConfigError: the base's score contains it.
-        """
+        """Refuse a base whose score contains the norm of values (ConfigError)."""
         super().__post_init__()
         if self.base.uses_value_norms:
             raise ConfigError(
@@ -70,15 +66,11 @@ class Critical(Wrapper):
 def choose_critical(
     scores: Tensor, norms: Tensor, count: Tensor, first: float, *, epsilon: float, safe: int | Tensor = 0
 ) -> Tensor:
-    """Choose slots of each row in two stages: bool [rows, slots].
+    """Choose `count` slots of each row, int64 [rows], in two stages: bool [rows, slots].
 
-    Args:
-        scores: [rows, slots]; infinity and the largest float32 are always chosen, -inf never.
-        norms: float32 [rows, slots], norm of each slot's contribution to the output.
-        count: int64 [rows], slots to choose.
-        first: share of them chosen by score, at least one slot unless it is 0.
-        epsilon: added to a score before it is multiplied.
-        safe: minimum number of slots chosen by score, one number or int64 [rows].
+    Scores [rows, slots] of infinity or the largest float32 are always chosen, -inf never. The share `first` of the
+    slots, at least one unless it is 0 and at least `safe` (one number or int64 [rows]), are chosen by score; the others
+    by (score + epsilon) x norm. Norms of the slots' contributions to the output are float32 [rows, slots].
     """
     largest = torch.finfo(torch.float32).max
     exists, permanent = scores > -torch.inf, scores >= largest

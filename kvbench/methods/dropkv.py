@@ -48,10 +48,8 @@ class DropKV(ObservationWindow):
 def measure_changes(scores: Tensor, values: Tensor, epsilon: float) -> Tensor:
     """Return how far the output of each query moves if one slot leaves, squared: float64 [rows, G, queries, slots].
 
-    Args:
-        scores: [rows, G query heads per KV head, queries, slots] before the softmax.
-        values: [rows, slots, D].
-        epsilon: smallest 1 - p of a slot.
+    Scores before the softmax are [rows, G query heads per KV head, queries, slots], values [rows, slots, D]; 1 - p of a
+    slot is at least `epsilon`.
     """
     share, values = scores.double().softmax(-1), values.double()[:, None]
     outputs = share @ values

@@ -9,7 +9,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact
-from kvbench.methods.shared.even_shares import share_evenly
+from kvbench.methods.shared.capacities import share_evenly
 from kvbench.methods.shared.select import check_capacity, spread_capacity
 from kvbench.methods.shared.view import View
 

@@ -11,7 +11,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact
-from kvbench.methods.shared.even_shares import share_by_head
+from kvbench.methods.shared.capacities import share_by_head
 from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.select import (
     BranchMode,
@@ -201,11 +201,7 @@ class HeadKV(Method):
     def _choose(self, view: View, capacity: Tensor, local: Tensor, plans: Sequence[Self]) -> Tensor:
         """Choose the slots that stay, bool [rows, slots].
 
-        Args:
-            view: the layer.
-            capacity: int64 [rows], slots that each row may keep, including the condition.
-            local: bool [rows], rows that keep no history.
-            plans: plans of the sequences.
+        `capacity`, int64 [rows], counts the condition; rows that are `local`, bool [rows], keep no history.
         """
         spare = capacity - by_row(view, [plan._condition for plan in plans])
         lines = by_row(view, [plan._recent for plan in plans])

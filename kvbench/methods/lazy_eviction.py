@@ -88,12 +88,10 @@ class LazyEviction(Scored):
 
 
 def measure_importance(quiet: Tensor, interval: Tensor, formula: Literal["program", "paper"]) -> Tensor:
-    """Return the importance of tokens, float32.
+    """Return the importance of tokens by `LazyEviction.formula`, float32.
 
-    Args:
-        quiet: steps since the last hit, t - T.
-        interval: longest interval between two hits, M; 0 without a hit.
-        formula: see `LazyEviction`.
+    `quiet` is t - T, the steps since the last hit; `interval` is M, the longest interval between two hits, 0 without
+    one.
     """
     hit = interval > 0
     if formula == "program":

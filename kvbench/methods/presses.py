@@ -53,16 +53,6 @@ class KVPress(Scored):
     graph_obstacle = "a press may read and draw numbers on the host"
     heads_independent = False  # presses may compare heads
 
-    @property
-    def keeps_scores(self) -> bool:
-        """Whether slots keep an earlier segment's score."""
-        return self.asked == "prompt" or super().keeps_scores
-        return "a press may read and draw numbers on the host"
-
-    def last_asked(self, index: int) -> int:
-        """Return the last segment up to `index` after which `score` was called."""
-        return 0 if self.asked == "prompt" else super().last_asked(index)
-
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse an unknown press, and what `Scored` refuses."""
         super().check(spec, budget)
@@ -190,11 +180,7 @@ def join_projections(view: View) -> Tensor:
 def describe_layer(view: View, spec: ModelSpec, hidden: Tensor, begin: int) -> SimpleNamespace:
     """Return the attributes of an attention module that presses read; its hidden states are `join_projections`.
 
-    Args:
-        view: the layer.
-        spec: the model's shapes.
-        hidden: result of `join_projections`.
-        begin: position of the sequence's first token in the segment, from which the press counts.
+    The sequence's first token in the segment is at position `begin`, from which the press counts.
     """
     width = hidden.shape[-1] - view.heads * spec.head_dim  # channels of all queries
     queries = width // spec.head_dim

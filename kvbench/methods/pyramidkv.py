@@ -9,7 +9,7 @@ from typing import ClassVar
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.calibration import Artifact
-from kvbench.methods.shared.even_shares import share_layer
+from kvbench.methods.shared.capacities import share_layer
 from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import WindowAttention
 from kvbench.methods.shared.select import count_sinks, fit_window
@@ -53,13 +53,9 @@ class PyramidKV(WindowAttention):
 
 
 def slope_layers(mean: Fraction, layers: int, beta: float, upper: int) -> list[Fraction]:
-    """Return a linearly decreasing capacity for each layer, with average `mean`.
+    """Return a linearly decreasing capacity in tokens for each layer, with average `mean`.
 
-    Args:
-        mean: tokens per head.
-        layers: number of layers.
-        beta: the last layer gets mean / beta, at least one token if the mean is larger.
-        upper: maximum of a layer; if it applies, the last layer gets more.
+    The last layer gets mean / beta, at least one token if the mean is larger, and more if another would exceed `upper`.
 
     >>> [round(float(capacity)) for capacity in slope_layers(Fraction("409.6"), 4, 20, 1024)]
     [799, 539, 280, 20]

@@ -83,11 +83,8 @@ class Quest(Method):
 def bound_pages(queries: Tensor, keys: Tensor, exists: Tensor, page: int) -> Tensor:
     """Return the upper bound of q k^T over the keys of each page, float32 [rows, G, pages]; -inf without keys.
 
-    Args:
-        queries: [rows, G, D].
-        keys: [rows, slots, D], in order of position.
-        exists: bool [rows, slots], slots that a row has.
-        page: slots of a page; the last page may be shorter.
+    Queries are [rows, G, D], keys [rows, slots, D] in order of position; `exists` is bool [rows, slots]. A page has
+    `page` slots, the last one possibly fewer.
     """
     missing = -keys.shape[1] % page
     exists = torch.nn.functional.pad(exists, (0, missing))

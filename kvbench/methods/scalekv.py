@@ -26,6 +26,7 @@ from kvbench.methods.shared.select import (
     find_slots,
     find_valid_queries,
     fit_window,
+    merge_branches,
     smooth_outside,
 )
 from kvbench.methods.shared.view import View
@@ -156,9 +157,9 @@ class ScaleKV(Scored):
         else:
             scores, queries = view.scores(chosen), find_valid_queries(view, chosen)
             received = average_attention(scores, inside, softmax="all", group="mean", asking=queries)
-        merged, exists = self.merge_branches(received), view.exists  # branches before pooling
+        merged = merge_branches(received, self.branch_mode, self.spec.branches)  # before pooling
         smoothed = smooth_outside(
-            merged, inside, self.pool, self.kernel, exists=exists, spread_blank=self.released_queries
+            merged, inside, self.pool, self.kernel, exists=view.exists, spread_blank=self.released_queries
         )
         return smoothed.masked_fill(inside, torch.inf)
 
@@ -166,11 +167,8 @@ class ScaleKV(Scored):
 def choose_drafters(asi: Tensor, spec: ModelSpec, capacity: int, share: float) -> NDArray[np.bool_]:
     """Choose the drafters at each scale, bool [K, L]: the lowest z-scores of ASI across the layers of a scale.
 
-    Args:
-        asi: float64 [L, K].
-        spec: the model's shapes.
-        capacity: mean tokens per head; only scales after more tokens than this have drafters.
-        share: share of the (layer, scale) pairs of these scales that are drafters.
+    ASI is float64 [L, K]. Only scales after more than `capacity` tokens, the mean per head, have drafters: a share of
+    the (layer, scale) pairs of these scales.
     """
     values = asi.T.numpy()
     z = (values - values.mean(1, keepdims=True)) / np.maximum(values.std(1, keepdims=True), 1e-12)
@@ -185,14 +183,9 @@ def choose_drafters(asi: Tensor, spec: ModelSpec, capacity: int, share: float) -
 def share_capacity(spec: ModelSpec, capacity: int, drafts: NDArray[np.bool_]) -> Ints:
     """Share the budget among layers: tokens per head of each layer after each cached scale, int64 [K - 1, L].
 
-    Drafters of the next scale get Max and the others Min, with mean `capacity` over layers. Max is the largest number
-    that a drafter can fill (the last Max plus the new scale) and for which Min is whole and at least
-    `MIN_REFINER_SHARE` of the mean. This reproduces every published pair of the 10 % budgets.
-
-    Args:
-        spec: the model's shapes.
-        capacity: mean tokens per head.
-        drafts: bool [K, L], drafters at each scale.
+    Drafters of the next scale (`drafts`, bool [K, L], by scale) get Max and the others Min, with mean `capacity` over
+    layers. Max is the largest number that a drafter can fill (the last Max plus the new scale) and for which Min is
+    whole and at least `MIN_REFINER_SHARE` of the mean. This reproduces every published pair of the 10 % budgets.
     """
     layers, floor = spec.layers, round(MIN_REFINER_SHARE * capacity)
     result = np.empty((len(spec.segments) - 1, layers), np.int64)
@@ -216,12 +209,8 @@ def fill_up(capacity: Ints, spec: ModelSpec, total: int) -> Ints:
     """Give capacity that drafters cannot fill, and the remainder of the mean, to other layers: int64 [K - 1, L].
 
     After a scale, a layer holds at most its earlier tokens plus the scale's: a new drafter stays below Max. The rest of
-    `total` is shared evenly among layers that can hold more; the first of them get the remainder.
-
-    Args:
-        capacity: int64 [K - 1, L], tokens per head of each layer after each cached scale.
-        spec: the model's shapes.
-        total: sum over layers of the tokens of one head.
+    `total`, the sum over layers of the tokens of one head, is shared evenly among layers that can hold more; the first
+    of them get the remainder. Capacities, int64 [K - 1, L], are tokens per head after each cached scale.
     """
     filled = np.empty_like(capacity)
     before = np.zeros(spec.layers, np.int64)

@@ -89,9 +89,7 @@ class SparVAR(Method):
 def enlarge(chosen: Tensor, scale: Segment) -> Tensor:
     """Return the places of a larger map whose nearest place in a smaller map is chosen, bool [rows, scale.length].
 
-    Args:
-        chosen: bool [rows, height, width], the smaller map.
-        scale: scale of the larger map.
+    The smaller map is bool [rows, height, width]; `scale` is the one of the larger map.
     """
     height, width = chosen.shape[1:]
     rows = torch.arange(scale.height, device=chosen.device) * height // scale.height

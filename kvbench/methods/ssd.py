@@ -144,16 +144,10 @@ def count_line(spec: ModelSpec) -> int:
 
 
 def share_classes(small: Tensor, capacity: int, tokens: int, full: int) -> Tensor:
-    """Return the capacity of each head, int64 [L, H], such that all heads together have `tokens`.
+    """Return the capacity of each head, int64 [L, H], such that all heads together have `tokens`, the budget B.
 
-    Heads of the small class have `capacity`, or more if the others cannot use the rest. The remainder goes to the first
-    heads that can use it.
-
-    Args:
-        small: bool [L, H], heads of the small class.
-        capacity: tokens of a head of the small class, at most the mean.
-        tokens: the budget B.
-        full: maximum tokens of a head.
+    Heads of the small class, bool [L, H], have `capacity`, at most the mean, or more if the others cannot use the rest:
+    a head has `full` tokens at most. The remainder goes to the first heads that can use it.
     """
     few, heads = int(small.sum()), small.numel()
     if few in (0, heads):

@@ -227,9 +227,7 @@ def view_pairs(x: Tensor) -> Tensor:
 def standardise(scores: Tensor, mask: Tensor) -> Tensor:
     """Subtract the mean over some slots and divide by their standard deviation, at least 1e-6: shaped like `scores`.
 
-    Args:
-        scores: [..., slots].
-        mask: bool, broadcastable to `scores`; slots of the mean and the deviation.
+    The mask of these slots is bool, broadcastable to scores [..., slots].
     """
     count = mask.sum(-1, keepdim=True).clamp(min=1)
     centred = scores - (scores * mask).sum(-1, keepdim=True) / count

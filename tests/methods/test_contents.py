@@ -1,4 +1,4 @@
-"""Scores from contents, and chunks, against kvpress."""
+"""Scores from contents, chunks and CriticalKV, against kvpress."""
 
 import pytest
 import torch
@@ -8,6 +8,8 @@ from kvbench.methods.chunkkv import rank_chunks
 from kvbench.methods.contents.compactor import attend_unmasked, measure_leverage, standardise
 from kvbench.methods.contents.lagkv import LagKV, compare_chunks
 from kvbench.methods.contents.norms import weigh_norms
+from kvbench.methods.critical import choose_critical
+from kvbench.methods.shared.grouped import choose_among_heads
 from kvbench.methods.shared.select import choose_best
 from tests.support.engine import D, tokens_of, watch
 from tests.support.evict_goldens import close_score, list_cases, load_case, load_parameters, mark
@@ -105,3 +107,20 @@ def test_the_newest_tokens_of_an_unscored_part_stay(
     spec = ModelSpec("text", 1, 2, D, next_token(16 + leading, [3, 2]), 1)
     method = LagKV(lag=4, leading=leading, cross_scoring=cross)
     assert watch(method, spec, tokens_of(spec, 2), budget).asked[0].ids() == [kept] * 4
+
+
+@pytest.mark.parametrize("case", list_cases("critical"))
+def test_critical_of_kvpress(case: int) -> None:
+    p, g = load_case("critical", case)
+    score, norms = g["score"].flatten(0, 1), g["value_norm"].flatten(0, 1)
+    count = torch.full((len(score),), p["n_kept"])
+    kept = choose_critical(score, norms, count, p["first"], epsilon=p["eps"])
+    assert torch.equal(kept, mark(g["critical_kept"].flatten(0, 1), p["N"]))
+    second = g["critical_score"].flatten(0, 1)
+    close_score(((score + p["eps"]) * norms)[second < 1e30], second[second < 1e30])
+    if p["B"] == 1:
+        even = choose_among_heads(score, p["n_kept"], p["Hk"], p["alpha"])
+        assert torch.equal(even, g["ada_keep"][0])
+        safe = torch.tensor(int(p["alpha"] * p["n_kept"]))
+        kept = choose_critical(score, norms, even.sum(1), p["first"], epsilon=p["eps"], safe=safe)
+        assert torch.equal(kept, g["critical_ada_keep"][0])

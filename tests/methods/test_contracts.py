@@ -21,7 +21,7 @@ from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.tova import TOVA
 from kvbench.runs import execute
-from tests.support.engine import listening, open_cache, run, small, tokens_of
+from tests.support.engine import open_cache, run, small, tokens_of, watch
 from tests.support.fake_run import job_in
 
 SPEC = small(heads=2)
@@ -124,10 +124,7 @@ class ProtectingAmongHeads(AdaptiveHeads, Protecting):
 
 @pytest.mark.parametrize("kind", [Protecting, ProtectingAmongHeads])
 def test_protected_slots_that_do_not_fit_are_counted_per_sequence(kind: type[Scored]) -> None:
-    method = kind()
-    cache = open_cache(method, SPEC, 0.3)
-    asked = listening(method)
-    run(cache, tokens_of(SPEC, 2))
+    cache, asked, _ = watch(kind(), SPEC, tokens_of(SPEC, 2), 0.3)
     expected = [0, 0]
     for one in asked:
         if one.scale == 0:
@@ -146,8 +143,7 @@ def test_protected_slots_that_do_not_fit_are_counted_per_sequence(kind: type[Sco
 
 @pytest.mark.parametrize("method", [SnapKV(sinks=1), AdaKV(sinks=1), TOVA(sinks=1)])
 def test_windows_and_sinks_that_fit_are_not_reported(method: Method) -> None:
-    cache = open_cache(method, SPEC, 0.5)
-    run(cache, tokens_of(SPEC, 2))
+    cache = watch(method, SPEC, tokens_of(SPEC, 2), 0.5).cache
     cache.ledger.read_unprotected(SPEC.heads)
     assert not any(cache.ledger.unprotected)
 

@@ -10,15 +10,14 @@ from torch import Tensor
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.expected.capkv import CapKV
-from kvbench.methods.expected.gaussian import expect_logits, fit_gaussian, rotate_gaussian
 from kvbench.methods.expected.method import ExpectedAttention, QueryGaussians
+from kvbench.methods.expected.queries import expect_logits, fit_gaussian, rotate_gaussian
 from kvbench.methods.shared.calibration import Artifact
-from kvbench.methods.shared.output_norms import measure_output
 from kvbench.methods.shared.select import choose_best
-from kvbench.methods.shared.view import View
+from kvbench.methods.shared.utility import measure_output
 from kvbench.models.parts.rotary import rotate_line
 from tests.support.drawing import halves_as_pairs
-from tests.support.engine import listening, open_cache, prepared, run, small, tokens_of
+from tests.support.engine import listening, note_calls, open_cache, prepared, run, small, tokens_of
 from tests.support.evict_goldens import close_score, list_cases, load_case, mark
 from tests.support.goldens import load_golden
 
@@ -115,20 +114,12 @@ def test_scores_and_choices_are_the_programs(case: str) -> None:
     rotated = torch.view_as_real(rotated * rotation[:tokens]).flatten(-2)
     method = CapKV(**settings)
     cache = open_cache(method, spec, f"{kept.shape[2]}", rotation=rotation)
-    scores: list[Tensor] = []
-    inner = method.score
-
-    def note(view: View) -> Tensor:
-        scores.append(inner(view))
-        return scores[-1]
-
-    method.score = note  # type: ignore[method-assign]
-    asked = listening(method)
+    calls, asked = note_calls(method, "score"), listening(method)
     cache.reset(len(keys))
     cache.begin(spec.segments[0])
     cache.attend(0, rotated, halves_as_pairs(keys), values)
     first = method.leading
-    torch.testing.assert_close(scores[0][:, first:], score.flatten(0, 1)[:, first:], rtol=1e-4, atol=0)
+    torch.testing.assert_close(calls[0][1][:, first:], score.flatten(0, 1)[:, first:], rtol=1e-4, atol=0)
     assert asked[0].ids() == kept.flatten(0, 1).tolist()
 
 

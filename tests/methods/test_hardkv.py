@@ -17,16 +17,18 @@ from kvbench.methods.hardkv.calibration import (
     BISECTION_STEPS,
     GRADIENT_RANGE,
     Calibration,
+    Selector,
     mark_top_p,
+    pool_scores,
     solve_temperatures,
+    weigh_redundancy,
 )
 from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.official import rank_rewritten, select_sparse, weigh_slots
-from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.rkv import RKV
 from kvbench.methods.shared.redundancy import measure_redundancy
 from kvbench.methods.snapkv import SnapKV
-from tests.support.engine import Asked, open_cache, run, tokens_of, watch
+from tests.support.engine import Asked, tokens_of, watch
 from tests.support.goldens import load_golden
 from tests.support.hardkv import (
     ASKS,
@@ -201,21 +203,6 @@ def test_the_most_voted_or_marked_stay_and_the_latest_of_equals(
         [(torch.ones_like(q), torch.ones_like(k), v) for q, k, v in segment] for segment in tokens_of(SPEC, 1)
     ]
     assert watch(method, SPEC, same, budget).asked[0].ids() == [kept] * 2
-
-
-def test_temperatures_are_those_of_the_first_drop_of_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer solves for them once, and a second batch finds its own."""
-    calls: list[Tensor] = []
-
-    def count(*arguments: Any) -> Tensor:
-        calls.append(solve_temperatures(*arguments))
-        return calls[-1] * len(calls)  # later ones differ
-
-    monkeypatch.setattr("kvbench.methods.hardkv.method.solve_temperatures", count)
-    cache = open_cache(HardKV(queries=ASKS, window=LATEST, kernel=KERNEL, start=0.0), SPEC, 20)
-    for seed in (0, 1):
-        run(cache, tokens_of(SPEC, 2, seed, groups=2))
-        assert len(calls) == (seed + 1) * SPEC.layers
 
 
 @pytest.mark.parametrize(("select", "room"), [("top_p", 6), ("votes", 5), ("top_k", 5)])

@@ -1,13 +1,212 @@
-"""Hard-KV's merging: what the authors' program makes of keys and values, and what becomes of lse."""
+"""Hard-KV's merging: a slow reference over runs, what the authors' program makes of keys and values, and lse."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+from kvbench.engine.cache import KVCache
 from kvbench.methods.hardkv.merging import MergePlan, merge_exactly, merge_fixed_budget, merge_multi_to_one
+from kvbench.methods.hardkv.method import HardKV, Merge, Select
+from kvbench.methods.shared.view import View
+from tests.support.engine import close, listening, open_cache, prepared, run, tokens_of
 from tests.support.goldens import load_golden
+from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC
+
+SCALE = 8**-0.5
+MERGES: tuple[Merge, ...] = ("none", "fixed", "multi", "exact")
+Inputs = Sequence[Sequence[tuple[Tensor, ...]]]
+
+
+class Head(NamedTuple):
+    """What one KV head of one sequence holds: by slot position, key, value and bias."""
+
+    positions: list[int]
+    keys: Tensor
+    values: Tensor
+    bias: Tensor
+
+
+def score(q: Tensor, head: Head, end: int) -> Tensor:
+    """Scores of the last tokens' queries [query heads, n, 8] over a head's slots, up to the token itself."""
+    scores = SCALE * q @ head.keys.T + head.bias
+    asking = torch.arange(end - q.shape[1], end)
+    return scores.masked_fill(torch.tensor(head.positions) > asking[:, None], -torch.inf)
+
+
+def merge_slowly(
+    merge: Merge, head: Head, kept: list[int], worth: dict[int, float], q: Tensor, end: int
+) -> Head:
+    """What the head holds after a drop: loops over pairs of slots; the window takes nothing."""
+    scores = score(q[:, -ASKS:], head, end)
+    weights = scores.softmax(-1).mean((0, 1)) if merge == "exact" else scores.amax(0).softmax(-1).mean(0)
+    mass = dict(zip(head.positions, weights.tolist(), strict=True))
+    at = {position: slot for slot, position in enumerate(head.positions)}
+    leaves = sorted(set(head.positions) - set(kept), key=lambda position: worth[position])
+    takes = sorted(kept[: max(0, len(kept) - LATEST)], key=lambda position: -mass[position])
+    keys, values, bias = head.keys.clone(), head.values.clone(), head.bias.clone()
+    if merge in ("fixed", "exact"):
+        for into, out in zip(takes, leaves[max(0, len(leaves) - len(takes)) :], strict=False):
+            a, b, i, j = mass[into], mass[out], at[into], at[out]
+            values[i] = (a * head.values[i] + b * head.values[j]) / (a + b)
+            if merge == "fixed":
+                keys[i] = (a * head.keys[i] + b * head.keys[j]) / (a + b)
+            else:
+                heavy = i if a >= b else j
+                keys[i] = head.keys[heavy]
+                bias[i] = head.bias[heavy] + torch.tensor((a + b) / max(a, b)).log()
+    if merge == "multi" and takes and leaves:
+        best = max(sorted(takes), key=lambda position: worth[position])  # pooled scores tie
+        slots = [at[position] for position in (best, *leaves)]
+        shares = weights[slots] / weights[slots].sum()
+        keys[at[best]], values[at[best]] = shares @ head.keys[slots], shares @ head.values[slots]
+    chosen = [at[position] for position in kept]
+    return Head(kept, keys[chosen], values[chosen], bias[chosen])
+
+
+class Seen(NamedTuple):
+    """A run: what attention gave, what each call kept, and every score that it was chosen by."""
+
+    out: list[Tensor]
+    cache: KVCache
+    kept: dict[tuple[int, int], list[list[int]]]
+    worth: dict[tuple[int, int], list[dict[int, float]]]
+
+
+def watch(
+    inputs: Inputs, merge: Merge, budget: float, select: Select = "top_p", *, lse: bool = False
+) -> Seen:
+    method = HardKV(
+        queries=ASKS, window=LATEST, kernel=KERNEL, select=select, merge=merge, watch_lse=lse, start=0.3
+    )
+    prepared(method, SPEC, budget)
+    worth: dict[tuple[int, int], list[dict[int, float]]] = {}
+    inner = method.score
+
+    def listen(view: View) -> Tensor:
+        found = inner(view)
+        rows = zip(view.position.tolist(), found.tolist(), strict=True)
+        worth[view.layer, view.segment.index] = [dict(zip(*row, strict=True)) for row in rows]
+        return found
+
+    method.score = listen  # type: ignore[method-assign]
+    asked = listening(method)
+    cache = KVCache(SPEC, method, dtype=torch.float32)
+    out = run(cache, inputs)
+    return Seen(out, cache, {(one.layer, one.scale): one.ids() for one in asked}, worth)
+
+
+Lse = dict[tuple[int, int], list[tuple[float, float]]]
+"""By sequence and segment: of every head, log-sum-exp before and after what left."""
+
+
+def replay(inputs: Inputs, seen: Seen, merge: Merge) -> tuple[list[Tensor], float, Lse]:
+    """What attention gives over slots that are stored one by one, the mean change of lse in a drop, and all lse."""
+    sequences = len(inputs[0][0][0])
+    heads = {
+        (layer, row): Head([], torch.empty(0, 8), torch.empty(0, 8), torch.empty(0))
+        for layer in range(SPEC.layers)
+        for row in range(sequences * SPEC.heads)
+    }
+    out, changes, noted = [], [], Lse()
+    for at, layers in zip(SPEC.segments, inputs, strict=True):
+        for layer, (q, k, v) in enumerate(layers):
+            found = torch.empty_like(q)
+            for row in range(sequences * SPEC.heads):
+                sequence, number = divmod(row, SPEC.heads)
+                mine = q[sequence, 2 * number : 2 * number + 2]
+                before = heads[layer, row]
+                head = Head(
+                    [*before.positions, *range(at.start, at.end)],
+                    torch.cat((before.keys, k[sequence, number])),
+                    torch.cat((before.values, v[sequence, number])),
+                    torch.cat((before.bias, torch.zeros(at.length))),
+                )
+                found[sequence, 2 * number : 2 * number + 2] = (
+                    score(mine, head, at.end).softmax(-1) @ head.values
+                )
+                if at.last:
+                    continue
+                kept = seen.kept[layer, at.index][row]
+                after, lse = head, [score(mine[:, -ASKS:], head, at.end).logsumexp(-1)] * 2
+                if len(kept) < len(head.positions):
+                    worth = seen.worth[layer, at.index][row]
+                    after = merge_slowly(merge, head, kept, worth, mine, at.end)
+                    lse = [score(mine[:, -ASKS:], one, at.end).logsumexp(-1) for one in (head, after)]
+                    changes.append(float((lse[1] - lse[0]).mean()))
+                noted.setdefault((sequence, at.index), []).append(
+                    (float(lse[0].mean()), float(lse[1].mean()))
+                )
+                heads[layer, row] = after
+            out.append(found)
+    return out, sum(changes) / len(changes), noted
+
+
+@pytest.mark.parametrize("select", ["top_p", "top_k"])
+@pytest.mark.parametrize("budget", [40, 14])
+@pytest.mark.parametrize("merge", MERGES)
+def test_attention_is_over_what_was_merged(merge: Merge, budget: float, select: Select) -> None:
+    """At the smaller budget more leave than may take."""
+    inputs = tokens_of(SPEC, 2, groups=2)
+    seen = watch(inputs, merge, budget, select, lse=True)
+    expected, drift, noted = replay(inputs, seen, merge)
+    close(seen.out, expected)
+    for sequence in range(2):
+        steps = seen.cache.ledger.trace(SPEC, sequence)
+        assert [step.tokens for step in steps] == list(SPEC.ends[:-1])
+        for index, step in enumerate(steps):
+            pairs = noted[sequence, index]
+            before, after = (sum(part) / len(pairs) for part in zip(*pairs, strict=True))
+            assert (step.lse, step.kept_lse) == (
+                pytest.approx(before, abs=1e-4),
+                pytest.approx(after, abs=1e-4),
+            )
+    assert seen.cache.ledger.lse_drift == pytest.approx(drift, rel=1e-4, abs=1e-6)
+    assert seen.cache.ledger.peak_tokens <= seen.cache.method.budget.capacity
+
+
+def test_nothing_is_noted_unless_asked_for() -> None:
+    ledger = watch(tokens_of(SPEC, 1, groups=2), "fixed", 14).cache.ledger
+    assert ledger.lse_drift is None
+    kept = watch(tokens_of(SPEC, 1, groups=2), "fixed", 1, lse=True).cache.ledger
+    assert kept.peak_tokens == SPEC.full_tokens
+    assert kept.lse_drift is None  # nothing was dropped
+
+
+@pytest.mark.parametrize("merge", MERGES[1:])
+def test_prompts_of_unequal_length_merge_what_they_have(merge: Merge) -> None:
+    """Padding is nobody's: what stands in it changes nothing, and what is noted is a number."""
+    outs, drifts = [], []
+    for seed in (1, 2):
+        inputs = tokens_of(SPEC, 2, groups=2)
+        other = tokens_of(SPEC, 2, seed=seed, groups=2)
+        for layer in range(SPEC.layers):
+            for mine, foreign in zip(inputs[0][layer], other[0][layer], strict=True):
+                mine[1, :, :7] = foreign[1, :, :7]
+        method = HardKV(queries=ASKS, window=LATEST, kernel=KERNEL, merge=merge, watch_lse=True, start=0.3)
+        cache = open_cache(method, SPEC, 20)
+        outs.append(run(cache, inputs, [0, 7])[SPEC.layers :])
+        drifts.append(cache.ledger.lse_drift)
+    close(*outs)
+    assert all(out.isfinite().all() for out in outs[0])
+    assert drifts[0] == pytest.approx(drifts[1])
+
+
+def test_a_bias_is_refused_of_methods_without_one() -> None:
+    class Wrong(HardKV):
+        """Gives a bias it has no room for."""
+
+        def keep(self, view: View) -> Tensor | None:
+            keys = view.cached_keys()
+            view.replace(keys, view.cached_values(), torch.zeros(keys.shape[:2]))
+            return None
+
+    cache = open_cache(Wrong(), SPEC, 20)
+    with pytest.raises(ValueError, match="`bias` must be given exactly if `uses` has `bias`"):
+        run(cache, tokens_of(SPEC, 1))
+
 
 TOPK = 120
 GOLDEN_HEADS = 2
@@ -62,7 +261,7 @@ def test_exact_merging_loses_less_than_eviction() -> None:
     assert after < full
 
 
-def draw(seed: int, slots: int) -> tuple[Tensor, Tensor, MergePlan]:
+def draw_plan(seed: int, slots: int) -> tuple[Tensor, Tensor, MergePlan]:
     """Keys, values and a plan of two rows in which score and mass disagree and some slots do neither."""
     generator = torch.Generator().manual_seed(seed)
     keys, values = torch.randn(2, 2, slots, 3, generator=generator)
@@ -72,7 +271,7 @@ def draw(seed: int, slots: int) -> tuple[Tensor, Tensor, MergePlan]:
 
 
 def test_slots_without_mass_change_nothing() -> None:
-    keys, values, plan = draw(0, 6)
+    keys, values, plan = draw_plan(0, 6)
     nothing = plan._replace(mass=torch.zeros(2, 6))
     for merge in (merge_fixed_budget, merge_multi_to_one):
         assert all(

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.headkv import HeadKV
-from kvbench.methods.shared.even_shares import share_evenly
+from kvbench.methods.shared.capacities import share_evenly
 from tests.support.engine import D, open_cache, prepared, receive, run, tokens_of, watch
 
 CONDITION, LINE = 3, 5

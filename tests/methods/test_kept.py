@@ -176,10 +176,10 @@ OF_MAPS: Mapping[str, Callable[[], Case]] = {
 }
 ELSEWHERE = {
     "ams_kv": "test_ams_kv.py", "ams_kv_fixed": "test_ams_kv.py", "binary_heatkv": "heatkv/test_schedule.py",
-    "binary_heatkv_naive": "heatkv/test_schedule.py", "cake": "test_cake.py", "full": "test_every_method.py",
+    "binary_heatkv_naive": "heatkv/test_schedule.py", "cake": "test_layer_shares.py", "full": "test_every_method.py",
     "hack": "hack/test_hack.py", "hackpp": "hack/test_hackpp.py", "hard_kv": "test_hardkv.py",
     "headkv": "test_headkv.py", "heatkv": "test_static_methods.py", "heatkv_naive": "test_static_methods.py",
-    "lazy_eviction": "test_lazy_eviction.py", "linear_ar": "test_linear_ar.py", "meda": "test_meda.py",
+    "lazy_eviction": "test_lazy_eviction.py", "linear_ar": "test_linear_ar.py", "meda": "test_layer_shares.py",
     "pricekv": "pricekv/test_pricekv.py", "quest": "test_reading.py",
     "random_attention": "test_random_attention.py", "scale_groups": "test_static_methods.py",
     "scalekv": "test_scalekv.py", "sparvar": "test_reading.py", "ssd": "test_ssd.py", "vase": "test_vase.py",

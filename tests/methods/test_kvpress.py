@@ -16,7 +16,7 @@ from kvbench.methods.presses import KVPress, PressError, find_ratio, list_presse
 from kvbench.methods.shared.base import Method
 from kvbench.models.parts.rotary import rotate_line
 from tests.support.drawing import halves_as_pairs
-from tests.support.engine import D, listening, open_cache, run, small, tokens_of, watch
+from tests.support.engine import D, small, tokens_of, watch
 from tests.support.places import ROOT
 
 HEADS, GROUPS, TOKENS, LATER, KEPT = 2, 3, 96, 20, 40
@@ -108,10 +108,8 @@ def kept_here(method: Method) -> list[list[int]]:
     *_, x = attention()
     prompt = (halves_as_pairs(x["q"]), halves_as_pairs(x["k"]), x["v"])
     later = tuple(part[:, :, :LATER] for part in prompt)
-    cache = open_cache(method, SPEC, KEPT, rotation=rotate_line(TOKENS + LATER, D, 10000.0))
-    asked = listening(method)
-    run(cache, [[prompt], [later]])
-    return asked[0].ids()
+    rotation = rotate_line(TOKENS + LATER, D, 10000.0)
+    return watch(method, SPEC, [[prompt], [later]], KEPT, rotation=rotation).asked[0].ids()
 
 
 @pytest.mark.usefixtures("needs_kvpress")
@@ -239,9 +237,8 @@ def test_a_press_is_given_the_ratio_and_the_future_of_each_prompt_without_its_pa
             return torch.zeros(keys.shape[:3])
 
     monkeypatch.setattr(presses, "make_press", lambda *_: Listener())
-    cache = open_cache(KVPress("Listener"), line, KEPT, rotation=rotate_line(TOKENS + LATER, D, 10000.0))
-    asked = listening(cache.method)
-    run(cache, tokens_of(line, len(padding), groups=GROUPS), padding)
+    inputs, rotation = tokens_of(line, len(padding), groups=GROUPS), rotate_line(TOKENS + LATER, D, 10000.0)
+    asked = watch(KVPress("Listener"), line, inputs, KEPT, padding=padding, rotation=rotation).asked
     # The newest key of every prompt is at TOKENS - 1, after its padding.
     angles = torch.arange(TOKENS, TOKENS + ahead)[:, None] * 10000.0 ** (-torch.arange(D // 2) * 2 / D)
     expected = torch.stack([angles.cos(), angles.sin()]).repeat(1, 1, 2)

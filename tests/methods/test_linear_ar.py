@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.linear_ar import LineAR
-from kvbench.methods.shared.even_shares import share_evenly
+from kvbench.methods.shared.capacities import share_evenly
 from tests.support.engine import D, receive, tokens_of, watch
 
 SPEC = ModelSpec("lines", 2, 3, D, next_token(3, [5] * 7 + [4]), logit_scale=0.7)

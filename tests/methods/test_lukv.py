@@ -29,7 +29,7 @@ from kvbench.methods.shared.capacities import Floats
 from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.methods.shared.select import choose_best
 from kvbench.methods.shared.utility import combine_utility
-from tests.support.engine import D, listening, open_cache, run, tokens_of
+from tests.support.engine import D, open_cache, tokens_of, watch
 from tests.support.goldens import load_golden
 from tests.support.layer_outputs import FOLD, Inputs, attention, observe, project, projections
 
@@ -213,9 +213,8 @@ def test_shares_are_linear_between_rows_and_curves_give_the_same_table_for_one_p
 def test_a_run_holds_the_shares_of_its_length(spec: ModelSpec, settings: dict[str, object]) -> None:
     method = LUKV(**{"base": H2O(), **settings})
     observed = observe(method.needs(), spec, [tokens_of(spec, 2 * spec.branches, groups=FOLD)])
-    cache = open_cache(method, spec, "0.5", Artifact("budget_shares", observed))
-    asked = listening(method)
-    run(cache, tokens_of(spec, 2 * spec.branches))
+    inputs = tokens_of(spec, 2 * spec.branches)
+    cache, asked, _ = watch(method, spec, inputs, "0.5", Artifact("budget_shares", observed))
     assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
     assert cache.ledger.peak_tokens == method.budget.tokens
     for one in asked:
@@ -226,15 +225,3 @@ def test_a_run_holds_the_shares_of_its_length(spec: ModelSpec, settings: dict[st
         ratio = 1 - method.budget.tokens / spec.full_tokens
         wanted = (1 - interpolate_shares(observed["pruned"].numpy(), ratio)) * length
         assert abs(final - wanted).max() < 1 or spec is TEXTS
-
-
-def test_scaling_a_layers_outputs_changes_no_share() -> None:
-    inputs, weights = tokens_of(TEXTS, 2, groups=FOLD), projections(TEXTS)
-    louder = weights * torch.tensor([1.0, 7.0])[:, None, None]
-    quiet, loud = (observe(BudgetShares(H2O()), TEXTS, [inputs], weights=one) for one in (weights, louder))
-    torch.testing.assert_close(quiet, loud, rtol=0, atol=1e-6)
-
-
-def test_first_tokens_name_a_calibration_of_their_own() -> None:
-    plain, four = (repr(LUKV(base=H2O(leading=leading)).needs()) for leading in (0, 4))
-    assert four == plain.replace("leading=0", "leading=4") != plain

@@ -4,8 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.methods.merging.cam import add_values, measure_probabilities
-from kvbench.methods.merging.merge import How, merge_slots, merge_values, pair_slots, select_ranks
+from kvbench.methods.merging.merge import (
+    How,
+    add_values,
+    measure_probabilities,
+    merge_slots,
+    merge_values,
+    pair_slots,
+    select_ranks,
+)
 from kvbench.methods.shared.select import choose_best
 from tests.support.evict_goldens import list_cases, load_case, mark, take
 

@@ -1,15 +1,19 @@
-"""Random Attention: the re-run's choices for recorded draws, survival of the paper's rule, and what is refused."""
+"""Random and Random Attention: seeds and prompts of draws, the re-run's choices, survival of the paper's rule."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
+from kvbench.engine.schedule import show_layer
+from kvbench.kernels.layout import empty_layout
+from kvbench.methods.random import Random
 from kvbench.methods.random_attention import RandomAttention
+from kvbench.methods.shared.draws import draw_by_row
 from kvbench.methods.shared.newest import NewestKept
 from kvbench.methods.shared.view import View
 from kvbench.methods.vase import VaSE
-from tests.support.engine import Asked, D, listening, open_cache, run, small, tokens_of
+from tests.support.engine import Asked, D, small, tokens_of, watch
 from tests.support.goldens import load_golden
 
 CASES = {  # capacity, newest tokens, prompt, rounds, whether the prompt stays, whether heads share a draw
@@ -46,11 +50,8 @@ def test_recorded_draws_keep_what_the_program_keeps(case: str, monkeypatch: pyte
         return numbers.scatter(1, before[:, : drawn.shape[1]], drawn)
 
     monkeypatch.setattr(RandomAttention, "_draw", draw)
-    cache = open_cache(
-        RandomAttention(window=newest, sinks=int(protected), shared=shared), spec, f"{capacity}"
-    )
-    seen = listening(cache.method)
-    run(cache, tokens_of(spec, sequences))
+    method = RandomAttention(window=newest, sinks=int(protected), shared=shared)
+    seen = watch(method, spec, tokens_of(spec, sequences), f"{capacity}").asked
     asked = [one for one in seen if one.scale >= 2][:rounds]
     for index, one in enumerate(asked):
         assert one.ids() == golden[f"{case}.after.{index}"].flatten(0, 1).tolist()
@@ -59,10 +60,7 @@ def test_recorded_draws_keep_what_the_program_keeps(case: str, monkeypatch: pyte
 def generate(method: RandomAttention, prompts: int, rounds: int) -> list[Asked]:
     """What is kept of texts of equal lengths, chunk by chunk, once the capacity is full."""
     spec = text(PROMPT, [CAPACITY - PROMPT, *[CHUNK] * rounds], heads=4)
-    cache = open_cache(method, spec, f"{CAPACITY}")
-    cache.prompts = list(range(prompts))
-    seen = listening(cache.method)
-    run(cache, tokens_of(spec, prompts))
+    seen = watch(method, spec, tokens_of(spec, prompts), f"{CAPACITY}").asked
     return [one for one in seen if one.scale >= 2]
 
 
@@ -126,18 +124,38 @@ def test_the_default_window_is_the_familys_or_half_of_what_the_sinks_leave(
     method: NewestKept, spec: ModelSpec, capacity: int, window: int
 ) -> None:
     """What stays under the draws of thirty prompts of equal tokens."""
-    cache = open_cache(method, spec, f"{capacity}")
-    cache.prompts = list(range(30))
-    seen = listening(cache.method)
-    inputs = tokens_of(spec, 1)
-    run(
-        cache,
-        [[tuple(x.expand(30 * spec.branches, -1, -1, -1) for x in qkv) for qkv in one] for one in inputs],
-    )
-    last = seen[-1]
+    one = tokens_of(spec, 1)
+    inputs = [[tuple(x.expand(30 * spec.branches, -1, -1, -1) for x in qkv) for qkv in s] for s in one]
+    last = watch(method, spec, inputs, f"{capacity}").asked[-1]
     end = spec.segments[last.scale].end
     always = set(range(end)).intersection(*last.ids())
     assert set(range(end - window, end)) <= always
     assert end - window - 1 not in always
     if isinstance(method, RandomAttention):
         assert len([token for token in always if token >= spec.segments[method.sinks].start]) == window
+
+
+DRAWN = small(layers=2, heads=2, sides=(1, 2, 3, 4, 5))
+
+
+def test_branches_of_a_prompt_keep_the_same_and_other_prompts_and_seeds_others() -> None:
+    choices = {}
+    for prompt, seed in ((3, 0), (7, 0), (7, 1)):
+        asked = watch(Random(seed=seed), DRAWN, tokens_of(DRAWN, 2), 12, prompts=[prompt]).asked
+        choices[prompt, seed] = [one.ids(slice(DRAWN.heads)) for one in asked]
+        assert choices[prompt, seed] == [one.ids(slice(DRAWN.heads, None)) for one in asked]
+    assert choices[3, 0] != choices[7, 0] != choices[7, 1]
+
+
+HEADS_OF_TEXT = ModelSpec("text", 1, 4, 8, next_token(5, [4]), branches=1, padding_counts=False)
+
+
+@pytest.mark.parametrize("spec", [DRAWN, HEADS_OF_TEXT], ids=["image", "text"])
+def test_processes_that_share_the_heads_draw_what_one_draws(spec: ModelSpec) -> None:
+    def draw(shapes: ModelSpec) -> torch.Tensor:
+        layout = empty_layout(2 * shapes.heads, "cpu")
+        view = show_layer(0, shapes.segments[0], layout, shapes, 2, prompts=(3, 7))
+        return draw_by_row(0, view, shapes, 5).unflatten(0, (2, -1))
+
+    shares = [draw(spec.take_share(rank, 2)) for rank in range(2)]
+    assert torch.equal(torch.cat(shares, 1), draw(spec))

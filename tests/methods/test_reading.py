@@ -1,7 +1,6 @@
 """Methods that select what is read: pages of keys at every token, a middle scale's choice, and how much both read."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -19,25 +18,11 @@ from kvbench.methods.hack.plus_plus import HACKPlusPlus
 from kvbench.methods.quest import Quest, bound_pages
 from kvbench.methods.shared.view import View
 from kvbench.methods.sparvar import SparVAR
-from tests.support.engine import D, open_cache, prepared, run, tokens_of
+from tests.support.engine import D, note_calls, open_cache, prepared, run, tokens_of
 from tests.support.steps import agree, draw, generate
 
 TEXT = ModelSpec("text", 3, 2, D, next_token(6, [8, 8, 8, 7]), 1, 0.7, group=2)
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (3, 3), (4, 4), (6, 6)]), 1)
-
-
-def listen(method: Any) -> list[tuple[View, Tensor | None]]:
-    """What a method selects, and of what."""
-    seen: list[tuple[View, Tensor | None]] = []
-    inner = method.select_attended
-
-    def select(view: View) -> Tensor | None:
-        chosen = inner(view)
-        seen.append((view, chosen))
-        return chosen
-
-    method.select_attended = select
-    return seen
 
 
 @given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 30))
@@ -59,7 +44,7 @@ def test_no_key_of_a_page_exceeds_its_bound(seed: int, page: int, slots: int) ->
 @pytest.mark.parametrize("padding", [None, [0, 3]])
 def test_each_token_attends_to_its_best_pages_and_to_nothing_else(padding: list[int] | None) -> None:
     method = Quest(attention_budget=8, page=4, dense_layers=1)
-    seen, inputs = listen(method), draw(TEXT, 2, groups=2)
+    seen, inputs = note_calls(method, "select_attended"), draw(TEXT, 2, groups=2)
     out = generate(open_cache(method, TEXT), inputs, padding)
     for view, chosen in seen:
         newest, (q, k, v) = view.segment.end - 1, inputs[view.layer]
@@ -107,7 +92,7 @@ def test_everything_selected_is_the_full_cache(packing: Packing | None) -> None:
 
 def test_later_scales_read_what_the_middle_one_attended_to() -> None:
     method = SparVAR(density=0.4, sinks=1)
-    seen, inputs = listen(method), tokens_of(SCALES, 2)
+    seen, inputs = note_calls(method, "select_attended"), tokens_of(SCALES, 2)
     out = run(open_cache(method, SCALES), inputs)
     q, k, v = ([torch.cat([s[n][x] for s in inputs], 2) for n in range(2)] for x in range(3))
     middle = SCALES.segments[2]

@@ -109,6 +109,7 @@ SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (PriceKVBlocks, {"recent": 0}, "must lie in 1..14"),
     (PriceKVBlocks, {"recent": 15}, "must lie in 1..14"),
     (PriceKVBlocks, MENU, "precisions differ in bytes; set budget_unit=bytes"),
+    (PriceKV, {"retrieval": 0.5, "base": H2O()}, "for language models; set method.retrieval=0"),
     (PyramidKV, {"beta": 0.5}, ONE),
     (PyramidKV, {"beta": NAN}, ONE),
     (Quest, {"attention_budget": 8}, "must be at least a page, method.page=16"),

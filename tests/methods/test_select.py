@@ -1,4 +1,7 @@
-"""Shared parts of score-based methods: even shares, windows, smoothing, the best slots, and whose scores decide."""
+"""Shared parts of methods: shares, windows, smoothing, the best slots, competing heads, tokens set aside."""
+
+from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -6,14 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.core.segments import ModelSpec, Segment, next_scale
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hack.method import HACK
+from kvbench.methods.pyramidkv import PyramidKV, slope_layers
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scalekv import ScaleKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Observer
-from kvbench.methods.shared.even_shares import share_evenly
+from kvbench.methods.shared.capacities import share_evenly
+from kvbench.methods.shared.grouped import choose_among_heads
 from kvbench.methods.shared.hook_results import NotANumber
 from kvbench.methods.shared.select import (
     choose_best,
@@ -23,10 +29,11 @@ from kvbench.methods.shared.select import (
     smooth_outside,
     softmax_seen,
 )
+from kvbench.methods.shared.set_aside import set_aside
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.tova import TOVA
-from tests.support.engine import Watched, open_cache, run, small, tokens_of, watch
+from tests.support.engine import Watched, open_cache, prepared, run, small, tokens_of, watch
 
 SPEC = small(layers=2, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
 
@@ -154,3 +161,75 @@ def test_a_softmax_of_nothing_is_zero_and_of_nan_is_nan() -> None:
     found = softmax_seen(rows)
     assert found[:2].tolist() == [[1, 0], [0, 0]]
     assert found[2:].isnan().all()
+
+
+ASIDE = ModelSpec("text", 2, 3, 8, next_token(5, [4, 4]), branches=1)
+BUDGET = Budget(Fraction(43), ASIDE.full_tokens, ASIDE.all_heads)
+
+
+@pytest.mark.parametrize(
+    ("leading", "lengths"), [(0, (5, 4, 4)), (4, (1, 4, 4)), (5, (0, 4, 4)), (7, (0, 2, 4))]
+)
+def test_the_first_tokens_leave_shapes_and_budget(leading: int, lengths: tuple[int, ...]) -> None:
+    spec, budget = set_aside(ASIDE, BUDGET, 0, leading)
+    assert spec.lengths == lengths
+    assert spec.ends == tuple(max(end - leading, 0) for end in (5, 9, 13))
+    assert budget.capacity == 43 - 6 * leading
+    assert budget.full == spec.full_tokens == 6 * (9 - leading)
+
+
+def test_scales_lose_their_first_tokens() -> None:
+    scales = ModelSpec("image", 1, 1, 8, next_scale([(1, 1), (2, 2), (3, 3)]))
+    spec, _ = set_aside(scales, Budget(Fraction(5), 5, 1), 0, 3)
+    assert (spec.lengths, spec.cached_length) == ((0, 2, 9), 2)
+
+
+PYRAMID = small(layers=4, heads=3, sides=(1, 2, 3, 4, 5))
+
+
+@given(st.fractions(0, 60, max_denominator=40), st.integers(1, 40), st.floats(1, 50), st.integers(60, 90))
+def test_a_slope_falls_in_equal_steps_and_has_the_mean(
+    mean: Fraction, layers: int, beta: float, upper: int
+) -> None:
+    rooms = slope_layers(mean, layers, beta, upper)
+    assert sum(rooms) == mean * layers
+    assert len({a - b for a, b in pairwise(rooms)}) <= 1
+    assert all(0 <= room <= upper for room in rooms)
+    assert rooms == sorted(rooms, reverse=True)
+
+
+@given(st.fractions(Fraction(1, 25), 1, max_denominator=200), st.integers(0, 2))
+def test_pyramidkv_deals_out_every_token_of_the_budget(share: Fraction, sinks: int) -> None:
+    budget = Budget.parse(str(max(share, Fraction(6, PYRAMID.cached_length))), PYRAMID)
+    method = PyramidKV(sinks=sinks)
+    method.prepare(PYRAMID, budget)
+    rooms = [method.share(layer, PYRAMID.segments[-2]) for layer in range(PYRAMID.layers)]
+    totals = [PYRAMID.heads * room if isinstance(room, int) else sum(room) for room in rooms]
+    assert sum(totals) == budget.tokens
+    assert totals == sorted(totals, reverse=True)
+    assert min(totals) >= PYRAMID.heads * PYRAMID.leading_tokens(sinks)
+    assert max(totals) <= PYRAMID.heads * PYRAMID.cached_length
+
+
+def test_pyramidkv_with_beta_1_is_snapkv_s_even_share() -> None:
+    method = prepared(PyramidKV(beta=1), PYRAMID, "10")
+    assert [method.share(layer, PYRAMID.segments[-2]) for layer in range(PYRAMID.layers)] == [10] * 4
+
+
+@given(st.integers(0, 10**6), st.integers(0, 9), st.floats(0, 1))
+def test_heads_compete_as_written_out(seed: int, room: int, safeguard: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(0, 6, (4, 9), generator=generator).float()  # with ties
+    exists = torch.rand(4, 9, generator=generator) < 0.8
+    scores[~exists] = -torch.inf
+    chosen = choose_among_heads(scores, room, 2, safeguard)
+    for rows in ((0, 1), (2, 3)):
+        slots = [(row, slot) for row in rows for slot in range(9) if exists[row, slot]]
+        safe = set()
+        for row in rows:
+            own = sorted((s for s in slots if s[0] == row), key=lambda s: (-float(scores[s]), s))
+            least = 1 if safeguard > 0 else 0
+            safe |= set(own[: min(room, max(least, int(safeguard * room)))])
+        rest = sorted((s for s in slots if s not in safe), key=lambda s: (-float(scores[s]), s))
+        expected = safe | set(rest[: 2 * room - len(safe)])
+        assert {(row, slot) for row in rows for slot in range(9) if chosen[row, slot]} == expected

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import predict_row_lengths
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
@@ -17,23 +16,10 @@ from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.shared.base import Method
 from kvbench.methods.streaming_llm import StreamingLLM
-from tests.support.engine import D, listening, open_cache, prepared, run, small, tokens_of
+from tests.support.engine import D, prepared, small, tokens_of, watch
 
-SINKS = 2
 SPEC = small(layers=4, sides=(1, 2, 3, 4, 5, 6))
 ROWS = ModelSpec("rows", 3, 2, D, next_token(4, [6] * 5))
-METHODS: dict[str, Callable[[], Method]] = {
-    "streaming_llm": lambda: StreamingLLM(SINKS),
-    "heatkv": lambda: HeatKV(SINKS),
-    "binary_heatkv": lambda: BinaryHeatKV(SINKS),
-    "naive_heatkv": lambda: HeatKV(SINKS, naive=True),
-}
-
-
-def cache_of(name: str, budget: float | str) -> KVCache:
-    return open_cache(METHODS[name](), SPEC, budget, AttentionByScale().make_stand_in(SPEC))
-
-
 FILLING: dict[str, Callable[[], Method]] = {
     "streaming_llm": lambda: StreamingLLM(1),
     "swa": lambda: StreamingLLM(0),
@@ -56,11 +42,10 @@ def test_what_counts_tokens_alone_holds_all_of_b_once_there_is_so_much(
         assert held == min(budget.tokens, end * spec.all_heads)
 
 
-@pytest.mark.parametrize("name", ["heatkv", "naive_heatkv", "binary_heatkv"])
-def test_heatkv_keeps_what_its_schedule_says(name: str) -> None:
-    cache = cache_of(name, "0.25")
-    run(cache, tokens_of(SPEC, 2))
-    schedule = cache.method.schedule
+@pytest.mark.parametrize("method", [HeatKV(2), HeatKV(2, naive=True), BinaryHeatKV(2)])
+def test_heatkv_keeps_what_its_schedule_says(method: HeatKV) -> None:
+    artifact = AttentionByScale().make_stand_in(SPEC)
+    cache, schedule = watch(method, SPEC, tokens_of(SPEC, 2), "0.25", artifact).cache, method.schedule
     # The cache moves on to the next scale's state as soon as a layer ran, so only whole scales compare.
     held = torch.tensor(cache.ledger.tokens_after)
     assert (held <= torch.from_numpy(schedule.cached_after)).all()
@@ -79,9 +64,7 @@ def test_heatkv_keeps_what_its_schedule_says(name: str) -> None:
     ],
 )  # fmt: skip
 def test_scale_groups_leave_one_group_out(remove: str, left: set[int]) -> None:
-    method = prepared(ScaleGroups(remove), SPEC)
-    cache, seen = KVCache(SPEC, method, dtype=torch.float32), listening(method)
-    run(cache, tokens_of(SPEC, 2))
+    seen = watch(ScaleGroups(remove), SPEC, tokens_of(SPEC, 2)).asked
     for asked in seen:
         expected = [
             p for s in SPEC.segments[: asked.scale + 1] if s.index in left for p in range(s.start, s.end)

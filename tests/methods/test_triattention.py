@@ -13,7 +13,7 @@ from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.triattention import QueryCentres, TriAttention
 from kvbench.models.parts.rotary import rotate_grid, rotate_line
 from tests.support.drawing import halves_as_pairs
-from tests.support.engine import listening, open_cache, prepared, run, tokens_of
+from tests.support.engine import note_calls, open_cache, prepared, run, tokens_of, watch
 from tests.support.goldens import load_golden
 
 CASES = {  # rotary base, budget, horizon, tokens of the prompt, next position
@@ -159,9 +159,7 @@ def line_inputs() -> list[list[tuple[Tensor, ...]]]:
 def test_a_generation_keeps_what_the_authors_keep(shared: Any, name: str) -> None:
     g, spec = load_golden("ld_triattention_line"), spec_of("line")
     method = TriAttention(sinks=1, shared=shared)
-    cache = open_cache(method, spec, 88, artifact_of("line"))
-    seen = listening(method)
-    run(cache, line_inputs())
+    cache, seen, _ = watch(method, spec, line_inputs(), 88, artifact_of("line"))
     expected = g[f"keep.{name}"].expand(spec.layers, spec.heads, -1)
     found = [asked.ids() for asked in seen if asked.scale == 1]
     assert found == expected.tolist()
@@ -242,15 +240,14 @@ def test_frequencies_of_the_model_replace_those_of_the_base() -> None:
     torch.testing.assert_close(score(artifact, view, still), score(artifact, view, steady))
 
 
-def test_images_look_as_far_as_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_look_as_far_as_they_go() -> None:
     """Models whose tokens rotate with row and column have rotations for their own tokens alone."""
     spec = ModelSpec("grid", 1, 2, 8, next_token(1, [4, 4, 4, 3]), 1, 0.5, line=4)
     names = ("centre_real", "centre_imag", "modulus")
     artifact = Artifact("query_centres", dict.fromkeys(names, torch.ones(1, 2, 1, 4)))
-    found, inner = [], TriAttention._find_rotations
-    monkeypatch.setattr(TriAttention, "_find_rotations", lambda *of: found.append(inner(*of)) or inner(*of))
-    rotation = rotate_grid((4, 4), 8, 100.0, 1)
-    run(open_cache(TriAttention(), spec, 6, artifact, rotation=rotation), tokens_of(spec, 1))
+    method, rotation = TriAttention(), rotate_grid((4, 4), 8, 100.0, 1)
+    found = note_calls(method, "_find_rotations")
+    run(open_cache(method, spec, 6, artifact, rotation=rotation), tokens_of(spec, 1))
     # 7 tokens are to come after 9 of 16, and 3 after 13; before that all tokens fit.
-    assert [len(phases) for phases in found] == [3, 2]
-    assert torch.equal(found[1], rotation[[14, 15]].to(torch.complex128))
+    assert [len(phases) for _, phases in found] == [3, 2]
+    assert torch.equal(found[1][1], rotation[[14, 15]].to(torch.complex128))

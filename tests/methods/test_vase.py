@@ -11,7 +11,7 @@ from kvbench.methods.contents.norms import CUR
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.vase import VaSE
-from tests.support.engine import Asked, listening, open_cache, run, tokens_of, watch
+from tests.support.engine import Asked, note_calls, tokens_of, watch
 from tests.support.goldens import load_golden
 
 CASES: dict[str, dict[str, Any]] = {
@@ -112,17 +112,10 @@ def test_projections_are_drawn_for_a_prompt_or_for_a_segment() -> None:
     spec = text(PROMPT, [CHUNK, CHUNK])
     drawn: dict[bool, list[Tensor]] = {}
     for redraw in (False, True):
-        cache = open_cache(CUR(project=400, redraw=redraw), spec, "8")
-        cache.prompts = [3, 5]
-        found = drawn[redraw] = []
-        method = cache.method
-
-        def note(view: View, method: Any = method, found: list[Tensor] = found) -> Tensor:
-            found.append(method._draw_projection(view, 400))
-            return view.position.float()
-
-        method.score = note
-        run(cache, tokens_of(spec, 2))
+        method = CUR(project=400, redraw=redraw)
+        calls = note_calls(method, "_draw_projection")
+        watch(method, spec, tokens_of(spec, 2), "8", prompts=[3, 5])
+        drawn[redraw] = [projection for _, projection in calls]
     for redraw, [first, second] in drawn.items():
         assert torch.equal(first, second) != redraw
         assert torch.equal(first[0], first[1])
@@ -133,10 +126,8 @@ def test_projections_are_drawn_for_a_prompt_or_for_a_segment() -> None:
 def generate(method: VaSE | SnapKV, inputs: Inputs, prompts: int = 1) -> list[Asked]:
     """What is kept of a text after each chunk; all prompts have the same queries, keys and values."""
     spec = text(PROMPT, [CAPACITY - PROMPT, *[CHUNK] * (len(inputs) - 3)])
-    cache = open_cache(method, spec, f"{CAPACITY}")
-    cache.prompts = list(range(prompts))
-    seen = listening(cache.method)
-    run(cache, [[tuple(x.expand(prompts, -1, -1, -1) for x in qkv) for qkv in layers] for layers in inputs])
+    every = [[tuple(x.expand(prompts, -1, -1, -1) for x in qkv) for qkv in layers] for layers in inputs]
+    seen = watch(method, spec, every, f"{CAPACITY}").asked
     return [one for one in seen if one.scale >= 2]
 
 
@@ -176,10 +167,8 @@ def attend_by(weights: list[float], capacity: int, prompts: int) -> list[list[in
     keys, queries = (torch.zeros(prompts, 2, len(weights) + 2, D) for _ in range(2))
     keys[:, :, :-2, 0] = torch.tensor(weights).log().clamp(min=-1e4) * D**0.5
     queries[..., -2:, 0] = 1
-    cache = open_cache(VaSE(window=2, large=0, kernel=1), spec, f"{capacity}")
-    cache.prompts = list(range(prompts))
-    seen = listening(cache.method)
-    run(cache, [[(queries, keys, keys)], [(keys[:, :, :1],) * 3]])
+    method, inputs = VaSE(window=2, large=0, kernel=1), [[(queries, keys, keys)], [(keys[:, :, :1],) * 3]]
+    seen = watch(method, spec, inputs, f"{capacity}").asked
     return [ids[:-2] for ids in seen[0].ids()]
 
 

@@ -28,7 +28,7 @@ from kvbench.methods.shared.wrapper import Wrapper
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.tova import TOVA
 from kvbench.methods.triattention import QueryCentres, TriAttention
-from tests.support.engine import Watched, prepared, tokens_of, watch
+from tests.support.engine import Watched, note_calls, prepared, tokens_of, watch
 from tests.support.small_models import composed
 
 SCALES = ModelSpec("scales", 3, 2, 8, next_scale([(side, side) for side in (1, 2, 3, 4, 5)]))
@@ -135,20 +135,20 @@ def test_a_wrapper_forwards_joint_decisions_and_observed_queries() -> None:
 class Counted(KeyDiff):
     """KeyDiff that notes when it is asked."""
 
-    asked: list[int]
+    times: list[int]
 
     def score(self, view: Any) -> Tensor:
         """Note the segment."""
-        self.asked.append(view.segment.index)
+        self.times.append(view.segment.index)
         return super().score(view)
 
 
 @pytest.mark.parametrize(("refresh", "expected"), [(1, [2, 3, 4, 5]), (2, [0, 1, 3, 5]), (4, [0, 1, 5])])
 def test_scores_are_asked_for_at_every_nth_segment(refresh: int, expected: list[int]) -> None:
     method = Counted(refresh=refresh)
-    method.asked = []
+    method.times = []
     give(method, LINES)
-    assert sorted({*method.asked}) == expected
+    assert sorted({*method.times}) == expected
 
 
 def test_between_two_times_old_scores_count_and_the_newest_stay() -> None:
@@ -269,15 +269,9 @@ def test_a_critical_head_keeps_its_best_slot() -> None:
     """With `first=0` and nearly equal scores, only the guarantee of AdaKV chooses a slot by its score."""
     table = 1 + 0.01 * torch.rand(2, SCALES.ends[-1], generator=torch.Generator().manual_seed(0))
     method = Critical(base=Contest(table=table), first=0.0)
-    seen: list[tuple[Tensor, Tensor]] = []
-    inner = method.select_slots
-
-    def select_slots(view: View, ranked: Tensor) -> Tensor:
-        seen.append((ranked, inner(view, ranked)))
-        return seen[-1][1]
-
-    method.select_slots = select_slots  # type: ignore[method-assign]
-    watch(method, SCALES, tokens_of(SCALES, 4, groups=2), 2)
-    assert seen
-    for ranked, kept in seen:
-        assert kept.gather(1, ranked.argmax(1, keepdim=True)).all()
+    ranked = note_calls(method, "ranked_if_full")
+    asked = watch(method, SCALES, tokens_of(SCALES, 4, groups=2), 2).asked
+    pairs = [(scores, one.kept) for (_, scores), one in zip(ranked, asked, strict=True) if scores is not None]
+    assert pairs
+    for scores, kept in pairs:
+        assert kept.gather(1, scores.argmax(1, keepdim=True)).all()

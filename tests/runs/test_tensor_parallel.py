@@ -23,7 +23,7 @@ from kvbench.engine.ledger import Ledger, add_ledgers
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.even_shares import share_evenly
+from kvbench.methods.shared.capacities import share_evenly
 from kvbench.runs.check import check_job
 from tests.support.fake_run import count_records, job_in
 from tests.support.parallel import CASES, SAMPLED, collect, make_model

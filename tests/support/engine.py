@@ -186,11 +186,27 @@ def watch(
     budget: float | str = 1,
     artifact: Artifact | None = None,
     padding: Sequence[int] | None = None,
+    prompts: Sequence[int] | None = None,
+    **options: Any,
 ) -> Watched:
-    """One generation by a method that is prepared here."""
-    cache = open_cache(method, spec, budget, artifact)
+    """One generation by a method that is prepared here; `prompts` are the numbers of its prompts if not from 0."""
+    cache = open_cache(method, spec, budget, artifact, **options)
+    cache.prompts = prompts
     asked = listening(method)
     return Watched(cache, asked, run(cache, inputs, padding))
+
+
+def note_calls(method: Any, hook: str) -> list[tuple[View, Any]]:
+    """Fills, while the method is used, with the view and the result of each call of a hook."""
+    calls: list[tuple[View, Any]] = []
+    inner = getattr(method, hook)
+
+    def call(view: View, *others: Any) -> Any:
+        calls.append((view, inner(view, *others)))
+        return calls[-1][1]
+
+    setattr(method, hook, call)
+    return calls
 
 
 def same_best(kept: Sequence[int], expected: Sequence[int], scores: Tensor) -> None:

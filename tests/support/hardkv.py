@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.methods.hardkv.calibration import mark_top_p, solve_temperatures
-from kvbench.methods.hardkv.selectors import Selector
+from kvbench.methods.hardkv.calibration import Selector, mark_top_p, solve_temperatures
 from kvbench.methods.shared.redundancy import measure_redundancy
 from tests.support.engine import Asked
 

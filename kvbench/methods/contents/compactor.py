@@ -20,10 +20,8 @@ REGULARISER = 0.01
 def measure_leverage(keys: Tensor, exists: Tensor, sketch: Tensor) -> Tensor:
     """Return the leverage of each key within its row, float32 [rows, slots].
 
-    Args:
-        keys: without rotation, [rows, slots, D].
-        exists: bool [rows, slots].
-        sketch: Gaussian projection of channels, [rows, D, m].
+    Keys [rows, slots, D] are not rotated, `exists` is bool [rows, slots], and `sketch` is a Gaussian projection of
+    channels, [rows, D, m].
     """
     # In float32 the leverages of a few tokens, which are nearly equal, differ by rounding alone.
     keys, exists, sketch = keys.double(), exists[..., None].double(), sketch.double()
@@ -44,13 +42,9 @@ def attend_unmasked(
 ) -> Tensor:
     """Return the attention that slots receive from all queries of their chunk, times value norms: float32 [rows, n].
 
-    Args:
-        queries: not scaled, float32 [rows, query heads per KV head, n, D].
-        keys: [rows, n, D].
-        values: shaped like `keys`.
-        exists: bool [rows, n]; chunks begin at a row's first slot.
-        chunk: slots of a chunk.
-        official_padding: pad a row's last chunk with zero queries and keys that are not masked, as the program does.
+    Queries, float32 [rows, query heads per KV head, n, D], are not scaled; keys and values are [rows, n, D]. Chunks of
+    `chunk` slots begin at the first slot of a row that `exists`, bool [rows, n]. The program pads a row's last chunk
+    with zero queries and keys that are not masked (`official_padding`).
     """
     order = (~exists).sort(dim=1, stable=True).indices  # existing slots first
     place = order.argsort(1)

@@ -64,12 +64,9 @@ class LagKV(Scored):
 def compare_chunks(keys: Tensor, values: Tensor, chunks: Tensor, scored: int, *, ranks: bool) -> Tensor:
     """Return the scores of tokens relative to the next chunk, float32 [rows, slots]; 1 in chunks that are not scored.
 
-    Args:
-        keys: [rows, slots, D].
-        values: shaped like `keys`.
-        chunks: int64 [rows, slots], in order, -1 for slots outside all chunks.
-        scored: number of chunks with a complete next chunk.
-        ranks: return the rank in the chunk, from 0, divided by the chunk's tokens; otherwise the softmax.
+    Keys and values are [rows, slots, D]; chunks, int64 [rows, slots], are in order, -1 for slots outside all of them.
+    The first `scored` chunks have a complete next one. `ranks` returns the rank in the chunk, from 0, divided by the
+    chunk's tokens; otherwise the score is the softmax.
     """
     scores = (_measure_deviation(keys, chunks, scored) + _measure_deviation(values, chunks, scored)) / 2
     if ranks:

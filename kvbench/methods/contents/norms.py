@@ -109,14 +109,10 @@ class CUR(Scored):
 
 
 def weigh_norms(keys: Tensor, values: Tensor, exists: Tensor, kind: Kind, block: int) -> Tensor:
-    """Return combined squared norms of keys and values, float32 [rows, slots], with sum 1 in each row.
+    """Return combined squared norms of keys and values, float32 [rows, slots], with sum 1 in each row (`CUR.kind`).
 
-    Args:
-        keys: [rows, slots, D], zeros where a row has no such slot.
-        values: shaped like `keys`.
-        exists: bool [rows, slots].
-        kind: see `CUR`.
-        block: neighbours over which norms are normalised; 0 for none.
+    Keys and values [rows, slots, D] are zeros where a row has no such slot (`exists`, bool [rows, slots]). Norms are
+    normalised over `block` neighbours, 0 for none.
     """
     key, value = (x.float().square().sum(-1) for x in (keys, values))
     if block:

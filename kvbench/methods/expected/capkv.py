@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kvbench.core.config import ConfigError
-from kvbench.methods.expected.gaussian import rotate_channels
-from kvbench.methods.expected.queries import average_rotation, read_queries
+from kvbench.methods.expected.queries import average_rotation, read_queries, rotate_channels
 from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import find_leading, pair_halves
@@ -53,15 +52,6 @@ class CapKV(Scored):
     limits = set_limits(tau=Limit(0), future=Limit(1))
     graph_obstacle = SOLVED_BY_LIBRARY  # the solution of a linear system for each query head
     uses_value_norms = True  # leverage grows with the norm of values
-
-    @property
-    def keeps_scores(self) -> bool:
-        """Whether slots keep an earlier segment's score."""
-        return self.asked == "prompt" or super().keeps_scores
-
-    def last_asked(self, index: int) -> int:
-        """Return the last segment up to `index` after which `score` was called."""
-        return 0 if self.asked == "prompt" else super().last_asked(index)
 
     def score(self, view: View) -> Tensor:
         """Return the leverage of each value times its weight, 0 for the first tokens: float32 [rows, slots]."""
@@ -112,9 +102,7 @@ class CapKV(Scored):
 def measure_ridge_leverage(values: Tensor, weight: Tensor) -> Tensor:
     """Return v A^-1 v of each value for A = I + sum (weight + 1e-6) v v^T, float32 [rows, slots].
 
-    Args:
-        values: [rows, slots, D]; zeros do not count.
-        weight: float32 [rows, slots].
+    Values [rows, slots, D] of zero do not count; `weight` is float32 [rows, slots].
     """
     dtype = torch.float64 if values.shape[1] > MAX_FLOAT32_SLOTS else torch.float32
     values, weight = values.to(dtype), weight.to(dtype) + REGULARISER

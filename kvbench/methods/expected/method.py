@@ -8,13 +8,18 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.expected.gaussian import expect_logits, fit_gaussian, rotate_gaussian
-from kvbench.methods.expected.queries import average_rotation, read_queries
+from kvbench.methods.expected.queries import (
+    average_rotation,
+    expect_logits,
+    fit_gaussian,
+    read_queries,
+    rotate_gaussian,
+)
 from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
 from kvbench.methods.shared.limits import Limit, set_limits
-from kvbench.methods.shared.output_norms import measure_output
 from kvbench.methods.shared.scored import AdaptiveHeads
 from kvbench.methods.shared.select import find_leading, pair_halves, softmax_seen
+from kvbench.methods.shared.utility import measure_output
 from kvbench.methods.shared.view import View
 
 

@@ -1,4 +1,7 @@
-"""Queries of the newest segment before their rotation, and the mean rotation of the positions to come."""
+"""Queries of the newest segment before rotation, their Gaussians, and the mean rotation of the positions to come.
+
+Rotations act on pairs of channels i and i + D/2, the order of queries and keys without rotation (`View.keys`).
+"""
 
 import torch
 from torch import Tensor
@@ -13,13 +16,8 @@ def read_queries(
 ) -> tuple[Tensor, Tensor | None]:
     """Return queries before rotation, float32 [rows, query heads per KV head, n, D], and which a row has, [rows, 1, n].
 
-    The mask is bool, or None if each row has all queries.
-
-    Args:
-        view: the layer.
-        spec: the model's shapes.
-        leading: first queries of a next-token model's prompt that are left out.
-        newest: number of the segment's newest queries; None for all.
+    The mask is bool, or None if each row has all queries. The queries are the `newest` of the segment (None for all),
+    without the first `leading` of a next-token model's prompt.
     """
     length, is_prompt = view.segment.length, view.segment.index == 0 and spec.family == "next-token"
     dropped = leading if is_prompt else 0
@@ -32,10 +30,8 @@ def read_queries(
 def average_rotation(view: View, spec: ModelSpec, future: int) -> Tensor | None:
     """Return the mean RoPE factor of the positions to come, complex64 [D/2]; None without RoPE.
 
-    Args:
-        view: the layer.
-        spec: the model's shapes.
-        future: number of positions, at most those that the generation still has; in next-scale models the next scale's.
+    These are the next scale's positions in next-scale models, else `future` positions or those that the generation
+    still has.
     """
     later = spec.segments[view.segment.index + 1 :] or [view.segment]
     end = min(later[-1].end, view.segment.end + future)
@@ -43,3 +39,44 @@ def average_rotation(view: View, spec: ModelSpec, future: int) -> Tensor | None:
         end = later[0].end
     rotation = view.rotation(torch.arange(min(view.segment.end, end - 1), end))
     return None if rotation is None else rotation.mean(0)
+
+
+def fit_gaussian(
+    queries: Tensor, mask: Tensor | None = None, *, unbiased: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return mean [..., D] and covariance [..., D, D] of queries [..., n, D], float32.
+
+    The covariance has the divisor n, or n - 1 if `unbiased`. `mask`, bool [..., n], marks queries that count; None for
+    all.
+    """
+    weight = torch.ones_like(queries[..., 0]) if mask is None else mask.float()
+    count = weight.sum(-1, keepdim=True).clamp(min=1)
+    mean = (queries * weight[..., None]).sum(-2) / count
+    centred = (queries - mean[..., None, :]) * weight[..., None]
+    return mean, centred.mT @ centred / (count - int(unbiased)).clamp(min=1)[..., None]
+
+
+def rotate_channels(x: Tensor, factor: Tensor) -> Tensor:
+    """Multiply pairs of channels of x [..., D] by complex numbers [D/2]."""
+    first, second = x.chunk(2, -1)
+    real, imaginary = factor.real, factor.imag
+    return torch.cat((first * real - second * imaginary, first * imaginary + second * real), -1)
+
+
+def rotate_gaussian(mean: Tensor, covariance: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate a mean [..., D] and a covariance [..., D, D] by a mean rotation, complex64 [D/2]."""
+    return rotate_channels(mean, factor), rotate_channels(rotate_channels(covariance, factor).mT, factor).mT
+
+
+def expect_logits(keys: Tensor, mean: Tensor, covariance: Tensor | None) -> Tensor:
+    """Return ln E exp(q k) of Gaussian queries q, float32 [rows, query heads, slots] (arXiv:2510.00636, Eq. 5 to 7).
+
+    Keys are [rows, slots, D]; mean and covariance (None for 0) of the scaled queries are float32 [rows, query heads per
+    KV head, D] and [rows, query heads per KV head, D, D].
+    """
+    keys = keys.float()
+    logits = mean @ keys.mT
+    if covariance is None:
+        return logits
+    variance = [((keys @ head) * keys).sum(-1) for head in covariance.unbind(1)]
+    return logits + torch.stack(variance, 1) / 2

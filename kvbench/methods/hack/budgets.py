@@ -60,14 +60,9 @@ def share_budget(
 ) -> Ints:
     """Share B among the heads after every scale: int64 [K - 1, L, H] (HACK++ Eq. 17, 18).
 
-    Args:
-        weights: [K - 1, groups].
-        groups: groups of heads.
-        tokens: floor(B).
-        spec: the model's shapes.
-        strict: whether B also holds after every layer, while some layers have their new share and others the previous
-            one; deep layers then shrink a scale early where shallow layers grow.
-        min_tokens: minimum capacity of a head that has seen this number of tokens.
+    Weights are [K - 1, groups], `tokens` is floor(B), and a head that has seen `min_tokens` tokens holds at least
+    these. If `strict`, B also holds after every layer, while some layers have their new share and others the previous
+    one; deep layers then shrink a scale early where shallow layers grow.
     """
     capacities = np.zeros(weights.shape, np.int64)
     before = np.zeros(len(groups.sizes), np.int64)

@@ -15,7 +15,7 @@ from kvbench.methods.hack.classes import HeadPatterns, find_contextual
 from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
 from kvbench.methods.shared.limits import SHARE, Limit, set_limits
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import choose_best, choose_window, fits, smooth
+from kvbench.methods.shared.select import choose_best, choose_window, fits, merge_branches, smooth
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
@@ -116,7 +116,8 @@ class HACKPlusPlus(Scored):
         if not self._any_by_attention[view.layer]:
             return self._score_structural(view)
         received = view.mass(choose_window("uniform", view.segment, self.observed))
-        smoothed = smooth(self.merge_branches(received), "max", self.pool, view.exists)
+        merged = merge_branches(received, self.branch_mode, self.spec.branches)
+        smoothed = smooth(merged, "max", self.pool, view.exists)
         if self._all_by_attention[view.layer]:
             return smoothed
         rows = self._by_attention[view.layer].to(smoothed.device, non_blocking=True).repeat(view.sequences)
@@ -136,9 +137,7 @@ class HACKPlusPlus(Scored):
 def count_read(attention_budget: float | int | None, spec: ModelSpec) -> int | None:
     """Return the number of tokens that a head may attend to, None for all (HACK++: B_a = eta_a x T_K).
 
-    Args:
-        attention_budget: see `HACKPlusPlus`; all tokens include the last scale.
-        spec: the model's shapes.
+    All tokens, of which `attention_budget` (`HACKPlusPlus`) may be a fraction, include the last scale.
 
     Raises:
         ValueError: not a fraction in (0, 1] or a whole number up to all tokens.

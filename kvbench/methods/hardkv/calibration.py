@@ -1,9 +1,9 @@
-"""Hard-KV's logits calibration: a temperature per head that restores the concentration of the raw scores.
+"""Hard-KV's scores: selectors that alter them, and a temperature per head that restores their concentration.
 
-Source: Hard-KV, section 3.2 (Problem 1, Solutions 1 and 2) and appendix D.1 (Algorithms 1 and 2). A selector alters
-scores, which may concentrate or spread the mass of their softmax. Dividing by one temperature per head keeps the order
-of tokens (Constraint 1); the temperature is chosen so that the number of tokens that the raw scores need for the mass p
-has the mass p again.
+Source: Hard-KV, section 4 and appendix E (selectors), section 3.2 (Problem 1, Solutions 1 and 2) and appendix D.1
+(Algorithms 1 and 2). A selector alters scores, which may concentrate or spread the mass of their softmax. Dividing by
+one temperature per head keeps the order of tokens (Constraint 1); the temperature is chosen so that the number of
+tokens that the raw scores need for the mass p has the mass p again.
 """
 
 from typing import Literal, NamedTuple
@@ -12,8 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvbench.methods.shared.select import softmax_seen
+from kvbench.methods.shared.select import smooth, softmax_seen
 
+Selector = Literal["vanilla", "snapkv", "rkv"]
+EPSILON = 1e-10
+"""Added before the logarithm of `weigh_redundancy`, as in the released code."""
 Calibration = Literal["none", "bisection", "gradient", "official"]
 """Calibration of a head's temperature: none (1), Algorithm 2, Algorithm 1, or as in the released code.
 
@@ -32,15 +35,34 @@ GRADIENT_RANGE = (1e-3, 10.0)
 """Range of temperatures in Algorithm 1."""
 
 
+def pool_scores(scores: Tensor, exists: Tensor, kernel: int) -> Tensor:
+    """Give every slot the largest score among its neighbours (SnapKV, before the softmax).
+
+    `kernel` is the odd window of the maximum in slots, and invalid slots (`exists`, bool [rows, slots]) are not
+    neighbours. Scores and result are float32 [rows, queries, slots], -inf for invalid slots.
+    """
+    rows, queries, _ = scores.shape
+    pooled = smooth(scores.flatten(0, 1), "max", kernel, exists.repeat_interleave(queries, 0))
+    return pooled.unflatten(0, (rows, queries)).masked_fill(~exists[:, None], -torch.inf)
+
+
+def weigh_redundancy(scores: Tensor, exists: Tensor, redundancy: Tensor, mix: float) -> Tensor:
+    """Return log of lambda P - (1 - lambda) R, shifted to start at 0 and normalised (R-KV; Solution 2).
+
+    R is `redundancy`, float32 [rows, slots] (`redundancy.measure_redundancy`), and lambda is `mix`. Scores and result
+    are float32 [rows, queries, slots], -inf for invalid slots; `exists` is bool [rows, slots].
+    """
+    mixed = mix * scores.softmax(-1) - (1 - mix) * redundancy[:, None]
+    smallest = mixed.masked_fill(~exists[:, None], torch.inf).amin(-1, keepdim=True)
+    shifted = (mixed - smallest).masked_fill(~exists[:, None], 0)
+    weights = shifted / shifted.sum(-1, keepdim=True).clamp(min=EPSILON)
+    return (weights + EPSILON).log().masked_fill(~exists[:, None], -torch.inf)
+
+
 def mark_top_p(probabilities: Tensor, mass: float) -> Tensor:
-    """Mark the smallest set of largest probabilities with the given mass, and ties of its smallest one.
+    """Mark the smallest set of largest probabilities with the mass p, and ties of its smallest one, bool [..., slots].
 
-    Args:
-        probabilities: float32 [..., slots], rows sum to 1.
-        mass: p, in (0, 1].
-
-    Returns:
-        bool [..., slots]; at least one per row.
+    Probabilities are float32 [..., slots], and rows sum to 1; `mass` in (0, 1] marks at least one slot of each.
     """
     ordered = _sort(probabilities)
     enough = ordered.cumsum(-1)[..., :-1] < mass
@@ -59,17 +81,10 @@ def _sort(numbers: Tensor) -> Tensor:
 def solve_temperatures(
     altered: Tensor, counts: Tensor, mass: float, method: Calibration, valid_queries: Tensor | None = None
 ) -> Tensor:
-    """Find each row's temperature (Problem 1).
+    """Find each row's temperature (Problem 1), float32 [rows]; the nearest bound if no temperature gives the mass p.
 
-    Args:
-        altered: altered scores, float32 [rows, queries, slots]; -inf where a row has no slot.
-        counts: int64 [rows, queries], number of tokens that the raw scores need for the mass.
-        mass: p.
-        method: how to find it.
-        valid_queries: bool [rows, queries]; None if all queries are valid.
-
-    Returns:
-        float32 [rows]; the nearest bound if no temperature gives the mass.
+    Altered scores are float32 [rows, queries, slots], -inf where a row has no slot; `counts`, int64 [rows, queries],
+    are the tokens that the raw scores need for the mass; valid queries are bool [rows, queries], None for all.
     """
     rows = len(altered)
     if method in ("none", "official"):

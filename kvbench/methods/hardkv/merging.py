@@ -34,9 +34,7 @@ def pair_by_rank(plan: MergePlan) -> Tensor:
     """Pair evicted slots in rising order of score with target slots in falling order of mass.
 
     Each target has at most one partner. If there are more evicted slots than targets, the ones of least score are lost.
-
-    Returns:
-        int64 [rows, slots], the slot that is merged into each slot; itself if there is none.
+    The result, int64 [rows, slots], is the slot that is merged into each slot, itself if there is none.
     """
     sources = plan.score.masked_fill(~plan.evicted, torch.inf).argsort(dim=1, stable=True)
     targets = plan.mass.masked_fill(~plan.targets, -torch.inf).argsort(dim=1, descending=True, stable=True)
@@ -49,18 +47,10 @@ def pair_by_rank(plan: MergePlan) -> Tensor:
 
 
 def merge_fixed_budget(keys: Tensor, values: Tensor, plan: MergePlan) -> tuple[Tensor, Tensor]:
-    """Average each pair of `pair_by_rank`, weighted by mass.
+    """Average each pair of `pair_by_rank`, weighted by mass: keys and values of all slots, shaped and typed as given.
 
     The released program requires at least as many targets as evicted tokens; here the evicted tokens of least score are
-    lost.
-
-    Args:
-        keys: [rows, slots, D].
-        values: shaped like `keys`.
-        plan: evicted and target slots.
-
-    Returns:
-        Keys and values of all slots, in the given shape and dtype.
+    lost. Keys and values are [rows, slots, D].
     """
     other = pair_by_rank(plan)
     own = _share_mass(plan.mass, other)

@@ -9,10 +9,16 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.hardkv.calibration import Calibration, mark_top_p, solve_temperatures
+from kvbench.methods.hardkv.calibration import (
+    Calibration,
+    Selector,
+    mark_top_p,
+    pool_scores,
+    solve_temperatures,
+    weigh_redundancy,
+)
 from kvbench.methods.hardkv.merging import MergePlan, merge_exactly, merge_fixed_budget, merge_multi_to_one
 from kvbench.methods.hardkv.official import SINKS, rank_rewritten, select_sparse, weigh_slots
-from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.limits import Limit, set_limits
 from kvbench.methods.shared.redundancy import measure_redundancy

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvbench.methods.hardkv.calibration import OFFICIAL_TEMPERATURE, mark_top_p
-from kvbench.methods.hardkv.selectors import Selector
+from kvbench.methods.hardkv.calibration import OFFICIAL_TEMPERATURE, Selector, mark_top_p
 from kvbench.methods.shared.select import softmax_seen
 
 SINKS = 1
@@ -30,14 +29,10 @@ def weigh_slots(
 ) -> Tensor:
     """Return the probabilities that the program selects by, float32 [rows, queries, slots].
 
-    Args:
-        raw: scores, float32 [rows, queries, slots], -inf for slots that are not attended.
-        alter: the selector's change of scores.
-        selector: name of the selector.
-        attended: bool [rows, slots], slots that have probabilities. (On R-KV's first call the program attends to all
-            slots; in its runs and ours all slots are attended then.)
-        valid_queries: bool [rows, queries]; None if all queries are valid.
-        averaged: average over queries, as the sparse classes do; R-KV then mixes redundancy with averaged attention.
+    Raw scores are float32 [rows, queries, slots]; `alter` is the selector's change of them. Only slots that are
+    `attended`, bool [rows, slots], have probabilities. (On R-KV's first call the program attends to all slots; in its
+    runs and ours all slots are attended then.) Valid queries are bool [rows, queries], None for all. The sparse classes
+    average over queries (`averaged`); R-KV then mixes redundancy with averaged attention.
     """
     if averaged and selector == "rkv":
         raw, valid_queries = _average(softmax_seen(raw), valid_queries).log(), None

@@ -4,9 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.core.budget import Budget
@@ -16,11 +14,11 @@ from kvbench.methods.heatkv.schedule import count_pruned_heads, fill_budget, sch
 from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
+from kvbench.methods.shared.capacities import Ints
 from kvbench.methods.shared.select import find_leading
 from kvbench.methods.shared.set_aside import set_aside
 from kvbench.methods.shared.view import View
 
-Ints = NDArray[np.int64]
 NO_ORDERS = "method.orders: give an order file, or"
 
 

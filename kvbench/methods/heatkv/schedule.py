@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from kvbench.core.budget import Budget, InfeasibleBudget, name_budget
 from kvbench.core.segments import ModelSpec
+from kvbench.methods.shared.capacities import Ints
 
 Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

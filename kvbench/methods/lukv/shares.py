@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.capacities import Floats, Ints, fill_gaps, shrink_early
+from kvbench.methods.shared.capacities import Floats, Ints, allocate_anew
 
 Scope = Literal["global", "layer"]
 """Heads that compete: all heads of the model, or of a layer."""
@@ -16,11 +16,8 @@ PERCENTS = 100
 def find_marginal_losses(utility: Floats) -> Floats:
     """Return the slope of the lower convex hull of each head's loss curve, [..., tokens], in the order of discarding.
 
-    A curve is the sum of the utilities of the tokens discarded so far. The slopes of its hull are the non-decreasing
-    sequence that is nearest to the utilities in the least squares (isotonic regression).
-
-    Args:
-        utility: [..., tokens], in the order of discarding.
+    A curve is the sum of the utilities [..., tokens], in this order, of the tokens discarded so far. The slopes of its
+    hull are the non-decreasing sequence that is nearest to the utilities in the least squares (isotonic regression).
     """
     from scipy.optimize import isotonic_regression  # slow to import
 
@@ -32,12 +29,8 @@ def discard(losses: Floats, tokens: int, scope: Scope) -> Floats:
     """Return the pruned share of each head at 1 to 99 % of global compression, [99, L, H].
 
     The token of the smallest marginal loss is discarded first, at equal losses in the lower layer and head, until the
-    part of all tokens is discarded, or as many as the curves have.
-
-    Args:
-        losses: marginal losses [L, H, n], non-decreasing; a head discards n tokens at most.
-        tokens: N, tokens of a head.
-        scope: heads that compete.
+    part of all tokens is discarded, or as many as the curves have. The marginal losses [L, H, n] are non-decreasing; a
+    head has `tokens` tokens and discards n at most.
     """
     if scope == "layer":
         return np.concatenate([discard(layer[None], tokens, "global") for layer in losses], 1)
@@ -77,16 +70,11 @@ def interpolate_shares(table: Floats, ratio: float) -> Floats:
 
 
 def round_shares(wanted: Floats, total: int, lower: int, reach: Ints) -> Ints:
-    """Return whole capacities of heads with the sum `total`, int64 [T].
+    """Return whole capacities of heads with the sum `total`, int64 [T], from the `wanted` ones, float64 [T].
 
     Capacities are rounded down, and the rest goes to the heads that lack most (largest remainders). If the lower bounds
-    take more, the heads furthest above their shares lose it.
-
-    Args:
-        wanted: tokens of each head, float64 [T].
-        total: tokens of all heads together, at least the lower bounds and at most the upper ones.
-        lower: lower bound of each head, if `reach` permits.
-        reach: upper bound of each head, int64 [T].
+    take more, the heads furthest above their shares lose it. A head holds at most `reach`, int64 [T], and at least
+    `lower` if `reach` permits; `total` lies between the sums of both bounds.
     """
     least = np.minimum(lower, reach)
     held = np.clip(np.floor(wanted + 1e-9).astype(np.int64), least, reach)
@@ -100,28 +88,17 @@ def round_shares(wanted: Floats, total: int, lower: int, reach: Ints) -> Ints:
 
 
 def allocate_shares(table: Floats, spec: ModelSpec, total: int, *, floor: float, minimum: int) -> Ints:
-    """Return the capacity of each head after each cached segment, int64 [K - 1, L, H].
+    """Return the capacity of each head after each cached segment, int64 [K - 1, L, H] (`capacities.allocate_anew`).
 
-    While the full cache fits, heads keep all tokens. Otherwise they keep their shares of the tokens so far at the
-    compression that B demands, at most the tokens that they have left (`round_shares`).
-
-    Args:
-        table: pruned shares [99, L, H].
-        spec: the model.
-        total: B in whole tokens.
-        floor: smallest share of the tokens so far that a head keeps.
-        minimum: smallest capacity of a head in tokens; the smallest capacities are at most B / T.
+    Heads keep their shares of the tokens so far at the compression that B, `total` whole tokens, demands, at most the
+    tokens that they have left (`round_shares`). The table of pruned shares is [99, L, H]. A head keeps at least the
+    share `floor` of the tokens so far and `minimum` tokens, both limited to B / T.
     """
-    amounts, before = [], np.zeros(spec.all_heads, np.int64)
-    for segment in spec.segments[:-1]:
-        reach = before + segment.length
-        before = reach
-        if reach.sum() > total:
-            ratio = 1 - total / (spec.all_heads * segment.end)
-            wanted = (1 - interpolate_shares(table, ratio).reshape(-1)) * segment.end
-            lower = min(max(round(floor * segment.end), minimum), total // spec.all_heads)
-            before = round_shares(wanted, total, lower, reach)
-        amounts.append(before)
-    strict = shrink_early(np.array(amounts), spec.lengths, total, spec.heads)
-    filled = fill_gaps(strict, spec.lengths, total, spec.heads)
-    return filled.reshape(-1, spec.layers, spec.heads)
+
+    def allocate(k: int, reach: Ints) -> Ints:
+        end = spec.ends[k]
+        wanted = (1 - interpolate_shares(table, 1 - total / (spec.all_heads * end)).reshape(-1)) * end
+        lower = min(max(round(floor * end), minimum), total // spec.all_heads)
+        return round_shares(wanted, total, lower, reach)
+
+    return allocate_anew(spec, total, allocate)

@@ -35,9 +35,8 @@ def measure_entropy(logits: Tensor) -> Tensor:
 def compare_columns(columns: Tensor, heads: int) -> Tensor:
     """Return D2O's statistic of a layer, float32 [sequences]: the mean over heads of scaled variances.
 
-    Args:
-        columns: float32 [sequences, heads, slots], attention that each slot received; NaN where there is no slot.
-        heads: heads of a sequence.
+    The columns, float32 [sequences, heads, slots], are the attention that each slot received; NaN where there is no
+    slot.
     """
     exists = ~columns.isnan()
     count = exists.sum(-1).clamp(min=1)
@@ -64,11 +63,6 @@ class LayerEntropies(LayerStatistics):
     _text: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     kind: ClassVar[str] = "layer_entropies"
-
-    def prepare(self, spec: ModelSpec) -> None:
-        """Refuse `cross` without text in the cache, and set the sums to zero."""
-        check_statistic(self.statistic, spec)
-        super().prepare(spec)
 
     def measure(self, view: View) -> Tensor:
         """Return the statistic of each sequence, float32 [sequences, 1]."""
@@ -106,15 +100,10 @@ def measure_cross_entropy(
 ) -> Tensor:
     """Return the entropy of attention from text to image plus the one from image to text, float32 [rows], in nats.
 
-    Each is a mean over queries and query heads, without a causal mask.
-
-    Args:
-        prompt: scaled queries of the text, float32 [rows, query heads per KV head, n, D].
-        line: scaled queries of the image, likewise.
-        keys: [rows, slots, D].
-        text: bool [rows, slots].
-        image: bool [rows, slots].
-        valid: bool [rows, n], queries of the text that a row has; None for all.
+    Each is a mean over queries and query heads, without a causal mask. Queries of the text and the image, `prompt` and
+    `line`, are scaled, float32 [rows, query heads per KV head, n, D]; keys are [rows, slots, D]. Slots of the text,
+    slots of the image, and `valid`, the queries of the text that a row has (None for all), are bool [rows, slots] and
+    [rows, n].
     """
     transposed = keys.float().mT[:, None]
     to_image = softmax_seen((prompt @ transposed).masked_fill(~image[:, None, None], -torch.inf))
@@ -124,19 +113,6 @@ def measure_cross_entropy(
     exists = torch.ones_like(by_query) if valid is None else valid.float()
     mean = (by_query * exists).sum(1) / exists.sum(1).clamp(min=1)
     return mean + measure_entropy(to_text).mean(1) / line.shape[2]
-
-
-def check_statistic(statistic: Statistic, spec: ModelSpec) -> None:
-    """Refuse `cross` if the cache does not contain both text and image.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    if statistic == "cross" and not spec.line:
-        raise ValueError(
-            f"method.statistic=cross: {spec.name} does not attend from an image to a text in its cache; set "
-            "method.statistic=whole"
-        )
 
 
 def clamp_shares(numbers: Floats, share: float) -> Floats:
@@ -201,9 +177,13 @@ class MEDA(LayerShares):
         return LayerEntropies(self.statistic)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse a statistic that the model does not support, and what `Scored` refuses."""
+        """Refuse `cross` if the cache does not contain both text and image, and what `Scored` refuses."""
         super().check(spec, budget)
-        check_statistic(self.statistic, spec)
+        if self.statistic == "cross" and not spec.line:
+            raise ValueError(
+                f"method.statistic=cross: {spec.name} does not attend from an image to a text in its cache; set "
+                "method.statistic=whole"
+            )
 
     def weigh(self, numbers: Floats) -> Floats:
         """Return the exponentials of the layers' statistics, scaled to a maximum of 1."""

@@ -1,4 +1,4 @@
-"""Merging of slots that leave into the slots that stay with the most similar key.
+"""Merging of slots that leave into the slots that stay with the most similar key, or, as CaM does, into the next ones.
 
 No slot moves: a target gets new contents, and the contents of slots that leave do not matter.
 """
@@ -41,10 +41,7 @@ class Pairs(NamedTuple):
 def pair_slots(keys: Tensor, leaves: Tensor, stays: Tensor) -> Pairs:
     """Find the slot that stays with the most similar key for each slot that leaves, the earlier one on ties.
 
-    Args:
-        keys: [rows, slots, D].
-        leaves: bool [rows, slots].
-        stays: bool [rows, slots].
+    Keys are [rows, slots, D], slots that leave and slots that stay bool [rows, slots].
     """
     unit = keys.float()
     unit = unit / torch.linalg.vector_norm(unit, dim=-1, keepdim=True).clamp(min=MIN_NORM)
@@ -81,18 +78,12 @@ def sum_sources(x: Tensor, pairs: Pairs, merges: Tensor) -> Tensor:
 def merge_slots(
     keys: Tensor, values: Tensor, pairs: Pairs, merges: Tensor, how: How, *, first_sources: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Merge slots into their targets: keys and values of all slots, with shapes and dtypes of the arguments.
+    """Merge slots into their targets (`How`): keys and values of all slots, shaped and typed as the arguments.
 
-    Args:
-        keys: [rows, slots, D].
-        values: shaped like `keys`.
-        pairs: slots that leave, and their targets.
-        merges: bool [rows, slots], slots of `pairs.leaves` that merge; others are dropped.
-        how: see `How`.
-        first_sources: merge the same number of slots, but always the first that leave, as a released program does.
+    Keys and values are [rows, slots, D]. Of the slots of `pairs.leaves`, those that are `merges`, bool [rows, slots],
+    merge, and others are dropped. A released program merges the same number, but always the first that leave
+    (`first_sources`).
     """
-    if how == "none":
-        return keys, values
     weight = torch.ones_like(pairs.similarity)
     if how == "weighted":
         weight = pairs.similarity
@@ -120,17 +111,11 @@ def _take_first(contents: Tensor, leaves: Tensor, merges: Tensor) -> Tensor:
 
 
 def select_ranks(pairs: Pairs, heads: int, threshold: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Select the slots that merge by their rank among the slots of a row that leave, equally in all heads.
+    """Select the slots that merge by their rank among the slots of a row that leave, equally in a sequence's heads.
 
-    Slots of rank i merge if the mean similarity of rank i over the heads of a sequence reaches a threshold.
-
-    Args:
-        pairs: slots that leave, and their targets.
-        heads: rows of a sequence.
-        threshold: float32 [sequences]; None for the mean similarity over all slots of a sequence that leave.
-
-    Returns:
-        bool [rows, slots], and the mean similarities, float32 [sequences].
+    Slots of rank i merge if the mean similarity of rank i over the heads of a sequence reaches a threshold, float32
+    [sequences]; None for the mean similarity over all slots of a sequence that leave. Returns bool [rows, slots], and
+    these mean similarities.
     """
     rank = (pairs.leaves.cumsum(1) - 1).clamp(min=0)
     unused = pairs.leaves.shape[1]  # rank of slots that do not leave
@@ -157,14 +142,10 @@ def merge_values(
 ) -> Tensor:
     """Merge the values of slots that leave into their targets, by similarity and norms (kvpress's MergingPress).
 
-    A slot has the weight max(w, 0) |v_e| / (|v_e| + |v_c|), its target 1. Returns the values of all slots.
-
-    Args:
-        values: [rows, slots, D].
-        pairs: slots that leave, and their targets.
-        threshold: minimum similarity of slots that merge.
-        fraction: share of the slots that leave that merge, the most similar first.
-        official_quantile: merge slots above the (1 - fraction) quantile of a row, and none where it is undefined.
+    A slot has the weight max(w, 0) |v_e| / (|v_e| + |v_c|), its target 1. Slots of a similarity of at least `threshold`
+    merge, of these a `fraction` of the slots that leave, the most similar first; with `official_quantile` those above
+    the (1 - fraction) quantile of a row, and none where it is undefined. Returns the values of all slots, [rows, slots,
+    D].
     """
     passes = pairs.leaves & (pairs.similarity >= threshold)
     if fraction < 1:
@@ -189,3 +170,51 @@ def _find_most_similar(pairs: Pairs, passes: Tensor, fraction: float, official: 
     low, high = (ascending.gather(1, end.long()) for end in (place.floor(), place.ceil()))
     quantile = low + (high - low) * (place - place.floor()).float()
     return similarity >= quantile  # False if the quantile is NaN
+
+
+def find_windows(stays: Tensor, size: int, rows: slice, slots: slice) -> Tensor:
+    """Return the next `size` slots that stay after each of some slots, bool [some rows, some slots, slots]."""
+    number = stays[rows].cumsum(1)  # number of staying slots up to each slot
+    ahead = number[:, None] - number[:, slots, None]
+    return stays[rows, None] & (ahead > 0) & (ahead <= size)
+
+
+def measure_probabilities(attention: Tensor, merges: Tensor, stays: Tensor, size: int) -> Tensor:
+    """Return the probability that each slot is merged, float32 [rows, slots]; 0 where it does not merge.
+
+    It is the slot's attention, float32 [rows, slots], divided by the mean attention of its window, at most 1. If this
+    mean is 0 or the window is empty, it is 1, or 0 for a slot without attention. Slots that leave and may be merged,
+    and slots that stay, are bool [rows, slots]; a window has `size` slots.
+    """
+    mean = torch.zeros_like(attention)
+    for rows, slots in split_pairs(merges):
+        window = find_windows(stays, size, rows, slots).float()
+        sums = (window @ attention[rows, :, None])[..., 0]
+        mean[rows, slots] = sums / window.sum(-1).clamp(min=1)
+    ratio = torch.where(mean > 0, attention / mean.where(mean > 0, 1), (attention > 0).float())
+    return ratio.clamp(0, 1).masked_fill(~merges, 0)
+
+
+def add_values(
+    values: Tensor,
+    weight: Tensor,
+    stays: Tensor,
+    size: int,
+    *,
+    divisor: int | None = None,
+    normalise: bool = False,
+) -> Tensor:
+    """Add evicted values to the values of their windows in equal parts: [rows, slots, D] in the dtype of `values`.
+
+    The weight of each slot that is merged is float32 [rows, slots]; slots that stay are bool [rows, slots], `size` of
+    them in a window. A part is divided by the number of slots in the window, or by `divisor`; `normalise` divides each
+    value by 1 plus the added weights.
+    """
+    payload = torch.cat((values.float(), torch.ones_like(values[..., :1], dtype=torch.float32)), -1)
+    added = torch.zeros_like(payload)
+    for rows, slots in split_pairs(stays):
+        window = find_windows(stays, size, rows, slots).float()
+        count = window.sum(-1, keepdim=True).clamp(min=1) if divisor is None else divisor
+        added[rows] += (window * (weight[rows, slots, None] / count)).mT @ payload[rows, slots]
+    total, weights = values.float() + added[..., :-1], added[..., -1:]
+    return (total / (1 + weights) if normalise else total).to(values.dtype)

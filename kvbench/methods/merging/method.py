@@ -9,10 +9,11 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.merging.cam import add_values, measure_probabilities
 from kvbench.methods.merging.merge import (
     How,
     Pairs,
+    add_values,
+    measure_probabilities,
     merge_slots,
     merge_values,
     pair_slots,
@@ -43,11 +44,7 @@ class Merger(Wrapper):
     def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
         """Replace the contents of the slots that stay.
 
-        Args:
-            view: the layer.
-            stays: bool [rows, slots].
-            leaves: bool [rows, slots].
-            ranked: [rows, slots], the base's ranking.
+        Slots that stay and slots that leave are bool [rows, slots]; `ranked` [rows, slots] is the base's ranking.
         """
         raise NotImplementedError
 
@@ -248,11 +245,7 @@ class CaM(Merger):
         return replace(super().uses, state=1)
 
     def __post_init__(self) -> None:
-        """Refuse a base that keeps a number per slot, because cam uses the state itself.
-
-        Raises:
-            ConfigError: the base keeps a number per slot.
-        """
+        """Refuse a base that keeps a number per slot, because cam uses the state itself (ConfigError)."""
         super().__post_init__()
         if self.base.uses.state:
             raise ConfigError(

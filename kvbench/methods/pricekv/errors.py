@@ -10,8 +10,8 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.pricekv.problem import list_sources
 from kvbench.methods.shared.calibration import Observer
-from kvbench.methods.shared.output_norms import find_metric
 from kvbench.methods.shared.select import choose_window, softmax_seen
+from kvbench.methods.shared.utility import find_metric
 from kvbench.methods.shared.view import View
 
 Importance = Literal["output", "mass"]
@@ -60,7 +60,7 @@ class SubsetError(Observer):
         """Add the errors of a layer after a segment that has sources."""
         masses = attention.log_masses.double().softmax(-1)
         if self.importance == "mass":
-            errors = self.sum_rows(measure_lost_mass(masses))
+            errors = self.sum_rows(1 - masses[..., -1:] - sum_subsets(masses[..., 1:-1]))
         else:
             errors = self.sum_rows(measure_output_errors(masses, attention.outputs, attention.metric))
         start = sum(2 ** len(sources) for sources in self._sources[1 : view.segment.index])
@@ -116,14 +116,9 @@ class PartialAttention(NamedTuple):
 def attend_by_part(scores: Tensor, values: Tensor, parts: Sequence[Slots]) -> tuple[Tensor, Tensor]:
     """Attend to each part of the past and the present on its own.
 
-    Args:
-        scores: float32 [rows, query heads per KV head, queries, slots].
-        values: [rows, slots, D].
-        parts: slots of each part.
-
-    Returns:
-        Log-sum-exp of the scores, float32 [rows, query heads per KV head, queries, parts], -inf without a slot, and
-        outputs, float32 [rows, query heads per KV head, queries, parts, D], 0 without a slot.
+    Scores are float32 [rows, query heads per KV head, queries, slots], values [rows, slots, D]. Returns the log-sum-exp
+    of the scores, float32 [rows, query heads per KV head, queries, parts], -inf without a slot, and outputs, float32
+    [rows, query heads per KV head, queries, parts, D], 0 without a slot.
     """
     log_masses, outputs = [], []
     for slots, valid in parts:
@@ -143,23 +138,14 @@ def sum_subsets(values: Tensor) -> Tensor:
     return sums
 
 
-def measure_lost_mass(masses: Tensor) -> Tensor:
-    """Return the attention to the past outside each set of sources, [..., 2^n], from masses of parts [..., n + 2]."""
-    return 1 - masses[..., -1:] - sum_subsets(masses[..., 1:-1])
-
-
 def measure_output_errors(masses: Tensor, outputs: Tensor, metric: Tensor | None) -> Tensor:
     """Return the squared distance of attention's output from the full one for each set of stored sources: [..., 2^n].
 
-    With the set S and the current segment c, attention gives o_S. Then o_S - o is the sum over c and S of
-    d_i = p_i (o_i - o), for a part of mass p_i and output o_i, divided by the mass of c and S. Its squared length
-    follows from the Gram matrix of the d_i, which all sets share.
-
-    Args:
-        masses: attention to each part, float64 [..., n + 2], in the order of `PartialAttention`.
-        outputs: attention's output of each part on its own [..., n + 2, D].
-        metric: W^T W of the output projections, [rows, query heads, D, D] if the first dimensions of `masses` are
-            [rows, query heads, queries]; None for distances between the outputs themselves.
+    With the set S and the current segment c, attention gives o_S. Then o_S - o is the sum over c and S of d_i = p_i
+    (o_i - o), for a part of mass p_i and output o_i, divided by the mass of c and S. Its squared length follows from
+    the Gram matrix of the d_i, which all sets share. Masses are float64 [..., n + 2], outputs [..., n + 2, D], in the
+    order of `PartialAttention`; `metric` (`find_metric`) is [rows, query heads, D, D] if the first dimensions of masses
+    are [rows, query heads, queries].
     """
     full = (masses[..., None] * outputs).sum(-2, keepdim=True)
     differences = (masses[..., None] * (outputs - full))[..., 1:, :]

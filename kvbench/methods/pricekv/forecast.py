@@ -8,14 +8,12 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.pricekv.curves import TINY
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
 from kvbench.methods.shared.full_scores import scatter_to_positions
 from kvbench.methods.shared.limits import SHARE, Limit, set_limits
-from kvbench.methods.shared.output_norms import find_metric, square_lengths
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.utility import attend_evenly
+from kvbench.methods.shared.utility import attend_evenly, find_metric, square_lengths
 from kvbench.methods.shared.view import View
 
 EPSILON = 1e-5
@@ -64,26 +62,21 @@ class PositionImportance(Observer):
 
     def accumulate(self, view: View) -> None:
         """Add the importance of earlier positions, and the attention that positions receive."""
-        index, ends = view.segment.index, self.spec.ends
+        index = view.segment.index
         if not view.segment.last:
-            self._add("received", view, view.mass(), sum(ends[:index]), ends[index])
+            self._add("received", view, view.mass(), index)
         if index:
             importance = view.mass() if self.is_mass(self.spec) else self._measure_losses(view)
-            self._add(
-                "importance",
-                view,
-                importance.double().pow(self._power),
-                sum(ends[: index - 1]),
-                ends[index - 1],
-            )
+            self._add("importance", view, importance.double().pow(self._power), index - 1)
 
     def average(self) -> dict[str, Tensor]:
         """Return the means over prompts; of importance, the power mean."""
         means = super().average()
         return means | {"importance": means["importance"].pow(1 / self._power)}
 
-    def _add(self, name: str, view: View, values: Tensor, start: int, count: int) -> None:
-        """Add values of slots [rows, slots] to the sums of the first `count` positions, which begin at `start`."""
+    def _add(self, name: str, view: View, values: Tensor, last: int) -> None:
+        """Add values of slots [rows, slots] to the sums of the positions up to the end of segment `last`."""
+        start, count = sum(self.spec.ends[:last]), self.spec.ends[last]
         rows = scatter_to_positions(values, view)[:, :count]
         of_prompts = rows.unflatten(0, (self.spec.branches, -1, self.spec.heads)).sum(1)
         self.sums[name][:, view.layer, :, start : start + count] += of_prompts.double().cpu()
@@ -96,12 +89,9 @@ class PositionImportance(Observer):
         attention, values = attend_evenly(view, self.queries), view.cached_values()[:, None].float()
         outputs, metric = attention @ values, find_metric(view)
         values = values.expand(-1, outputs.shape[1], -1, -1)
-        projected_values, projected_outputs = (x if metric is None else x @ metric for x in (values, outputs))
-        distances = (
-            (projected_values * values).sum(-1)[:, :, None]
-            - 2 * (projected_outputs @ values.mT)
-            + (projected_outputs * outputs).sum(-1, keepdim=True)
-        )
+        products = (outputs if metric is None else outputs @ metric) @ values.mT
+        lengths, of_outputs = square_lengths(values, metric), square_lengths(outputs, metric)
+        distances = lengths[:, :, None] - 2 * products + of_outputs[..., None]
         return (attention.square() * distances.clamp(min=0)).mean(2).sum(1)
 
 
@@ -224,7 +214,7 @@ def measure_contrast(view: View) -> Tensor:
     exists, values = (view.position >= 0).float()[..., None], view.cached_values().float()
     difference = (values - (values * exists).sum(1, keepdim=True) / exists.sum(1, keepdim=True)) * exists
     squares = square_lengths(difference[:, None], find_metric(view)).mean(1).clamp(min=0)
-    relative = squares / squares.mean(1, keepdim=True).clamp(min=TINY)
+    relative = squares / squares.mean(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
     return (relative + EPSILON).log() / 2
 
 

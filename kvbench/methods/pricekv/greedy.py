@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.shared.capacities import Floats, Ints, fill_gaps, shrink_early
+from kvbench.methods.shared.capacities import Floats, Ints, allocate_anew
 from kvbench.methods.shared.select import USUAL_WINDOW
 
 
@@ -21,55 +22,22 @@ def allocate_calibrated(
     floor: int | Ints,
     decay: float,
 ) -> Ints:
-    """Return the capacity of each head after each cached segment, int64 [K - 1, L, H].
-
-    Args:
-        error: float64 [L, H, K - 1, capacities], for each segment but the first; for texts [L, H, 1, capacities], one
-            curve for all segments.
-        measured: the capacities at which it was measured (`full_scores.list_capacities`).
-        spec: the model.
-        budget: the capacity B.
-        floor: minimum capacity of a head, or of each head, int64 [L x H]; in sum at most B.
-        decay: see `allocate_capacities`.
-    """
-    by_segment = error.expand(-1, -1, len(spec.segments) - 1, -1).flatten(0, 1).transpose(0, 1)
-    capacities = np.array(measured)
-    amounts = allocate_capacities(
-        by_segment.numpy(), capacities, spec, budget.tokens, floor=floor, decay=decay
-    )
-    return amounts.reshape(-1, spec.layers, spec.heads)
-
-
-def allocate_capacities(
-    errors: Floats, capacities: Ints, spec: ModelSpec, total: int, *, floor: int | Ints, decay: float
-) -> Ints:
-    """Return the capacity of each head after each cached segment, int64 [K - 1, T].
+    """Return the capacity of each head after each cached segment, int64 [K - 1, L, H] (`capacities.allocate_anew`).
 
     The cost of a capacity at segment k is G_k = e_k + decay x G_{k+1}, the discounted error at k and all later
-    segments, interpolated linearly between the calibrated capacities. While the full cache fits, heads keep all tokens;
-    otherwise B is allocated anew after every segment. Deep heads that will shrink do so early where shallow heads grow,
-    so that B is not exceeded between layers.
-
-    Args:
-        errors: float64 [K - 1, T, capacities] for each segment but the first.
-        capacities: int64 [capacities], in rising order.
-        spec: the model.
-        total: B in whole tokens.
-        floor: minimum capacity of a head that has seen this number of tokens, or of each head; in sum at most B.
-        decay: discount of the error per segment.
+    segments, interpolated linearly between the capacities at which it was measured, in rising order. The error e is
+    float64 [L, H, K - 1, capacities], for each segment but the first, or [L, H, 1, capacities] for all. A head that has
+    seen as many tokens as its floor, of all heads or of each, holds at least these; floors are at most B in sum.
     """
-    costs = errors.copy()
+    costs = error.expand(-1, -1, len(spec.segments) - 1, -1).flatten(0, 1).transpose(0, 1).numpy().copy()
     for k in range(len(costs) - 2, -1, -1):
         costs[k] += decay * costs[k + 1]
-    costs = np.minimum.accumulate(costs, -1)
-    amounts, before = [], np.zeros(spec.all_heads, np.int64)
-    for k, length in enumerate(spec.lengths[:-1]):
-        limits = before + length
-        fits = limits.sum() <= total
-        before = limits if fits else allocate_by_gain(costs[k], capacities, limits, total, floor)
-        amounts.append(before)
-    strict = shrink_early(np.array(amounts), spec.lengths, total, spec.heads)
-    return fill_gaps(strict, spec.lengths, total, spec.heads)
+    costs, capacities = np.minimum.accumulate(costs, -1), np.array(measured)
+
+    def allocate(k: int, reach: Ints) -> Ints:
+        return allocate_by_gain(costs[k], capacities, reach, budget.tokens, floor)
+
+    return allocate_anew(spec, budget.tokens, allocate)
 
 
 def choose_floor(spec: ModelSpec, budget: Budget) -> int:
@@ -86,18 +54,30 @@ def choose_floor(spec: ModelSpec, budget: Budget) -> int:
     return max(spec.lengths[0] + max(spec.lengths[1:]), 3 * budget.head_tokens // 5)
 
 
+def raise_floors(floor: int, retrieval: Tensor | None, share: float, spec: ModelSpec, budget: Budget) -> Ints:
+    """Return the minimum capacity of each head, int64 [L x H]: the whole text in heads that retrieve most.
+
+    The share `share` of B is for whole texts; other heads keep the minimum `floor`, at most B / T. How much each head
+    retrieves is float64 [L, H]; None leaves all heads their minimum.
+    """
+    floors = np.full(spec.all_heads, floor)
+    if retrieval is None:
+        return floors
+    whole, total = spec.cached_length, budget.tokens
+    spare = (total - floor * spec.all_heads) // max(whole - floor, 1)
+    count = min(int(share * total) // whole, spare)
+    floors[torch.argsort(retrieval.flatten(), descending=True, stable=True)[:count].numpy()] = whole
+    return floors
+
+
 def allocate_by_gain(costs: Floats, capacities: Ints, limits: Ints, total: int, floor: int | Ints) -> Ints:
     """Allocate tokens to heads in the order of error saved per token; returns int64 [T] with sum `total`.
 
     Increments are the edges of each head's lower convex hull, so that gains per token never rise with the capacity; the
-    last increment may be partial. Capacity without positive gain goes to the heads furthest below their limit.
-
-    Args:
-        costs: float64 [T, capacities], error at each capacity; never rises.
-        capacities: int64 [capacities], in rising order.
-        limits: int64 [T], maximum capacity of each head; their sum exceeds `total`.
-        total: number of tokens.
-        floor: minimum capacity of a head, or of each head, limited to its maximum.
+    last increment may be partial. Capacity without positive gain goes to the heads furthest below their limit. The
+    error at each of the capacities (int64, in rising order) is `costs`, float64 [T, capacities], and never rises. A
+    head gets at least the floor, of all heads or of each, and at most its limit, int64 [T]; limits sum to more than
+    `total`.
     """
     amounts = np.minimum(floor, limits)
     increments = []

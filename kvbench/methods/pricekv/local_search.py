@@ -5,13 +5,12 @@ import numpy as np
 from kvbench.methods.pricekv.problem import (
     Allocation,
     Bools,
-    Floats,
-    Ints,
     Problem,
     find_sets,
     measure_usage,
     sum_error,
 )
+from kvbench.methods.shared.capacities import Floats, Ints
 
 MAX_INT = np.iinfo(np.int64).max
 MAX_TRIALS = 30_000

@@ -1,15 +1,15 @@
 """PriceKV: calibrated capacities of heads, filled with the tokens that another method scores highest."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.pricekv.curves import keep_best, measure_errors
-from kvbench.methods.pricekv.greedy import allocate_calibrated, choose_floor
-from kvbench.methods.pricekv.retrieval import measure_retrieval, raise_floors
+from kvbench.methods.pricekv.greedy import allocate_calibrated, choose_floor, raise_floors
 from kvbench.methods.shared.capacities import Ints
 from kvbench.methods.shared.full_scores import (
     CalibratedCapacities,
@@ -19,8 +19,14 @@ from kvbench.methods.shared.full_scores import (
     list_capacities,
 )
 from kvbench.methods.shared.limits import SHARE, Limit, set_limits
-from kvbench.methods.shared.utility import attend_evenly, measure_lost_utility
+from kvbench.methods.shared.select import choose_best, choose_window
+from kvbench.methods.shared.utility import attend_evenly, find_metric, measure_lost_utility, square_lengths
 from kvbench.methods.shared.view import View
+
+DISTANT = 128
+"""Tokens between a query and the nearest token that it can retrieve."""
+CONTRAST = 4
+"""Factor on the mean attention of a segment's queries to a token, above which attention counts as retrieval."""
 
 
 @dataclass
@@ -33,7 +39,7 @@ class ScoreErrors(FullScores):
     prompts, branches and queries, E[x^p]^(1/p) with p = `error_power`. Texts have one curve for all segments, since
     they may end at any length. Scores are computed on the full cache, with the same capacity for all heads.
 
-    The tensor `retrieval` is float64 [L, H], `retrieval.measure_retrieval` summed over segments.
+    The tensor `retrieval` is float64 [L, H], `measure_retrieval` summed over segments.
 
     Attributes:
         error: `output`: as above; `oracle`: the summed utility of the tokens that a head does not hold
@@ -102,7 +108,7 @@ class PriceKV(CalibratedCapacities):
     A method of this project. Heads differ in how many tokens they need: some attend to the newest tokens only, others
     anywhere. The calibration measures, on full caches of other prompts, the error of attention's output if a head holds
     a number of the tokens of highest score (`ScoreErrors`). Capacity is allocated after every segment in the order of
-    error saved per token (`greedy.allocate_capacities`), the budget holds after every layer, and the base chooses the
+    error saved per token (`greedy.allocate_calibrated`), the budget holds after every layer, and the base chooses the
     tokens: in images the positions of highest forecast (`forecast.Forecast`), in texts, whose positions have no fixed
     role, the tokens of highest accumulated attention (`h2o`). Loss curves of heads on full caches, their hulls and the
     greedy sale are LU-KV's (arXiv:2602.08585), whose loss sums attention and which compresses a prompt once.
@@ -118,7 +124,7 @@ class PriceKV(CalibratedCapacities):
         queries: number of evenly spaced queries of each segment in the calibration.
         error: loss of a capacity, `output` or `oracle` (`ScoreErrors`).
         error_power: exponent of its mean (`ScoreErrors`).
-        retrieval: share of B for the heads of highest retrieval score (`retrieval.measure_retrieval`), which hold whole
+        retrieval: share of B for the heads of highest retrieval score (`measure_retrieval`), which hold whole
             texts; the other heads share the rest.
         calibration_prompts: default of `calibrate.count`.
     """
@@ -162,3 +168,50 @@ class PriceKV(CalibratedCapacities):
         return allocate_calibrated(
             tensors["error"], measured, spec, budget, floor=floor, decay=self.price_decay
         )
+
+
+def measure_errors(view: View, masks: Sequence[Tensor], attention: Tensor, power: float) -> Tensor:
+    """Return the squared error of attention's output if heads hold only a part of the past: float64 [H, capacities].
+
+    Attention of some queries (`utility.attend_evenly`) to the full cache, after any segment but the first, is masked
+    and renormalised; the segment's own tokens are always included. The past positions that are held at each capacity
+    are bool [rows, c_(k-1)]. The error is summed over the query heads of a KV head, raised to a power and averaged over
+    queries. The result is on the CPU, sums over sequences.
+    """
+    values = view.cached_values()[:, None].float()
+    outputs = attention @ values
+    metric, current = find_metric(view), view.position >= view.segment.start
+    place = view.position.clamp(0, view.segment.start - 1)
+    errors = []
+    for mask in masks:
+        masked = attention * (mask.gather(1, place) | current)[:, None, None]
+        total = masked.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        difference = (masked @ values) / total - outputs
+        of_heads = square_lengths(difference, metric).sum(1).clamp(min=0).double().pow(power)
+        errors.append(of_heads.mean(1).unflatten(0, (-1, view.heads)).sum(0).cpu())
+    return torch.stack(errors, 1)
+
+
+def keep_best(scores: Tensor, mask: Tensor | None, capacity: int | Tensor) -> Tensor:
+    """Return the mask of the best positions after a segment, among the stored ones and the segment's own.
+
+    Scores and result are [rows, c_k]; the mask before the segment is [rows, c_(k-1)], None before the first one.
+    """
+    candidates = torch.ones_like(scores, dtype=torch.bool)
+    if mask is not None:
+        candidates[:, : mask.shape[1]] = mask
+    return choose_best(scores.masked_fill(~candidates, -torch.inf), capacity) & candidates
+
+
+def measure_retrieval(view: View, attention: Tensor) -> Tensor:
+    """Return how much heads retrieve in a segment, float64 [H] on the CPU, a sum over sequences.
+
+    The score of a query is its attention to each token at least `DISTANT` earlier, less `CONTRAST` times the segment's
+    mean attention to the token, summed where positive. It is averaged over queries and query heads. A retrieval head
+    attends to different distant tokens at each query; first tokens, punctuation and a diffuse past receive equal
+    attention from all queries. Attention is of evenly spaced queries of the segment (`utility.attend_evenly`).
+    """
+    chosen = choose_window("uniform", view.segment, attention.shape[2]).to(view.position.device)
+    distant = view.position[:, None] <= (view.segment.start + chosen - DISTANT)[:, None]
+    above = (attention - CONTRAST * attention.mean(2, keepdim=True)).clamp(min=0) * distant[:, None]
+    return above.sum(-1).mean((1, 2)).double().unflatten(0, (-1, view.heads)).sum(0).cpu()

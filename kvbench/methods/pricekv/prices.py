@@ -6,13 +6,12 @@ import numpy as np
 
 from kvbench.methods.pricekv.problem import (
     Allocation,
-    Floats,
-    Ints,
     Problem,
     Sources,
     measure_usage,
     sum_sets,
 )
+from kvbench.methods.shared.capacities import Floats, Ints
 
 ITERATIONS = 160
 STEP_SIZE = 0.3
@@ -58,11 +57,9 @@ def minimize_lagrangian(problem: Problem, prices: Floats) -> Allocation:
 def _choose_precisions(problem: Problem, unit_costs: Floats) -> tuple[list[Floats], Ints | None]:
     """Choose the best precision of each source for each lifetime.
 
-    `unit_costs`, float64 [K, T], is the cost of a unit of capacity during each target.
-
-    Returns:
-        Costs: K arrays, float64 [sources, T]: added cost of a source whose lifetime is extended to this target.
-        Precisions: int64 [K - 1, K, T]; None if there is one precision.
+    `unit_costs`, float64 [K, T], is the cost of a unit of capacity during each target. Returns the added cost of a
+    source whose lifetime is extended to each target, K arrays, float64 [sources, T], and the precisions, int64 [K - 1,
+    K, T]; None if there is one precision.
     """
     if problem.precisions == 1:
         noise, sizes = problem.noise[:, 0], problem.sizes

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.core.segments import ModelSpec
+from kvbench.methods.shared.capacities import Floats, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Number = TypeVar("Number", np.int64, np.float64)
 Sources = tuple[tuple[int, ...], ...]
@@ -108,9 +107,7 @@ def make_zero_noise(segments: int, heads: int) -> Floats:
 def list_sources(spec: ModelSpec, recent: int) -> Sources:
     """Return the sources of each segment: all earlier ones; for next-token models the first and the newest ones.
 
-    Args:
-        spec: the model.
-        recent: number of newest segments for next-token models, which have too many rows for sets of all of them.
+    These models have too many rows for sets of all of them; `recent` is the number of newest ones.
     """
     count = len(spec.segments)
     recent = count if spec.family == "next-scale" else recent

@@ -1,6 +1,6 @@
 """Base class of methods."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,18 +9,19 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.shared.calibration import Artifact, Observer
-from kvbench.methods.shared.hooks import Hooks
 from kvbench.methods.shared.limits import Limit
 from kvbench.methods.shared.plans import Planned
+from kvbench.methods.shared.precision import Precision
 from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
 
-class Method(Planned, Hooks):
+class Method(Planned):
     """Rule for what a cache keeps. Subclasses are dataclasses; their fields are the method's settings.
 
     A method implements `keep`, and sets `static` or implements `capacity`. A method that needs more of the engine
-    defines `uses`, and implements the hook that `Uses` names. `prepare` sets `spec`, the model's shapes, and `budget`.
+    defines `uses`, and implements the hooks that `Uses` names, which are not called otherwise. `prepare` sets `spec`,
+    the model's shapes, and `budget`.
 
     Attributes:
         families: model families that the method supports; `check` refuses others.
@@ -52,7 +53,7 @@ class Method(Planned, Hooks):
         return None
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Check settings against shapes and budget, before weights are loaded and before any calibration.
+        """Check settings against shapes and budget, before weights are loaded and any calibration.
 
         Overrides call this method first.
 
@@ -69,12 +70,7 @@ class Method(Planned, Hooks):
             limit.check(name, getattr(self, name))
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Set up for a model and a budget, before any generation.
-
-        Args:
-            spec: the model's shapes.
-            budget: the budget B.
-            artifact: the calibration that `needs` returned.
+        """Set up for a model and a budget, before any generation, with the calibration that `needs` returned.
 
         Raises:
             ValueError, InfeasibleBudget: what `check` refuses, or a calibration is missing.
@@ -94,6 +90,37 @@ class Method(Planned, Hooks):
 
     def keep(self, view: View) -> Tensor | None:
         """Select the slots that stay: bool [rows, slots], or [heads, slots] from a static method; None keeps all."""
+        raise NotImplementedError
+
+    def compares_keys(self, layer: int, segment: Segment) -> bool:
+        """Return whether `keep` may read the keys of `segment` after the next one; called after `keep`.
+
+        Only if `uses.previous_keys`.
+        """
+        return True
+
+    def select_attended(self, view: View) -> Tensor | None:
+        """Select the slots to attend to, the segment's own among them: bool [rows, slots]; None selects all.
+
+        Only if `uses.sparse_reads`. The cache calls it for each segment whose tokens come at once, and for each token
+        of a next-token model that comes by itself; the view then ends with that token, whose query is the last. A
+        prompt attends to all of itself. Slots that are not selected stay in the cache unless `keep`, which is called
+        afterwards, drops them.
+        """
+        raise NotImplementedError
+
+    def compare_layers(self, views: Sequence[View]) -> None:
+        """Look at all layers, in order, before `keep` is called for one after the other.
+
+        Only if `uses.joint`. Tokens of the segment are pending in all layers until then, as during the segment.
+        """
+        raise NotImplementedError
+
+    def precisions(self, layer: int, segment: Segment) -> Sequence[Precision] | None:
+        """Return the precision in which each KV head of a layer stores a segment; None uses the run's `cache_dtype`.
+
+        Only if `uses.precisions`.
+        """
         raise NotImplementedError
 
     @property

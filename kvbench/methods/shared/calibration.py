@@ -27,11 +27,7 @@ class Artifact:
 
 
 def require_artifact(artifact: Artifact | None, lead: str) -> dict[str, Tensor]:
-    """Return the tensors of a calibration.
-
-    Raises:
-        ValueError: no calibration; the message is `lead`, then how to calibrate.
-    """
+    """Return the tensors of a calibration; without one a ValueError says `lead` and how to calibrate."""
     if artifact is None:
         raise ValueError(f"{lead} calibrate first (python run.py task=calibrate)")
     return artifact.tensors

@@ -1,25 +1,51 @@
-"""Capacities of layers that grow and shrink from scale to scale, without exceeding a total after any layer."""
+"""Capacities of heads and layers: even shares, and shares that grow and shrink without exceeding a total."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from kvbench.core.segments import ModelSpec
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
+    """Share whole tokens evenly among all heads; the first heads, layer by layer, get one more for the remainder.
+
+    A sequence may hold `tokens`, at most the full cache. The result is the capacity of each layer: one number if its
+    heads are equal, otherwise one for each head.
+    """
+    even, more = divmod(tokens, spec.all_heads)
+    extra = (min(max(more - layer * spec.heads, 0), spec.heads) for layer in range(spec.layers))
+    return [share_layer(spec.heads * even + one, spec.heads) for one in extra]
+
+
+def share_by_head(tokens: int, spec: ModelSpec) -> Tensor:
+    """Return the capacity of each head by `share_evenly`, int64 [L, H]."""
+    return torch.stack([torch.tensor(capacity).expand(spec.heads) for capacity in share_evenly(tokens, spec)])
+
+
+def share_layer(tokens: int, heads: int) -> int | tuple[int, ...]:
+    """Share a layer's tokens among its heads; the first heads get one more for the remainder.
+
+    >>> share_layer(12, 4), share_layer(14, 4)
+    (3, (4, 4, 3, 3))
+    """
+    even, more = divmod(tokens, heads)
+    return (*(even + 1,) * more, *(even,) * (heads - more)) if more else even
 
 
 def shrink_early(capacity: Ints, arriving: Sequence[int], total: int, heads: int = 1) -> Ints:
     """Lower capacities so that `total` is never exceeded while layers grow and shrink; int64 [K - 1, L x heads].
 
     While scale k runs, layers up to l have their new capacity and the others their old one. If the sum exceeds `total`,
-    the deepest layers that will shrink do so after scale k - 1 already, only as far as needed.
-
-    Args:
-        capacity: int64 [K - 1, L x heads], layer by layer, at most `total` in each row.
-        arriving: new tokens of each column at each scale.
-        total: tokens that all layers may hold together.
-        heads: columns of a layer, which change at the same time.
+    the deepest layers that will shrink do so after scale k - 1 already, only as far as needed. Columns are in the order
+    of layers, `heads` of each, which change at the same time; `arriving` are the new tokens of a column at each scale.
+    Each row of capacities is at most `total`.
     """
     held, columns = capacity.copy(), capacity.shape[1]
     before = np.minimum(held[0], arriving[0])
@@ -40,13 +66,8 @@ def fill_gaps(held: Ints, arriving: Sequence[int], total: int, heads: int = 1) -
     """Lend capacity freed by early shrinking to layers that release it before it is needed: int64 [K - 1, L x heads].
 
     Shallow layers may hold more after a scale, and shrink at the next one before a deeper layer grows. A layer takes at
-    most its tokens and the free capacity at each moment of both scales; its first columns take first.
-
-    Args:
-        held: int64 [K - 1, L x heads], never above `total` at any moment, and at most the tokens of a column.
-        arriving: new tokens of each column at each scale.
-        total: tokens that all layers may hold together.
-        heads: columns of a layer, which change at the same time.
+    most its tokens and the free capacity at each moment of both scales; its first columns take first. Arguments are as
+    of `shrink_early`; `held` is never above `total` at any moment, and at most the tokens of a column.
     """
     held, columns = held.copy(), held.shape[1]
     before = np.zeros(columns, np.int64)
@@ -65,18 +86,29 @@ def fill_gaps(held: Ints, arriving: Sequence[int], total: int, heads: int = 1) -
     return held
 
 
+def allocate_anew(spec: ModelSpec, total: int, allocate: Callable[[int, Ints], Ints]) -> Ints:
+    """Return the capacity of each head after each cached segment if B is allocated anew each time: int64 [K - 1, L, H].
+
+    While the full cache fits, heads keep all tokens. Otherwise `allocate` returns capacities of all heads, int64 [T],
+    from the segment and the tokens that each head can hold. Deep heads that will shrink do so early where shallow heads
+    grow, so that `total`, B in whole tokens, is not exceeded between layers.
+    """
+    amounts, before = [], np.zeros(spec.all_heads, np.int64)
+    for k, length in enumerate(spec.lengths[:-1]):
+        reach = before + length
+        before = allocate(k, reach) if reach.sum() > total else reach
+        amounts.append(before)
+    strict = shrink_early(np.array(amounts), spec.lengths, total, spec.heads)
+    return fill_gaps(strict, spec.lengths, total, spec.heads).reshape(-1, spec.layers, spec.heads)
+
+
 def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints, min_tokens: int = 1) -> Ints:
     """Share tokens in proportion to weights, between bounds on each head: int64 [groups], per head.
 
     Tokens above a head's bound are shared among the others (water-filling). Shares are rounded down, and the remainder
-    goes to whole groups that it suffices for, in order of their fractions.
-
-    Args:
-        tokens: tokens of all heads together, enough for the lower bounds.
-        weights: [groups], positive.
-        sizes: heads of each group.
-        reach: upper bound of a head of each group.
-        min_tokens: lower bound of each head, if `reach` permits.
+    goes to whole groups that it suffices for, in order of their fractions. The tokens of all heads are enough for the
+    lower bound, `min_tokens` or the upper one, `reach`, if that is lower. Weights are positive, `sizes` are the heads
+    of each group; all are [groups].
     """
     floor = np.minimum(min_tokens, reach)
     levels = np.sort(np.concatenate((floor / weights, reach / weights)))

@@ -23,15 +23,8 @@ def draw_normal(name: str, shape: tuple[int, ...]) -> Tensor:
 def draw_by_row(seed: int, view: View, spec: ModelSpec, count: int, *, shared: bool = False) -> Tensor:
     """Draw float32 numbers [rows, count] in 0..1 by seed, prompt, layer, segment and head, in any batch the same.
 
-    In texts, and if heads share them, the first numbers of a row do not depend on `count`, which the longest prompt
-    decides.
-
-    Args:
-        seed: seed of the method.
-        view: the layer.
-        spec: the shapes of this process's model.
-        count: numbers of a row.
-        shared: draw the same numbers for all heads.
+    In texts, and if heads share them (`shared`), the first numbers of a row do not depend on `count`, which the longest
+    prompt decides. `spec` has the shapes of this process's model, which may own a part of the heads.
     """
     heads = range(spec.first_head, spec.first_head + view.heads)
 

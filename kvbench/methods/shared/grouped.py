@@ -9,11 +9,8 @@ from kvbench.methods.shared.select import choose_best
 def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeguard: float) -> Tensor:
     """Return the highest-scored slots among all heads of each sequence, bool [rows, slots].
 
-    Args:
-        scores: float32 [rows, slots], rows sequence-major; infinity is chosen first, -inf never.
-        capacity: even capacity of a head, one number or int64 [rows].
-        heads: rows of a sequence.
-        safeguard: see `count_safe`.
+    Of scores, float32 [rows, slots], rows sequence-major, infinity is chosen first and -inf never. The even capacity of
+    a head is one number or int64 [rows]; a sequence has `heads` rows. For the safeguard see `count_safe`.
     """
     capacities = (
         capacity
@@ -31,9 +28,7 @@ def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeg
 def count_safe(safeguard: float, capacities: Tensor) -> Tensor:
     """Return the number of its own best slots that each head keeps, int64 [rows].
 
-    Args:
-        safeguard: share of its capacity; a share above 0 is at least one slot.
-        capacities: even capacity of each row, int64 [rows].
+    It is a share (`safeguard`) of its even capacity, int64 [rows]; a share above 0 is at least one slot.
     """
     safe = (safeguard * capacities.double()).long()
     return torch.maximum(safe, capacities.clamp(max=1)) if safeguard > 0 else safe
@@ -42,14 +37,9 @@ def count_safe(safeguard: float, capacities: Tensor) -> Tensor:
 def average_heads(scores: Tensor, position: Tensor, heads: int, tokens: int) -> Tensor:
     """Average a number per slot over the heads of each sequence, by token; a head without the token counts as 0.
 
-    Args:
-        scores: float32 [rows, slots], rows sequence-major.
-        position: int64 [rows, slots], token of each slot, -1 where there is none.
-        heads: rows of a sequence.
-        tokens: number of tokens so far.
-
-    Returns:
-        float32 [rows, slots]; arbitrary for slots that a row does not have.
+    Scores are float32 [rows, slots], rows sequence-major, of `tokens` tokens so far; the token of each slot, int64
+    [rows, slots], is -1 where there is none. The result, shaped like the scores, is arbitrary for slots that a row does
+    not have.
     """
     by_sequence = position.unflatten(0, (-1, heads)).flatten(1).clamp(min=0)
     given = scores.masked_fill(position < 0, 0).unflatten(0, (-1, heads)).flatten(1)
@@ -58,13 +48,9 @@ def average_heads(scores: Tensor, position: Tensor, heads: int, tokens: int) -> 
 
 
 def sum_runs(x: Tensor, ids: Tensor) -> Tensor:
-    """Return for each slot the sum over its neighbours of equal id, float64 [rows, slots].
+    """Return for each slot the sum of x [rows, slots] over its neighbours of equal id, float64 [rows, slots].
 
-    No scatter: the result of atomic additions depends on their order.
-
-    Args:
-        x: [rows, slots].
-        ids: int64 [rows, slots]; equal ids are neighbours.
+    The ids are int64 [rows, slots]. No scatter: the result of atomic additions depends on their order.
     """
     place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     begins = torch.ones_like(ids, dtype=torch.bool)

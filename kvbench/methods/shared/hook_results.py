@@ -17,14 +17,9 @@ class WrongTensor(UserError, ValueError):
 def require_tensor(
     hook: str, found: object, shape: torch.Size, layout: str, dtype: torch.dtype | None = None
 ) -> None:
-    """Check the shape and dtype of a hook's result; nothing is read from the device.
+    """Check the shape and dtype (None for any floating-point one) of a hook's result; nothing is read from the device.
 
-    Args:
-        hook: name of the hook.
-        found: its result.
-        shape: required shape.
-        layout: names of the dimensions, as `[rows, slots]`.
-        dtype: required dtype; None for any floating-point dtype.
+    The names of the dimensions (`layout`), as `[rows, slots]`, are for the message.
 
     Raises:
         WrongTensor: the result differs, or is not a tensor.

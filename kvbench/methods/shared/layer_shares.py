@@ -11,8 +11,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.shared.calibration import Artifact, Observer, require_artifact
-from kvbench.methods.shared.capacities import Floats, Ints, fill_gaps, fill_groups, shrink_early
-from kvbench.methods.shared.even_shares import share_layer
+from kvbench.methods.shared.capacities import Floats, Ints, fill_gaps, fill_groups, share_layer, shrink_early
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import choose_best, count_sinks
 from kvbench.methods.shared.view import View
@@ -76,13 +75,9 @@ class LayerShares(Scored):
         raise NotImplementedError
 
     def divide(self, weights: Floats, tokens: int, length: int, reach: Ints) -> Ints:
-        """Divide tokens among layers: int64 [layers], the capacity of each head.
+        """Divide tokens of all heads among layers, by weights [layers]: int64 [layers], the capacity of each head.
 
-        Args:
-            weights: [layers].
-            tokens: tokens of all heads of these layers.
-            length: tokens so far.
-            reach: int64 [layers], tokens that a head of each layer can hold at most.
+        There are `length` tokens so far; a head of each layer can hold `reach`, int64 [layers], at most.
         """
         del length
         sizes = np.full(len(weights), self.spec.heads)
@@ -91,10 +86,9 @@ class LayerShares(Scored):
     @property
     def graph_obstacle(self) -> str | None:
         """Shares that are measured as a sequence grows are computed on the host."""
-        measured = self.preference == "previous"
-        return (
-            "shares of layers are measured and computed on the host" if measured else super().graph_obstacle
-        )
+        if self.preference == "previous":
+            return "shares of layers are measured and computed on the host"
+        return super().graph_obstacle
 
     @property
     def min_tokens(self) -> int:

@@ -19,11 +19,7 @@ class Limit(NamedTuple):
     wants: str = ""
 
     def check(self, name: str, value: float | None) -> None:
-        """Refuse a value out of range, including NaN; None passes.
-
-        Raises:
-            ValueError: naming the setting.
-        """
+        """Refuse a value out of range, including NaN, by a ValueError that names the setting; None passes."""
         if value is not None and not self.low <= value <= self.high:
             range_ = f"be at least {self.low}" if self.high == inf else f"lie in {self.low}..{self.high}"
             raise ValueError(f"method.{name}={value}: {self.wants or f'must {range_}'}")

@@ -13,14 +13,10 @@ def measure_redundancy(
 ) -> Tensor:
     """Measure how much other keys repeat each key: float32 [rows, slots], each row with a sum of 1.
 
-    Rows are processed in parts, because the similarities of all rows may not fit in memory.
-
-    Args:
-        keys: [rows, slots, D], in order of position, zeros where a row has no such slot.
-        exists: bool [rows, slots], which slots a row has; others get 0.
-        threshold: cosine similarity above which keys are near copies.
-        protected: latest near copies of every key whose similarity to it counts as 0.
-        normalize: return the softmax of the mean similarities; otherwise the means, -inf where a row has no slot.
+    Keys [rows, slots, D] are in order of position; slots that do not exist, bool [rows, slots], have zeros and get 0. A
+    cosine similarity above `threshold` makes near copies; that of the latest `protected` near copies of a key counts as
+    0. Without `normalize` the mean similarities are returned, not their softmax, -inf where a row has no slot. Rows are
+    processed in parts, because the similarities of all rows may not fit in memory.
     """
     few = max(1, MAX_SIMILARITIES // keys.shape[1] ** 2)
     parts = zip(keys.split(few), exists.split(few), strict=True)

@@ -10,8 +10,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.calibration import Artifact
-from kvbench.methods.shared.capacities import Ints
-from kvbench.methods.shared.even_shares import share_evenly
+from kvbench.methods.shared.capacities import Ints, share_evenly
 from kvbench.methods.shared.grouped import choose_among_heads
 from kvbench.methods.shared.hook_results import require_tensor
 from kvbench.methods.shared.limits import SHARE, Limit
@@ -58,6 +57,7 @@ class Scored(Method):
         leading: first tokens of a sequence, after its padding, that never leave.
         refresh: n, segments between two calls of `score`; 1 calls it at every segment.
         ema: weight of earlier scores, 0 for none.
+        asked: a setting of some subclasses, which call `score` after the `prompt` only; others after `every` segment.
         own_state: numbers per slot that the method itself keeps in `View.state`.
         same_at_any_capacity: whether scores do not depend on the capacity of a row.
     """
@@ -68,6 +68,7 @@ class Scored(Method):
     refresh: int = 1
     ema: float = 0.0
 
+    asked = "every"
     own_state: ClassVar[int] = 0
     same_at_any_capacity: ClassVar[bool] = False
     revision: ClassVar[int] = 1  # before, the remainder of floor(B / T) was unused
@@ -80,7 +81,7 @@ class Scored(Method):
     @property
     def keeps_scores(self) -> bool:
         """Whether the state of a slot is the score that it had."""
-        return not self.own_state and (self.refresh > 1 or self.ema > 0)
+        return not self.own_state and (self.refresh > 1 or self.ema > 0 or self.asked == "prompt")
 
     @property
     def uniform_capacity(self) -> bool:
@@ -183,9 +184,7 @@ class Scored(Method):
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
         """Select the slots that stay, bool [rows, slots]: the best of each row, up to its head's capacity.
 
-        Args:
-            view: the layer.
-            ranked: result of `ranked_scores`, [rows, slots].
+        The ranking [rows, slots] is the result of `ranked_scores`.
         """
         return choose_best(ranked, self.row_capacities(view))
 
@@ -199,51 +198,36 @@ class Scored(Method):
 
     def smoothed_scores(self, view: View) -> Tensor:
         """Return scores [rows, slots] after `branch_mode`, `refresh` and `ema`."""
-        if self.own_state:
-            scores = self.merge_branches(self._ask_scores(view))
-            return scores if self._is_fresh(view) else self._rank_new_first(view, scores)
-        if self._is_fresh(view):
-            scores = self.merge_branches(self._ask_scores(view))
-            if not self.keeps_scores:
-                return scores
-            last = max(0, view.segment.index - self.refresh) if view.segment.index else -1
-            before = view.state.isfinite() & (view.segment_ids <= last)
-            averaged = self.ema * view.state + (1 - self.ema) * scores
-            view.state.copy_(torch.where(before & scores.isfinite(), averaged, scores))
-            return scores if not self.ema else view.state.clone()
-        return self._rank_new_first(view, view.state)
-
-    def _ask_scores(self, view: View) -> Tensor:
-        """Return the result of `score`, whose shape and dtype are checked.
-
-        Raises:
-            WrongTensor: it is not a floating-point tensor [rows, slots], which could broadcast into a wrong ranking.
-        """
+        if not self.own_state and not self._is_fresh(view):
+            return self._rank_new_first(view, view.state)
         scores = self.score(view)
-        require_tensor("score", scores, view.position.shape, "[rows, slots]")
-        return scores
+        require_tensor("score", scores, view.position.shape, "[rows, slots]")  # others may broadcast
+        scores = merge_branches(scores, self.branch_mode, self.spec.branches)
+        if not self.keeps_scores:
+            return scores if self._is_fresh(view) else self._rank_new_first(view, scores)
+        last = max(0, view.segment.index - self.refresh) if view.segment.index else -1
+        before = view.state.isfinite() & (view.segment_ids <= last)
+        averaged = self.ema * view.state + (1 - self.ema) * scores
+        view.state.copy_(torch.where(before & scores.isfinite(), averaged, scores))
+        return scores if not self.ema else view.state.clone()
 
     def _is_fresh(self, view: View) -> bool:
         """Return whether `score` is called after this segment."""
-        return self.last_asked(view.segment.index) == view.segment.index
+        return self._last_asked(view.segment.index) == view.segment.index
 
-    def last_asked(self, index: int) -> int:
+    def _last_asked(self, index: int) -> int:
         """Return the last segment up to `index` after which `score` was called."""
-        return max(0, index - (index - 1) % self.refresh)
+        return 0 if self.asked == "prompt" else max(0, index - (index - 1) % self.refresh)
 
     def _rank_new_first(self, view: View, scores: Tensor) -> Tensor:
         """Rank slots without a score above all others, later slots higher: float64 [rows, slots].
 
         Slots of the window at the last call of `score` have no score either.
         """
-        known = scores.isfinite() & (view.segment_ids <= self.last_asked(view.segment.index))
+        known = scores.isfinite() & (view.segment_ids <= self._last_asked(view.segment.index))
         highest = scores.double().masked_fill(~known, -torch.inf).amax(1, keepdim=True)
         highest = highest.masked_fill(highest == -torch.inf, 0)
         return torch.where(known, scores.double(), highest + (highest.abs() + 1) * (1 + view.position))
-
-    def merge_branches(self, scores: Tensor) -> Tensor:
-        """Return scores float32 [rows, slots] of branches combined by `branch_mode`."""
-        return merge_branches(scores, self.branch_mode, self.spec.branches)
 
 
 @dataclass(kw_only=True)
@@ -295,12 +279,9 @@ class AdaptiveHeads(Scored):
         return None if self.competes else super().capacity(layer, segment)
 
     def smoothed_scores(self, view: View) -> Tensor:
-        """Return finite scores, because sinks rank above windows, for which heads compete."""
-        return (
-            super().smoothed_scores(view).clamp(max=LARGEST)
-            if self.competes
-            else super().smoothed_scores(view)
-        )
+        """Return finite scores if heads compete for windows, because sinks rank above these."""
+        scores = super().smoothed_scores(view)
+        return scores.clamp(max=LARGEST) if self.competes else scores
 
     def select_slots(self, view: View, ranked: Tensor) -> Tensor:
         """Select the sinks and the best slots of the layer."""
@@ -329,10 +310,8 @@ class ObservationWindow(Scored):
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
         """Return a score of each slot outside the window, float32 [rows, slots]; scores inside are ignored.
 
-        Args:
-            view: the layer.
-            chosen: the window's tokens in the current segment, int64 [n].
-            inside: the window's slots, bool [rows, slots].
+        The window is given by its tokens in the current segment, `chosen`, int64 [n], and by its slots, bool [rows,
+        slots].
         """
         raise NotImplementedError
 

@@ -25,14 +25,11 @@ LineAttention = Literal["prob", "logit"]
 
 
 def choose_window(kind: Window, segment: Segment, count: int) -> Tensor:
-    """Return the numbers of up to `count` tokens of a segment, int64 in raster order.
+    """Return the numbers of up to `count` tokens of a segment, int64 in raster order; all if it has no more.
 
-    Args:
-        kind: `grid` takes the centres of a square grid of patches (ScaleKV; the remainder of a side that the grid does
-            not divide is not covered), or the last tokens of a single row or of a map smaller than the grid; `last`
-            takes the last tokens in raster order; `uniform` takes evenly spaced tokens.
-        segment: the segment.
-        count: a square number for `grid`; all tokens are taken if the segment has no more.
+    `grid` takes the centres of a square grid of patches (ScaleKV; the remainder of a side that the grid does not divide
+    is not covered), or the last tokens of a single row or of a map smaller than the grid; `count` is a square number.
+    `last` takes the last tokens in raster order, `uniform` evenly spaced ones.
     """
     return torch.tensor(_list_window(kind, segment, count))
 
@@ -73,10 +70,7 @@ def find_valid_queries(view: View, chosen: Tensor) -> Tensor | None:
 def find_sinks(view: View, sinks: int, leading: int = 0) -> Tensor:
     """Return which slots hold tokens that never leave, bool [rows, slots].
 
-    Args:
-        view: the layer.
-        sinks: leading segments that never leave.
-        leading: first tokens of each sequence, after its padding, that never leave.
+    These are tokens of the first segments (`sinks`), and the first tokens of a sequence after its padding (`leading`).
     """
     inside = (view.segment_ids >= 0) & (view.segment_ids < sinks)
     return inside | find_leading(view, leading) if leading else inside
@@ -97,12 +91,10 @@ def average_attention(
 ) -> Tensor:
     """Return the mean attention that slots receive from a window's queries, float32 [rows, slots].
 
-    Args:
-        scores: [rows, query heads per KV head, queries, slots] (`View.scores`).
-        inside: bool [rows, slots], the window's own slots.
-        softmax: over all slots, or over slots outside the window (then 0 inside).
-        group: query heads of one KV head share the mean of their probabilities or the maximum of their scores.
-        asking: bool [rows, queries], which queries a row has (`find_valid_queries`); None for all.
+    Scores are [rows, query heads per KV head, queries, slots] (`View.scores`). The softmax is over all slots, or over
+    slots outside the window (then 0 in its slots, `inside`, bool [rows, slots]). The query heads of one KV head share
+    the mean of their probabilities or the maximum of their scores. `asking`, bool [rows, queries], are the queries that
+    a row has (`find_valid_queries`), None for all.
     """
     if group == "max":
         scores = scores.amax(1, keepdim=True)
@@ -117,12 +109,8 @@ def average_attention(
 def smooth(scores: Tensor, kind: Pool, size: int, exists: Tensor | None = None) -> Tensor:
     """Pool scores [rows, slots] along the slots, padded with zeros, for `max` with -inf.
 
-    Args:
-        scores: one number per slot.
-        kind: the maximum or the mean of neighbours.
-        size: number of neighbours, odd; 1 changes nothing.
-        exists: bool [rows, slots], the slots that a row has; others are skipped, and their result is arbitrary. None
-            for all.
+    The result is the maximum or the mean of `size` neighbours, an odd number; 1 changes nothing. Slots that a row does
+    not have (`exists`, bool [rows, slots], None for all) are skipped, and their result is arbitrary.
     """
     pool = F.max_pool1d if kind == "max" else F.avg_pool1d
     if exists is None:
@@ -143,15 +131,10 @@ def smooth_outside(
     exists: Tensor | None = None,
     spread_blank: bool = False,
 ) -> Tensor:
-    """Pool scores [rows, slots] along the slots, without the window's own slots.
+    """Pool scores [rows, slots] along the slots as `smooth`, without the window's own slots.
 
-    Args:
-        scores: one number per slot.
-        inside: bool [rows, slots], the window's slots.
-        kind: the maximum or the mean of neighbours.
-        size: number of neighbours, odd.
-        exists: bool [rows, slots], as for `smooth`.
-        spread_blank: the window is -inf in its neighbours' mean too, as in ScaleKV's released code, instead of 0.
+    These are `inside`, bool [rows, slots]. With `spread_blank` the window is -inf in its neighbours' mean too, as in
+    ScaleKV's released code, instead of 0.
     """
     blank = -torch.inf if spread_blank or kind == "max" else 0
     return smooth(scores.masked_fill(inside, blank), kind, size, exists)
@@ -160,12 +143,8 @@ def smooth_outside(
 def score_line(view: View, attention: LineAttention, window: int | None) -> Tensor:
     """Return the attention of slots from the newest queries of the line that just ended, float32 [rows, slots].
 
-    It is a mean over queries and over the query heads that share a KV head; tokens unseen by a query count as 0.
-
-    Args:
-        view: the layer.
-        attention: probabilities, or scores before the softmax (HeadKV Eq. 6 as printed).
-        window: number of the line's last queries; None for all.
+    It is a mean over the line's last `window` queries (None for all) and over the query heads that share a KV head;
+    tokens unseen by a query count as 0. `logit` takes scores before the softmax (HeadKV Eq. 6 as printed).
     """
     count = min(window or view.segment.length, view.segment.length)
     chosen = torch.arange(view.segment.length - count, view.segment.length)
@@ -175,9 +154,7 @@ def score_line(view: View, attention: LineAttention, window: int | None) -> Tens
 def sum_attention(view: View, queries: Tensor | None = None) -> Tensor:
     """Return the summed attention of the segment's queries to each slot, float32 [rows, slots].
 
-    Args:
-        view: the layer.
-        queries: int64 [n], queries whose mean represents all; None for all.
+    The mean of some queries, int64 [n], represents all; None for all.
     """
     count: int | Tensor = view.segment.length
     if view.padding is not None and not view.segment.index:
@@ -186,12 +163,9 @@ def sum_attention(view: View, queries: Tensor | None = None) -> Tensor:
 
 
 def find_latest(view: View, share: float, capacities: Sequence[int]) -> Tensor:
-    """Return which slots are the latest tokens, for a share of a capacity: bool [rows, slots].
+    """Return which slots are the latest tokens, for a share in 0..1 of a capacity: bool [rows, slots].
 
-    Args:
-        view: the layer.
-        share: share in 0..1.
-        capacities: one for each sequence, or one for all. Charged padding reduces them.
+    There is one capacity for each sequence, or one for all; charged padding reduces them.
     """
     if len(capacities) == 1 and view.padding_charge is None:
         return view.position >= view.segment.end - int(share * capacities[0])
@@ -213,10 +187,7 @@ def sum_by_segment(view: View) -> Tensor:
 def merge_branches(scores: Tensor, mode: BranchMode, branches: int) -> Tensor:
     """Return scores [rows, slots] on which the branches of each prompt agree; their prompts have equal padding.
 
-    Args:
-        scores: one number per slot; rows of conditional sequences come first.
-        mode: scores that decide.
-        branches: sequences of a prompt.
+    The rows of conditional sequences come first.
     """
     if mode == "per_row":
         return scores
@@ -226,11 +197,7 @@ def merge_branches(scores: Tensor, mode: BranchMode, branches: int) -> Tensor:
 
 
 def check_branch_mode(mode: BranchMode, spec: ModelSpec) -> None:
-    """Refuse a common decision of branches if the model's branches have tokens at different positions.
-
-    Raises:
-        ValueError: naming the choice that works.
-    """
+    """Refuse a common decision of branches if the model's branches have tokens at different positions (ValueError)."""
     if mode != "per_row" and not spec.equal_branches:
         raise ValueError(
             f"method.branch_mode={mode}: the branches of {spec.name} have prompts of unequal length; use "
@@ -265,9 +232,7 @@ def softmax_seen(scores: Tensor) -> Tensor:
 def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
     """Return the highest-scored slots of each row, the earlier one on ties, bool [rows, slots].
 
-    Args:
-        scores: [rows, slots]; -inf is chosen last.
-        capacity: number of slots, one for all rows or int64 [rows].
+    Scores are [rows, slots], -inf is chosen last; the capacity is one for all rows or int64 [rows].
 
     Raises:
         NotANumber: some score is NaN.
@@ -295,12 +260,7 @@ def find_begin(view: View) -> int | Tensor:
 
 
 def by_row(view: View, numbers: Sequence[int]) -> Tensor:
-    """Return numbers of sequences for their rows, int64 [rows]; of one number for all, int64 [1].
-
-    Args:
-        view: the layer.
-        numbers: one for each sequence, or one for all.
-    """
+    """Return numbers, one for each sequence, for their rows, int64 [rows]; of one number for all, int64 [1]."""
     rows = numbers if len(numbers) == 1 else [number for number in numbers for _ in range(view.heads)]
     return by_sequence(view, rows)
 
@@ -342,16 +302,9 @@ USUAL_WINDOW = 16
 
 
 def check_window(size: int, kernel: int, kind: Window = "grid", max_size: int | None = None) -> None:
-    """Refuse empty windows, grids that are not square, and even kernels.
+    """Refuse empty windows, grids that are not square, and even kernels, by a ValueError that names the setting.
 
-    Args:
-        size: tokens of the window.
-        kernel: slots of the smoothing kernel.
-        kind: choice of the tokens.
-        max_size: tokens of the largest segment, which only the default window may exceed; None for no limit.
-
-    Raises:
-        ValueError: naming the setting.
+    Only the default window may exceed `max_size`, the tokens of the largest segment; None for no limit.
     """
     if size < 1:
         raise ValueError(f"method.window={size}: must be at least 1")
@@ -368,12 +321,8 @@ def check_capacity(
 ) -> None:
     """Refuse more sinks than the model has, and budgets too small for them or for one token a head.
 
-    Args:
-        spec: the model's shapes.
-        budget: the capacity B.
-        sinks: leading segments that never leave.
-        more: further tokens that each head must be able to hold.
-        leading: first tokens of a sequence that never leave.
+    A head must be able to hold the first segments (`sinks`), the first tokens of a sequence (`leading`) and `more`
+    tokens.
 
     Raises:
         ValueError: the model has too few segments, or `leading` is negative.

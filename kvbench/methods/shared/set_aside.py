@@ -10,14 +10,8 @@ from kvbench.methods.shared.select import check_capacity
 def set_aside(spec: ModelSpec, budget: Budget, sinks: int, leading: int) -> tuple[ModelSpec, Budget]:
     """Return shapes and budget without the first `leading` tokens, which every head holds to the end.
 
-    A method shares the rest of the budget among the rest of the tokens. The segments keep their numbers; one whose
-    tokens are all set aside has length 0.
-
-    Args:
-        spec: the model's shapes.
-        budget: the capacity B.
-        sinks: leading segments that the method itself keeps to the end.
-        leading: first tokens that are set aside; 0 changes nothing.
+    A method shares the rest of the budget among the rest of the tokens, and itself keeps the first segments (`sinks`)
+    to the end. The segments keep their numbers; one whose tokens are all set aside has length 0.
 
     Raises:
         InfeasibleBudget: B is below the sinks and the first tokens.

@@ -19,7 +19,7 @@ from kvbench.methods.hack.classes import HeadPatterns
 from kvbench.methods.hack.plus_plus import HACKPlusPlus, Structural, count_read
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.capacities import fill_groups
-from tests.support.engine import listening, prepared, run, small, tokens_of
+from tests.support.engine import close, prepared, run, small, tokens_of, watch
 from tests.support.published import INFINITY
 
 SPEC = small(layers=3, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
@@ -269,14 +269,12 @@ def slow_generation(
     ],
 )
 def test_a_generation_is_that_of_a_plain_loop(options: dict[str, object], groups: int) -> None:
-    artifact = patterns(seed=4)
-    method = ready("0.25", artifact, **options)
-    inputs, seen = tokens_of(SPEC, 2, seed=6, groups=groups), listening(method)
-    found = run(KVCache(SPEC, method, dtype=torch.float32), inputs)
+    artifact, inputs = patterns(seed=4), tokens_of(SPEC, 2, seed=6, groups=groups)
+    method = HACKPlusPlus(**options)
+    _, seen, found = watch(method, SPEC, inputs, "0.25", artifact)
     expected, kept = slow_generation(method, artifact.tensors["mass"], inputs)
     assert [asked.ids() for asked in seen] == kept
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+    close(found, expected)
 
 
 def test_budgets_are_converted_as_the_paper_counts_them() -> None:

@@ -14,12 +14,12 @@ from kvbench.methods.pricekv.local_search import exchange, lengthen, shorten
 from kvbench.methods.pricekv.prices import find_prices, minimize_lagrangian
 from kvbench.methods.pricekv.problem import (
     Allocation,
-    Ints,
     Problem,
     make_zero_noise,
     measure_usage,
     sum_error,
 )
+from kvbench.methods.shared.capacities import Ints
 
 Life = tuple[int, int]
 """The last consumer that has a source, and the precision in which it is held."""

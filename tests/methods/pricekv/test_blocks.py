@@ -1,13 +1,8 @@
 """PriceKV by blocks in the cache: what the ledger counts is what was allocated, B is used, settings are checked."""
 
-from functools import cache
-from typing import Any
-
-import hydra
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
@@ -20,9 +15,7 @@ from kvbench.methods.pricekv.blocks import PriceKVBlocks
 from kvbench.methods.pricekv.problem import list_sources, measure_usage
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.precision import Precision
-from kvbench.prompts.base import Prompt
-from kvbench.runs.calibrate import calibrate
-from tests.support.engine import D, open_cache, prepared, run, tokens_of
+from tests.support.engine import D, open_cache, run, tokens_of
 
 SCALES = ModelSpec("scales", 3, 2, D, next_scale([(side, side) for side in (1, 2, 3, 4, 5)]))
 ROWS = ModelSpec("rows", 3, 2, D, next_token(5, [*[6] * 8, 5]), logit_scale=D**-0.5)
@@ -44,26 +37,6 @@ def test_the_ledger_counts_what_was_allocated(spec: ModelSpec, budget: str) -> N
     there = ran(PriceKVBlocks(recent=3), spec, budget)
     held = measure_usage(there.method.problem, there.method.solution).reshape(-1, spec.layers + 1)
     assert there.ledger.tokens_after == held[:, 1:].tolist()
-
-
-@cache
-def tiny() -> tuple[Any, Artifact]:
-    """The model that ships, and a calibration with one prompt."""
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        model = instantiate(hydra.compose("config", overrides=["model=infinity_tiny"]).model)
-    model.load("cpu")
-    observer = PriceKVBlocks().needs()
-    (found,) = calibrate(model, [Prompt(0, "a red circle")], [observer], 1, "cpu", lambda _: None)
-    return model, Artifact(observer.kind, found)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("budget", ["0.04", "0.4"])
-def test_a_real_calibration_uses_the_budget(budget: str) -> None:
-    model, artifact = tiny()
-    method = prepared(PriceKVBlocks(), model.spec, budget, artifact)
-    held = measure_usage(method.problem, method.solution)
-    assert 0.97 * method.budget.capacity <= held.max() <= method.budget.capacity
 
 
 def test_weights_scale_the_errors_of_a_consumer() -> None:

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.engine.cache import KVCache
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import EPSILON, Forecast
 from kvbench.methods.pricekv.method import PriceKV, ScoreErrors
 from kvbench.methods.shared.calibration import Artifact
 from kvbench.methods.shared.full_scores import list_capacities
-from tests.support.engine import D, listening, run, tokens_of
+from tests.support.engine import D, tokens_of, watch
 from tests.support.layer_outputs import FOLD, Inputs, attention, observe, project
 from tests.support.small_models import composed
 
@@ -138,57 +137,7 @@ def test_the_calibration_is_that_of_masked_attention(
     assert (found["error"][..., 0] > 0).all()
 
 
-def test_a_batch_finds_what_its_prompts_find_one_by_one() -> None:
-    inputs = tokens_of(ROWS, 2 * ROWS.branches, groups=FOLD)
-    single = [[[tuple(x[[i, i + 2]] for x in qkv) for qkv in layers] for layers in inputs] for i in range(2)]
-    together, alone = (
-        observe(ScoreErrors(Forecast()), ROWS, batches, passes=2) for batches in ([inputs], single)
-    )
-    for name, values in together.items():
-        torch.testing.assert_close(alone[name], values, rtol=1e-6, atol=0)
-
-
 # The method
-
-
-def kept_by(method: PriceKV, spec: ModelSpec, seed: int) -> list[list[list[int]]]:
-    """Positions kept after each layer and segment by the rows of two prompts."""
-    return kept_of(method, spec, tokens_of(spec, 2 * spec.branches, seed))
-
-
-def kept_of(method: PriceKV, spec: ModelSpec, inputs: Inputs) -> list[list[list[int]]]:
-    """Positions kept after each layer and segment of what comes in."""
-    asked = listening(method)
-    run(KVCache(spec, method, dtype=torch.float32), inputs)
-    return [one.ids() for one in asked]
-
-
-@pytest.mark.parametrize("setting", ["surprise", "contrast"])
-def test_a_weight_of_nearly_nothing_keeps_what_the_table_lists(setting: str) -> None:
-    still, moved = priced(), priced(**{setting: 1e-7})
-    artifact = stand_in(moved, ROWS)
-    for method in (still, moved):
-        method.prepare(ROWS, Budget.parse("0.4", ROWS), artifact)
-    assert kept_by(still, ROWS, 1) == kept_by(moved, ROWS, 1)
-
-
-def test_equal_forecasts_inside_rows_keep_whole_rows() -> None:
-    """Every head has room for two rows, all of whose positions are worth the same; the oldest is worth most."""
-    method, shapes = priced(), priced().needs().tensor_shapes(ROWS)
-    segment = torch.arange(len(ROWS.segments)).repeat_interleave(torch.tensor(ROWS.lengths))
-    worth = torch.cat([1.0 / (1 + segment[:end]) for end in ROWS.ends[:-1]]).double()
-    error = torch.zeros(shapes["error"]).double()
-    artifact = Artifact(
-        "score_errors",
-        {
-            "importance": worth.expand(shapes["importance"]),
-            "received": torch.ones(shapes["received"]),
-            "error": error,
-        },
-    )
-    method.prepare(ROWS, Budget.parse(7, ROWS), artifact)
-    assert (method.capacities[1:] == 7).all()
-    assert kept_by(method, ROWS, 1)[-1] == [[*range(7)]] * 8
 
 
 def test_the_condition_stays_whole_where_it_is_a_block() -> None:
@@ -198,10 +147,8 @@ def test_the_condition_stays_whole_where_it_is_a_block() -> None:
     for end in ROWS.ends[:-1]:
         artifact.tensors["importance"][..., start : start + 3] = torch.tensor([0.0, 3.0, 1e-3])
         start += end
-    held = []
-    for method in (tokens, block):
-        method.prepare(ROWS, Budget.parse(5, ROWS), artifact)
-        held.append(kept_by(method, ROWS, 1)[-1])
+    inputs = tokens_of(ROWS, 2 * ROWS.branches)
+    held = [watch(method, ROWS, inputs, 5, artifact).asked[-1].ids() for method in (tokens, block)]
     assert all(1 in row and 0 not in row and len(row) > 2 for row in held[0])
     assert all(row[:3] == [0, 1, 2] for row in held[1])
 

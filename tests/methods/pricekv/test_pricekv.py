@@ -1,22 +1,25 @@
-"""PriceKV: the calibration against H2O written out, what is sold, and which bases it goes around."""
+"""PriceKV: the calibration against H2O written out, the sale of capacity, and which bases it goes around."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.contents.norms import CUR
 from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pricekv.forecast import Forecast
+from kvbench.methods.pricekv.greedy import allocate_by_gain, allocate_calibrated
 from kvbench.methods.pricekv.method import PriceKV, ScoreErrors
 from kvbench.methods.random_attention import RandomAttention
 from kvbench.methods.shared.calibration import Artifact
@@ -24,17 +27,12 @@ from kvbench.methods.shared.full_scores import list_capacities
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
-from tests.support.engine import D, listening, run, tokens_of
-from tests.support.layer_outputs import FOLD, attention, observe, project, projections
+from tests.support.engine import D, tokens_of, watch
+from tests.support.layer_outputs import FOLD, attention, observe, project
 
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
 TEXTS = replace(SCALES, name="texts", segments=next_token(3, [4, 4, 4, 4, 3]), branches=1)
 both = pytest.mark.parametrize("spec", [SCALES, TEXTS], ids=["scales", "texts"])
-
-
-def ready(spec: ModelSpec, budget: str, method: PriceKV) -> PriceKV:
-    method.prepare(spec, Budget.parse(budget, spec), method.needs().make_stand_in(spec))
-    return method
 
 
 @both
@@ -76,17 +74,17 @@ def test_oracle_errors_are_the_utilities_of_what_is_not_held(spec: ModelSpec) ->
     """Largest attention x share of the layer's ||W_o v|| of each past token, summed over what H2O dropped."""
     prompts, last = 2, len(spec.segments) - 1
     inputs = tokens_of(spec, prompts * spec.branches, groups=FOLD)
-    watched = ScoreErrors(H2O(), error="oracle")
+    observer = ScoreErrors(H2O(), error="oracle")
     held: dict[tuple[int, int], list[Tensor]] = {}
-    measure = watched.measure
+    measure = observer.measure
 
     def remember(view: View) -> None:
         """What each capacity keeps, bool [rows, c_k]; by the same rules as the squared errors."""
         measure(view)
-        held[view.segment.index, view.layer] = watched._masks[view.layer]
+        held[view.segment.index, view.layer] = observer._masks[view.layer]
 
-    watched.measure = remember  # type: ignore[method-assign]
-    found = observe(watched, spec, [inputs])["error"]
+    observer.measure = remember  # type: ignore[method-assign]
+    found = observe(observer, spec, [inputs])["error"]
     expected = torch.zeros_like(found)
     for k, layer in np.ndindex(last + 1, spec.layers):
         if not k:
@@ -108,7 +106,7 @@ def test_oracle_errors_are_the_utilities_of_what_is_not_held(spec: ModelSpec) ->
 def test_retrieval_is_attention_to_distant_tokens_beyond_four_times_the_usual(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvbench.methods.pricekv.retrieval.DISTANT", 3)
+    monkeypatch.setattr("kvbench.methods.pricekv.method.DISTANT", 3)
     spec = replace(TEXTS, segments=next_token(3, [9, 9, 4]))
     inputs = tokens_of(spec, prompts := 2, groups=FOLD)
     for layer in range(spec.layers):  # scores that differ enough to be beyond the usual
@@ -131,31 +129,12 @@ def test_heads_that_retrieve_hold_whole_texts_and_b_holds() -> None:
     method = PriceKV(base=H2O(), floor=2, retrieval=0.5)
     artifact = method.needs().make_stand_in(TEXTS)
     artifact.tensors["retrieval"].copy_(torch.tensor([[0.1, 0.4], [0.3, 0.2]]))
-    method.prepare(TEXTS, Budget.parse(10, TEXTS), artifact)
-    cache = KVCache(TEXTS, method, dtype=torch.float32)
-    run(cache, tokens_of(TEXTS, 2))
+    cache = watch(method, TEXTS, tokens_of(TEXTS, 2), 10, artifact).cache
     # Half of 40 tokens is one text of 19 cached tokens.
     assert method.capacities[-1, 0, 1] == TEXTS.cached_length
     assert (method.capacities[-1].flatten()[[0, 2, 3]] < TEXTS.cached_length).all()
     assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
     assert cache.ledger.peak_tokens == method.budget.tokens
-
-
-def test_images_have_no_heads_that_hold_whole_texts() -> None:
-    with pytest.raises(ValueError, match=r"^method.retrieval=0.5: for language models; .*=0$"):
-        PriceKV(base=H2O(), retrieval=0.5).check(SCALES, Budget.parse("0.4", SCALES))
-
-
-def test_oracle_errors_do_not_change_with_the_scale_of_a_layer() -> None:
-    inputs = tokens_of(TEXTS, 2, groups=FOLD)
-    weights = projections(TEXTS)
-    louder = weights * torch.tensor([1.0, 7.0])[:, None, None]
-    for error, factor in (("oracle", 1), ("output", 49)):
-        quiet, loud = (
-            observe(ScoreErrors(H2O(), error=error), TEXTS, [inputs], weights=one)
-            for one in (weights, louder)
-        )
-        torch.testing.assert_close(loud["error"][1], quiet["error"][1] * factor, rtol=1e-4, atol=1e-8)
 
 
 def test_each_setting_of_a_base_names_a_calibration_of_its_own() -> None:
@@ -178,9 +157,7 @@ def test_a_calibrated_base_is_calibrated_first() -> None:
         torch.testing.assert_close(found[name], values, rtol=0, atol=0)
     assert (found["error"].diff(dim=-1) <= 1e-2 * found["error"][..., :1]).all()
     method = PriceKV(base=base)
-    method.prepare(SCALES, Budget.parse("0.4", SCALES), Artifact("score_errors", found))
-    cache = KVCache(SCALES, method, dtype=torch.float32)
-    run(cache, inputs)
+    cache = watch(method, SCALES, inputs, "0.4", Artifact("score_errors", found)).cache
     assert cache.ledger.peak_tokens == method.budget.tokens
 
 
@@ -192,12 +169,86 @@ def test_a_calibrated_base_is_calibrated_first() -> None:
     ],
 )
 def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, make: Callable[[], Scored]) -> None:
-    method = ready(spec, "0.4", PriceKV(base=make()))
-    asked = listening(method)
-    cache = KVCache(spec, method, dtype=torch.float32)
-    run(cache, tokens_of(spec, 2 * spec.branches))
+    method = PriceKV(base=make())
+    artifact = method.needs().make_stand_in(spec)
+    cache, asked, _ = watch(method, spec, tokens_of(spec, 2 * spec.branches), "0.4", artifact)
     assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
     assert cache.ledger.peak_tokens == method.budget.tokens
     assert len({*method.capacities[-1].flatten().tolist()}) > 1
     condition = [*range(spec.leading_tokens(method.sinks))]
     assert all(row[: len(condition)] == condition for one in asked for row in one.ids())
+
+
+@st.composite
+def sales(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:
+    heads = draw(st.integers(1, 3))
+    reach = np.array(draw(st.lists(st.integers(1, 6), min_size=heads, max_size=heads)))
+    total = draw(st.integers(heads, max(heads, int(reach.sum()) - 1)))
+    capacities = np.array([0, 1, 3, 4, 6])
+    seed, floor = draw(st.integers(0, 10**6)), draw(st.integers(0, total // heads))
+    worth = np.minimum.accumulate(np.random.default_rng(seed).random((heads, 5)), -1)
+    return worth, capacities, reach, total, floor
+
+
+def lower_hull(points: list[tuple[int, float]]) -> dict[int, float]:
+    """The lower convex hull at whole numbers: the lowest chord between any two points."""
+    (first, _), (last, _) = points[0], points[-1]
+    return {
+        x: min(
+            y if b == a else y + (z - y) * (x - a) / (b - a)
+            for (a, y), (b, z) in product(points, points)
+            if a <= x <= b
+        )
+        for x in range(first, last + 1)
+    }
+
+
+@given(sales())
+@settings(max_examples=150, deadline=None)
+def test_no_other_capacities_have_a_lower_error(
+    sale: tuple[np.ndarray, np.ndarray, np.ndarray, int, int],
+) -> None:
+    worth, capacities, reach, total, floor = sale
+    if reach.sum() <= total:
+        return
+    held = allocate_by_gain(worth, capacities, reach, total, floor)
+    hulls = []
+    for head, most in enumerate(reach.tolist()):
+        ends = {min(floor, most), most}
+        known = sorted(ends | {c for c in capacities.tolist() if min(ends) < c < most})
+        hulls.append(lower_hull([(c, float(np.interp(c, capacities, worth[head]))) for c in known]))
+    every = [
+        sum(hull[c] for hull, c in zip(hulls, chosen, strict=True))
+        for chosen in product(*hulls)
+        if sum(chosen) <= total
+    ]
+    found = sum(hull[c] for hull, c in zip(hulls, held.tolist(), strict=True))
+    assert found == pytest.approx(min(every))
+    assert held.sum() == total
+    assert (held >= np.minimum(floor, reach)).all()
+    assert (held <= reach).all()
+
+
+@given(st.integers(2, 6), st.integers(1, 3), st.integers(1, 3), st.integers(0, 10**6), st.data())
+@settings(max_examples=150, deadline=None)
+def test_no_instant_exceeds_the_budget(
+    segments: int, layers: int, heads: int, seed: int, data: st.DataObject
+) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 9), min_size=segments, max_size=segments))
+    spec = ModelSpec("any", layers, heads, D, next_scale([(1, length) for length in lengths]))
+    total = data.draw(st.integers(spec.all_heads, spec.full_tokens))
+    floor = data.draw(st.integers(0, total // spec.all_heads))
+    capacities, budget = list_capacities(spec), Budget(Fraction(total), spec.full_tokens, spec.all_heads)
+    errors = torch.from_numpy(
+        np.random.default_rng(seed).random((layers, heads, segments - 1, len(capacities)))
+    )
+    held = allocate_calibrated(errors, capacities, spec, budget, floor=floor, decay=0.8)
+    before = np.zeros((layers, heads), np.int64)
+    for length, after in zip(spec.lengths[:-1], held, strict=True):
+        assert (after <= before + length).all()
+        assert (after >= 0).all()
+        for layer in range(layers):
+            before[layer] = after[layer]
+            assert before.sum() <= total
+    assert before.sum() == total or (before == spec.cached_length).all()
+    assert (before >= min(floor, spec.cached_length)).all()

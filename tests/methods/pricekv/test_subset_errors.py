@@ -1,4 +1,4 @@
-"""What is calibrated: the error of every set of past blocks is that of attention in which the others are masked."""
+"""What PriceKV by blocks calibrates: errors of sets of past blocks by masked attention, and of their precisions."""
 
 from dataclasses import replace
 
@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.engine.cache import KVCache
+from kvbench.engine.view import CacheView
 from kvbench.methods.full import Full
 from kvbench.methods.pricekv.errors import Importance, SubsetError
+from kvbench.methods.pricekv.noise import PrecisionError, list_precisions
 from kvbench.methods.pricekv.problem import list_sources
 from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.precision import Precision
 from kvbench.methods.shared.view import View
 from tests.support.engine import D, open_cache, prepared, run, tokens_of
 from tests.support.layer_outputs import FOLD, attention, project, projections
@@ -79,3 +82,88 @@ def test_a_projection_by_heads_is_the_projection() -> None:
     torch.testing.assert_close(found, expected)
     run(KVCache(SCALES, method, dtype=torch.float32), inputs)
     assert seen[-1] is None
+
+
+FEW_SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3)]), logit_scale=0.5)
+FEW_ROWS = replace(FEW_SCALES, segments=next_token(3, [4, 4, 3]))
+MENU = list_precisions((16, 3), shared=True)
+
+
+def blur(x: Tensor) -> Tensor:
+    """A precision of three bits, as far as these tests know: halves."""
+    return (2 * x).round() / 2
+
+
+@pytest.fixture
+def blurring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without codebooks: whatever has fewer than 16 bits is blurred."""
+
+    def read_back(
+        _: CacheView, keys: Tensor, values: Tensor, at: Segment, bits: int
+    ) -> tuple[Tensor, Tensor]:
+        assert keys.shape[1] == values.shape[1] == at.length
+        return (keys, values) if bits == 16 else (blur(keys), blur(values))
+
+    monkeypatch.setattr(CacheView, "read_back", read_back)
+
+
+def read_source(spec: ModelSpec, x: Tensor, source: int, precision: Precision) -> Tensor:
+    """Keys or values [sequences, heads, tokens, D] with those of one source as they are read in a precision."""
+    at, changed = spec.segments[source], x.clone()
+    part = slice(at.start, at.end)
+    stored = blur(x) if precision.bits < 16 else x
+    for sequence in range(len(x)):
+        twin = sequence % (len(x) // 2) if precision.shared else sequence
+        changed[sequence, :, part] = stored[twin, :, part]
+    return changed
+
+
+@pytest.mark.usefixtures("blurring")
+@pytest.mark.parametrize(("spec", "recent"), [(FEW_SCALES, 8), (FEW_ROWS, 1)], ids=["scales", "rows"])
+@pytest.mark.parametrize("projected", [True, False])
+def test_noise_is_that_of_attention_over_changed_keys_and_values(
+    spec: ModelSpec, recent: int, projected: bool
+) -> None:
+    weights = projections(spec)
+    observer = PrecisionError(queries=3, recent=recent, menu=MENU)
+    projection = weights.__getitem__ if projected else None
+    inputs = tokens_of(spec, 4, groups=FOLD)
+    run(open_cache(observer, spec, projection=projection), inputs)
+    found = observer.average()["noise"]
+    expected = torch.zeros_like(found)
+    for at, sources in zip(spec.segments[1:], list_sources(spec, recent)[1:], strict=True):
+        for layer in range(spec.layers):
+            k, v = (torch.cat([inputs[i][layer][n] for i in range(at.index + 1)], 2).double() for n in (1, 2))
+            for source in sources:
+                for number, precision in enumerate(MENU):
+                    read = (read_source(spec, x, source, precision) for x in (k, v))
+                    apart = attended(spec, layer, at.index, *read) - attended(spec, layer, at.index, k, v)
+                    if projected:
+                        heads = weights[layer].double().unflatten(1, (spec.heads * FOLD, D))
+                        apart = torch.einsum("whd,shqd->shqw", heads, apart)
+                    of_heads = apart.square().sum(-1).mean((0, 2)).unflatten(0, (spec.heads, FOLD)).sum(-1)
+                    expected[layer, :, source, number, at.index] = of_heads
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert (found[..., MENU.index(Precision(16)), :] == 0).all()
+    assert (found[..., MENU.index(Precision(3)), :] > 0).any()
+
+
+def attended(spec: ModelSpec, layer: int, segment: int, k: Tensor, v: Tensor) -> Tensor:
+    """Attention's output of three queries [sequences, query heads, queries, D] over given keys and values."""
+    at = spec.segments[segment]
+    count = min(3, at.length)
+    chosen = [i * at.length // count for i in range(count)]
+    q = tokens_of(spec, 4, groups=FOLD)[segment][layer][0][:, :, chosen].double()
+    scores = q @ k.repeat_interleave(FOLD, 1).mT * spec.logit_scale
+    if at.causal:
+        for row, query in enumerate(chosen):
+            scores[:, :, row, at.start + query + 1 :] = -torch.inf
+    return scores.softmax(-1) @ v.repeat_interleave(FOLD, 1)
+
+
+def test_a_menu_lists_its_forms_from_the_largest_to_the_smallest() -> None:
+    precisions = [
+        (precision.bits, precision.shared) for precision in list_precisions((2, 16, 4), shared=True)
+    ]
+    assert precisions == [(16, False), (16, True), (4, False), (2, False), (4, True), (2, True)]
+    assert [precision.bits for precision in list_precisions((3, 8), shared=False)] == [8, 3]

@@ -1,4 +1,4 @@
-"""HeatKV's order files: what is written is read, and only files that belong to the model are."""
+"""HeatKV's scores and orders are the official accumulator's, and only order files of the model are read."""
 
 import json
 from dataclasses import replace
@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.order_file import read_orders, write_orders
-from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
+from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
 from kvbench.methods.shared.calibration import Artifact
+from tests.support.places import GOLDENS
 
 KIND = AttentionByScale.kind
 SPEC = ModelSpec("small", 2, 3, 8, next_scale([(1, 1), (2, 2), (3, 3), (4, 4)]))
@@ -86,3 +88,45 @@ def test_a_written_order_makes_the_schedule_of_its_calibration(tmp_path: Path) -
     made.prepare(SPEC, budget, Artifact(KIND, {"mass": mass}))
     assert np.array_equal(read.schedule.absent, made.schedule.absent)
     assert read.schedule.absent.any()
+
+
+TOY = np.load(GOLDENS / "heatkv" / "scas_toy.npz")
+
+
+def toy_mass() -> Tensor:
+    """Mass of the synthetic attention: the conditional row, mean over queries (in float32) and prompts."""
+    lengths = TOY["t"].tolist()
+    starts = np.cumsum([0, *lengths])
+    mass = torch.zeros(2, 3, 5, 5, dtype=torch.float64)
+    for prompt in range(2):
+        for k in range(5):
+            for layer in range(2):
+                probabilities = torch.from_numpy(TOY[f"probs_p{prompt}_k{k}_l{layer}"][0])
+                for i in range(k + 1):
+                    paid = probabilities[:, :, starts[i] : starts[i + 1]].sum(-1).mean(-1)
+                    mass[layer, :, k, i] += paid.double() / 2
+    return mass
+
+
+@pytest.mark.parametrize("sinks", [1, 2])
+def test_scores_and_orders_equal_the_official_accumulator(sinks: int) -> None:
+    scores, expected = scas(toy_mass()), torch.from_numpy(TOY[f"scores_s{sinks}"])
+    eligible = slice(sinks, 4)
+    assert (scores[..., eligible] - expected[..., eligible]).abs().max() < 1e-12
+    assert scores[..., 4].isnan().all()
+    ranks = rank_heads(scores)
+    for source, order in zip(range(sinks, 4), TOY[f"orders_s{sinks}"], strict=True):
+        for place, (head, layer) in enumerate(order):
+            assert ranks[source, layer, head] == place
+
+
+def test_cas_is_the_last_scale_past_the_sinks() -> None:
+    mass = toy_mass()
+    for sinks in range(4):
+        expected = mass[:, :, 4, sinks:4].sum(-1) / (5 - sinks)
+        torch.testing.assert_close(cas(mass, sinks), expected)
+
+
+def test_ties_go_by_head_then_layer() -> None:
+    ranks = rank_heads(torch.zeros(2, 3, 1, dtype=torch.float64))[0]
+    assert ranks.tolist() == [[0, 2, 4], [1, 3, 5]]
