@@ -1,1 +1,1 @@
-"""Forced decoding: a text's parts, the passes over its tokens, and their record beside the full cache's."""
+"""Forced decoding: a text's parts, the passes over its tokens, and the record of both caches' predictions."""

@@ -1,4 +1,4 @@
-"""Forced decoding: a model is given the tokens of its own outputs, and scored beside the full cache's predictions."""
+"""Forced decoding: a model is given tokens, and its predictions are compared with the full cache's."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ M = TypeVar("M", bound=OwnReadable)
 
 
 def delegate(*names: str) -> Callable[[C], C]:
-    """Return a decorator of a class: these attributes and methods of an instance are those of its `inner` model."""
+    """Return a class decorator that takes these attributes and methods from an instance's `inner` model."""
 
     def decorate(cls: C) -> C:
         for name in names:
@@ -41,10 +41,10 @@ def delegate(*names: str) -> Callable[[C], C]:
     "activation_bytes", "compute_dtype", "key_rotation", "output_projection", "identified",
 )  # fmt: skip
 class ForcedDecoding(Model, Generic[M]):
-    """Base class of models that are given tokens in place of drawing any; the weights are of the model `inner`.
+    """Base class of models that are given tokens instead of sampling them.
 
     Attributes:
-        inner: the model.
+        inner: the model with the weights.
     """
 
     output: ClassVar[str] = KIND
@@ -52,7 +52,7 @@ class ForcedDecoding(Model, Generic[M]):
     def __init__(self, model: M) -> None:
         if model.processes.count > 1:
             raise ConfigError(
-                "model.tensor_parallel: texts are read by one process; set model.tensor_parallel=1"
+                "model.tensor_parallel: forced decoding runs in one process; set model.tensor_parallel=1"
             )
         self.inner, self.name, self.processes = model, model.name, model.processes
 
@@ -64,57 +64,59 @@ class ForcedDecoding(Model, Generic[M]):
     def read(
         self, prompts: Sequence[str], cache: Cache, noise: Noise, tokens: Sequence[Tensor] | None
     ) -> list[ForcedPass]:
-        """Read a batch.
+        """Run the model over the given tokens of a batch.
 
         Args:
             prompts: prompts of the batch.
             cache: cache of keys and values.
-            noise: randomness, per prompt, of what is drawn first.
-            tokens: tokens of the full cache's pass; None for that pass itself.
+            noise: randomness per prompt, if the tokens are sampled first.
+            tokens: tokens of the full cache's pass, int64 [n] each; None for that pass itself.
         """
 
     def score(
         self, prompts: Sequence[str], cache: Cache, noise: Noise, full: Sequence[Path] | None
     ) -> list[ScoredText]:
-        """Read a batch and compare it with the full cache's passes.
+        """Run the model over a batch and compare its predictions with the full cache's.
 
         Args:
             prompts: prompts of the batch.
             cache: cache of keys and values, under the run's method.
-            noise: randomness, per prompt.
+            noise: randomness per prompt.
             full: files of the full cache's records; None for its own pass.
 
         Raises:
-            ConfigError: such a file is damaged, or of another text.
+            ConfigError: a file of `full` is damaged, or belongs to another text.
         """
         if full is None:
-            return [self.compare(one, None) for one in self.read(prompts, cache, noise, None)]
+            return [self.compare(passed, None) for passed in self.read(prompts, cache, noise, None)]
         stored = [_read_full(path) for path in full]
         batch = self.read(prompts, cache, noise, [tokens.long() for tokens, _ in stored])
-        for path, one, (_, states) in zip(full, batch, stored, strict=True):
-            if one.states.shape != states.shape:
-                raise ConfigError(f"{path}: is of another text; delete it to read again")
-        return [self.compare(one, states) for one, (_, states) in zip(batch, stored, strict=True)]
+        for path, passed, (_, states) in zip(full, batch, stored, strict=True):
+            if passed.states.shape != states.shape:
+                raise ConfigError(f"{path}: belongs to another text; delete it and run again")
+        return [self.compare(passed, states) for passed, (_, states) in zip(batch, stored, strict=True)]
 
     def compare(self, passed: ForcedPass, full: Tensor | None) -> ScoredText:
         """Compare predictions with the full cache's.
 
         Args:
-            passed: what was read under a method, or under the full cache.
-            full: the full cache's hidden states, shaped like `passed.states`; None if these are its own.
+            passed: the pass under a method, or under the full cache.
+            full: the full cache's hidden states, shaped like `passed.states`; None if `passed` is its pass.
         """
         states = passed.states
         tokens = passed.tokens.to(states.device)
         other = states if full is None else full.to(states)
         columns = compare_states(states, other, tokens, self.inner.find_logits)
-        numbers = (tokens.int() if tokens.ndim == 1 else pack_bits(tokens)).cpu().numpy()
-        found = np.unique([numbers, columns["likeliest"], columns["likeliest_full"]]).tolist()
+        ids = (tokens.int() if tokens.ndim == 1 else pack_bits(tokens)).cpu().numpy()
+        occurring = np.unique([ids, columns["likeliest"], columns["likeliest_full"]]).tolist()
         lengths, line = self.spec.lengths, self.spec.line
-        rows = (line,) * (len(numbers) // line) if line else ()
+        rows = (line,) * (len(ids) // line) if line else ()
         return ScoredText(
-            numbers,
+            ids,
             **columns,
-            words=dict(zip(found, self.inner.token_strings(found), strict=False)),  # nothing for an image
+            words=dict(
+                zip(occurring, self.inner.token_strings(occurring), strict=False)
+            ),  # nothing for an image
             groups=lengths if self.spec.family == "next-scale" else rows,
             states=states.cpu() if full is None else None,
         )
@@ -122,15 +124,15 @@ class ForcedDecoding(Model, Generic[M]):
 
 @delegate("revision", "unfollowed", "check_prompts", "count_prompt_tokens")
 class ForcedOutputs(ForcedDecoding[OwnReadable]):
-    """A model that reads its own outputs, which the full cache's run draws.
+    """Forced decoding of a model's own outputs, which the full cache's run generates.
 
     Raises:
-        ConfigError: the model cannot read them.
+        ConfigError: the model does not support it.
     """
 
     def __init__(self, model: Model) -> None:
         if not isinstance(model, OwnReadable):
-            raise ConfigError(f"prompts=own: {model.name} cannot read its own outputs")
+            raise ConfigError(f"prompts=own: {model.name} does not support it; choose other prompts")
         super().__init__(model)
 
     @property
@@ -145,11 +147,11 @@ class ForcedOutputs(ForcedDecoding[OwnReadable]):
     def read(
         self, prompts: Sequence[str], cache: Cache, noise: Noise, tokens: Sequence[Tensor] | None
     ) -> list[ForcedPass]:
-        """Read a batch of outputs, which are drawn first without `tokens`."""
+        """Run the model over a batch of its outputs, which are generated first if `tokens` is None."""
         return self.inner.read_own(prompts, cache, noise, tokens)
 
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Outputs:
-        """Return the outputs of a batch, as a calibration sees them."""
+        """Return the generated outputs of a batch, for a calibration."""
         return self.inner.generate(prompts, cache, noise)
 
 
@@ -160,5 +162,5 @@ def _read_full(path: Path) -> tuple[Tensor, Tensor]:
             return file.get_tensor("tokens"), file.get_tensor(STATES)
     except (OSError, SafetensorError) as error:
         raise ConfigError(
-            f"{path}: not a reading of the full cache ({error}); delete it to read again"
+            f"{path}: not a record of the full cache ({error}); delete it and run again"
         ) from None

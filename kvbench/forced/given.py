@@ -18,10 +18,10 @@ from kvbench.models.text_model import TextModel
 
 
 class GivenTexts(ForcedDecoding[TextModel]):
-    """A language model that reads the texts of a run's prompts.
+    """Forced decoding of the texts of a run's prompts by a language model.
 
     Args:
-        model: the model that reads.
+        model: the language model.
         texts: texts of the run, by prompt.
         others: texts of the calibration, by prompt; they follow the run's schedule.
 
@@ -37,7 +37,9 @@ class GivenTexts(ForcedDecoding[TextModel]):
         self, model: Model, texts: Mapping[str, ForcedText], others: Mapping[str, ForcedText]
     ) -> None:
         if not isinstance(model, TextModel):
-            raise ConfigError(f"prompts: texts are read by language models, and {model.name} is not one")
+            raise ConfigError(
+                f"prompts: texts need a language model, and {model.name} is not one; set model="
+            )
         super().__init__(model)
         self._texts, self._all = texts, {**others, **texts}
         self._tokenized: dict[str, TokenizedText] = {}
@@ -47,7 +49,7 @@ class GivenTexts(ForcedDecoding[TextModel]):
         """Common schedule of the texts; the tokenizer is opened only if it decides their number of tokens.
 
         Raises:
-            ValueError: naming a text that has too few tokens.
+            ValueError: a text has too few tokens; the message names it.
             WeightsError: the tokenizer is missing.
         """
         texts = [text.measure() or self._tokenize(prompt) for prompt, text in self._texts.items()]
@@ -76,23 +78,23 @@ class GivenTexts(ForcedDecoding[TextModel]):
         return {**self.inner.resolve_settings(device), "reading": reading}
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Check that every text has the tokens that are read.
+        """Check that every text has enough tokens, and no more given ones than the schedule.
 
         Raises:
-            ValueError: naming the first one that does not.
+            ValueError: a text does not fit; the message names the first one.
             WeightsError: the tokenizer is missing.
         """
         for prompt in prompts:
             if (given := self._tokenize(prompt).given) > self.schedule.given:
                 raise ValueError(
-                    f"prompt {quote_prompt(prompt)}: {given} tokens are given, and {self.schedule.given} in the "
-                    "run's texts"
+                    f"prompt {quote_prompt(prompt)}: {given} tokens are given, more than the {self.schedule.given} "
+                    "of the run's texts"
                 )
 
     def read(
         self, prompts: Sequence[str], cache: Cache, noise: Noise, tokens: Sequence[Tensor] | None
     ) -> list[ForcedPass]:
-        """Read a batch of texts; only their prompts decide their tokens."""
+        """Run the model over a batch of texts, whose tokens follow from `prompts` alone."""
         texts, schedule = [self._tokenize(prompt) for prompt in prompts], self.schedule
         padding, pad = [schedule.given - text.given for text in texts], self.inner.open_tokenizer().pad
         rows = [[*[pad] * front, *text.tokens] for text, front in zip(texts, padding, strict=True)]
@@ -104,7 +106,7 @@ class GivenTexts(ForcedDecoding[TextModel]):
         ]
 
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> list[ForcedPass]:  # type: ignore[override]
-        """Read a batch of texts as a calibration does, without a comparison."""
+        """Run the model over a batch of texts without a comparison, for a calibration."""
         return self.read(prompts, cache, noise, None)
 
     def key_rotation(self) -> Tensor:

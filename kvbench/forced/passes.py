@@ -1,6 +1,6 @@
-"""Passes of a model over its own outputs, whose tokens are given: the models that have them, and images of scales."""
+"""Passes over given tokens of a model's own outputs: base classes of models, and images scale by scale."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,53 +14,53 @@ from kvbench.models.noise import Noise
 
 
 class ForcedPass(NamedTuple):
-    """A text, or the tokens of an image, after a pass of the model.
+    """Result of one pass of a model over a text or an image.
 
     Attributes:
-        tokens: int64 [n], its scored tokens, or bool [n, bits].
-        states: hidden states [n, ...] that predict them.
+        tokens: scored tokens, int64 [n] or bool [n, bits].
+        states: hidden states [n, ...] that predict the tokens.
     """
 
     tokens: Tensor
     states: Tensor
 
 
-class OwnReadable(Model, ABC):
-    """Base class of models that can read what they have drawn."""
+class OwnReadable(Model):
+    """Base class of models with forced decoding of their own outputs."""
 
     @abstractmethod
     def read_own(
         self, prompts: Sequence[str], cache: Cache, noise: Noise, tokens: Sequence[Tensor] | None
     ) -> list[ForcedPass]:
-        """Read the outputs of prompts, which are drawn first if `tokens` is None.
+        """Run the model over the outputs of prompts, which are sampled if `tokens` is None.
 
         Args:
             prompts: a batch of prompts.
             cache: cache of keys and values.
-            noise: randomness, per prompt, of the draw.
-            tokens: tokens int64 [n] of each output; None to draw them.
+            noise: randomness per prompt, for sampling.
+            tokens: int64 [n], tokens of each output; None to sample them.
 
         Raises:
-            ValueError: the model's sampling does not draw tokens.
+            ValueError: the model's sampling does not give tokens.
         """
 
     @abstractmethod
     def find_logits(self, states: Tensor, number: int) -> Tensor:
         """Return logits float32 [n, vocabulary], or [n, bits, 2], of hidden states [n, ...].
 
-        `number` is the number of the first token among those that are scored.
+        `number` is the index of their first token among the scored ones.
         """
 
     def token_strings(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        """Return the characters of each token; nothing for an image."""
+        """Return the characters of each token; an empty tuple for images."""
         return ()
 
 
 class ForcedScales:
-    """Tokens of a batch of images, scale by scale: drawn, or given. Logits and tokens are recorded.
+    """Tokens of a batch of images, sampled or given scale by scale, with a record of tokens and logits.
 
     Args:
-        tokens: tokens int64 [cells of all scales] of each image; None to draw them.
+        tokens: int64 [tokens of all scales] of each image; None to sample them.
     """
 
     def __init__(self, tokens: Sequence[Tensor] | None) -> None:
@@ -74,7 +74,7 @@ class ForcedScales:
         Args:
             segment: the scale.
             logits: float32 [images, t, codes] or [images, t, bits, 2]; a recording may overwrite them later.
-            draw: draws the tokens.
+            draw: samples the tokens.
         """
         if self._given is None:
             tokens = draw()
@@ -87,29 +87,29 @@ class ForcedScales:
         return tokens
 
     def list_images(self) -> list[ForcedPass]:
-        """Return tokens and logits of each image; the logits stand for hidden states."""
+        """Return tokens of each image, with logits in place of hidden states."""
         pairs = zip(torch.cat(self._tokens, 1), torch.cat(self._logits, 1), strict=True)
         return [ForcedPass(tokens, logits) for tokens, logits in pairs]
 
 
 class ReadableScales(OwnReadable):
-    """Base class of next-scale models, which read an image's tokens scale by scale."""
+    """Base class of next-scale models with forced decoding of their images."""
 
     @abstractmethod
     def _draw(
         self, prompts: Sequence[str], cache: Cache, noise: Noise, forced: ForcedScales | None = None
     ) -> Tensor:
-        """Draw the latents of a batch, float32 [B, channels, h, w], by way of `forced` if it is given."""
+        """Return the latents of a batch, float32 [B, channels, h, w]; `forced` chooses the tokens if it is given."""
 
     @torch.inference_mode()
     def read_own(
         self, prompts: Sequence[str], cache: Cache, noise: Noise, tokens: Sequence[Tensor] | None
     ) -> list[ForcedPass]:
-        """Read the images of prompts; without `tokens` they are drawn at the same time."""
+        """Run the model over the images of prompts; without `tokens` they are sampled in the same pass."""
         forced = ForcedScales(tokens)
         self._draw(prompts, cache, noise, forced)
         return forced.list_images()
 
     def find_logits(self, states: Tensor, number: int) -> Tensor:
-        """Return the logits that were recorded: guided, and of bits over their temperature, before truncation."""
+        """Return the recorded logits: guided, divided by the temperature if of bits, and not truncated."""
         return states

@@ -1,4 +1,4 @@
-"""The record of a text under forced decoding: both caches' predictions of its scored tokens, and its file."""
+"""Record of a text or image under forced decoding: both caches' predictions of its scored tokens, and its file."""
 
 import json
 import re
@@ -18,12 +18,12 @@ if TYPE_CHECKING:  # takes long to import
     from torch import Tensor
 
 KIND = "readings"
-"""Kind of samples, which is the name of their folder in a run."""
+"""Kind of the samples, and name of their folder in a run."""
 COLUMNS = ("tokens", "likeliest", "likeliest_full", "kl", "nll", "nll_full")
 STATES = "states"
-"""Name of the full cache's hidden states, which its own run stores."""
+"""Name of the tensor of hidden states, which the full cache's own run stores."""
 LABELS = "labels"
-"""Name of the metadata with `words` (an object by the token's number) and `groups`, JSON."""
+"""Name of the metadata with `words` (an object by token id) and `groups`, JSON."""
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 Unit = Literal["tokens", "row", "scale"]
@@ -31,19 +31,19 @@ Unit = Literal["tokens", "row", "scale"]
 
 @dataclass(frozen=True, eq=False)
 class ScoredText:
-    """Scored tokens of a text or of an image, each with the predictions of the tokens before it.
+    """Scored tokens of a text or image, with both caches' predictions of each from the tokens before it.
 
     Attributes:
         tokens: int32 [n], the text's own tokens; int64 for tokens of several bits.
-        likeliest: of the same type, the top-1 token under the method.
-        likeliest_full: the top-1 token under the full cache.
+        likeliest: top-1 token under the method, of the dtype of `tokens`.
+        likeliest_full: top-1 token under the full cache, likewise.
         kl: float32 [n], KL(full || method) in nats.
-        nll: float32 [n], negative log-probability of the own token under the method, in nats.
-        nll_full: float32 [n], the same under the full cache.
-        words: characters of every token that occurs, by its number; empty for an image.
+        nll: float32 [n], negative log-probability of `tokens` under the method, in nats.
+        nll_full: float32 [n], negative log-probability of `tokens` under the full cache, in nats.
+        words: characters of every token that occurs, by token id; empty for an image.
         groups: tokens of each scale, or of each row, of an image; empty for a text.
-        states: hidden states [n, ...] of the full cache's pass, which others are compared with; None under a method
-            and of a file.
+        states: hidden states [n, ...] of the full cache's pass, for comparison; None under a method, and if read from
+            a file.
     """
 
     tokens: NDArray[np.integer]
@@ -61,7 +61,7 @@ class ScoredText:
         """Read a file.
 
         Raises:
-            ValueError: naming the file, which is damaged.
+            ValueError: the file is damaged; the message names it.
         """
         try:
             with safe_open(check_file(path), framework="np") as file:
@@ -70,10 +70,10 @@ class ScoredText:
                 words = {int(token): str(word) for token, word in labels["words"].items()}
                 groups = tuple(labels["groups"])
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: not a text that was read ({error})") from None
+            raise ValueError(f"{path}: not a record of forced decoding ({error})") from None
         [shape, *others] = {column.shape for column in columns.values()}
         if others or len(shape) != 1 or not shape[0]:
-            raise ValueError(f"{path}: its columns differ in length, or are empty")
+            raise ValueError(f"{path}: columns differ in length, or are empty")
         return cls(**columns, words=words, groups=groups)
 
     def encode(self) -> bytes:
@@ -99,19 +99,19 @@ class ScoredText:
 
     @property
     def unit(self) -> Unit:
-        """What the tokens are grouped by."""
+        """Unit of positions: `groups` of an image are rows if they are equally long, else scales."""
         if not self.groups:
             return "tokens"
         return "row" if len(set(self.groups)) == 1 else "scale"
 
     def name_token(self, token: int) -> str:
-        """Return the characters of a token; its number after a # if they are unknown."""
+        """Return the characters of a token, or `#` and its id if they are unknown."""
         return self.words.get(int(token)) or f"#{int(token)}"
 
     def find_before(self, prompt: str, position: int = 0) -> str:
-        """Return the characters before a scored token, given ones included where the prompt has them."""
-        words = [self.words.get(int(token), "") for token in self.tokens]
-        # A token that is a part of a character is spelled as a replacement character.
-        scored = ".{1,4}?".join(map(re.escape, re.split(f"{UNKNOWN}+", "".join(words))))
-        found = [match.start() for match in re.finditer(scored, prompt, re.DOTALL)] if any(words) else []
-        return prompt[: found[-1] if found else 0] + "".join(words[:position])
+        """Return the characters before a scored token, with the given ones if the scored text occurs in the prompt."""
+        pieces = [self.words.get(int(token), "") for token in self.tokens]
+        # A token that is a part of a character decodes to a replacement character.
+        scored = ".{1,4}?".join(map(re.escape, re.split(f"{UNKNOWN}+", "".join(pieces))))
+        starts = [match.start() for match in re.finditer(scored, prompt, re.DOTALL)] if any(pieces) else []
+        return prompt[: starts[-1] if starts else 0] + "".join(pieces[:position])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kvbench.core.segments import Segment, next_token
 
 FILL = -1
-"""Number of tokens of a part that fills its context."""
+"""Value of `Part.tokens` of a part that fills its context."""
 
 
 class Part(NamedTuple):
@@ -16,7 +16,7 @@ class Part(NamedTuple):
 
     Attributes:
         text: its characters.
-        tokens: number of its first tokens that are read; None for all; `FILL` for as many as the context leaves.
+        tokens: number of its first tokens that are used; None for all; `FILL` for as many as the context leaves.
     """
 
     text: str
@@ -39,12 +39,12 @@ class TokenizedText(NamedTuple):
 
 @dataclass(frozen=True)
 class ForcedText:
-    """A text whose tokens a model reads under a method, in place of generating any.
+    """Text whose tokens a model is given under a method, instead of generating them.
 
     Attributes:
-        parts: parts of the text, which are encoded one by one.
-        given: number of tokens before the first scored one; None for all parts but the last.
-        context: number of tokens of all parts but the last, one of which may fill it; None for what the parts have.
+        parts: parts of the text, which are tokenized one by one.
+        given: number of tokens before the first scored one; None for those of all parts except the last.
+        context: required number of tokens of all parts except the last, one of which may fill it; None for any.
         cuts: indices of parts that begin a new segment, such as a question that follows a compressed context.
         chunked: whether given tokens are compressed after every `model.chunk` tokens; otherwise at their end and at
             `cuts`.
@@ -60,12 +60,12 @@ class ForcedText:
         """Return the tokens of the text.
 
         Args:
-            encode: returns the tokens of a part, from its characters and whether it is the first one.
+            encode: returns the tokens of a part, given its characters and whether it is the first part.
 
         Raises:
             ValueError: a part or the context has too few tokens, or nothing is scored.
         """
-        rows = [encode(part.text, not number) for number, part in enumerate(self.parts)]
+        rows = [encode(part.text, not index) for index, part in enumerate(self.parts)]
         counts = [
             len(row) if part.tokens is None else part.tokens
             for row, part in zip(rows, self.parts, strict=True)
@@ -75,14 +75,14 @@ class ForcedText:
         for row, count in zip(rows, counts, strict=True):
             if not 0 <= count <= len(row):
                 raise ValueError(
-                    f"a part of it has {len(row)} tokens, and {count} are read; lower prompts.length or "
+                    f"a part has {len(row)} tokens, and {count} are needed; lower prompts.length or "
                     "prompts.context, or choose longer texts"
                 )
         starts = [0, *accumulate(counts)]
         given = starts[-2] if self.given is None else self.given
         if self.context not in (None, starts[-2]):
-            raise ValueError(f"its context has {starts[-2]} tokens, not {self.context}")
-        # A single scored token follows from the given ones, before anything is compressed.
+            raise ValueError(f"the context has {starts[-2]} tokens, not {self.context}")
+        # A single scored token would be predicted from the given ones, before anything is compressed.
         if not 0 < given < starts[-1] - 1:
             raise ValueError(
                 f"{given} tokens are given of {starts[-1]}: at least 2 must follow, and 1 precede"
@@ -91,7 +91,7 @@ class ForcedText:
         return TokenizedText(tuple(tokens), given, tuple(starts[part] for part in self.cuts))
 
     def measure(self) -> TokenizedText | None:
-        """Return the text with tokens of 0; None if a tokenizer decides their number."""
+        """Return the text with zeros for tokens; None if only a tokenizer can tell their number."""
         known = [part.tokens for part in self.parts if part.tokens not in (None, FILL)]
         if self.given is None or self.cuts or len(known) < len(self.parts):
             return None
@@ -99,17 +99,17 @@ class ForcedText:
 
 
 OWN_OUTPUT = ForcedText(())
-"""In place of a text: the full cache's own output for a prompt, which its run draws and other runs read."""
+"""Placeholder of the full cache's output for a prompt, which its run generates and other runs are given."""
 
 
 @dataclass(frozen=True)
 class ForcedSchedule:
     """Common schedule of the texts of a run.
 
-    Short contexts are padded in front, short ends at their end. The last token is not fed back: no segment has it.
+    Short contexts are padded in front, short scored parts at the end. No segment has the last token, which is not fed.
 
     Attributes:
-        segments: segments of the tokens that are fed.
+        segments: segments of the tokens that the model is given.
         given: number of tokens before the first scored one, padding included.
     """
 
@@ -128,22 +128,22 @@ def plan_schedule(texts: Sequence[TokenizedText], chunk: int, *, chunked: bool) 
     Args:
         texts: all texts of a run.
         chunk: number of tokens between two decisions of a method.
-        chunked: whether this holds for given tokens too. The first segment then has the rest of the division, so that
-            one ends with the given tokens.
+        chunked: whether this holds for given tokens too. The first segment then has the remainder, so that a segment
+            ends with the given tokens.
 
     Raises:
-        ValueError: parts begin new segments at different places.
+        ValueError: `cuts` differ in their distance to the first scored token.
     """
     given = max(text.given for text in texts)
     padding = [given - text.given for text in texts]
-    places = {tuple(cut + pad for cut in text.cuts) for text, pad in zip(texts, padding, strict=True)}
-    if len(places) > 1:
+    boundaries = {tuple(cut + pad for cut in text.cuts) for text, pad in zip(texts, padding, strict=True)}
+    if len(boundaries) > 1:
         raise ValueError("prompts: texts differ in the number of tokens between their segments and their end")
-    cuts = set(places.pop())
+    cuts = set(boundaries.pop())
     if chunked:
         cuts |= set(range(given % chunk, given, chunk))
     end = max(len(text.tokens) + pad for text, pad in zip(texts, padding, strict=True)) - 1
-    # Padded tokens come in one segment.
+    # All padding is in the first segment.
     inner = [cut for cut in sorted(cuts) if max(padding) < cut < given]
     bounds = [0, *inner, *range(given, end, chunk), end]
     lengths = [stop - start for start, stop in pairwise(bounds)]

@@ -61,10 +61,10 @@ def test_a_text_with_given_numbers_of_tokens_needs_no_tokenizer(reading: ForcedT
 @pytest.mark.parametrize(
     ("reading", "message"),
     [
-        (ForcedText((Part("abc", 6),), given=3), "a part of it has 4 tokens, and 6 are read"),
-        (ForcedText((Part("ab", FILL), Part("xy")), context=9), "has 3 tokens, and 9 are read"),
-        (ForcedText((Part("abcdefgh"), Part("ab", FILL), Part("xy")), context=5), "and -4 are read"),
-        (ForcedText((Part("abc"), Part("xy")), context=5), "its context has 4 tokens, not 5"),
+        (ForcedText((Part("abc", 6),), given=3), "a part has 4 tokens, and 6 are needed"),
+        (ForcedText((Part("ab", FILL), Part("xy")), context=9), "has 3 tokens, and 9 are needed"),
+        (ForcedText((Part("abcdefgh"), Part("ab", FILL), Part("xy")), context=5), "and -4 are needed"),
+        (ForcedText((Part("abc"), Part("xy")), context=5), "the context has 4 tokens, not 5"),
         (ForcedText((Part("abc"), Part("x"))), "4 tokens are given of 5: at least 2 must follow"),
         (ForcedText((Part("abc", 3),), given=0), "0 tokens are given of 3"),
     ],

@@ -174,7 +174,7 @@ def test_a_damaged_reading_of_the_full_cache_is_named(whole: Path, tmp_path: Pat
         find_reference(tmp_path / "runs" / whole.parent.name / whole.name) / "readings" / "000000.safetensors"
     )
     stored = load_file(full)
-    for damage, message in ((b"cut", "not a reading of the full cache"), (None, "is of another text")):
+    for damage, message in ((b"cut", "not a record of the full cache"), (None, "belongs to another text")):
         if damage is None:
             from safetensors.numpy import save_file
 

@@ -76,12 +76,12 @@ def columns(**more: object) -> dict[str, np.ndarray]:
     ("tensors", "labels", "message"),
     [
         (columns(kl=np.zeros(2, np.float32)), '{"words": {}, "groups": []}', "columns differ in length"),
-        ({"kl": np.zeros(3)}, '{"words": {}, "groups": []}', "not a text that was read"),
-        (columns(), "[]", "not a text that was read"),
-        (columns(), "{", "not a text that was read"),
-        (columns(), '{"words": ["a"], "groups": []}', "not a text that was read"),
-        (columns(), '{"words": {"a": "b"}, "groups": []}', "not a text that was read"),
-        (columns(), None, "not a text that was read"),
+        ({"kl": np.zeros(3)}, '{"words": {}, "groups": []}', "not a record of forced decoding"),
+        (columns(), "[]", "not a record of forced decoding"),
+        (columns(), "{", "not a record of forced decoding"),
+        (columns(), '{"words": ["a"], "groups": []}', "not a record of forced decoding"),
+        (columns(), '{"words": {"a": "b"}, "groups": []}', "not a record of forced decoding"),
+        (columns(), None, "not a record of forced decoding"),
     ],
 )
 def test_damaged_readings_are_named(
