@@ -30,7 +30,7 @@ ProfileRow = dict[str, object]
 
 @dataclass
 class Candidate:
-    """A cache to time: a prepared method with its name, budget and low-bit storage."""
+    """Cache to time: a prepared method with its name, budget and low-bit storage."""
 
     name: str
     method: Method
@@ -40,12 +40,12 @@ class Candidate:
 
 
 class Bench:
-    """Generations of a loaded model, timed.
+    """Timed generations of a loaded model.
 
     Args:
         job: model, prompts and settings.
-        advance: function called after every generation.
-        clock: clock for latencies and phases; None uses the host's clock, and the CUDA stream's for phases.
+        advance: called after every generation.
+        clock: clock for latencies and phases; None for the host's clock, and for phases on a GPU the CUDA stream's.
     """
 
     def __init__(self, job: Job, advance: Callable[[], object], clock: HostClock | None = None) -> None:
@@ -57,16 +57,13 @@ class Bench:
 
     @property
     def more_generations(self) -> int:
-        """Generations that recording adds to a measurement of one candidate."""
+        """Number of generations that recording adds to a measurement of one candidate."""
         return 0 if self._job.cache_plan.graph_obstacle is not None else 4
-
-    def _make_recorder(self) -> GraphRecorder | None:
-        return self._job.cache_plan.make_recorder()
 
     def measure(self, candidates: list[Candidate], batch: int, too_large: set[str]) -> list[ProfileRow]:
         """Measure every candidate at one batch size and return a row for each.
 
-        `too_large` has the names of candidates that ran out of memory at a smaller batch; it is updated.
+        `too_large` has the names of candidates that ran out of memory at a smaller batch; new ones are added.
         """
         rows = {c.name: ProfileRow(batch=batch, cache=c.name, status="ok") for c in candidates}
         for c in candidates:
@@ -84,10 +81,12 @@ class Bench:
 
     def make_generation(self, candidate: Candidate, batch: int) -> Callable[[], object]:
         """Return a function that generates once with a new cache."""
-        return lambda: self._generate(self._make_cache(candidate, self._make_recorder()), batch)
+        return lambda: self._generate(
+            self._make_cache(candidate, self._job.cache_plan.make_recorder()), batch
+        )
 
     def fits(self, candidate: Candidate, batch: int) -> bool:
-        """Return whether a batch fits in memory, also once it is recorded."""
+        """Return whether a batch fits in memory, with recordings too."""
         return if_it_fits(partial(self._measure_memory, candidate, batch)) is not None
 
     def _make_cache(self, candidate: Candidate, record: GraphRecorder | None) -> KVCache:
@@ -122,7 +121,7 @@ class Bench:
     def _measure_memories(self, candidates: list[Candidate], batch: int) -> dict[str, ProfileRow | None]:
         """Measure the ledger, the allocator's peak and the time of a first generation, each candidate alone.
 
-        The peak is of three generations if they are recorded: by launches, while recording, and repeated.
+        If generations are recorded, the peak is of three: by launches, while recording, and replayed.
         """
         return {c.name: if_it_fits(partial(self._measure_memory, c, batch)) for c in candidates}
 
@@ -133,7 +132,7 @@ class Bench:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-        cache = self._make_cache(candidate, self._make_recorder())
+        cache = self._make_cache(candidate, self._job.cache_plan.make_recorder())
         seconds = self._time(cache, batch)
         for _ in range(self.more_generations // 2):
             self._time(cache, batch)
@@ -162,7 +161,7 @@ class Bench:
     def _measure_latencies(self, candidates: list[Candidate], batch: int) -> dict[str, ProfileRow | None]:
         """Time warmed-up generations alternately; the order is reversed every round."""
         settings = self._job.settings.profile
-        caches = {c.name: self._make_cache(c, self._make_recorder()) for c in candidates}
+        caches = {c.name: self._make_cache(c, self._job.cache_plan.make_recorder()) for c in candidates}
         seconds: dict[str, list[float]] = {name: [] for name in caches}
         failed: set[str] = set()
         for repeat in range(settings.warmup + settings.repeats):
@@ -191,17 +190,17 @@ class Bench:
         return {c.name: if_it_fits(partial(self._split_phases, c, batch)) for c in candidates}
 
     def _split_phases(self, candidate: Candidate, batch: int) -> ProfileRow:
-        """Time phases as latencies are timed, and by launches too if latencies are of recordings."""
+        """Time phases by launches and, if latencies use recorded graphs, by their replays too."""
         phases = Phases(self._stream)
         cache = self._make_cache(candidate, None)
-        # Also builds the tables of the schedule.
+        # This generation also builds the tables of the schedule.
         paths = watch_paths(cache, lambda: self._generate(cache, batch))
         launched = self._time_phases(cache, batch, phases)
         del cache
-        record, recorded = self._make_recorder(), None
+        record, recorded = self._job.cache_plan.make_recorder(), None
         if record is not None:
             cache = self._make_cache(candidate, phases.watch_recorder(record))
-            for _ in range(2):  # the first launches every kernel, the second is recorded
+            for _ in range(2):  # the first runs by launches, the second is recorded
                 self._generate(cache, batch)
             recorded = self._time_phases(cache, batch, phases)
         same = recorded is None
@@ -219,7 +218,7 @@ class Bench:
 
 
 def _count_allowed(budget: Budget, spec: ModelSpec, batch: int, itemsize: int) -> int:
-    """Return the bytes that a budget allows the cache of a batch."""
+    """Return the bytes of keys and values that a budget allows for a batch."""
     if budget.bytes is None:
         return cache_bytes(float(budget.capacity), spec, batch, itemsize)
     return floor(budget.bytes * spec.branches * batch)

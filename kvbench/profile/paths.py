@@ -1,4 +1,4 @@
-"""The attention paths of one generation by segment, with the reasons against the others."""
+"""Attention paths of one generation by segment, with the reasons against other paths."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,8 +10,8 @@ def watch_paths(cache: KVCache, work: Callable[[], object]) -> list[dict[str, ob
     """Run some work and return the attention paths that it used, ordered by their first segments.
 
     Returns:
-        For each path and reasons: `path`, `segments` (ascending indices), `calls` (over all layers), and `others` (name
-        of each other path, and why it was not used).
+        For each path with its reasons: `path`, `segments` (ascending indices), `calls` (over all layers), and `others`
+        (reason against each other path, by its name).
     """
     calls: dict[AttentionChoice, list[int]] = {}
     with watch_choices(lambda choice: calls.setdefault(choice, []).append(cache.segment.index)):
@@ -28,7 +28,7 @@ def watch_paths(cache: KVCache, work: Callable[[], object]) -> list[dict[str, ob
 
 
 def format_segments(indices: Sequence[int]) -> str:
-    """Return ascending numbers as ranges: `0-3, 5`."""
+    """Return ascending indices as ranges: `0-3, 5`."""
     ranges: list[list[int]] = []
     for index in indices:
         if ranges and index == ranges[-1][1] + 1:

@@ -19,17 +19,17 @@ RECORDED = "recorded"
 
 
 class HostClock:
-    """Wall-clock time of the host; on a GPU, call `wait` before `mark`, otherwise kernel launches are timed."""
+    """Wall-clock time of the host; on a GPU, `wait` must precede `mark`, otherwise launches are timed, not kernels."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
 
     def mark(self) -> float:
-        """Return a mark of the present time."""
+        """Return the present time in seconds, for `between`."""
         return time.perf_counter()
 
     def wait(self) -> None:
-        """Synchronise a GPU, as `between` requires."""
+        """Synchronise with a GPU, which `between` requires."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -55,7 +55,7 @@ class StreamClock(HostClock):
 class Phases:
     """Time of some work by phase: every moment counts for the innermost watched call, or for `REST`.
 
-    Phases add up to the total. On a stream, time in which the device waits for the host counts for the current phase.
+    Phases add up to the total. With `StreamClock`, the device's waits for the host count for the current phase.
     """
 
     def __init__(self, clock: HostClock) -> None:
@@ -65,7 +65,7 @@ class Phases:
         self._stop: Any = None
 
     def run(self, work: Callable[[], object], calls: Calls) -> None:
-        """Run a callable and measure its watched calls."""
+        """Run a callable and time its phases; `calls` has (object, name of a method) pairs by phase."""
         self._clock.wait()
         self._marks = [(REST, self._clock.mark())]
         with self._set_marking(True), _replace(calls, self.watch):
@@ -74,7 +74,7 @@ class Phases:
         self._clock.wait()
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of `REST` and every phase that occurred."""
+        """Return the seconds of `REST` and of every phase that occurred."""
         stops = [mark for _, mark in self._marks[1:]] + [self._stop]
         seconds = {REST: 0.0}
         for (phase, start), stop in zip(self._marks, stops, strict=True):
@@ -118,7 +118,7 @@ class Phases:
 
 
 class _WatchedRecorder:
-    """See `Phases.watch_recorder`."""
+    """Recorder of `Phases.watch_recorder`."""
 
     def __init__(self, record: GraphRecorder, phases: Phases) -> None:
         self._record, self._phases = record, phases
@@ -133,7 +133,7 @@ class _WatchedRecorder:
 
 @contextmanager
 def _replace(calls: Calls, wrap: Callable[[str, Callable[..., object]], object]) -> Iterator[None]:
-    """Wrap methods of these objects (not of their classes) until the block ends."""
+    """Wrap methods of objects, not of their classes, until the block ends."""
     owners = [(phase, owner, name) for phase, pairs in calls.items() for owner, name in pairs]
     try:
         for phase, owner, name in owners:

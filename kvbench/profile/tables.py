@@ -18,7 +18,7 @@ ProfileContents = Mapping[str, Any]
 """Contents of a file of `task=profile` (`kvbench.profile.task`)."""
 PHASES = ("text", "recorded", "transformer", "cache", "decode", "rest")
 Columns = Mapping[str, tuple[str, float, str]]
-"""By heading: path of a value in a row, its factor, and its format."""
+"""Path of a value in a row, its factor, and its format, by heading."""
 LATENCY: Columns = {
     "ms/batch": ("latency.median", 1e3, ".1f"),
     "p10": ("latency.p10", 1e3, ".1f"),
@@ -47,7 +47,7 @@ MEMORY: Columns = {
 
 
 def profile_and_show(console: Console, job: Job) -> Path:
-    """Measure, print the tables and the path of the file, and return the path."""
+    """Measure, print the tables and the file's path, and return the path."""
     console.print(announce(job), highlight=False, soft_wrap=True)
     path, contents = profile(job)
     show_profile(console, contents)
@@ -87,7 +87,7 @@ def show_profile(console: Console, contents: ProfileContents) -> None:
 
 
 def tabulate_values(title: str, columns: Columns, rows: Sequence[ProfileContents], absent: str) -> Table:
-    """Return a table of values, with a row per batch size and cache, or its status; `absent` if not measured."""
+    """Return a table with the values, or the status, of each batch size and cache; `absent` stands for None."""
     table = _make_table(title, ("batch", "cache", *columns))
     for row in rows:
         cells = [row["status"]]
@@ -100,7 +100,7 @@ def tabulate_values(title: str, columns: Columns, rows: Sequence[ProfileContents
 def tabulate_phases(rows: Sequence[ProfileContents]) -> Table:
     """Return the table of phases: milliseconds and shares per batch size and cache, and the cost of watching.
 
-    If CUDA graphs gave the latencies, phases of graphs come first and phases of launches second.
+    If latencies use CUDA graphs, rows of graphs precede rows of launches.
     """
     ok = [row for row in rows if row["status"] == "ok"]
     recorded = any(row["phases_by_launches"] for row in ok)
@@ -109,10 +109,10 @@ def tabulate_phases(rows: Sequence[ProfileContents]) -> Table:
     table = _make_table("phases of one generation, ms (rest: sampling, codes, pixels)", names)
     for row in ok:
         launched = row["phases_by_launches"]
-        for way, one in (("graphs" if launched else "launches", row["phases"]), ("launches", launched)):
-            if one is None:
+        for way, measured in (("graphs" if launched else "launches", row["phases"]), ("launches", launched)):
+            if measured is None:
                 continue
-            seconds, total = one["seconds"], one["total"]
+            seconds, total = measured["seconds"], measured["total"]
             parts = [
                 f"{1e3 * seconds.get(name, 0):.1f} ({seconds.get(name, 0) / total:.0%})" for name in phases
             ]
@@ -127,20 +127,22 @@ def tabulate_paths(rows: Sequence[ProfileContents]) -> Table:
     table = Table(title="attention by segment", title_justify="left", box=SIMPLE_HEAD)
     for name in ("batch", "cache", "segments", "calls", "path", "why no other"):
         table.add_column(name, overflow="fold")
-    largest = {row["cache"]: row for row in rows if row["status"] == "ok"}  # batches grow
+    largest = {row["cache"]: row for row in rows if row["status"] == "ok"}  # rows have ascending batches
     for row in largest.values():
-        for one in row["attention"]:
-            reasons = "\n".join(f"{other}: {reason}" for other, reason in one["others"].items())
-            cells = (str(row["batch"]), row["cache"], format_segments(one["segments"]), str(one["calls"]))
-            table.add_row(*map(escape, (*cells, one["path"], reasons)))
+        for entry in row["attention"]:
+            reasons = "\n".join(f"{other}: {reason}" for other, reason in entry["others"].items())
+            cells = (str(row["batch"]), row["cache"], format_segments(entry["segments"]), str(entry["calls"]))
+            table.add_row(*map(escape, (*cells, entry["path"], reasons)))
     return table
 
 
 def tabulate_operators(contents: Sequence[ProfileContents]) -> Table:
     """Return the table of torch's operators by their own time."""
     table = _make_table("operators by their own time, one batch", ("operator", "calls", "ms"))
-    for one in contents:
-        table.add_row(escape(one["name"]), str(one["calls"]), f"{1e3 * one['self_seconds']:.2f}")
+    for operator in contents:
+        table.add_row(
+            escape(operator["name"]), str(operator["calls"]), f"{1e3 * operator['self_seconds']:.2f}"
+        )
     return table
 
 
@@ -151,9 +153,9 @@ def _make_table(title: str, names: Sequence[str]) -> Table:
     return table
 
 
-def _format_cell(row: ProfileContents, place: str, factor: float, form: str) -> str:
-    """Return a value of a row as text, empty if it was not measured."""
+def _format_cell(row: ProfileContents, path: str, factor: float, form: str) -> str:
+    """Return a value of a row as a string, empty if it was not measured."""
     value: Any = row
-    for key in place.split("."):
+    for key in path.split("."):
         value = None if value is None else value[key]
     return "" if value is None else format(factor * value, form)

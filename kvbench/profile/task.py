@@ -6,7 +6,7 @@ Contents of `<runs_dir>/profile/<model>-<method>-<budget>-<hash>.json` (schema 1
     model, method, budget   names; budget is {unit, fraction, tokens, bytes}: b and B per sequence; bytes is null for
                             a token budget
     weights, parameters     `files` or `random`; of transformer and tokenizer
-    calibration             origin of the method's calibration, null if it needs none
+    calibration             origin of the method's calibration; null if it needs none
     config, provenance      the whole configuration; code, versions, device, gpu, cpu, threads, start
     cache_dtype             of stored keys and values
     rows[]                  per batch size and cache:
@@ -15,18 +15,18 @@ Contents of `<runs_dir>/profile/<model>-<method>-<budget>-<hash>.json` (schema 1
       first_seconds         the first generation, which builds the schedule and compiles kernels
       latency               {median, p10, p90, seconds[]} of one batch
       seconds_per_image, images_per_second, tokens_per_second, ratio_to_full (of medians; null without the full cache);
-                            tokens of the images, without prompts and guidance
+                            tokens_per_second counts generated tokens, without prompts and guidance
       kv                    {peak_tokens, peak_bytes, rebuild_bytes, transient_bytes, state_bytes} of the ledger,
                             read_bytes of attention from the cache, full_bytes and budget_bytes of the batch,
                             peak_of_full, peak_of_budget
       allocator             {before_bytes, peak_bytes, reserved_bytes} on a GPU: in use before a generation, peak, and
                             peak reserved, of three generations with CUDA graphs (the second records); else null
       attention             [{path, segments[], calls, others{path: reason}}]: attention paths of a generation
-      phases                {seconds{text, recorded, transformer, cache, decode, rest}, total}: one generation of its
-                            own, run as the latencies were; `recorded` is what CUDA graphs repeat
-      phases_by_launches    the same by launches, which tells transformer and cache apart; null without CUDA graphs
-    largest                 {cache: prompts} that fit the GPU, null if not requested
-    operators               [{name, calls, self_seconds}] of one traced batch of the method, null if not requested
+      phases                {seconds{text, recorded, transformer, cache, decode, rest}, total}: a separate generation,
+                            run as for latencies; `recorded` is what CUDA graphs replay
+      phases_by_launches    phases by launches, which tell transformer and cache apart; null without CUDA graphs
+    largest                 {cache: prompts} that fit the GPU; null if not requested
+    operators               [{name, calls, self_seconds}] of one traced batch of the method; null if not requested
 """
 
 import json
@@ -54,7 +54,7 @@ from kvbench.runs.record.provenance import provenance
 
 SCHEMA_VERSION = 1
 SHARED_PROVENANCE = ("code", "versions", "machine", "cuda_graph")
-"""Provenance that two measurements share, so that the second repeats nothing."""
+"""Entries of provenance that must be equal for a finished file to be used again."""
 RANDOM_CALIBRATION = "random numbers (timing only)"
 
 
@@ -72,10 +72,10 @@ def announce(job: Job) -> str:
 
 
 def profile(job: Job) -> tuple[Path, ProfileRow]:
-    """Measure according to `profile` settings; write and return the file and its contents.
+    """Measure as the `profile` settings say; write the file, and return its path and contents.
 
     Raises:
-        ConfigError, ValueError: settings are invalid; raised before weights are loaded.
+        ConfigError, ValueError: settings are invalid (raised before weights are loaded).
         WeightsError: weights are missing or unreadable.
     """
     settings = job.settings.profile
@@ -94,10 +94,10 @@ def profile(job: Job) -> tuple[Path, ProfileRow]:
     bench = Bench(job, lambda: bar.update())
     generations = len(candidates) * (settings.warmup + settings.repeats + 2 + bench.more_generations)
     with make_bar(total=generations * len(sizes), desc="profile", unit="batch") as bar:
-        for number, batch in enumerate(sizes, 1):
+        for index, batch in enumerate(sizes, 1):
             rows += bench.measure(candidates, batch, too_large)
             save("running")
-            bar.update(number * generations - bar.n)
+            bar.update(index * generations - bar.n)
         if settings.largest:
             contents["largest"] = {
                 c.name: _search_largest(bench, c, _find_max_batch(rows, c.name), bar) for c in candidates
@@ -158,7 +158,7 @@ def _prepare_candidates(job: Job) -> tuple[list[Candidate], str | None]:
 
 
 def _find_calibration(job: Job, needs: Observer | Path | None) -> tuple[Artifact | None, str | None]:
-    """Return the calibration of a run if it exists; random numbers otherwise and for random weights."""
+    """Return a calibration and its origin; random values if its file is missing or weights are random."""
     if not isinstance(needs, Observer):
         return None, None if needs is None else str(needs)
     path, metadata = locate_calibration(job, needs)
@@ -207,5 +207,5 @@ def _hash_job(job: Job) -> str:
 
 
 def _find_max_batch(rows: list[ProfileRow], name: str) -> int:
-    """Return the largest measured batch of a cache; 0 if none was measured."""
+    """Return the largest batch of a cache that was measured; 0 without one."""
     return max((int(str(r["batch"])) for r in rows if r["cache"] == name and r["status"] == "ok"), default=0)

@@ -6,11 +6,13 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+MAX_OPERATORS = 15
 
-def trace(work: Callable[[], object], path: Path, device: str, max_: int = 15) -> list[dict[str, object]]:
+
+def trace(work: Callable[[], object], path: Path, device: str) -> list[dict[str, object]]:
     """Write a Chrome trace (chrome://tracing, ui.perfetto.dev) of some work and return its operators.
 
-    At most `max_` operators with name, calls and own seconds (without callees) are returned, longest first; on a GPU
+    At most `MAX_OPERATORS` with name, calls and own seconds (without callees) are returned, longest first; on a GPU
     kernels are operators.
 
     Raises:
@@ -27,5 +29,5 @@ def trace(work: Callable[[], object], path: Path, device: str, max_: int = 15) -
     events = sorted(watched.key_averages(), key=lambda event: -getattr(event, attribute))
     return [
         {"name": e.key, "calls": int(e.count), "self_seconds": getattr(e, attribute) / 1e6}
-        for e in events[:max_]
+        for e in events[:MAX_OPERATORS]
     ]
