@@ -1,4 +1,4 @@
-"""kvbench: KV-cache compression methods for autoregressive image models, compared on one engine at a strict budget."""
+"""kvbench: KV-cache compression methods for image and language models, compared on one engine at a strict budget."""
 
 from importlib import import_module
 from pathlib import Path

@@ -34,12 +34,12 @@ from kvbench.models.base import LeastWork, Model
 
 @dataclass(frozen=True)
 class PlannedSegment:
-    """Tokens of one sequence around one segment.
+    """Predicted contents of one sequence around one segment.
 
     Attributes:
         segment: the segment.
         held: peak tokens after a layer of the segment.
-        held_bytes: bytes of their keys and values as stored.
+        held_bytes: peak bytes of stored keys and values after a layer of the segment.
         pruned: heads that lose a source at this segment (N_k); None without a HeatKV schedule.
         early: atoms evicted before the segment starts (|E_k|); None without a HeatKV schedule.
     """
@@ -58,19 +58,18 @@ class Plan:
     Attributes:
         spec: the model.
         budget: capacity B of the prepared method.
-        batch: prompts at a time.
+        batch: prompts per batch.
         segments: contents of one sequence by segment.
         peak_tokens: peak tokens of one sequence between layers.
         peak_bytes: peak bytes of keys and values of one sequence between layers.
-        token_bytes: bytes of the largest stored token in one head.
-        at_once: upper bound of a batch's bytes (`count_at_once`) for the full cache and this method; empty for low-bit
-            storage.
-        largest_batch: prompts that fit `gpu_gib`, for the full cache and this method.
-        dtypes: of stored keys and values without low-bit storage, as configured and on a GPU, as in `largest_batch`.
-        contents: contents of a full cache without low-bit storage, and of this method unless it selects what it reads;
-            low-bit storage of a method that reads data is an upper bound.
+        token_bytes: maximum bytes of a stored token in one head.
+        at_once: upper bound of a batch's bytes (`count_at_once`), by `full` and `method`; empty for low-bit storage.
+        largest_batch: prompts that fit `gpu_gib`, by `full` and `method`.
+        dtypes: dtypes of keys and values without low-bit storage: as configured, and on a GPU (for `largest_batch`).
+        contents: contents of a `full` cache without low-bit storage, and of the `method` unless it selects what it
+            reads; an upper bound for low-bit storage of a method that reads data.
         steps: steps of a generation.
-        samples: 1 for an image; tokens of the longest text, drawn or scored.
+        samples: 1 for an image; for a text the tokens of the longest one, generated or scored.
         calibration: origin of the calibration.
     """
 
@@ -106,20 +105,20 @@ def make_plan(
     """Predict the memory of a run from shapes.
 
     A method that needs a calibration gets zeros, and ranks heads or layers by index. This changes which of them keep
-    less, but hardly how much is kept.
+    fewer tokens, but hardly the total.
 
     Args:
         model: shapes, parameters and activations.
         budget: capacity B.
         method: not yet prepared.
-        batch: prompts at a time.
+        batch: prompts per batch.
         gpu_gib: memory to fill, GiB, positive.
-        token_bytes: bytes of the largest stored token in one head.
+        token_bytes: maximum bytes of a stored token in one head.
         flight_bytes: bytes of a token in one head as the model computes it.
-        dtypes: as in `Plan`.
+        dtypes: see `Plan`.
         packing: low-bit storage, if any.
-        longest: tokens of the longest prompt; None for the longest that the model reads.
-        scored: scored tokens of the longest text where texts are read; None where the model draws.
+        longest: tokens of the longest prompt; None for the maximum that the model takes.
+        scored: scored tokens of the longest text under forced decoding; None if the model generates.
 
     Raises:
         ConfigError: the contents of the cache depend on data.
@@ -155,8 +154,8 @@ def make_plan(
         method.budget,
         batch,
         tuple(
-            PlannedSegment(segment, *map(int, numbers))
-            for segment, *numbers in zip(spec.segments, held, stored, *counts, strict=True)
+            PlannedSegment(segment, *map(int, values))
+            for segment, *values in zip(spec.segments, held, stored, *counts, strict=True)
         ),
         int(held.max()),
         int(stored.max()),
@@ -179,7 +178,7 @@ def make_plan(
 
 
 class Floor(NamedTuple):
-    """Least work and time of a phase of one batch: operations, bytes and seconds."""
+    """Minimum work and time of a phase of one batch: operations, bytes and seconds."""
 
     operations: float
     bytes: float
@@ -189,9 +188,9 @@ class Floor(NamedTuple):
 def find_floors(
     spec: ModelSpec, steps: Steps, held: Held, batch: int, least: LeastWork, card: Card
 ) -> dict[str, Floor]:
-    """Return the floor of each phase of a batch on a card.
+    """Return the floor of each phase of a batch on a GPU.
 
-    In each step a phase takes as long as its operations or its bytes do at the card's rates, whichever is longer.
+    In each step a phase takes the time of its operations or of its bytes at the GPU's rates, whichever is longer.
     """
     sequences = batch * spec.branches
     size = 4 if least.arithmetic in ("float32", "tf32") else HALF
@@ -208,7 +207,7 @@ def find_floors(
 
 
 def hold_everything(spec: ModelSpec, token_bytes: int) -> Held:
-    """Return what one sequence of the full cache holds, at `token_bytes` for a token in one head."""
+    """Return the contents of one sequence of the full cache, with `token_bytes` per token and head."""
     lengths = _list_full_lengths(spec)
     return hold(lengths, token_bytes * lengths.sum(2), token_bytes)
 
@@ -221,7 +220,7 @@ def _list_full_lengths(spec: ModelSpec) -> Ints:
 
 def _bound(work: Work, arithmetic: str, card: Card) -> Floor:
     seconds = np.maximum(work.operations / card.find_rate(arithmetic), work.bytes / (1e9 * card.giga))
-    return Floor(*(float(numbers.sum()) for numbers in (*work, seconds)))
+    return Floor(*(float(values.sum()) for values in (*work, seconds)))
 
 
 def count_at_once(spec: ModelSpec, lengths: Ints, token_bytes: int, flight_bytes: int) -> int:
@@ -231,7 +230,7 @@ def count_at_once(spec: ModelSpec, lengths: Ints, token_bytes: int, flight_bytes
     segment in flight, in one layer if its tokens come in one step, else in all layers.
 
     Args:
-        spec: the model.
+        spec: the model's shapes.
         lengths: tokens of each row after each cached segment, int64 [K - 1, L, H].
         token_bytes: bytes of a stored token in one head.
         flight_bytes: bytes of a token in one head as the model computes it.
@@ -248,7 +247,7 @@ def count_at_once(spec: ModelSpec, lengths: Ints, token_bytes: int, flight_bytes
 
 
 def _bound_packed_reads(model: Model, method: Method, lengths: Ints, packing: Packing) -> Ints:
-    """Return a bound on what attention reads of each layer's low-bit storage, exact for a static method [K - 1, L]."""
+    """Return a bound, exact if static, on the bytes that attention reads of low-bit storage, int64 [K - 1, L]."""
     rotates = packing.storage.before_rotation and model.key_rotation() is not None
     if method.static:
         return predict_bytes(method.spec, method, packing, rotates=rotates)
@@ -260,14 +259,14 @@ def _bound_packed_reads(model: Model, method: Method, lengths: Ints, packing: Pa
 def count_generation_bytes(
     spec: ModelSpec, lengths: Ints, activations: int, batch: int, itemsize: int = 2
 ) -> int:
-    """Return the peak bytes of a generation without weights: the ring of keys and values, and activations."""
+    """Return the peak bytes of a generation without weights: the ring of keys and values, and `activations`."""
     return batch * spec.branches * itemsize * spec.head_dim * predict_ring_slots(spec, lengths) + activations
 
 
 def find_largest_batch(model: Model, lengths: Ints, gpu_gib: float, itemsize: int = 2) -> int:
-    """Return the number of prompts that fit in memory with 16-bit weights.
+    """Return the number of prompts that fit in `gpu_gib` GiB with 16-bit weights.
 
-    `lengths` are tokens of each row after each cached segment, int64 [K - 1, L, H], of numbers of `itemsize` bytes.
+    `lengths` are the tokens of each row after each cached segment, int64 [K - 1, L, H]; values have `itemsize` bytes.
     """
     free = gpu_gib * 1024 * MIB - 2 * model.parameters
     per_prompt = count_generation_bytes(model.spec, lengths, 0, 1, itemsize)
@@ -307,6 +306,6 @@ def export(path: Path, spec: ModelSpec, budget: Budget, method: Method) -> None:
 
 
 def _make_blank(observer: Observer, spec: ModelSpec) -> Artifact:
-    """Make the artifact of a calibration without prompts: zeros."""
+    """Return the artifact of a calibration without prompts: zeros."""
     observer.prepare(spec)
     return Artifact(observer.kind, observer.average())

@@ -1,4 +1,4 @@
-"""Policy files (`task=export export.policy=`): decisions of a static method for other programs (docs/deploy.md)."""
+"""Policy files (`task=export export.policy=`): a static method's decisions for inference engines (docs/deploy.md)."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +23,7 @@ VERSION = 1
 
 
 def export_policy(job: Job, path: Path) -> None:
-    """Write the decisions of a job's method. Weights and prompts are read only for a calibration.
+    """Write the decisions of a job's method; weights and prompts are loaded only for a calibration.
 
     Raises:
         ConfigError: the method is not static, the model is split over processes, or the file cannot be written.
@@ -56,14 +56,14 @@ def export_policy(job: Job, path: Path) -> None:
 
 
 def tabulate_drops(spec: ModelSpec, schedule: Schedule) -> Tensor:
-    """Return the index of the segment after which each token leaves each head, int32 [L, H, positions].
+    """Return the index of the segment after which each head evicts each token, int32 [L, H, positions].
 
-    The index is the token's own segment if it is never cached, and K - 1 if it is never dropped. Positions end before
+    The index is the token's own segment if it is never cached, and K - 1 if it is never evicted. Positions end before
     the last segment.
     """
-    own = torch.arange(len(spec.segments) - 1, dtype=torch.int32)
-    own = own.repeat_interleave(torch.tensor(spec.lengths[:-1], dtype=torch.int64))
-    table = own.repeat(spec.layers, spec.heads, 1)
+    segments = torch.arange(len(spec.segments) - 1, dtype=torch.int32)
+    segments = segments.repeat_interleave(torch.tensor(spec.lengths[:-1], dtype=torch.int64))
+    table = segments.repeat(spec.layers, spec.heads, 1)
     for (layer, segment), change in sorted(schedule.items()):
         positions = change.layout.positions
         head, slot = (positions >= 0).nonzero(as_tuple=True)
@@ -72,20 +72,22 @@ def tabulate_drops(spec: ModelSpec, schedule: Schedule) -> Tensor:
 
 
 def tabulate_precisions(spec: ModelSpec, method: Method) -> dict[str, Tensor]:
-    """Return the precision of each segment in each head: `bits`, uint8, and `shared`, bool, both [K - 1, L, H]."""
+    """Return the precision of each segment in each head: `bits`, uint8, and `shared`, bool, [K - 1, L, H]."""
     precisions = [
         [method.precisions(layer, segment) or () for layer in range(spec.layers)]
         for segment in spec.segments[:-1]
     ]
     tables = {
-        name: torch.tensor([[[getattr(one, name) for one in row] for row in rows] for rows in precisions])
+        name: torch.tensor(
+            [[[getattr(precision, name) for precision in row] for row in rows] for rows in precisions]
+        )
         for name in ("bits", "shared")
     }
     return tables | {"bits": tables["bits"].byte()}
 
 
 def describe_policy(job: Job, schedule: Schedule, used: str | None) -> dict[str, object]:
-    """Return the metadata of the policy of a prepared method, JSON values; `used` is the SHA-256 of its calibration."""
+    """Return a policy's metadata, JSON values; `used` is the SHA-256 of the prepared method's calibration."""
     spec, method, settings, packing = job.method.spec, job.method, job.settings, job.cache_plan.packing
     lengths = predict_row_lengths(spec, method, schedule)
     assert lengths is not None, "for a static method"
